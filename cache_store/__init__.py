@@ -1,0 +1,1 @@
+"""What trainers share: the occurrence vector and the cache."""

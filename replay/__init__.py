@@ -1,0 +1,1 @@
+"""Offline logs as streams."""

@@ -1,0 +1,58 @@
+"""Every error that Streamer raises on purpose.
+
+StreamerError
+├── SettingsError            one or more settings are wrong; carries every problem at once
+├── SourceError              a source of events cannot be used as asked
+│   ├── SourceUnavailable    the other side does not answer now; trying again may help
+│   └── UnknownTopic         the topic does not exist and is not created on reading
+└── CheckpointError          a checkpoint cannot be written or read
+    ├── CorruptCheckpoint    its content does not match its checksums, or a part is missing
+    └── IncompatibleCheckpoint  it was written by other settings or another version
+
+A message says what happened, where, and what to try. The command line shows it as one line and exits with 1
+(2 for SettingsError, as click does for wrong options).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StreamerError(Exception):
+    """Base of all errors that Streamer raises on purpose."""
+
+
+class SettingsError(StreamerError):
+    """One or more settings are wrong.
+
+    Args:
+        problems: one sentence for each wrong setting; all are reported together.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class SourceError(StreamerError):
+    """A source of events cannot be used as asked."""
+
+
+class SourceUnavailable(SourceError):  # noqa: N818  (reads as a state, like ConnectionRefused)
+    """The other side does not answer now; trying again may help."""
+
+
+class UnknownTopic(SourceError):  # noqa: N818
+    """The topic does not exist and is not created on reading."""
+
+
+class CheckpointError(StreamerError):
+    """A checkpoint cannot be written or read."""
+
+
+class CorruptCheckpoint(CheckpointError):  # noqa: N818
+    """The content does not match its checksums, or a part is missing."""
+
+
+class IncompatibleCheckpoint(CheckpointError):  # noqa: N818
+    """The checkpoint was written by other settings or another version."""
