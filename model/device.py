@@ -1,0 +1,23 @@
+"""Which device to use."""
+
+from __future__ import annotations
+
+import torch
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a torch device.
+
+    Raises:
+        ValueError: there is no such device here; the message says what there is.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdigit()) or (kind == "cpu" and number):
+        raise ValueError(f"no device {name!r}; choose auto, cpu, cuda or cuda:N")
+    if kind == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found <= int(number or 0):
+            raise ValueError(f"{name} was asked for, but torch sees {found} GPUs; try auto or cpu")
+    return torch.device(name)

@@ -1,0 +1,5 @@
+"""The sampled softmax over row blocks: one autograd function, one backend for CPUs, one in plain torch for any device."""
+
+from model.kernels.sampled_softmax import Entries, Outcome, Sampling, sampled_softmax
+
+__all__ = ["Entries", "Outcome", "Sampling", "sampled_softmax"]

@@ -1,0 +1,77 @@
+"""What the sampled softmax is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Resampler = str
+"""`systematic` or `multinomial`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Sparse terms of the score matrix, sorted by row: the repeat bias, and masks.
+
+    Args:
+        first: int32 [B + 1] where each row's entries begin.
+        rows: int64 [nnz] the row of each entry.
+        columns: int32 [nnz] the candidate of each entry; a pair (row, column) may occur more than once.
+        values: [nnz] what is added to the score; may require a gradient.
+    """
+
+    first: Tensor
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one candidate set is weighted and drawn from.
+
+    Args:
+        log_weight: [K] log(multiplicity) - log(proposal probability) of each candidate: the correction.
+        draws: m, how often each query draws; None takes every candidate once, as plain in-batch softmax does.
+        add_positive: the positive's e^s is added to the denominator (else it is already among the candidates).
+        own: int32 [B] the column of each query's own positive, -1 where it is not a candidate.
+        offsets: [B] one uniform number of each query, for systematic resampling.
+        resampler: `systematic` or `multinomial`.
+        generator: randomness of the multinomial draws.
+    """
+
+    log_weight: Tensor
+    draws: int | None
+    add_positive: bool
+    own: Tensor
+    offsets: Tensor | None = None
+    resampler: Resampler = "systematic"
+    generator: torch.Generator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The answer of a backend: losses, gradients of their mean, and what the draws looked like."""
+
+    loss: Tensor  # [B]
+    query_gradient: Tensor  # [B, d]
+    item_gradient: Tensor  # [K, d]
+    positive_gradient: Tensor  # [B]
+    entry_gradient: Tensor | None  # [nnz]
+    counts: Tensor  # [K] draws of each candidate; zeros if nothing is drawn
+    effective: Tensor  # [B] effective sample size of the weights
+    distinct: Tensor  # [B] candidates drawn at least once
+    own_share: Tensor  # [B] weight of the query's own positive among its candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The mean loss (differentiable) and what the draws looked like (not differentiable)."""
+
+    loss: Tensor  # []
+    counts: Tensor  # [K]
+    effective: Tensor  # []
+    distinct: Tensor  # []
+    own_share: Tensor  # []

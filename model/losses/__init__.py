@@ -1,0 +1,30 @@
+"""The training methods by name."""
+
+from __future__ import annotations
+
+from model.losses.base import Method, Part, SamplerSettings
+from model.losses.bir import Bir
+from model.losses.full_softmax import FullSoftmax
+from model.losses.g_tower import GTower
+from model.losses.mns import Mns
+from model.losses.ssl import Ssl
+from model.losses.ssl_pop import SslPop
+from model.losses.xir import Xir
+
+METHODS: dict[str, Method] = {
+    method.name: method for method in (Ssl(), SslPop(), Mns(), GTower(), Bir(), Xir(), FullSoftmax())
+}
+
+
+def method_named(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        ValueError: there is none; the message lists those that exist.
+    """
+    if name not in METHODS:
+        raise ValueError(f"no method {name!r}; there are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+__all__ = ["METHODS", "Method", "Part", "SamplerSettings", "method_named"]

@@ -1,0 +1,22 @@
+"""BIR: in-batch importance resampling (Algorithm 1 of the paper)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from model.batch import Floats
+from model.losses.base import Extra, Part, SamplerSettings
+from model.plan import Plan
+
+
+class Bir:
+    """Each query draws its own negatives from the batch, with the softmax of its corrected scores as weights."""
+
+    name = "bir"
+    extra: Extra = "none"
+    popularity: Literal["none", "exact", "hash"] = "exact"
+    resamples = True
+
+    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+        draws = settings.draws or len(plan.positive)
+        return [Part("batch", plan.batch_candidates(), log_pop, draws, 1.0)]

@@ -1,0 +1,28 @@
+"""MNS: mixed negative sampling (Yang et al., WWW 2020)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from model.batch import Floats
+from model.losses.base import Extra, Part, SamplerSettings
+from model.plan import Plan
+
+
+class Mns:
+    """Batch items and uniformly drawn items in one candidate set, corrected by the mixture's probability.
+
+    q(j) = B / (B + B') pop(j) + B' / (B + B') / N
+    """
+
+    name = "mns"
+    extra: Extra = "uniform"
+    popularity: Literal["none", "exact", "hash"] = "exact"
+    resamples = False
+
+    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+        batch = len(plan.positive) / (len(plan.positive) + len(plan.extra))
+        mixture = batch * np.exp(log_pop) + (1 - batch) / max(known_items, 1)
+        return [Part("batch", plan.all_candidates(), np.log(mixture).astype(np.float32), None, 1.0)]

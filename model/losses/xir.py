@@ -1,0 +1,29 @@
+"""XIR: cache-augmented in-batch importance resampling (Algorithm 2 of the paper)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from model.batch import Floats
+from model.losses.base import Extra, Part, SamplerSettings
+from model.plan import Plan
+
+
+class Xir:
+    """Half of a query's negatives are drawn from the batch, half from a cache of often-resampled items.
+
+    loss = lambda loss(cache, m = |R_u| / 2) + (1 - lambda) loss(batch, m = |R_u| / 2)
+    """
+
+    name = "xir"
+    extra: Extra = "cache"
+    popularity: Literal["none", "exact", "hash"] = "exact"
+    resamples = True
+
+    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+        draws = max(1, (settings.draws or len(plan.positive)) // 2)
+        share = settings.cache_weight if len(plan.extra) else 0.0
+        batch = Part("batch", plan.batch_candidates(), log_pop, draws, 1.0 - share)
+        if not len(plan.extra):
+            return [batch]
+        return [batch, Part("cache", plan.extra_candidates(), log_pop, draws, share)]

@@ -1,0 +1,170 @@
+"""The occurrence vector: how often each item was resampled, and drawing the cache from it.
+
+Drawing with weight o_j among N items must not cost O(N) a step. The counters are the leaves of a tree of sums with 64
+children a node: adding touches one node a level, drawing descends from the root, and ten million items are four levels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.batch import Rows
+from model.growing import SMALLEST_CAPACITY, capacity_for
+from model.jit import compiled
+
+Doubles = NDArray[np.float64]
+
+_BITS = 6
+_FAN = 1 << _BITS
+_LARGEST_GROWTH = 2.0**200
+
+
+class Occurrence:
+    """o_j, grown by what each step resampled.
+
+    With a half-life, what was resampled that many steps ago counts half. Nothing is scaled down for that: new
+    increments weigh more and more instead, and only ratios are ever used.
+
+    Args:
+        half_life_steps: None keeps every count for ever.
+
+    Examples:
+        >>> o = Occurrence()
+        >>> o.add(np.array([3, 5]), np.array([30.0, 10.0]))
+        >>> o.values(np.array([3, 4, 5]))
+        array([30.,  0., 10.])
+        >>> set(o.draw(100, np.random.default_rng(0), known_items=6).tolist()) == {3, 5}
+        True
+    """
+
+    def __init__(self, half_life_steps: float | None = None) -> None:
+        self.half_life_steps = half_life_steps
+        self.size = 0
+        self._weight = 1.0  # of an increment that comes now
+        self._tree, self._starts = _tree_of(np.zeros(SMALLEST_CAPACITY))
+
+    def add(self, rows: Rows, counts: NDArray[Any]) -> None:
+        """Algorithm 2, line 13: o_j += how often j was resampled in this step."""
+        if not len(rows):
+            return
+        self._grow(int(rows.max()) + 1)
+        _add(self._tree, self._starts, rows, counts.astype(np.float64) * self._weight)
+
+    def step(self) -> None:
+        """One step has passed: what was counted so far ages."""
+        if self.half_life_steps is None:
+            return
+        self._weight *= 2.0 ** (1.0 / self.half_life_steps)
+        if self._weight > _LARGEST_GROWTH:
+            self._tree, self._starts = _tree_of(self._leaves / self._weight)
+            self._weight = 1.0
+
+    def draw(self, count: int, rng: np.random.Generator, known_items: int) -> Rows:
+        """Draw `count` item rows with weight o_j, with replacement; uniformly if nothing was counted yet.
+
+        The draws come in ascending order: neighbours share their way down the tree.
+        """
+        if count <= 0 or known_items <= 0:
+            return np.empty(0, np.int64)
+        if self._tree[-1] <= 0:
+            return rng.integers(0, known_items, count)
+        rows = np.empty(count, np.int64)
+        _descend(self._tree, self._starts, np.sort(rng.random(count)), rows)
+        return rows
+
+    def draw_among(self, rows: Rows, count: int, rng: np.random.Generator) -> Rows:
+        """The authors' code: draw only among the items touched in this step, with weight 1 + o_j."""
+        if count <= 0 or not len(rows):
+            return np.empty(0, np.int64)
+        bounds = np.cumsum(self.values(rows) + 1.0)
+        return rows[np.searchsorted(bounds, rng.random(count) * bounds[-1], side="right")]
+
+    def values(self, rows: Rows) -> Doubles:
+        """o_j of these items, in counts of today."""
+        known = rows < self.size
+        return np.where(known, self._leaves[np.where(known, rows, 0)], 0.0) / self._weight
+
+    def total(self) -> float:
+        """Sum of all o_j, in counts of today."""
+        return float(self._tree[-1] / self._weight)
+
+    def forget(self, rows: Rows) -> None:
+        """Retire items."""
+        rows = rows[rows < self.size]
+        _add(self._tree, self._starts, rows, -self._leaves[rows])
+
+    @property
+    def _leaves(self) -> Doubles:
+        """The counters, weighted; a view of the tree's lowest level."""
+        return self._tree[: self._starts[1]]
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._leaves):
+            leaves = np.zeros(capacity_for(size, len(self._leaves)))
+            leaves[: self.size] = self._leaves[: self.size]
+            self._tree, self._starts = _tree_of(leaves)
+        self.size = max(self.size, size)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything, as arrays; the sums are kept too, so that a restart draws the same to the last bit."""
+        return {
+            "counts": self._leaves[: self.size],
+            "sums": self._tree[self._starts[1] :],
+            "weight": np.array([self._weight]),
+        }
+
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Take over what `state` answered."""
+        self.size, self._weight = len(state["counts"]), float(state["weight"][0])
+        leaves = np.zeros(capacity_for(self.size, SMALLEST_CAPACITY))
+        leaves[: self.size] = state["counts"]
+        self._tree, self._starts = _tree_of(leaves)
+        if len(state["sums"]) == len(self._tree) - len(leaves):
+            self._tree[len(leaves) :] = state["sums"]
+
+
+def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
+    """All levels in one array, leaves first, root last; and where each level starts."""
+    levels = [leaves]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        padded = np.zeros(-(-len(below) // _FAN) * _FAN)
+        padded[: len(below)] = below
+        levels.append(padded.reshape(-1, _FAN).sum(axis=1))
+    starts = np.cumsum([0, *(len(level) for level in levels)])
+    return np.concatenate(levels), starts
+
+
+@compiled
+def _add(tree: Doubles, starts: Rows, rows: Rows, weights: Doubles) -> None:
+    for i in range(len(rows)):
+        node = rows[i]
+        for level in range(len(starts) - 1):
+            tree[starts[level] + node] += weights[i]
+            node >>= _BITS
+
+
+@compiled
+def _descend(tree: Doubles, starts: Rows, uniform: Doubles, out: Rows) -> None:
+    """For each uniform number, the leaf at that share of the total; never a leaf of weight zero."""
+    depth = len(starts) - 1
+    for i in range(len(uniform)):
+        left = uniform[i] * tree[starts[depth] - 1]
+        node = 0
+        for level in range(depth - 2, -1, -1):
+            child = node << _BITS
+            end = min(child + _FAN, starts[level + 1] - starts[level])
+            chosen = child
+            for k in range(child, end):
+                weight = tree[starts[level] + k]
+                if weight <= 0.0:
+                    continue
+                chosen = k
+                if left < weight:
+                    break
+                left -= weight
+            node = chosen
+        out[i] = node

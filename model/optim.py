@@ -1,0 +1,164 @@
+"""Optimizers of embedding tables. Each applies the gradients of the rows that a step touched.
+
+| name            | state a row | cost a step   | for                                                  |
+|-----------------|-------------|---------------|------------------------------------------------------|
+| `adam`          | 2 vectors   | touched rows  | streams (default): moments of untouched rows stay     |
+| `adagrad`       | 1 vector    | touched rows  | streams                                              |
+| `sgd`           | none        | touched rows  | the plainest alternative                             |
+| `dense-adam`    | 2 vectors   | all rows      | the paper's protocol: Adam with L2 on the whole table |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.jit import compiled
+from model.tables import Table
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def _bias_corrections(updates: int) -> NDArray[np.float32]:
+    """[updates, 2] what Adam multiplies m and sqrt(v) by after t updates; constant to float32 after the last."""
+    t = np.maximum(np.arange(updates, dtype=np.float64), 1)
+    return np.stack([1 / (1 - BETA1**t), 1 / np.sqrt(1 - BETA2**t)], axis=1).astype(np.float32)
+
+
+_CORRECTIONS = _bias_corrections(1 << 15)
+
+
+class RowOptimizer(Protocol):
+    """Applies row gradients to a table."""
+
+    slots: int
+    """Vectors of state a row needs."""
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        """Update `rows` (distinct) of the table by their gradients [len(rows), dim]."""
+        ...
+
+
+class Adam:
+    """Adam on touched rows only, each with its own step count.
+
+    A row's moments do not decay while it is not touched, and its bias correction counts its own updates: an item that
+    appears for the first time after a million steps starts like one of the first step.
+    """
+
+    slots = 2
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        if table.lines.device.type == "cpu" and _real(table.lines):
+            _adam_rows(table.lines.numpy(), rows.numpy(), gradient.numpy(), rate, _CORRECTIONS)
+            return
+        d = table.dim
+        lines = table.lines.index_select(0, rows)  # [T, width]
+        w, m, v, t = lines[:, :d], lines[:, d : 2 * d], lines[:, 2 * d : 3 * d], lines[:, -1:]
+        t.add_(1)
+        m.lerp_(gradient, 1 - BETA1)
+        v.lerp_(gradient * gradient, 1 - BETA2)
+        unbiased = v / (1 - BETA2**t)
+        w.sub_(rate / (1 - BETA1**t) * m / (unbiased.sqrt_().add_(EPSILON)))
+        table.lines.index_copy_(0, rows, lines)
+
+
+@compiled
+def _adam_rows(
+    lines: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    gradient: NDArray[np.float32],
+    rate: float,
+    corrections: NDArray[np.float32],
+) -> None:
+    d = gradient.shape[1]
+    b1, b2, one = np.float32(BETA1), np.float32(BETA2), np.float32(1)
+    eps = np.float32(EPSILON)
+    last = lines.shape[1] - 1
+    for i in range(len(rows)):
+        row = rows[i]
+        t = lines[row, last] + one
+        lines[row, last] = t
+        known = min(int(t), len(corrections) - 1)
+        step = np.float32(rate) * corrections[known, 0]
+        unbias = corrections[known, 1]
+        for k in range(d):
+            g = gradient[i, k]
+            m = b1 * lines[row, d + k] + (one - b1) * g
+            v = b2 * lines[row, 2 * d + k] + (one - b2) * g * g
+            lines[row, d + k] = m
+            lines[row, 2 * d + k] = v
+            lines[row, k] -= step * m / (np.sqrt(v) * unbias + eps)
+
+
+class Adagrad:
+    """Adagrad on touched rows: the rate of a coordinate falls with the squares it has seen."""
+
+    slots = 1
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        d = table.dim
+        lines = table.lines.index_select(0, rows)
+        w, v = lines[:, :d], lines[:, d : 2 * d]
+        lines[:, -1:].add_(1)
+        v.addcmul_(gradient, gradient)
+        w.sub_(rate * gradient / (v.sqrt() + EPSILON))
+        table.lines.index_copy_(0, rows, lines)
+
+
+class Sgd:
+    """Plain gradient steps on touched rows."""
+
+    slots = 0
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        table.weight.index_add_(0, rows, gradient, alpha=-rate)
+        table.lines[: table.size, -1].index_add_(0, rows, gradient.new_ones(len(rows)))
+
+
+class DenseAdam:
+    """torch's Adam with L2 regularisation, on every row at every step, as in the paper's protocol.
+
+    Args:
+        l2: coefficient of the L2 term, added to the gradient (not decoupled).
+    """
+
+    slots = 2
+
+    def __init__(self, l2: float = 0.0) -> None:
+        self.l2 = l2
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        w, m, v = table.weight, table.state(0), table.state(1)
+        full = w * self.l2
+        full.index_add_(0, rows, gradient)
+        table.steps += 1  # counted on the host: never read from the device
+        t = table.steps
+        m.lerp_(full, 1 - BETA1)
+        v.mul_(BETA2).addcmul_(full, full, value=1 - BETA2)
+        denominator = (v.sqrt() / math.sqrt(1 - BETA2**t)).add_(EPSILON)
+        w.addcdiv_(m, denominator, value=-rate / (1 - BETA1**t))
+
+
+def _real(tensor: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor)
+
+
+def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:
+    """The optimizer of that name.
+
+    Raises:
+        ValueError: there is none; the message lists those that exist.
+    """
+    if name == "dense-adam":
+        return DenseAdam(l2)
+    kinds: dict[str, type[RowOptimizer]] = {"adam": Adam, "adagrad": Adagrad, "sgd": Sgd}
+    if name not in kinds:
+        raise ValueError(f"no optimizer {name!r}; there are {', '.join([*kinds, 'dense-adam'])}")
+    return kinds[name]()

@@ -1,0 +1,137 @@
+"""G-Tower: the gap between two events of an item, kept in hash arrays of fixed size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.batch import Floats, Rows
+from model.jit import compiled, inlined
+
+_STALE = 4.0
+"""An item that has been away for so many of its gaps is estimated by its absence: e^-4 = 2% of all gaps are longer."""
+
+
+class HashPopularity:
+    """Streaming frequency estimation (Yi et al., RecSys 2019): popularity = 1 / average gap between an item's events.
+
+    Each of H independent hashes sends an item to a slot of its own array. A slot keeps when it was last hit and a
+    moving average of the gaps. An item that shares a slot makes the gap too short, never too long; the largest of the
+    H estimates is therefore the best. Memory does not grow with the number of items.
+
+    Args:
+        hashes: H.
+        slots: size of each array; collisions are rare while it is several times the number of frequent items.
+        alpha: weight of the newest gap. A slot's first 1 / alpha gaps are averaged equally, so that the start value
+            is forgotten at once.
+        clock: `event` ticks at every event; `batch` ticks once a micro-batch as in the paper, and so cannot tell an
+            item seen four times a batch from one seen once.
+        seed: chooses the hash functions.
+    """
+
+    def __init__(
+        self, hashes: int = 5, slots: int = 1 << 18, alpha: float = 0.02, clock: str = "event", seed: int = 0
+    ) -> None:
+        if clock not in ("event", "batch"):
+            raise ValueError(f"no clock {clock!r}; there are event and batch")
+        self.alpha, self.clock, self.slots = alpha, clock, slots
+        self._seeds = np.random.default_rng(seed).integers(1, 2**63, hashes, dtype=np.uint64)
+        self._last = np.zeros((hashes, slots), np.int64)  # tick of the last hit
+        self._gap = np.zeros((hashes, slots))  # average gap, in ticks
+        self._hits = np.zeros((hashes, slots), np.int32)
+        self._ticks = 0
+        self._events = 0
+
+    def observe(self, items: Rows) -> None:
+        """Take in a micro-batch of events, in order."""
+        if self.clock == "event":
+            _hit(items, self._ticks, 1, self.alpha, self._seeds, self._last, self._gap, self._hits)
+            self._ticks += len(items)
+        elif len(items):
+            _hit(np.unique(items), self._ticks, 0, self.alpha, self._seeds, self._last, self._gap, self._hits)
+            self._ticks += 1
+        self._events += len(items)
+
+    def log_pop(self, rows: Rows) -> Floats:
+        """log of each item's share of the events; an item never seen counts as seen once."""
+        gaps = _gaps(rows, self._ticks, self._seeds, self._last, self._gap, self._hits)
+        events_per_tick = self._events / max(self._ticks, 1)
+        return (-np.log(np.maximum(gaps * max(events_per_tick, 1.0), 1.0))).astype(np.float32)
+
+    def collision_share(self) -> float:
+        """How likely a new item meets a used slot in all of its hashes."""
+        return float(np.prod((self._hits > 0).mean(axis=1)))
+
+    def forget(self, rows: Rows) -> None:
+        """Retire items. Slots are shared, so nothing is cleared; a slot that is no longer hit fades by itself."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {
+            "last": self._last,
+            "gap": self._gap,
+            "hits": self._hits,
+            "seeds": self._seeds.view(np.int64),
+            "clock": np.array([self._ticks, self._events]),
+        }
+
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        if state["last"].shape != self._last.shape:
+            raise ValueError(f"hash arrays of {state['last'].shape} do not fit {self._last.shape}")
+        self._last, self._gap, self._hits = (state[k].copy() for k in ("last", "gap", "hits"))
+        self._seeds = state["seeds"].copy().view(np.uint64)
+        self._ticks, self._events = (int(x) for x in state["clock"])
+
+
+@inlined
+def _slot(item: int, seed: np.uint64, slots: int) -> np.int64:
+    """splitmix64 of the item, keyed by the seed."""
+    x = np.uint64(item) + seed
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return np.int64(x % np.uint64(slots))
+
+
+@compiled
+def _hit(
+    items: Rows,
+    tick: int,
+    step: int,
+    alpha: float,
+    seeds: NDArray[np.uint64],
+    last: NDArray[np.int64],
+    gap: NDArray[np.float64],
+    hits: NDArray[np.int32],
+) -> None:
+    for i in range(len(items)):
+        tick += step
+        for h in range(len(seeds)):
+            s = _slot(items[i], seeds[h], last.shape[1])
+            now = tick + 1 - step
+            hits[h, s] += 1
+            rate = max(alpha, 1.0 / hits[h, s])
+            gap[h, s] += rate * (now - last[h, s] - gap[h, s])
+            last[h, s] = now
+
+
+@compiled
+def _gaps(
+    rows: Rows,
+    tick: int,
+    seeds: NDArray[np.uint64],
+    last: NDArray[np.int64],
+    gap: NDArray[np.float64],
+    hits: NDArray[np.int32],
+) -> NDArray[np.float64]:
+    out = np.zeros(len(rows))
+    for i in range(len(rows)):
+        for h in range(len(seeds)):
+            s = _slot(rows[i], seeds[h], last.shape[1])
+            estimate = gap[h, s] if hits[h, s] else float(tick)
+            away = tick - last[h, s]
+            if away > _STALE * estimate:
+                estimate = float(away)
+            out[i] = max(out[i], estimate)
+    return out

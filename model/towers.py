@@ -1,0 +1,164 @@
+"""A tower: from rows to vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from model.batch import Rows
+from model.features import FeatureStore
+from model.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSettings:
+    """Shape of one tower.
+
+    Args:
+        dim: size of each embedding.
+        ids: whether rows have an id embedding.
+        categorical: names of categorical features, each with an embedding table of its own.
+        numeric: names of numeric features.
+        layers: units of the fully connected layers, ReLU between them. Without layers the embeddings are added up;
+            with layers they are concatenated.
+    """
+
+    dim: int = 32
+    ids: bool = True
+    categorical: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+
+    @property
+    def out_dim(self) -> int:
+        """Size of the tower's vectors."""
+        return self.layers[-1] if self.layers else self.dim
+
+
+@dataclass(slots=True)
+class Touched:
+    """Distinct rows of a table that a step uses, and their weights as a leaf of the autograd graph."""
+
+    name: str
+    rows: Tensor  # [T]
+    weight: Tensor  # [T, dim]
+
+
+class Tape:
+    """Collects the rows that a step touches, so that their gradients can be gathered and applied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.touched: list[Touched] = []
+
+    def take(self, name: str, table: Table, rows: Rows) -> Tensor:
+        """The weights of distinct rows, [T, dim]."""
+        at = self.tensor(rows)
+        weight = table.weight.index_select(0, at).requires_grad_()
+        self.touched.append(Touched(name, at, weight))
+        return weight
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array on the step's device; the copy does not wait for it."""
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type != "cuda":
+            return host
+        if torch.cuda.is_available():
+            host = host.pin_memory()
+        return host.to(self.device, non_blocking=True)
+
+
+class Tower(nn.Module):
+    """id embedding, feature embeddings, numeric features and an optional MLP.
+
+    Args:
+        name: prefix of its tables' names.
+        settings: shape.
+        slots: vectors of optimizer state a table row needs.
+        std: standard deviation of new embeddings.
+        seed: determines all initial weights.
+        device: where the tables live.
+        extra: size of a further input that the caller passes to `combine`; 0 for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: TowerSettings,
+        slots: int,
+        std: float,
+        seed: int,
+        device: torch.device,
+        extra: int = 0,
+    ) -> None:
+        super().__init__()
+        self.name, self.settings = name, settings
+        self.features = FeatureStore(settings.categorical, settings.numeric)
+        self.tables: dict[str, Table] = {}
+        if settings.ids:
+            self.tables[f"{name}.id"] = Table(settings.dim, slots, std, seed, device)
+        for k, feature in enumerate(settings.categorical):
+            self.tables[f"{name}.{feature}"] = Table(settings.dim, slots, std, seed + 101 + k, device)
+        generator = torch.Generator().manual_seed(seed + 7)
+        self.numeric = _linear(len(settings.numeric), settings.dim, generator) if settings.numeric else None
+        parts = len(self.tables) + (1 if settings.numeric else 0)
+        widths = (settings.dim * parts + extra, *settings.layers)
+        self.layers = nn.ModuleList(
+            _linear(a, b, generator) for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.to(device)
+
+    @property
+    def size(self) -> int:
+        """Known rows."""
+        return max([t.size for n, t in self.tables.items() if n.endswith(".id")], default=self.features.size)
+
+    def grow(self, size: int) -> None:
+        """Make room for rows 0 .. size - 1."""
+        self.features.grow(size)
+        if self.settings.ids:
+            self.tables[f"{self.name}.id"].grow(size)
+
+    def parts(self, tape: Tape, rows: Rows) -> list[Tensor]:
+        """The embeddings of distinct rows, one [T, dim] tensor for each source."""
+        found = []
+        if self.settings.ids:
+            found.append(tape.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows))
+        for k, feature in enumerate(self.settings.categorical):
+            found.append(self._category(tape, f"{self.name}.{feature}", self.features.codes(rows, k)))
+        if self.numeric is not None:
+            found.append(self.numeric(tape.tensor(self.features.numbers(rows))))
+        return found
+
+    def _category(self, tape: Tape, name: str, codes: Rows) -> Tensor:
+        table = self.tables[name]
+        distinct, place = np.unique(codes, return_inverse=True)
+        table.grow(int(distinct[-1]) + 1 if len(distinct) else 0)
+        return tape.take(name, table, distinct).index_select(0, tape.tensor(place))
+
+    def combine(self, parts: list[Tensor]) -> Tensor:
+        """From embeddings to vectors, [T, out_dim]."""
+        if not self.layers:
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            return total
+        x = torch.cat(parts, dim=1)
+        for k, layer in enumerate(self.layers):
+            x = layer(x if k == 0 else torch.relu(x))
+        return x
+
+    def forward(self, tape: Tape, rows: Rows) -> Tensor:
+        """Vectors of distinct rows, [T, out_dim]."""
+        return self.combine(self.parts(tape, rows))
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        nn.init.xavier_uniform_(layer.weight, generator=generator)
+        layer.bias.zero_()
+    return layer

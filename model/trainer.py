@@ -1,0 +1,281 @@
+"""The training step: a micro-batch and a view of the stream in, updated towers and a report out. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.batch import Batch, Floats, LogPopularity, Rows, View
+from model.kernels import Entries, Outcome, Sampling, sampled_softmax
+from model.kernels.rows_numba import MASKED
+from model.losses import Part, SamplerSettings, method_named
+from model.optim import make_optimizer
+from model.plan import Candidates, Places, Plan, Planner
+from model.towers import Tape
+from model.two_tower import ModelSettings, TwoTower
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How the model learns.
+
+    Args:
+        method: one of `model.losses.METHODS`.
+        optimizer: one of `adam`, `adagrad`, `sgd` (cost grows with the batch), `dense-adam` (with the tables).
+        rate: learning rate of the embedding tables.
+        dense_rate: learning rate of everything that is not a table: MLPs, recency weights, prior, repeat bias.
+        l2: L2 coefficient of `dense-adam`, added to the gradient of the tables.
+        rate_decay: factor of both rates after every `decay_every_steps` steps; 1 keeps them.
+        decay_every_steps: see `rate_decay`.
+        sampler: options of the method.
+        seed: determines all draws.
+    """
+
+    method: str = "xir"
+    optimizer: str = "adam"
+    rate: float = 0.01
+    dense_rate: float = 0.01
+    l2: float = 0.0
+    rate_decay: float = 1.0
+    decay_every_steps: int = 0
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradient:
+    """The gradient of a table's touched rows."""
+
+    table: str
+    rows: Tensor  # [T] distinct
+    gradient: Tensor  # [T, dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """How often each candidate was drawn in a step: the increments of the occurrence vector."""
+
+    items: Rows  # [K] item rows, distinct
+    counts: Tensor  # [K]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did. Tensors stay on the device: reading them is what waits for it.
+
+    Args:
+        loss: the loss that was minimised, [].
+        parts: what each candidate set contributed, by name (`batch`, `cache`).
+        resampled: increments of the occurrence vector, one for each candidate set that was drawn from.
+        gradients: gradients of the touched rows, before they were applied.
+    """
+
+    loss: Tensor
+    parts: dict[str, Outcome]
+    resampled: list[Resampled]
+    gradients: list[RowGradient]
+
+    def occurrence(self) -> tuple[Rows, NDArray[np.float32]]:
+        """Items and increments of all candidate sets; an item of both occurs twice. Waits for the device."""
+        if not self.resampled:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        items = np.concatenate([r.items for r in self.resampled])
+        return items, np.concatenate([r.counts.cpu().numpy() for r in self.resampled])
+
+
+class Trainer:
+    """Owns the model and its optimizer.
+
+    Args:
+        model: shape of the model.
+        settings: how it learns.
+        device: where the step runs.
+
+    Raises:
+        ValueError: settings are wrong; the message lists every problem.
+    """
+
+    def __init__(self, model: ModelSettings, settings: TrainerSettings, device: torch.device) -> None:
+        if problems := [*model.problems(), *settings.sampler.problems()]:
+            raise ValueError("; ".join(problems))
+        self.settings, self.device = settings, device
+        self.method = method_named(settings.method)
+        self.optimizer = make_optimizer(settings.optimizer, settings.l2)
+        self.model = TwoTower(model, self.optimizer.slots, device)
+        dense = [p for p in self.model.parameters() if p.requires_grad]
+        self.dense = torch.optim.Adam(dense, lr=settings.dense_rate) if dense else None
+        self.planner = Planner(model.repeat_ranks)
+        self.steps = 0
+        self._draws = torch.Generator(device).manual_seed(settings.seed)
+        self._host_draws = np.random.default_rng([settings.seed, 1])
+
+    def step(self, batch: Batch, view: View) -> StepResult:
+        """Learn from one micro-batch.
+
+        1. lay out candidates and touched rows;
+        2. vectors of both sides;
+        3. loss over each candidate set, gradients of touched rows;
+        4. update.
+        """
+        result = self.gradients(batch, view)
+        self.apply(result.gradients)
+        return result
+
+    def gradients(self, batch: Batch, view: View) -> StepResult:
+        """Steps 1 to 3: everything but the update. Dense parameters hold their gradients in `.grad`."""
+        model = self.model
+
+        # 1. on the host: who competes with whom
+        self._grow(batch, view)
+        known = model.item.size
+        plan = self.planner.plan(batch, self._extra(batch, view, known), known)
+        log_pop = self._log_pop(plan, view.popularity)
+
+        # 2. vectors, with the prior as one more dimension
+        tape = Tape(self.device)
+        users, place = np.unique(batch.users, return_inverse=True)
+        vectors = model.items(tape, plan.items)  # [T, d]
+        recent = tape.tensor(plan.recent) if plan.recent is not None else None
+        queries = model.queries(tape, users, tape.tensor(place), vectors, recent)  # [B, d]
+        prior = self._prior(plan, view, tape)
+        queries, vectors = model.with_prior(queries, vectors, prior)
+        positive = model.positive_scores(queries, vectors, plan, tape)  # [B]
+
+        # 3. loss and gradients
+        parts = self.method.parts(plan, log_pop, known, self.settings.sampler)
+        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, tape) for p in parts}
+        loss = torch.stack([outcomes[p.name].loss * p.weight for p in parts]).sum()
+        if self.dense is not None:
+            self.dense.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight)) for t in tape.touched]
+        drawn = [
+            Resampled(_items(p.candidates, plan), outcomes[p.name].counts)
+            for p in parts
+            if p.draws is not None
+        ]
+        detached = {name: _detached(outcome) for name, outcome in outcomes.items()}
+        return StepResult(loss.detach(), detached, drawn, gradients)
+
+    def apply(self, gradients: list[RowGradient]) -> None:
+        """Step 4: update touched rows and dense parameters."""
+        decay = self._decay()
+        tables = self.model.tables
+        for g in gradients:
+            self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.rate * decay)
+        if self.dense is not None:
+            for group in self.dense.param_groups:
+                group["lr"] = self.settings.dense_rate * decay
+            self.dense.step()
+        self.steps += 1
+
+    def _decay(self) -> float:
+        every = self.settings.decay_every_steps
+        return float(self.settings.rate_decay ** (self.steps // every)) if every else 1.0
+
+    def _grow(self, batch: Batch, view: View) -> None:
+        users = int(batch.users.max(initial=-1)) + 1
+        items = max(int(batch.items.max(initial=-1)), int(view.cache.max(initial=-1))) + 1
+        if batch.recent is not None:
+            items = max(items, int(batch.recent.max(initial=-1)) + 1)
+        self.model.grow(users, items)
+
+    def _extra(self, batch: Batch, view: View, known: int) -> Rows:
+        kind = self.method.extra
+        if kind == "cache":
+            return view.cache
+        if kind == "uniform":
+            count = self.settings.sampler.uniform
+            return self._host_draws.integers(0, known, len(batch) if count is None else count)
+        return np.arange(known) if kind == "all" else np.empty(0, np.int64)
+
+    def _log_pop(self, plan: Plan, popularity: LogPopularity) -> Floats:
+        """[T] of all candidates; recent items that are no candidates need none."""
+        log_pop = np.zeros(len(plan.items), np.float32)
+        if self.method.popularity != "none":
+            log_pop[: plan.in_pools] = popularity.log_pop(plan.items[: plan.in_pools])
+        return log_pop
+
+    def _prior(self, plan: Plan, view: View, tape: Tape) -> Tensor | None:
+        if self.model.beta is None:
+            return None
+        return tape.tensor((view.prior or view.popularity).log_pop(plan.items))
+
+    def _outcome(
+        self, part: Part, queries: Tensor, vectors: Tensor, positive: Tensor, plan: Plan, tape: Tape
+    ) -> Outcome:
+        candidates, masked = part.candidates, self.settings.sampler.mask_own
+        if candidates.at is None:
+            items = vectors[: len(candidates.count)]
+        else:
+            items = vectors.index_select(0, tape.tensor(candidates.at))
+        if part.draws is None:
+            positive = positive - tape.tensor(part.log_proposal[plan.positive])
+        sampling = Sampling(
+            log_weight=tape.tensor(part.log_weight()),
+            draws=part.draws,
+            add_positive=masked or part.draws is not None,
+            own=tape.tensor(candidates.own),
+            offsets=self._offsets(len(plan.positive)) if part.draws is not None else None,
+            resampler=self.settings.sampler.resampler,
+            generator=self._draws,
+        )
+        return sampled_softmax(queries, items, positive, sampling, self._entries(candidates, masked, tape))
+
+    def _offsets(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self._draws, device=self.device)
+
+    def _entries(self, candidates: Candidates, masked: bool, tape: Tape) -> Entries | None:
+        """The sparse terms of the scores: repeat bias, then masks."""
+        places = candidates.recent if self.model.repeat is not None else None
+        if masked:
+            places = _with_own(places, candidates.own)
+        if places is None or not len(places.columns):
+            return None
+        ranks = tape.tensor(places.ranks)
+        values = self.model.repeat_bonus(ranks) if self.model.repeat is not None else None
+        if masked:
+            bonus = values if values is not None else torch.zeros(len(places.ranks), device=self.device)
+            values = torch.where(ranks == _OWN, float(MASKED), bonus)
+        assert values is not None
+        return Entries(
+            tape.tensor(places.first), tape.tensor(places.rows), tape.tensor(places.columns), values
+        )
+
+
+_OWN = -2
+"""Stands for a rank where an entry is a mask."""
+
+
+def _with_own(places: Places | None, own: NDArray[np.int32]) -> Places:
+    """The places, and one more in each row whose own positive is a candidate."""
+    rows = np.flatnonzero(own >= 0)
+    if places is None:
+        columns, ranks = own[rows], np.full(len(rows), _OWN)
+        all_rows: Rows = rows
+    else:
+        all_rows = np.concatenate([places.rows, rows])
+        columns = np.concatenate([places.columns, own[rows]])
+        ranks = np.concatenate([places.ranks, np.full(len(rows), _OWN)])
+    order = np.argsort(all_rows, kind="stable")
+    first = np.searchsorted(all_rows[order], np.arange(len(own) + 1)).astype(np.int32)
+    return Places(first, all_rows[order], columns[order], ranks[order])
+
+
+def _items(candidates: Candidates, plan: Plan) -> Rows:
+    found: Rows = plan.items[: len(candidates.count)] if candidates.at is None else plan.items[candidates.at]
+    return found
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+
+
+def _detached(outcome: Outcome) -> Outcome:
+    fields: dict[str, Any] = {name: getattr(outcome, name).detach() for name in Outcome.__slots__}
+    return Outcome(**fields)

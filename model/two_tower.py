@@ -1,0 +1,163 @@
+"""The model: two towers and a score.
+
+    score(u, j) = <q_u, e_j> + beta log pop(j) + rho[rank of j among u's recent items]
+
+The second term is the popularity prior, the third the repeat bias; both are optional. The prior is one more dimension
+of the vectors (beta on the query's side, log pop on the item's), so it passes through correction, resampling weights,
+loss and retrieval index like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from model.batch import Rows
+from model.kernels.pooling import pooled
+from model.plan import Plan
+from model.tables import Table
+from model.towers import Tape, Tower, TowerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Shape of the model.
+
+    Args:
+        user: the user tower.
+        item: the item tower.
+        recent_items: how many of the user's last distinct items the user tower pools; 0 for none.
+        prior: `off`, `fixed` (beta stays) or `learned`.
+        beta: the prior's first weight.
+        repeat_ranks: how many recency ranks have a repeat bias; 0 for none.
+        init_std: standard deviation of new embeddings.
+        seed: determines all initial weights.
+    """
+
+    user: TowerSettings = field(default_factory=TowerSettings)
+    item: TowerSettings = field(default_factory=TowerSettings)
+    recent_items: int = 0
+    prior: Literal["off", "fixed", "learned"] = "off"
+    beta: float = 1.0
+    repeat_ranks: int = 0
+    init_std: float = 0.1
+    seed: int = 0
+
+    def problems(self) -> list[str]:
+        """What is wrong with these settings; empty if nothing is."""
+        found = []
+        if self.user.out_dim != self.item.out_dim:
+            found.append(
+                f"the user tower's vectors have {self.user.out_dim} numbers, the item tower's {self.item.out_dim}: "
+                "make the last layers (or dim) equal"
+            )
+        if not (self.user.ids or self.user.categorical or self.user.numeric or self.recent_items):
+            found.append("the user tower has no input: turn on ids, features or recent_items")
+        if not (self.item.ids or self.item.categorical or self.item.numeric):
+            found.append("the item tower has no input: turn on ids or features")
+        if self.prior not in ("off", "fixed", "learned"):
+            found.append(f"prior is {self.prior!r}: choose off, fixed or learned")
+        if self.repeat_ranks < 0 or self.recent_items < 0:
+            found.append("recent_items and repeat_ranks cannot be negative")
+        return found
+
+    @property
+    def history(self) -> int:
+        """How many recent items of each user must be known."""
+        return max(self.recent_items, self.repeat_ranks)
+
+
+class TwoTower(nn.Module):
+    """Both towers, the pooling of recent items, and the score's further terms.
+
+    Args:
+        settings: shape.
+        slots: vectors of optimizer state a table row needs.
+        device: where it lives.
+
+    Raises:
+        ValueError: the settings do not fit together; the message lists every problem.
+    """
+
+    def __init__(self, settings: ModelSettings, slots: int, device: torch.device) -> None:
+        super().__init__()
+        if problems := settings.problems():
+            raise ValueError("; ".join(problems))
+        self.settings = settings
+        std, seed = settings.init_std, settings.seed * 10_007
+        history = settings.item.out_dim if settings.recent_items else 0
+        self.user = Tower("user", settings.user, slots, std, seed + 1, device, extra=history)
+        self.item = Tower("item", settings.item, slots, std, seed + 2, device)
+        ranks = torch.arange(settings.recent_items, dtype=torch.float32)
+        self.recency = nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None  # [L]
+        self.scale = nn.Parameter(torch.tensor(1.0)) if settings.recent_items else None
+        learned = settings.prior == "learned"
+        self.beta = (
+            nn.Parameter(torch.tensor(settings.beta), requires_grad=learned)
+            if settings.prior != "off"
+            else None
+        )
+        self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks)) if settings.repeat_ranks else None
+        self.to(device)
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Every embedding table by name."""
+        return {**self.user.tables, **self.item.tables}
+
+    def grow(self, users: int, items: int) -> None:
+        """Make room for so many users and items."""
+        self.user.grow(users)
+        self.item.grow(items)
+
+    def items(self, tape: Tape, rows: Rows) -> Tensor:
+        """Vectors of distinct items, [T, d]."""
+        vectors: Tensor = self.item(tape, rows)
+        return vectors
+
+    def queries(self, tape: Tape, users: Rows, place: Tensor, items: Tensor, recent: Tensor | None) -> Tensor:
+        """Vectors of B events' users, [B, d].
+
+        Args:
+            users: [U] distinct user rows.
+            place: [B] where in `users` each event's user is.
+            items: [T, d] item vectors.
+            recent: int32 [B, L] places of each event's recent items in `items`.
+        """
+        parts = [part.index_select(0, place) for part in self.user.parts(tape, users)]
+        if self.recency is not None:
+            assert recent is not None
+            parts.append(self._history(items, recent[:, : self.settings.recent_items].contiguous()))
+        return self.user.combine(parts)
+
+    def _history(self, items: Tensor, recent: Tensor) -> Tensor:
+        assert self.recency is not None
+        assert self.scale is not None
+        weight = torch.where(recent >= 0, self.recency.exp(), 0.0)  # [B, L]
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
+        return pooled(items, recent, weight) * self.scale
+
+    def with_prior(self, queries: Tensor, items: Tensor, log_prior: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Both sides with the popularity prior as one more dimension."""
+        if self.beta is None:
+            return queries, items
+        assert log_prior is not None
+        beta = self.beta.expand(queries.shape[0], 1)
+        return torch.cat([queries, beta], dim=1), torch.cat([items, log_prior.unsqueeze(1)], dim=1)
+
+    def repeat_bonus(self, ranks: Tensor) -> Tensor:
+        """rho of each recency rank, 0 for rank -1."""
+        assert self.repeat is not None
+        bonus = self.repeat.index_select(0, ranks.clamp(min=0))
+        return torch.where(ranks >= 0, bonus, 0.0)
+
+    def positive_scores(self, queries: Tensor, items: Tensor, plan: Plan, tape: Tape) -> Tensor:
+        """Score of each event's own item, [B]."""
+        own = items.index_select(0, tape.tensor(plan.positive))
+        score = (queries * own).sum(1)
+        if self.repeat is not None:
+            score = score + self.repeat_bonus(tape.tensor(plan.positive_rank))
+        return score

@@ -1,0 +1,1 @@
+"""What `streamer bench` measures."""

@@ -1,0 +1,87 @@
+"""SSL-Pop, BIR and XIR as the paper's authors write them: the alternative that the fast step is measured against.
+
+Whole B x B matrices, torch.multinomial, gather, autograd through all of it, dense Adam with L2 on the whole tables.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PlainTrainer:
+    """Two embedding tables and one method.
+
+    Args:
+        method: `ssl-pop`, `bir` or `xir`.
+        users: rows of the user table.
+        items: rows of the item table.
+        dim: size of the embeddings.
+        log_pop: [items] log popularity.
+        cache_size: C.
+        cache_weight: lambda.
+        rate: learning rate.
+        l2: coefficient of the L2 term.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        users: int,
+        items: int,
+        dim: int,
+        log_pop: Tensor,
+        cache_size: int = 2048,
+        cache_weight: float = 0.2,
+        rate: float = 0.001,
+        l2: float = 1e-6,
+    ) -> None:
+        self.user, self.item = nn.Embedding(users, dim), nn.Embedding(items, dim)
+        nn.init.normal_(self.user.weight, std=0.1)
+        nn.init.normal_(self.item.weight, std=0.1)
+        self.log_pop, self.cache_weight = log_pop, cache_weight
+        self.occurrence = torch.ones(items)
+        self.cache = torch.randint(0, items, (cache_size,))
+        self.loss = {"ssl-pop": self._ssl_pop, "bir": self._bir, "xir": self._xir}[method]
+        parameters = [self.user.weight, self.item.weight]
+        self.optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=l2)
+
+    def step(self, users: Tensor, items: Tensor) -> Tensor:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad()
+        loss = self.loss(self.user(users), self.item(items), items)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def _ssl_pop(self, q: Tensor, e: Tensor, items: Tensor) -> Tensor:
+        logits = q @ e.T - self.log_pop[items]  # [B, B]
+        return torch.mean(torch.logsumexp(logits, 1) - torch.diagonal(logits))
+
+    def _bir(self, q: Tensor, e: Tensor, items: Tensor) -> Tensor:
+        scores = q @ e.T  # [B, B]
+        loss, _ = self._resampled(scores, torch.diagonal(scores), items, len(items))
+        return loss
+
+    def _xir(self, q: Tensor, e: Tensor, items: Tensor) -> Tensor:
+        scores = q @ e.T  # [B, B]
+        cached = q @ self.item(self.cache).T  # [B, C]
+        positive = torch.diagonal(scores)
+        half = len(items) // 2
+        batch_loss, batch_drawn = self._resampled(scores, positive, items, half)
+        cache_loss, cache_drawn = self._resampled(cached, positive, self.cache, half)
+        drawn = torch.cat([items[batch_drawn].view(-1), self.cache[cache_drawn].view(-1)])
+        self.occurrence += torch.bincount(drawn, minlength=len(self.occurrence))
+        touched = torch.unique(drawn)
+        self.cache = touched[torch.multinomial(self.occurrence[touched], len(self.cache), replacement=True)]
+        return self.cache_weight * cache_loss + (1 - self.cache_weight) * batch_loss
+
+    def _resampled(
+        self, scores: Tensor, positive: Tensor, items: Tensor, draws: int
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            weight = torch.softmax(scores - self.log_pop[items], 1)  # [B, K]
+            drawn = torch.multinomial(weight, draws, replacement=True)  # [B, m]
+        negative = torch.gather(scores, 1, drawn)  # [B, m]
+        logits = torch.cat([positive.unsqueeze(1), negative], 1)
+        return torch.mean(torch.logsumexp(logits, 1) - positive), drawn

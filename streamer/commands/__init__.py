@@ -1,0 +1,1 @@
+"""One module for each command. Nothing heavy is imported at module level."""

@@ -1,0 +1,38 @@
+"""`streamer bench`: measure on this machine."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.group()
+def bench() -> None:
+    """Measure Streamer on this machine, always against a named alternative in the same run."""
+
+
+@bench.command()
+@click.option("--batch-size", "-B", default=2048, show_default=True, help="Events of a micro-batch.")
+@click.option("--cache-size", "-C", default=2048, show_default=True, help="Items in the cache.")
+@click.option("--dim", "-d", default=32, show_default=True, help="Size of the embeddings.")
+@click.option("--items", "-N", default=40_988, show_default=True, help="Items in the table.")
+@click.option("--users", "-M", default=29_858, show_default=True, help="Users in the table.")
+@click.option(
+    "--many-items", default=10_000_000, show_default=True, help="Items of the large table; 0 leaves it out."
+)
+@click.option("--threads", default=None, type=int, help="Threads of torch; its own choice by default.")
+@click.option(
+    "--rounds", default=12, show_default=True, help="Interleaved rounds; the best of each method counts."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def step(as_json: bool, **options: int | None) -> None:
+    """Time of a training step, forward + backward + update, for every method.
+
+    `plain` is the same method with whole matrices, torch.multinomial, gather and dense Adam, as the paper's authors
+    write it. Rounds are interleaved, so that all methods meet the same machine.
+    """
+    from streamer.bench.step import StepBench, StepOptions, table
+
+    result = StepBench(StepOptions(**options)).run()  # type: ignore[arg-type]
+    click.echo(json.dumps(result) if as_json else table(result))
