@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 
@@ -13,11 +15,11 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdigit()) or (kind == "cpu" and number):
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", name):
         raise ValueError(f"no device {name!r}; choose auto, cpu, cuda or cuda:N")
+    kind, _, number = name.partition(":")
     if kind == "cuda":
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if found <= int(number or 0):
             raise ValueError(f"{name} was asked for, but torch sees {found} GPUs; try auto or cpu")
-    return torch.device(name)
+    return torch.device(kind, int(number)) if number else torch.device(kind)

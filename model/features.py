@@ -37,10 +37,12 @@ class FeatureStore:
         if not len(rows):
             return
         self.grow(int(rows.max()) + 1)
+        distinct, from_end = np.unique(rows[::-1], return_index=True)
+        last = len(rows) - 1 - from_end  # numpy promises no order where an index occurs twice
         if codes is not None:
-            self._codes[rows] = codes
+            self._codes[distinct] = codes[last]
         if numbers is not None:
-            self._numbers[rows] = numbers
+            self._numbers[distinct] = numbers[last]
 
     def grow(self, size: int) -> None:
         """Make room for rows 0 .. size - 1, all unknown."""
@@ -49,12 +51,16 @@ class FeatureStore:
 
     def codes(self, rows: Rows, feature: int) -> Rows:
         """[n] the category of each row, 0 where it is unknown."""
-        found: Rows = self._codes[rows, feature]
+        found = np.zeros(len(rows), np.int64)
+        known = rows < self.size
+        found[known] = self._codes[rows[known], feature]
         return found
 
     def numbers(self, rows: Rows) -> Floats:
-        """[n, numeric]."""
-        found: Floats = self._numbers[rows]
+        """[n, numeric] the numbers of each row, 0 where they are unknown."""
+        found = np.zeros((len(rows), len(self.numeric)), np.float32)
+        known = rows < self.size
+        found[known] = self._numbers[rows[known]]
         return found
 
     def categories(self, feature: int) -> int:
@@ -62,14 +68,28 @@ class FeatureStore:
         return int(self._codes[: self.size, feature].max(initial=0)) + 1
 
     def forget(self, rows: Rows) -> None:
-        """Retire rows."""
+        """Retire rows: their features are unknown again."""
+        rows = rows[rows < self.size]
         self._codes[rows] = 0
         self._numbers[rows] = 0
 
     def state(self) -> dict[str, NDArray[Any]]:
+        """The features of all rows; views."""
         return {"codes": self._codes[: self.size], "numbers": self._numbers[: self.size]}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Take over what `state` answered.
+
+        Raises:
+            ValueError: it is of other features.
+        """
+        found = state["codes"].shape[1], state["numbers"].shape[1]
+        if found != (len(self.categorical), len(self.numeric)):
+            raise ValueError(
+                f"{found[0]} categorical and {found[1]} numeric features do not fit "
+                f"{len(self.categorical)} and {len(self.numeric)}: the configured features differ"
+            )
         self.size = 0
+        self._codes, self._numbers = self._codes[:0], self._numbers[:0]
         self.grow(len(state["codes"]))
         self._codes[: self.size], self._numbers[: self.size] = state["codes"], state["numbers"]

@@ -7,7 +7,7 @@ NaNs never occur. The same machine code runs every time, so results are repeatab
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from numba import njit, types
 from numba.extending import intrinsic
@@ -18,17 +18,15 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F) -> F:
     """Compile a loop over numpy arrays; it runs without the interpreter lock and is cached on disk."""
     flags = {"contract", "nsz", "arcp", "reassoc"}
-    result: F = njit(fastmath=flags, nogil=True, cache=True, error_model="numpy")(function)
-    return result
+    return cast(F, njit(fastmath=flags, nogil=True, cache=True, error_model="numpy")(function))
 
 
 def inlined(function: F) -> F:
     """Compile a small function into each of its callers."""
-    result: F = njit(inline="always", error_model="numpy")(function)
-    return result
+    return cast(F, njit(inline="always", error_model="numpy")(function))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float32_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     """Read the 32 bits of an integer as a float."""
     from llvmlite import ir

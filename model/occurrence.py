@@ -31,6 +31,9 @@ class Occurrence:
     Args:
         half_life_steps: None keeps every count for ever.
 
+    Raises:
+        ValueError: the half-life is not positive.
+
     Examples:
         >>> o = Occurrence()
         >>> o.add(np.array([3, 5]), np.array([30.0, 10.0]))
@@ -41,7 +44,10 @@ class Occurrence:
     """
 
     def __init__(self, half_life_steps: float | None = None) -> None:
+        if half_life_steps is not None and not half_life_steps > 0:
+            raise ValueError(f"half_life_steps is {half_life_steps}: choose a positive number, or None for no ageing")
         self.half_life_steps = half_life_steps
+        self._growth = 1.0 if half_life_steps is None else 2.0 ** (1.0 / half_life_steps)
         self.size = 0
         self._weight = 1.0  # of an increment that comes now
         self._tree, self._starts = _tree_of(np.zeros(SMALLEST_CAPACITY))
@@ -55,9 +61,7 @@ class Occurrence:
 
     def step(self) -> None:
         """One step has passed: what was counted so far ages."""
-        if self.half_life_steps is None:
-            return
-        self._weight *= 2.0 ** (1.0 / self.half_life_steps)
+        self._weight *= self._growth
         if self._weight > _LARGEST_GROWTH:
             self._tree, self._starts = _tree_of(self._leaves / self._weight)
             self._weight = 1.0
@@ -76,11 +80,16 @@ class Occurrence:
         return rows
 
     def draw_among(self, rows: Rows, count: int, rng: np.random.Generator) -> Rows:
-        """The authors' code: draw only among the items touched in this step, with weight 1 + o_j."""
+        """The authors' code: draw only among the items touched in this step, with weight 1 + o_j.
+
+        An item that occurs twice among `rows` counts once.
+        """
         if count <= 0 or not len(rows):
             return np.empty(0, np.int64)
-        bounds = np.cumsum(self.values(rows) + 1.0)
-        return rows[np.searchsorted(bounds, rng.random(count) * bounds[-1], side="right")]
+        touched = np.unique(rows)
+        bounds = np.cumsum(self.values(touched) + 1.0)
+        drawn: Rows = touched[np.searchsorted(bounds, rng.random(count) * bounds[-1], side="right")]
+        return drawn
 
     def values(self, rows: Rows) -> Doubles:
         """o_j of these items, in counts of today."""
@@ -92,9 +101,10 @@ class Occurrence:
         return float(self._tree[-1] / self._weight)
 
     def forget(self, rows: Rows) -> None:
-        """Retire items."""
+        """Retire items. Sums above them are added up anew: what subtraction leaves over would still be drawn."""
         rows = rows[rows < self.size]
-        _add(self._tree, self._starts, rows, -self._leaves[rows])
+        self._leaves[rows] = 0.0
+        _sum_up(self._tree, self._starts, rows)
 
     @property
     def _leaves(self) -> Doubles:
@@ -145,6 +155,20 @@ def _add(tree: Doubles, starts: Rows, rows: Rows, weights: Doubles) -> None:
         for level in range(len(starts) - 1):
             tree[starts[level] + node] += weights[i]
             node >>= _BITS
+
+
+@compiled
+def _sum_up(tree: Doubles, starts: Rows, rows: Rows) -> None:
+    """Add up all nodes above these leaves."""
+    for level in range(1, len(starts) - 1):
+        below = starts[level] - starts[level - 1]
+        for row in rows:
+            node = row >> (_BITS * level)
+            first = node << _BITS
+            total = 0.0
+            for k in range(first, min(first + _FAN, below)):
+                total += tree[starts[level - 1] + k]
+            tree[starts[level] + node] = total
 
 
 @compiled

@@ -14,8 +14,10 @@ import math
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from model.jit import compiled
 from model.tables import Table
@@ -53,18 +55,24 @@ class Adam:
     slots = 2
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        if table.lines.device.type == "cpu" and _real(table.lines):
+        if table.lines.device.type == "cpu" and not isinstance(table.lines, FakeTensor):
             _adam_rows(table.lines.numpy(), rows.numpy(), gradient.numpy(), rate, _CORRECTIONS)
-            return
-        d = table.dim
-        lines = table.lines.index_select(0, rows)  # [T, width]
-        w, m, v, t = lines[:, :d], lines[:, d : 2 * d], lines[:, 2 * d : 3 * d], lines[:, -1:]
-        t.add_(1)
-        m.lerp_(gradient, 1 - BETA1)
-        v.lerp_(gradient * gradient, 1 - BETA2)
-        unbiased = v / (1 - BETA2**t)
-        w.sub_(rate / (1 - BETA1**t) * m / (unbiased.sqrt_().add_(EPSILON)))
-        table.lines.index_copy_(0, rows, lines)
+        else:
+            _adam_gathered(table, rows, gradient, rate)
+
+
+def _adam_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+    """On any device: gather the lines, update them, put them back."""
+    d = table.dim
+    lines = table.lines.index_select(0, rows)  # [T, width]
+    w, m, v, t = lines[:, :d], lines[:, d : 2 * d], lines[:, 2 * d : 3 * d], lines[:, -1:]
+    t.add_(1)
+    m.lerp_(gradient, 1 - BETA1)
+    v.lerp_(gradient * gradient, 1 - BETA2)
+    unbiased = v / -torch.expm1(t * math.log(BETA2))  # 1 - beta^t, exact also for the first updates
+    step = rate / -torch.expm1(t * math.log(BETA1))
+    w.sub_(step * m / (unbiased.sqrt_().add_(EPSILON)))
+    table.lines.index_copy_(0, rows, lines)
 
 
 @compiled
@@ -77,6 +85,7 @@ def _adam_rows(
 ) -> None:
     d = gradient.shape[1]
     b1, b2, one = np.float32(BETA1), np.float32(BETA2), np.float32(1)
+    a1, a2 = np.float32(1 - BETA1), np.float32(1 - BETA2)  # rounded once: 1 - float32(0.999) is off by 1e-5
     eps = np.float32(EPSILON)
     last = lines.shape[1] - 1
     for i in range(len(rows)):
@@ -88,15 +97,19 @@ def _adam_rows(
         unbias = corrections[known, 1]
         for k in range(d):
             g = gradient[i, k]
-            m = b1 * lines[row, d + k] + (one - b1) * g
-            v = b2 * lines[row, 2 * d + k] + (one - b2) * g * g
+            m = b1 * lines[row, d + k] + a1 * g
+            v = b2 * lines[row, 2 * d + k] + a2 * g * g
             lines[row, d + k] = m
             lines[row, 2 * d + k] = v
             lines[row, k] -= step * m / (np.sqrt(v) * unbias + eps)
 
 
 class Adagrad:
-    """Adagrad on touched rows: the rate of a coordinate falls with the squares it has seen."""
+    """Adagrad on touched rows: the rate of a coordinate falls with the squares it has seen.
+
+    torch's Adagrad with an accumulator that starts at 0, epsilon beside the root, and no decay of the rate. A row
+    without a gradient does not move there either, so the two are equal whatever a step touches.
+    """
 
     slots = 1
 
@@ -123,6 +136,8 @@ class Sgd:
 class DenseAdam:
     """torch's Adam with L2 regularisation, on every row at every step, as in the paper's protocol.
 
+    All rows share the table's step count; their own counts (`Table.updates`) stay 0.
+
     Args:
         l2: coefficient of the L2 term, added to the gradient (not decoupled).
     """
@@ -142,12 +157,6 @@ class DenseAdam:
         v.mul_(BETA2).addcmul_(full, full, value=1 - BETA2)
         denominator = (v.sqrt() / math.sqrt(1 - BETA2**t)).add_(EPSILON)
         w.addcdiv_(m, denominator, value=-rate / (1 - BETA1**t))
-
-
-def _real(tensor: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return not isinstance(tensor, FakeTensor)
 
 
 def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:

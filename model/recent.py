@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.batch import Recent, Rows
 from model.growing import grown
@@ -42,26 +43,26 @@ class RecentItems:
 
     def of(self, users: Rows) -> Recent:
         """[B, L] the recent items of these users now; a user never seen has none."""
-        known = np.minimum(users, max(self.size - 1, 0))
-        self._grow(1)
-        return np.where((users < self.size)[:, None], self._items[known], np.int32(-1))
+        known = (users >= 0) & (users < self.size)
+        found = np.full((len(users), self.length), -1, np.int32)
+        found[known] = self._items[users[known]]
+        return found
 
     def _grow(self, size: int) -> None:
         self._items = grown(self._items, size, fill=-1)
         self.size = max(self.size, size)
 
     def forget_users(self, users: Rows) -> None:
-        """Retire users."""
-        self._items[users] = -1
+        """Retire users; those never seen have nothing to forget."""
+        self._items[users[users < self.size]] = -1
 
     def forget_items(self, items: Rows) -> None:
         """Retire items: they vanish from every user's list (looks at all users)."""
-        gone = np.isin(self._items[: self.size], items)
-        touched = np.flatnonzero(gone.any(axis=1))
-        for user in touched:
-            left = self._items[user][~gone[user]]
-            self._items[user] = -1
-            self._items[user, : len(left)] = left
+        if not len(items):
+            return
+        gone = np.zeros(int(items.max()) + 1, np.bool_)
+        gone[items] = True
+        _remove(self._items[: self.size], gone)
 
     def state(self) -> Recent:
         """The lists of all users, [users, L]; a view."""
@@ -91,3 +92,20 @@ def _observe(items_of: Recent, users: Rows, items: Rows, seen: Recent) -> None:
             line[k] = line[k - 1]
         if L:
             line[0] = item
+
+
+@compiled
+def _remove(items_of: Recent, gone: NDArray[np.bool_]) -> None:
+    """Take marked items out of every list; the others move up in their order."""
+    users, L = items_of.shape
+    for u in range(users):
+        left = 0
+        for k in range(L):
+            item = items_of[u, k]
+            if item >= 0 and item < len(gone) and gone[item]:
+                continue
+            if left < k:
+                items_of[u, left] = item
+            left += 1
+        for k in range(left, L):
+            items_of[u, k] = -1

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model.growing import capacity_for
 
-PAGE = 1024
-"""Rows that are initialised together, by one generator."""
+PAGE = 64
+"""Rows that are initialised together, by one generator: many enough to share its cost, few enough to redo one row."""
 
 
 class Table:
@@ -31,6 +31,7 @@ class Table:
         self.dim, self.slots, self.std, self.seed = dim, slots, std, seed
         self.size = 0
         self.steps = 0  # of an optimizer that moves all rows at every step
+        self._ready = 0  # rows whose first weights are there: whole pages, ahead of the size
         self.lines = torch.zeros(0, (1 + slots) * dim + 1, device=device)  # [capacity, width]
 
     @property
@@ -45,7 +46,7 @@ class Table:
 
     @property
     def updates(self) -> Tensor:
-        """How often each row was updated, [size]; a view."""
+        """How often each row was updated on its own, [size]; a view. Counts to 2^24, where float32 stops."""
         return self.lines[: self.size, -1]
 
     def grow(self, size: int) -> None:
@@ -56,40 +57,59 @@ class Table:
         if capacity > len(self.lines):
             # 1. a larger table whose new memory is not touched yet
             lines = torch.zeros(capacity, self.lines.shape[1], device=self.lines.device)
-            lines[: self.size] = self.lines[: self.size]
+            lines[: self._ready] = self.lines[: self._ready]
             self.lines = lines
-        # 2. weights of the new rows, page by page
-        previous, self.size = self.size, size
-        self._initialise(previous, size)
+        # 2. weights of the new rows
+        self.size = size
+        self._fill(size)
 
-    def _initialise(self, start: int, stop: int) -> None:
+    def _fill(self, size: int) -> None:
+        """First weights for rows up to `size` at least; a page is made once, however the table grows."""
         if self.std == 0:
-            return
-        for page in range(start // PAGE, -(-stop // PAGE)):
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + page)
-            values = torch.randn(PAGE, self.dim, generator=generator) * self.std
-            lo, hi = max(start, page * PAGE), min(stop, (page + 1) * PAGE)
-            self.lines[lo:hi, : self.dim] = values[lo - page * PAGE : hi - page * PAGE].to(self.lines.device)
+            self._ready = size
+        while self._ready < size:
+            page, place = divmod(self._ready, PAGE)
+            stop = (page + 1) * PAGE  # within the capacity, which is a multiple of the page
+            self.lines[self._ready : stop, : self.dim] = self._page(page)[place:]
+            self._ready = stop
+
+    def _page(self, page: int) -> Tensor:
+        """The first weights of a page's rows, [PAGE, dim]."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + page) % (1 << 63))
+        values = torch.randn(PAGE, self.dim, generator=generator) * self.std
+        return values.to(self.lines.device)
 
     def clear(self, rows: Tensor) -> None:
         """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
         self.lines[rows] = 0
-        for row in rows.tolist():
-            self._initialise(row, row + 1)
+        if self.std == 0:
+            return
+        ordered = rows.sort().values
+        pages, counts = torch.unique_consecutive(ordered // PAGE, return_counts=True)
+        for page, of_page in zip(pages.tolist(), torch.split(ordered, counts.tolist()), strict=True):
+            self.lines[of_page, : self.dim] = self._page(page)[of_page - page * PAGE]
 
     def state_dict(self) -> dict[str, Tensor]:
         """All rows with their optimizer state; a view."""
-        return {"lines": self.lines[: self.size], "steps": torch.tensor(self.steps)}
+        return {
+            "lines": self.lines[: self.size],
+            "dim": torch.tensor(self.dim),
+            "steps": torch.tensor(self.steps),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over rows that `state_dict` answered."""
-        lines = state["lines"]
-        if lines.shape[1] != self.lines.shape[1]:
+        """Take over rows that `state_dict` answered.
+
+        Raises:
+            ValueError: those rows are of another shape.
+        """
+        lines, width = state["lines"], self.lines.shape[1]
+        if lines.shape[1] != width or int(state["dim"]) != self.dim:
             raise ValueError(
-                f"a table of width {lines.shape[1]} does not fit one of width {self.lines.shape[1]}: "
-                "the dimension or the optimizer differs"
+                f"rows of dimension {int(state['dim'])} and width {lines.shape[1]} do not fit a table of "
+                f"dimension {self.dim} and width {width}: the dimension or the optimizer differs"
             )
-        capacity = capacity_for(len(lines), 0) if len(lines) else 0
-        self.lines = torch.zeros(capacity, self.lines.shape[1], device=self.lines.device)
-        self.size, self.steps = len(lines), int(state["steps"])
+        self.lines = torch.zeros(capacity_for(len(lines), 0), width, device=self.lines.device)
+        self.size = self._ready = len(lines)
+        self.steps = int(state["steps"])
         self.lines[: self.size] = lines

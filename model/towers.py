@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,10 @@ class Tape:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array on the step's device; the copy does not wait for it."""
-        host = torch.from_numpy(np.ascontiguousarray(array))
+        return self.send(torch.from_numpy(np.ascontiguousarray(array)))
+
+    def send(self, host: Tensor) -> Tensor:
+        """A host's tensor on the step's device."""
         if self.device.type != "cuda":
             return host
         if torch.cuda.is_available():
@@ -103,13 +107,10 @@ class Tower(nn.Module):
         for k, feature in enumerate(settings.categorical):
             self.tables[f"{name}.{feature}"] = Table(settings.dim, slots, std, seed + 101 + k, device)
         generator = torch.Generator().manual_seed(seed + 7)
-        self.numeric = _linear(len(settings.numeric), settings.dim, generator) if settings.numeric else None
+        self.numeric = _linear(len(settings.numeric), settings.dim, generator, device) if settings.numeric else None
         parts = len(self.tables) + (1 if settings.numeric else 0)
         widths = (settings.dim * parts + extra, *settings.layers)
-        self.layers = nn.ModuleList(
-            _linear(a, b, generator) for a, b in zip(widths, widths[1:], strict=False)
-        )
-        self.to(device)
+        self.layers = nn.ModuleList(_linear(a, b, generator, device) for a, b in itertools.pairwise(widths))
 
     @property
     def size(self) -> int:
@@ -156,9 +157,10 @@ class Tower(nn.Module):
         return self.combine(self.parts(tape, rows))
 
 
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
+def _linear(inputs: int, outputs: int, generator: torch.Generator, device: torch.device) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, device=device)
+    weight = nn.init.xavier_uniform_(torch.empty(outputs, inputs), generator=generator)
     with torch.no_grad():
-        nn.init.xavier_uniform_(layer.weight, generator=generator)
+        layer.weight.copy_(weight)
         layer.bias.zero_()
     return layer

@@ -111,7 +111,8 @@ class Trainer:
         self.dense = torch.optim.Adam(dense, lr=settings.dense_rate) if dense else None
         self.planner = Planner(model.repeat_ranks)
         self.steps = 0
-        self._draws = torch.Generator(device).manual_seed(settings.seed)
+        self._draws = torch.Generator().manual_seed(settings.seed)  # on the host: the same draws on every device
+        self._device_draws = _generator(device, settings.seed) if device.type == "cuda" else self._draws
         self._host_draws = np.random.default_rng([settings.seed, 1])
 
     def step(self, batch: Batch, view: View) -> StepResult:
@@ -154,11 +155,7 @@ class Trainer:
             self.dense.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [RowGradient(t.name, t.rows, _gradient(t.weight)) for t in tape.touched]
-        drawn = [
-            Resampled(_items(p.candidates, plan), outcomes[p.name].counts)
-            for p in parts
-            if p.draws is not None
-        ]
+        drawn = [Resampled(_items(p.candidates, plan), outcomes[p.name].counts) for p in parts if p.draws is not None]
         detached = {name: _detached(outcome) for name, outcome in outcomes.items()}
         return StepResult(loss.detach(), detached, drawn, gradients)
 
@@ -221,14 +218,14 @@ class Trainer:
             draws=part.draws,
             add_positive=masked or part.draws is not None,
             own=tape.tensor(candidates.own),
-            offsets=self._offsets(len(plan.positive)) if part.draws is not None else None,
+            offsets=self._offsets(len(plan.positive), tape) if part.draws is not None else None,
             resampler=self.settings.sampler.resampler,
-            generator=self._draws,
+            generator=self._device_draws,
         )
         return sampled_softmax(queries, items, positive, sampling, self._entries(candidates, masked, tape))
 
-    def _offsets(self, count: int) -> Tensor:
-        return torch.rand(count, generator=self._draws, device=self.device)
+    def _offsets(self, count: int, tape: Tape) -> Tensor:
+        return tape.send(torch.rand(count, generator=self._draws))
 
     def _entries(self, candidates: Candidates, masked: bool, tape: Tape) -> Entries | None:
         """The sparse terms of the scores: repeat bias, then masks."""
@@ -243,9 +240,12 @@ class Trainer:
             bonus = values if values is not None else torch.zeros(len(places.ranks), device=self.device)
             values = torch.where(ranks == _OWN, float(MASKED), bonus)
         assert values is not None
-        return Entries(
-            tape.tensor(places.first), tape.tensor(places.rows), tape.tensor(places.columns), values
-        )
+        return Entries(tape.tensor(places.first), tape.tensor(places.rows), tape.tensor(places.columns), values)
+
+
+def _generator(device: torch.device, seed: int) -> torch.Generator | None:
+    """A GPU's own source of randomness, for draws that are too many to send; None where there is no GPU."""
+    return torch.Generator(device).manual_seed(seed) if torch.cuda.is_available() else None
 
 
 _OWN = -2

@@ -91,17 +91,14 @@ class TwoTower(nn.Module):
         history = settings.item.out_dim if settings.recent_items else 0
         self.user = Tower("user", settings.user, slots, std, seed + 1, device, extra=history)
         self.item = Tower("item", settings.item, slots, std, seed + 2, device)
-        ranks = torch.arange(settings.recent_items, dtype=torch.float32)
+        ranks = torch.arange(settings.recent_items, dtype=torch.float32, device=device)
         self.recency = nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None  # [L]
-        self.scale = nn.Parameter(torch.tensor(1.0)) if settings.recent_items else None
+        self.scale = nn.Parameter(torch.ones((), device=device)) if settings.recent_items else None
         learned = settings.prior == "learned"
         self.beta = (
-            nn.Parameter(torch.tensor(settings.beta), requires_grad=learned)
-            if settings.prior != "off"
-            else None
+            nn.Parameter(torch.full((), settings.beta, device=device), requires_grad=learned) if settings.prior != "off" else None
         )
-        self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks)) if settings.repeat_ranks else None
-        self.to(device)
+        self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks, device=device)) if settings.repeat_ranks else None
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from model.kernels import rows_numba as rows
 from model.kernels.rows_numba import Floats, Ints
-from model.kernels.spec import Entries, Rows, Sampling
+from model.kernels.spec import Computed, Entries, Sampling
 from model.resampling import safe_offsets
 
 CACHE_CELLS = 1 << 18
@@ -32,19 +32,19 @@ def fits(Q: Tensor, sampling: Sampling) -> bool:
 
 
 def block_rows(candidates: int) -> int:
-    """Rows of a block: a multiple of the vector width that keeps the block in cache."""
+    """Computed of a block: a multiple of the vector width that keeps the block in cache."""
     return max(16, min(256, CACHE_CELLS // max(1, candidates) // 16 * 16))
 
 
-def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Rows:
+def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Computed:
     """Losses and gradients of all rows."""
     job = _Job(Q.contiguous(), E.contiguous(), positive.contiguous(), sampling, entries)
     size = block_rows(E.shape[0])
     spans = _spans(Q.shape[0], size, torch.get_num_threads())
     if len(spans) == 1:
-        shares = [job.run(*spans[0], size)]
+        shares = [job.run(spans[0], size)]
     else:
-        shares = list(_pool(len(spans)).map(lambda span: job.run(*span, size), spans))
+        shares = list(_pool(len(spans)).map(lambda span: job.run(span, size), spans))
     return job.collect(shares)
 
 
@@ -80,9 +80,7 @@ def _workspace(cells: int) -> Tensor:
 class _Job:
     """One call: inputs, outputs, and what a thread does with its rows."""
 
-    def __init__(
-        self, Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None
-    ) -> None:
+    def __init__(self, Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> None:
         self.Q, self.E = Q, E
         self.sampling = sampling
         self.log_weight = sampling.log_weight.numpy()
@@ -96,9 +94,9 @@ class _Job:
         self.first, self.columns, self.values = _arrays(entries)
         self.entry_gradient = np.zeros_like(self.values)
 
-    def run(self, start: int, stop: int, size: int) -> tuple[Tensor, Floats]:
-        """Rows start .. stop; answers this thread's share of the item gradient and of the counts."""
-        K, d = self.E.shape
+    def run(self, span: tuple[int, int], size: int) -> tuple[Tensor, Floats]:
+        """A span of rows; answers this thread's share of the item gradient and of the counts."""
+        (start, stop), (K, d) = span, self.E.shape
         cells = _workspace(K * min(size, stop - start))
         scaled = torch.empty(size, d)
         item_gradient = torch.zeros(K, d)
@@ -132,14 +130,14 @@ class _Job:
             scaled_queries,
         )
 
-    def collect(self, shares: list[tuple[Tensor, Floats]]) -> Rows:
+    def collect(self, shares: list[tuple[Tensor, Floats]]) -> Computed:
         """Add the threads' shares in the order of their rows."""
         item_gradient, counts = shares[0]
         for other, other_counts in shares[1:]:
             item_gradient.add_(other)
             counts += other_counts
         line = dict(zip(rows.ROW_LINES, torch.from_numpy(self.lines), strict=True))
-        return Rows(
+        return Computed(
             loss=line["loss"],
             query_gradient=self.query_gradient.mul_(line["scale"].unsqueeze(1)),
             item_gradient=item_gradient,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model import resampling
-from model.kernels.spec import Entries, Rows, Sampling
+from model.kernels.spec import Computed, Entries, Sampling
 
 EMPTY = -1e29
 """A row whose best corrected score is below this has no candidates."""
@@ -21,7 +21,7 @@ def block_rows(device: torch.device, candidates: int) -> int:
     return max(16, min(8192, cells // max(1, candidates)))
 
 
-def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Rows:
+def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Computed:
     """Losses and gradients of all rows, a block at a time."""
     B, K = Q.shape[0], E.shape[0]
     rows = _empty_rows(Q, E, entries)
@@ -32,10 +32,10 @@ def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries:
     return rows
 
 
-def _empty_rows(Q: Tensor, E: Tensor, entries: Entries | None) -> Rows:
+def _empty_rows(Q: Tensor, E: Tensor, entries: Entries | None) -> Computed:
     B, K = Q.shape[0], E.shape[0]
     values = entries.values if entries is not None else None
-    return Rows(
+    return Computed(
         loss=Q.new_empty(B),
         query_gradient=torch.empty_like(Q),
         item_gradient=torch.zeros_like(E),
@@ -49,7 +49,7 @@ def _empty_rows(Q: Tensor, E: Tensor, entries: Entries | None) -> Rows:
 
 
 def _block(
-    out: Rows,
+    out: Computed,
     part: slice,
     Q: Tensor,
     E: Tensor,

@@ -25,7 +25,7 @@ def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
         weight: [B, L].
     """
     if items.device.type == "cpu" and items.dtype == torch.float32 and not isinstance(items, FakeTensor):
-        result: Tensor = _Pooled.apply(items, at, weight)
+        result: Tensor = _Pooled.apply(items, at, weight)  # type: ignore[no-untyped-call]
         return result
     chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(*at.shape, -1)  # [B, L, d]
     return torch.einsum("bl,bld->bd", weight, chosen)
@@ -33,14 +33,14 @@ def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, items: Tensor, at: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(items, at, weight)
         out = np.zeros((at.shape[0], items.shape[1]), np.float32)
         _gather(items.detach().contiguous().numpy(), at.numpy(), weight.detach().contiguous().numpy(), out)
         return torch.from_numpy(out)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:
         items, at, weight = ctx.saved_tensors
         of_items = np.zeros(items.shape, np.float32)
         of_weight = np.zeros(weight.shape, np.float32)
@@ -66,9 +66,7 @@ def _gather(items: Floats, at: Ints, weight: Floats, out: Floats) -> None:
 
 
 @compiled
-def _scatter(
-    items: Floats, at: Ints, weight: Floats, gradient: Floats, of_items: Floats, of_weight: Floats
-) -> None:
+def _scatter(items: Floats, at: Ints, weight: Floats, gradient: Floats, of_items: Floats, of_weight: Floats) -> None:
     for b in range(at.shape[0]):
         for k in range(at.shape[1]):
             t = at[b, k]

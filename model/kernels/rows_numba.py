@@ -38,7 +38,7 @@ def exp_of_non_positive(x: np.float32) -> np.float32:
     t = t - k * _LN2_HIGH - k * _LN2_LOW
     y = ((((_P0 * t + _P1) * t + _P2) * t + _P3) * t + _P4) * t + _P5
     y = y * t * t + t + _ONE
-    y = y * float32_from_bits((np.int32(k) + _BIAS) << _MANTISSA_BITS)
+    y = y * float32_from_bits((np.int32(k) + _BIAS) << _MANTISSA_BITS)  # type: ignore[call-arg]
     return y if x > _SMALLEST_EXPONENT else _ZERO
 
 

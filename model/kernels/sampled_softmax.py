@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from model.kernels import blocks_numba, blocks_torch
-from model.kernels.spec import Entries, Outcome, Rows, Sampling
+from model.kernels.spec import Computed, Entries, Outcome, Sampling
 
 __all__ = ["Entries", "Outcome", "Sampling", "sampled_softmax"]
 
@@ -37,13 +37,13 @@ def sampled_softmax(
         entries: sparse terms of the score matrix.
     """
     values = entries.values if entries is not None else None
-    loss, counts, effective, distinct, own_share = _SampledSoftmax.apply(
+    loss, counts, effective, distinct, own_share = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
         queries, items, positive, values, sampling, entries
     )
     return Outcome(loss, counts, effective.mean(), distinct.mean(), own_share.mean())
 
 
-def _compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Rows:
+def _compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Computed:
     if blocks_numba.fits(Q, sampling):
         return blocks_numba.compute(Q, E, positive, sampling, entries)
     return blocks_torch.compute(Q, E, positive, sampling, entries)
@@ -51,7 +51,7 @@ def _compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries
 
 class _SampledSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         queries: Tensor,
         items: Tensor,
@@ -61,15 +61,13 @@ class _SampledSoftmax(torch.autograd.Function):
         entries: Entries | None,
     ) -> tuple[Tensor, ...]:
         rows = _compute(queries.detach(), items.detach(), positive.detach(), sampling, entries)
-        ctx.save_for_backward(
-            rows.query_gradient, rows.item_gradient, rows.positive_gradient, rows.entry_gradient
-        )
+        ctx.save_for_backward(rows.query_gradient, rows.item_gradient, rows.positive_gradient, rows.entry_gradient)
         extras = (rows.counts, rows.effective, rows.distinct, rows.own_share)
         ctx.mark_non_differentiable(*extras)
         return (rows.loss.mean(), *extras)
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         scale = outputs[0]
         query, item, positive, entry = ctx.saved_tensors
         return (

@@ -52,7 +52,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Computed:
     """The answer of a backend: losses, gradients of their mean, and what the draws looked like."""
 
     loss: Tensor  # [B]

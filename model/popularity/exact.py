@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from model.batch import Floats, Rows
 from model.growing import grown
 
-_LARGEST_GROWTH = 2.0**512
+_LARGEST_LOG2_WEIGHT = 512.0
 
 
 class ExactPopularity:
@@ -24,6 +25,9 @@ class ExactPopularity:
         half_life_events: None keeps every event for ever.
         floor: an item counts as at least so many events of today; keeps the logarithm finite.
 
+    Raises:
+        ValueError: a number is not positive; the message lists every problem.
+
     Examples:
         >>> popularity = ExactPopularity()
         >>> popularity.observe(np.array([0, 0, 0, 1]))
@@ -32,40 +36,57 @@ class ExactPopularity:
     """
 
     def __init__(self, half_life_events: float | None = None, floor: float = 1.0) -> None:
+        if problems := _problems(half_life_events, floor):
+            raise ValueError("; ".join(problems))
         self.half_life_events, self.floor = half_life_events, floor
         self._counts = np.zeros(0)
         self._total = 0.0
-        self._weight = 1.0  # of an event that comes now
+        self._log2_weight = 0.0  # of the newest event
         self.size = 0
 
     def observe(self, items: Rows) -> None:
+        """Take in a micro-batch of events, in order."""
         self.add(items, None)
 
     def add(self, rows: Rows, counts: NDArray[np.float64] | None) -> None:
-        """Take in events (`counts` None), or so many events of each row at once."""
-        if not len(rows):
+        """Take in events (`counts` None), or so many events of each row at once, as if evenly mixed."""
+        events = float(len(rows)) if counts is None else float(counts.sum())
+        if not events:
             return
         self._grow(int(rows.max()) + 1)
-        weights, events = self._weights(len(rows)), float(len(rows))
-        if counts is not None:
-            weights, events = self._weight * counts, float(counts.sum())
+        self._age(events)
+        weights = self._weights(len(rows)) if counts is None else counts * self._mean_weight(events)
         np.add.at(self._counts, rows, weights)
         self._total += float(weights.sum())
-        self._age(events)
-
-    def _weights(self, events: int) -> NDArray[np.float64]:
-        if self.half_life_events is None:
-            return np.ones(events)
-        return self._weight * np.exp2(np.arange(events) / self.half_life_events)
 
     def _age(self, events: float) -> None:
+        """So many events come. Rescaling before they are counted keeps their weights finite, however many they are."""
         if self.half_life_events is None:
             return
-        self._weight *= 2.0 ** (events / self.half_life_events)
-        if self._weight > _LARGEST_GROWTH:
-            self._counts /= self._weight
-            self._total /= self._weight
-            self._weight = 1.0
+        self._log2_weight += events / self.half_life_events
+        if self._log2_weight > _LARGEST_LOG2_WEIGHT:
+            self._counts *= self._today
+            self._total *= self._today
+            self._log2_weight = 0.0
+
+    def _weights(self, events: int) -> NDArray[np.float64]:
+        """Of the last so many events, in their order."""
+        if self.half_life_events is None:
+            return np.ones(events)
+        age = np.arange(events - 1, -1, -1)
+        return np.exp2(self._log2_weight - age / self.half_life_events)
+
+    def _mean_weight(self, events: float) -> float:
+        """Of the last so many events: a geometric series."""
+        if self.half_life_events is None:
+            return 1.0
+        rate = math.log(2) / self.half_life_events
+        return math.expm1(-rate * events) / math.expm1(-rate) / events / self._today
+
+    @property
+    def _today(self) -> float:
+        """Times a weight: in events of today."""
+        return float(2.0**-self._log2_weight)
 
     def _grow(self, size: int) -> None:
         self._counts = grown(self._counts, size)
@@ -75,28 +96,41 @@ class ExactPopularity:
         """Events of each item, in events of today."""
         known = rows < self.size
         found = self._counts[np.where(known, rows, 0)] if self.size else np.zeros(len(rows))
-        return np.where(known, found, 0.0) / self._weight
+        return np.where(known, found, 0.0) * self._today
 
     @property
     def total(self) -> float:
         """All events, in events of today."""
-        return self._total / self._weight
+        return self._total * self._today
 
     def log_pop(self, rows: Rows) -> Floats:
+        """log of each item's share of the events; an item counts as seen `floor` times at least."""
         share = np.maximum(self.counts(rows), self.floor) / max(self.total, self.floor)
         return np.log(share).astype(np.float32)
 
     def forget(self, rows: Rows) -> None:
-        rows = rows[rows < self.size]
+        """Retire items: as if their events had never come."""
+        rows = np.unique(rows[rows < self.size])
         self._total -= float(self._counts[rows].sum())
         self._counts[rows] = 0
 
     def state(self) -> dict[str, NDArray[Any]]:
-        scalars = np.array([self._total, self._weight])
+        """Everything, as arrays; the counts are a view."""
+        scalars = np.array([self._total, self._log2_weight])
         return {"counts": self._counts[: self.size], "scalars": scalars}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Take over what `state` answered."""
         self._counts, self.size = np.zeros(0), 0
         self._grow(len(state["counts"]))
         self._counts[: self.size] = state["counts"]
-        self._total, self._weight = (float(x) for x in state["scalars"])
+        self._total, self._log2_weight = (float(x) for x in state["scalars"])
+
+
+def _problems(half_life_events: float | None, floor: float) -> list[str]:
+    found = []
+    if half_life_events is not None and not half_life_events > 0:
+        found.append(f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing")
+    if not floor > 0:
+        found.append(f"floor is {floor}: choose a positive number, so that no item's logarithm is infinite")
+    return found

@@ -13,6 +13,10 @@ from model.jit import compiled, inlined
 _STALE = 4.0
 """An item that has been away for so many of its gaps is estimated by its absence: e^-4 = 2% of all gaps are longer."""
 
+_CLOCKS = ("event", "batch")
+_MOST_HITS = 1 << 30
+"""Where a slot's counter stops; far beyond 1 / alpha it tells nothing more."""
+
 
 class HashPopularity:
     """Streaming frequency estimation (Yi et al., RecSys 2019): popularity = 1 / average gap between an item's events.
@@ -29,13 +33,22 @@ class HashPopularity:
         clock: `event` ticks at every event; `batch` ticks once a micro-batch as in the paper, and so cannot tell an
             item seen four times a batch from one seen once.
         seed: chooses the hash functions.
+
+    Raises:
+        ValueError: an argument is out of range; the message lists every problem.
+
+    Examples:
+        >>> popularity = HashPopularity()
+        >>> popularity.observe(np.array([0, 1, 0, 2] * 100))
+        >>> np.exp(popularity.log_pop(np.array([0, 1]))).round(2)
+        array([0.5 , 0.25], dtype=float32)
     """
 
     def __init__(
         self, hashes: int = 5, slots: int = 1 << 18, alpha: float = 0.02, clock: str = "event", seed: int = 0
     ) -> None:
-        if clock not in ("event", "batch"):
-            raise ValueError(f"no clock {clock!r}; there are event and batch")
+        if problems := _problems(hashes, slots, alpha, clock):
+            raise ValueError("; ".join(problems))
         self.alpha, self.clock, self.slots = alpha, clock, slots
         self._seeds = np.random.default_rng(seed).integers(1, 2**63, hashes, dtype=np.uint64)
         self._last = np.zeros((hashes, slots), np.int64)  # tick of the last hit
@@ -68,20 +81,42 @@ class HashPopularity:
         """Retire items. Slots are shared, so nothing is cleared; a slot that is no longer hit fades by itself."""
 
     def state(self) -> dict[str, NDArray[Any]]:
+        """Everything, as arrays; views."""
         return {
             "last": self._last,
             "gap": self._gap,
             "hits": self._hits,
             "seeds": self._seeds.view(np.int64),
-            "clock": np.array([self._ticks, self._events]),
+            "clock": np.array([self._ticks, self._events, _CLOCKS.index(self.clock)]),
         }
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Take over what `state` answered.
+
+        Raises:
+            ValueError: its arrays have another shape, or its clock ticks otherwise.
+        """
+        ticks, events, clock = (int(x) for x in state["clock"])
         if state["last"].shape != self._last.shape:
-            raise ValueError(f"hash arrays of {state['last'].shape} do not fit {self._last.shape}")
+            raise ValueError(
+                f"hash arrays of {state['last'].shape} do not fit {self._last.shape}: hashes or slots differ"
+            )
+        if _CLOCKS[clock] != self.clock:
+            raise ValueError(f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock")
         self._last, self._gap, self._hits = (state[k].copy() for k in ("last", "gap", "hits"))
         self._seeds = state["seeds"].copy().view(np.uint64)
-        self._ticks, self._events = (int(x) for x in state["clock"])
+        self._ticks, self._events = ticks, events
+
+
+def _problems(hashes: int, slots: int, alpha: float, clock: str) -> list[str]:
+    found = []
+    if hashes < 1 or slots < 1:
+        found.append(f"there are {hashes} hashes of {slots} slots: choose at least one of each")
+    if not 0 <= alpha <= 1:
+        found.append(f"alpha is {alpha}: choose a number from 0 to 1")
+    if clock not in _CLOCKS:
+        found.append(f"no clock {clock!r}; there are {' and '.join(_CLOCKS)}")
+    return found
 
 
 @inlined
@@ -110,7 +145,7 @@ def _hit(
         for h in range(len(seeds)):
             s = _slot(items[i], seeds[h], last.shape[1])
             now = tick + 1 - step
-            hits[h, s] += 1
+            hits[h, s] = min(hits[h, s] + 1, _MOST_HITS)
             rate = max(alpha, 1.0 / hits[h, s])
             gap[h, s] += rate * (now - last[h, s] - gap[h, s])
             last[h, s] = now

@@ -1,0 +1,242 @@
+"""The sampled softmax itself: gradients by finite differences, memory, devices, and both backends against each other."""
+
+from __future__ import annotations
+
+import graph_walk
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.batch import Batch, View
+from model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
+from model.kernels.pooling import pooled
+from model.losses import METHODS, SamplerSettings
+from model.plan import Planner
+from model.popularity import ExactPopularity
+from model.towers import TowerSettings
+from model.trainer import Trainer, TrainerSettings
+from model.two_tower import ModelSettings
+
+B, N, D, L = 9, 14, 5, 4
+
+
+def parts_of(method: str):
+    """What a method asks of the kernel for a small batch with repeated items."""
+    rng = np.random.default_rng(2)
+    recent = np.stack([rng.permutation(N)[:L] for _ in range(B)]).astype(np.int32)
+    batch = Batch(np.arange(B), rng.integers(0, N, B), recent)
+    popularity = ExactPopularity()
+    popularity.observe(rng.zipf(1.4, 300) % N)
+    extra = {"none": np.empty(0, np.int64), "all": np.arange(N)}.get(METHODS[method].extra, rng.integers(0, N, 8))
+    plan = Planner(ranks=L).plan(batch, extra, N)
+    log_pop = popularity.log_pop(plan.items)
+    return plan, METHODS[method].parts(plan, log_pop, N, SamplerSettings(draws=6))
+
+
+@pytest.mark.parametrize("resampler", ["systematic", "multinomial"])
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_equal_finite_differences(method, resampler):
+    """The draws are piecewise constant in the scores, so differences see only the gradient through the scores."""
+    torch.manual_seed(0)
+    plan, parts = parts_of(method)
+    for part in parts:
+        c = part.candidates
+        Q = torch.randn(B, D, dtype=torch.float64, requires_grad=True)
+        E = torch.randn(len(c.count), D, dtype=torch.float64, requires_grad=True)
+        positive = torch.randn(B, dtype=torch.float64, requires_grad=True)
+        values = torch.randn(len(c.recent.ranks), dtype=torch.float64, requires_grad=True)
+        offsets = torch.rand(B, dtype=torch.float64)
+
+        def loss(Q, E, positive, values, part=part, c=c, offsets=offsets):
+            sampling = Sampling(
+                torch.from_numpy(part.log_weight()).double(),
+                part.draws,
+                part.draws is not None,
+                torch.from_numpy(c.own),
+                offsets,
+                resampler,
+                torch.Generator().manual_seed(1),
+            )
+            entries = Entries(
+                torch.from_numpy(c.recent.first),
+                torch.from_numpy(c.recent.rows),
+                torch.from_numpy(c.recent.columns),
+                values,
+            )
+            return sampled_softmax(Q, E, positive, sampling, entries).loss
+
+        assert torch.autograd.gradcheck(loss, (Q, E, positive, values), eps=1e-6, atol=1e-6)
+
+
+def random_case(rows: int, columns: int, dim: int, draws: int | None, seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    Q, E = torch.randn(rows, dim, generator=g) * 0.6, torch.randn(columns, dim, generator=g) * 0.6
+    sampling = Sampling(
+        torch.rand(columns, generator=g) * 5,
+        draws,
+        draws is not None,
+        torch.randint(-1, columns, (rows,), generator=g, dtype=torch.int32),
+        torch.rand(rows, generator=g),
+    )
+    first = torch.arange(rows + 1, dtype=torch.int32) * 2
+    entries = Entries(
+        first,
+        torch.arange(rows).repeat_interleave(2),
+        torch.randint(0, columns, (2 * rows,), generator=g, dtype=torch.int32),
+        torch.randn(2 * rows, generator=g),
+    )
+    return Q, E, (Q * E[torch.arange(rows) % columns]).sum(1), sampling, entries
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dim", "draws"),
+    [(300, 500, 32, 250), (300, 500, 32, None), (1, 1, 1, 3), (5, 700, 33, 2), (129, 17, 8, 64), (64, 90, 16, 5000)],
+)
+def test_compiled_backend_equals_the_torch_backend(rows, columns, dim, draws):
+    case = random_case(rows, columns, dim, draws)
+    assert blocks_numba.fits(case[0], case[3])
+    fast, slow = blocks_numba.compute(*case), blocks_torch.compute(*case)
+    # a draw may fall on the other side of a boundary by rounding; a handful of cells at most
+    moved = (fast.counts - slow.counts).abs().sum()
+    assert fast.counts.sum() == slow.counts.sum() == rows * (draws or 0)
+    assert moved <= 2 + 1e-4 * rows * (draws or 0)
+    for name in ("loss", "positive_gradient", "effective", "own_share"):
+        torch.testing.assert_close(getattr(fast, name), getattr(slow, name), rtol=2e-3, atol=1e-5)
+    for name in ("query_gradient", "item_gradient", "entry_gradient"):
+        a, b = getattr(fast, name), getattr(slow, name)
+        assert (a - b).norm() <= (1e-2 if draws else 1e-5) * b.norm() + 1e-7
+    if draws:
+        assert ((fast.distinct - slow.distinct).abs() <= 2).all()
+        assert (fast.distinct <= min(draws, columns)).all()
+
+
+def test_effective_sample_size_is_one_for_a_single_weight_and_k_for_equal_weights():
+    own = torch.full((2,), -1, dtype=torch.int32)
+    sampling = Sampling(torch.zeros(8), 4, True, own, torch.rand(2))
+    equal = sampled_softmax(torch.zeros(2, 3), torch.randn(8, 3), torch.zeros(2), sampling)
+    assert equal.effective.item() == pytest.approx(8)
+    assert equal.distinct.item() == pytest.approx(4)
+    peaked = Sampling(torch.tensor([50.0] + [0.0] * 7), 4, True, own, torch.rand(2))
+    assert sampled_softmax(torch.zeros(2, 3), torch.randn(8, 3), torch.zeros(2), peaked).effective.item() == 1
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_pooling_equals_the_obvious_sum_with_gradients(ids):
+    g = torch.Generator().manual_seed(0)
+    at = torch.randint(-1, 6, (7, 4), generator=g, dtype=torch.int32)
+    fast = [torch.randn(6, 3, generator=g, requires_grad=True), torch.rand(7, 4, generator=g, requires_grad=True)]
+    slow = [t.detach().double().requires_grad_() for t in fast]
+    out = pooled(fast[0], at, fast[1])
+    expected = torch.stack(
+        [
+            sum((slow[1][b, k] * slow[0][i] for k, i in enumerate(at[b].tolist()) if i >= 0), torch.zeros(3).double())
+            for b in range(7)
+        ]
+    )
+    torch.testing.assert_close(out.double(), expected)
+    weight = torch.randn(7, 3, generator=g)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(fast[0].grad.double(), slow[0].grad, rtol=1e-4, atol=1e-6)
+    kept = torch.where(at >= 0, slow[1].grad, 0.0)
+    torch.testing.assert_close(fast[1].grad.double(), kept, rtol=1e-4, atol=1e-6)
+
+
+# memory --------------------------------------------------------------------------------------------------------------
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Remembers the largest tensor that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.cells = max(self.cells, tensor.numel())
+        return out
+
+
+FULL = ModelSettings(
+    user=TowerSettings(dim=8), item=TowerSettings(dim=8), recent_items=3, repeat_ranks=3, prior="learned"
+)
+
+
+def big_step(method: str, size: int, device: str = "cpu", resampler: str = "systematic"):
+    """A trainer and an input whose B x B matrix would be by far the largest tensor of the step."""
+    rng = np.random.default_rng(0)
+    items = 40 if method == "full-softmax" else size
+    settings = TrainerSettings(method=method, sampler=SamplerSettings(resampler=resampler))
+    trainer = Trainer(FULL, settings, torch.device(device))
+    trainer.model.grow(50, items)
+    recent = rng.integers(0, items, (size, 3)).astype(np.int32)
+    batch = Batch(rng.integers(0, 50, size), rng.permutation(size) % items, recent)
+    popularity = ExactPopularity()
+    popularity.observe(batch.items)
+    return trainer, batch, View(popularity, rng.permutation(size)[: size if items == size else 0])
+
+
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "full-softmax"])
+def test_no_matrix_of_batch_by_batch_is_ever_held(method, backend, monkeypatch):
+    if backend == "torch":
+        monkeypatch.setattr(blocks_numba, "fits", lambda *_: False)
+    monkeypatch.setattr(blocks_numba, "_pool", _inline_pool)  # worker threads have dispatch modes of their own
+    size = 2048
+    trainer, batch, view = big_step(method, size)
+    with _LargestTensor() as largest:
+        trainer.step(batch, view)
+    assert size * size / 16 >= blocks_numba.CACHE_CELLS
+    assert 0 < largest.cells <= size * size / 8
+
+
+class _inline_pool:  # noqa: N801
+    def __init__(self, threads: int) -> None:
+        pass
+
+    def map(self, function, spans):
+        return [function(span) for span in spans]
+
+
+# devices -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resampler", ["systematic", "multinomial"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_on_a_gpu_neither_waits_for_the_host_nor_mixes_devices(method, resampler, monkeypatch):
+    """Fake tensors know their device and have no data: a read from the host or a mix of devices raises."""
+    monkeypatch.setattr(torch.Tensor, "backward", graph_walk.backward)
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        trainer, batch, view = big_step(method, 300, "cuda", resampler)
+        result = trainer.step(batch, view)
+        assert result.loss.device.type == "cuda"
+        assert all(g.gradient.device.type == "cuda" for g in result.gradients)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_graph_walk_gives_the_gradients_of_torch(method, monkeypatch):
+    trainer, batch, view = big_step(method, 60)
+    expected = trainer.gradients(batch, view)
+    dense = [p.grad for p in trainer.model.parameters()]
+    monkeypatch.setattr(torch.Tensor, "backward", graph_walk.backward)
+    trainer, batch, view = big_step(method, 60)
+    found = trainer.gradients(batch, view)
+    for a, b in zip(found.gradients, expected.gradients, strict=True):
+        torch.testing.assert_close(a.gradient, b.gradient)
+    for parameter, gradient in zip(trainer.model.parameters(), dense, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_the_fake_device_test_would_see_a_host_read():
+    with FakeTensorMode(), pytest.raises(Exception, match="_local_scalar_dense"):
+        torch.zeros(3, device="cuda").sum().item()
+
+
+def test_the_fake_device_test_would_see_a_device_mix():
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="device"):
+        torch.zeros(3, device="cuda") + torch.zeros(3)

@@ -1,0 +1,250 @@
+"""Every method's fast step against the slow obvious formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference import Reference
+
+from model.batch import Batch, View
+from model.kernels import blocks_numba
+from model.losses import METHODS, SamplerSettings
+from model.popularity import ExactPopularity, HashPopularity
+from model.towers import TowerSettings
+from model.trainer import Trainer, TrainerSettings
+from model.two_tower import ModelSettings
+
+CPU = torch.device("cpu")
+ID = TowerSettings(dim=6)
+MODELS = {
+    "plain": ModelSettings(user=ID, item=ID, init_std=0.7),
+    "prior": ModelSettings(user=ID, item=ID, init_std=0.7, prior="learned", beta=0.6),
+    "fixed prior": ModelSettings(user=ID, item=ID, init_std=0.7, prior="fixed", beta=0.6),
+    "repeat bias": ModelSettings(user=ID, item=ID, init_std=0.7, repeat_ranks=3),
+    "recent items": ModelSettings(user=ID, item=ID, init_std=0.7, recent_items=4),
+    "recent items only": ModelSettings(
+        user=TowerSettings(dim=6, ids=False), item=ID, init_std=0.7, recent_items=4, repeat_ranks=2
+    ),
+    "all terms": ModelSettings(user=ID, item=ID, init_std=0.7, recent_items=2, repeat_ranks=4, prior="learned"),
+    "features": ModelSettings(
+        user=TowerSettings(dim=6, categorical=("city",)),
+        item=TowerSettings(dim=6, categorical=("seller", "category"), numeric=("price", "age")),
+        init_std=0.7,
+    ),
+    "mlp": ModelSettings(
+        user=TowerSettings(dim=6, layers=(5,)),
+        item=TowerSettings(dim=6, categorical=("seller",), layers=(8, 5)),
+        init_std=0.7,
+        recent_items=3,
+        prior="learned",
+        repeat_ranks=3,
+    ),
+}
+USERS, ITEMS, B, L = 7, 15, 12, 5
+
+
+def make_trainer(method: str, model: ModelSettings, **sampler) -> Trainer:
+    settings = TrainerSettings(method=method, sampler=SamplerSettings(**sampler), seed=3)
+    trainer = Trainer(model, settings, CPU)
+    trainer.model.grow(USERS, ITEMS)
+    rng = np.random.default_rng(5)
+    for tower, size in ((trainer.model.user, USERS), (trainer.model.item, ITEMS)):
+        codes = rng.integers(0, 4, (size, len(tower.settings.categorical)))
+        numbers = rng.normal(size=(size, len(tower.settings.numeric))).astype(np.float32)
+        tower.features.set(np.arange(size), codes, numbers)
+        for name, table in tower.tables.items():
+            if not name.endswith(".id"):
+                table.grow(4)
+    with torch.no_grad():
+        for name in ("recency", "repeat"):
+            parameter = getattr(trainer.model, name)
+            if parameter is not None:
+                parameter.copy_(torch.from_numpy(rng.normal(size=len(parameter)).astype(np.float32)) * 0.5)
+    return trainer
+
+
+def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEMS) -> tuple[Batch, View]:
+    rng = np.random.default_rng(seed)
+    recent = np.full((size, L), -1, np.int32)
+    for b in range(size):
+        length = rng.integers(0, L + 1)
+        recent[b, :length] = rng.permutation(ITEMS)[:length]
+    needed = trainer.model.settings.history
+    batch = Batch(rng.integers(0, USERS, size), rng.integers(0, items, size), recent if needed else None)
+    popularity = HashPopularity() if trainer.method.popularity == "hash" else ExactPopularity()
+    popularity.observe(rng.zipf(1.5, 500) % ITEMS)
+    prior = ExactPopularity(half_life_events=50)
+    prior.observe(rng.zipf(1.5, 500) % ITEMS)
+    return batch, View(popularity, rng.integers(0, ITEMS, 9), prior)
+
+
+def assert_step_equals_reference(trainer: Trainer, batch: Batch, view: View, tolerance: float = 2e-5) -> None:
+    reference = Reference(trainer)
+    expected = reference.loss(batch, view)
+    expected.backward()
+    result = trainer.gradients(batch, view)
+    torch.testing.assert_close(result.loss.double(), expected.detach(), rtol=tolerance, atol=tolerance)
+    seen = set()
+    for g in result.gradients:
+        seen.add(g.table)
+        wanted = reference.leaves[g.table].grad
+        torch.testing.assert_close(g.gradient.double(), wanted[g.rows], rtol=1e-3, atol=tolerance)
+        untouched = torch.ones(len(wanted), dtype=torch.bool)
+        untouched[g.rows] = False
+        assert (wanted[untouched] == 0).all(), "a row that the step did not touch has a gradient"
+    assert seen == set(reference.leaves)
+    for name, parameter in trainer.model.named_parameters():
+        wanted = reference.dense[name].grad
+        if not parameter.requires_grad:
+            continue
+        found = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        wanted = wanted if wanted is not None else torch.zeros_like(found, dtype=torch.float64)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def backend(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(blocks_numba, "fits", lambda *_: False)
+    return request.param
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_loss_and_gradients_equal_the_slow_formula(method, model, backend):
+    trainer = make_trainer(method, MODELS[model])
+    assert_step_equals_reference(trainer, *make_input(trainer))
+
+
+@pytest.mark.parametrize("model", ["plain", "all terms"])
+@pytest.mark.parametrize("method", METHODS)
+def test_masking_the_own_positive_equals_the_slow_formula(method, model, backend):
+    trainer = make_trainer(method, MODELS[model], mask_own=True)
+    assert_step_equals_reference(trainer, *make_input(trainer))
+
+
+@pytest.mark.parametrize("model", ["plain", "all terms"])
+@pytest.mark.parametrize("method", ["bir", "xir"])
+def test_multinomial_resampling_equals_the_slow_formula(method, model):
+    trainer = make_trainer(method, MODELS[model], resampler="multinomial")
+    assert_step_equals_reference(trainer, *make_input(trainer))
+
+
+@pytest.mark.parametrize("draws", [2, 5, 40])
+@pytest.mark.parametrize("method", ["bir", "xir"])
+def test_other_numbers_of_draws_equal_the_slow_formula(method, draws, backend):
+    trainer = make_trainer(method, MODELS["all terms"], draws=draws, cache_weight=0.7)
+    assert_step_equals_reference(trainer, *make_input(trainer))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_many_blocks_equal_one_block(method, monkeypatch):
+    results = []
+    for rows in (16, 256):
+        monkeypatch.setattr(blocks_numba, "block_rows", lambda _, rows=rows: rows)
+        trainer = make_trainer(method, MODELS["all terms"])
+        results.append(trainer.gradients(*make_input(trainer, size=117)))
+    torch.testing.assert_close(results[0].loss, results[1].loss)
+    for a, b in zip(results[0].gradients, results[1].gradients, strict=True):
+        torch.testing.assert_close(a.gradient, b.gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask_own", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_own):
+    for size, items in ((1, 1), (6, 1)):
+        trainer = make_trainer(method, MODELS["all terms"], mask_own=mask_own)
+        batch, view = make_input(trainer, size=size, items=items)
+        result = trainer.step(batch, view)
+        assert torch.isfinite(result.loss)
+        for table in trainer.model.tables.values():
+            assert torch.isfinite(table.weight).all()
+        for parameter in trainer.model.parameters():
+            assert torch.isfinite(parameter).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_large_scores_do_not_overflow(method, backend):
+    trainer = make_trainer(method, ModelSettings(user=ID, item=ID, init_std=12.0))
+    batch, view = make_input(trainer)
+    result = trainer.gradients(batch, view)
+    assert torch.isfinite(result.loss)
+    assert all(torch.isfinite(g.gradient).all() for g in result.gradients)
+
+
+@pytest.mark.parametrize("method", ["bir", "xir"])
+def test_occurrence_increments_add_up_to_the_draws(method, backend):
+    trainer = make_trainer(method, MODELS["all terms"], draws=10)
+    batch, view = make_input(trainer)
+    items, counts = trainer.step(batch, view).occurrence()
+    assert counts.sum() == len(batch) * 10
+    assert (counts >= 0).all()
+    assert set(items.tolist()) <= set(batch.items.tolist()) | set(view.cache.tolist())
+
+
+def test_methods_without_draws_have_no_occurrence():
+    trainer = make_trainer("ssl-pop", MODELS["plain"])
+    items, counts = trainer.step(*make_input(trainer)).occurrence()
+    assert len(items) == len(counts) == 0
+
+
+def test_xir_without_a_cache_is_its_batch_part():
+    trainer = make_trainer("xir", MODELS["plain"])
+    batch, view = make_input(trainer)
+    result = trainer.gradients(batch, View(view.popularity, np.empty(0, np.int64), view.prior))
+    assert set(result.parts) == {"batch"}
+    torch.testing.assert_close(result.loss, result.parts["batch"].loss)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_seed_gives_the_same_bits(method):
+    runs = []
+    for _ in range(2):
+        trainer = make_trainer(method, MODELS["all terms"])
+        for k in range(4):
+            trainer.step(*make_input(trainer, seed=k, size=300))
+        runs.append({name: table.lines.clone() for name, table in trainer.model.tables.items()})
+    for name in runs[0]:
+        assert torch.equal(runs[0][name], runs[1][name])
+
+
+def test_training_lowers_the_loss_and_ranks_the_positive_first():
+    trainer = make_trainer("xir", MODELS["plain"], mask_own=True)
+    rng = np.random.default_rng(0)
+    popularity = ExactPopularity()
+    popularity.observe(np.arange(ITEMS))
+    first = last = 0.0
+    for k in range(150):
+        users = rng.integers(0, USERS, 64)
+        result = trainer.step(Batch(users, users * 2), View(popularity, rng.integers(0, ITEMS, 16)))
+        first = float(result.loss) if k == 0 else first
+        last = float(result.loss)
+    assert last < 0.5 * first
+    scores = trainer.model.tables["user.id"].weight @ trainer.model.tables["item.id"].weight.T
+    assert scores.argmax(1).tolist() == [2 * u for u in range(USERS)]
+
+
+def test_step_decay_lowers_the_rate_every_so_many_steps():
+    settings = TrainerSettings(method="ssl", optimizer="sgd", rate=1.0, rate_decay=0.5, decay_every_steps=2)
+    moved = []
+    trainer = Trainer(MODELS["plain"], settings, CPU)
+    trainer.model.grow(USERS, ITEMS)
+    gradient = trainer.gradients(*make_input(trainer)).gradients
+    for _ in range(4):
+        before = trainer.model.tables["item.id"].weight.clone()
+        trainer.apply(gradient)
+        moved.append((trainer.model.tables["item.id"].weight - before).abs().sum().item())
+    assert moved[1] == pytest.approx(moved[0], rel=1e-4)
+    assert moved[2] == pytest.approx(moved[0] / 2, rel=1e-4)
+
+
+def test_wrong_settings_are_reported_all_at_once():
+    model = ModelSettings(user=TowerSettings(dim=4, ids=False), item=TowerSettings(dim=5, layers=(3,)))
+    with pytest.raises(ValueError, match=r"(?s)4 numbers.*no input.*at least once.*lambda"):
+        Trainer(model, TrainerSettings(sampler=SamplerSettings(draws=0, cache_weight=2)), CPU)
+
+
+def test_an_unknown_method_lists_those_that_exist():
+    with pytest.raises(ValueError, match=r"no method 'xri'; there are ssl, ssl-pop, mns, g-tower, bir, xir"):
+        Trainer(ModelSettings(), TrainerSettings(method="xri"), CPU)
