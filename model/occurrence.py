@@ -107,6 +107,11 @@ class Occurrence:
         _sum_up(self._tree, self._starts, rows)
 
     @property
+    def levels(self) -> int:
+        """Levels of the tree, leaves and root included: adding touches one node of each."""
+        return len(self._starts) - 1
+
+    @property
     def _leaves(self) -> Doubles:
         """The counters, weighted; a view of the tree's lowest level."""
         return self._tree[: self._starts[1]]
@@ -138,14 +143,15 @@ class Occurrence:
 
 def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
     """All levels in one array, leaves first, root last; and where each level starts."""
-    levels = [leaves]
-    while len(levels[-1]) > 1:
-        below = levels[-1]
-        padded = np.zeros(-(-len(below) // _FAN) * _FAN)
-        padded[: len(below)] = below
-        levels.append(padded.reshape(-1, _FAN).sum(axis=1))
-    starts = np.cumsum([0, *(len(level) for level in levels)])
-    return np.concatenate(levels), starts
+    sizes = [len(leaves)]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // _FAN))
+    starts = np.cumsum([0, *sizes])
+    tree = np.zeros(starts[-1])
+    tree[: len(leaves)] = leaves
+    for below, start, end in zip(starts, starts[1:], starts[2:], strict=False):
+        tree[start:end] = np.add.reduceat(tree[below:start], np.arange(0, start - below, _FAN))
+    return tree, starts
 
 
 @compiled

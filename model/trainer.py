@@ -171,6 +171,59 @@ class Trainer:
             self.dense.step()
         self.steps += 1
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a restart needs to go on with the same bits: tensors, and a few plain values."""
+        tensors = {f"dense.{name}": p.detach() for name, p in self.model.named_parameters()}
+        for name, table in self.model.tables.items():
+            tensors |= {f"table.{name}.{key}": value for key, value in table.state_dict().items()}
+        for side, tower in (("user", self.model.user), ("item", self.model.item)):
+            arrays = tower.features.state().items()
+            tensors |= {f"features.{side}.{key}": torch.from_numpy(np.ascontiguousarray(v)) for key, v in arrays}
+        tensors["draws"] = self._draws.get_state()
+        if self._device_draws is not None and self._device_draws is not self._draws:
+            tensors["device_draws"] = self._device_draws.get_state()
+        if self.dense is not None:
+            for number, values in self.dense.state_dict()["state"].items():
+                tensors |= {f"adam.{number}.{key}": value for key, value in values.items()}
+        return tensors, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
+
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over what `state` answered.
+
+        Raises:
+            ValueError: it belongs to a model of another shape.
+        """
+        self.steps = values["steps"]
+        self._host_draws.bit_generator.state = values["host_draws"]
+        self._draws.set_state(tensors["draws"].cpu())
+        if "device_draws" in tensors and self._device_draws is not None:
+            self._device_draws.set_state(tensors["device_draws"].cpu())
+        self._load_model(tensors)
+        if self.dense is not None:
+            state = self.dense.state_dict()
+            for name, tensor in tensors.items():
+                kind, _, rest = name.partition(".")
+                if kind == "adam":
+                    number, _, key = rest.partition(".")
+                    state["state"].setdefault(int(number), {})[key] = tensor
+            self.dense.load_state_dict(state)
+
+    def _load_model(self, tensors: dict[str, Tensor]) -> None:
+        for name, table in self.model.tables.items():
+            wanted = {key: f"table.{name}.{key}" for key in table.state_dict()}
+            if missing := [key for key in wanted.values() if key not in tensors]:
+                raise ValueError(f"the state has no {', '.join(missing)}: it belongs to a model of another shape")
+            table.load_state_dict({key: tensors[full] for key, full in wanted.items()})
+        for side, tower in (("user", self.model.user), ("item", self.model.item)):
+            keys = tower.features.state()
+            tower.features.load_state({key: tensors[f"features.{side}.{key}"].numpy() for key in keys})
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                found = tensors.get(f"dense.{name}")
+                if found is None or found.shape != parameter.shape:
+                    raise ValueError(f"the state has no {name} of shape {tuple(parameter.shape)}: another model")
+                parameter.copy_(found)
+
     def _decay(self) -> float:
         every = self.settings.decay_every_steps
         return float(self.settings.rate_decay ** (self.steps // every)) if every else 1.0

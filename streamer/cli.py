@@ -12,6 +12,7 @@ import click
 from streamer.errors import SettingsError, StreamerError
 
 COMMANDS = {
+    "run": "streamer.commands.run:run",
     "bench": "streamer.commands.bench:bench",
 }
 """Command name -> where it is implemented."""
@@ -31,9 +32,7 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(metadata.version("streamer"), prog_name="streamer")
 def cli() -> None:
     """Online learning of recommender retrievers from event streams."""

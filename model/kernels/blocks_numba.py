@@ -25,6 +25,10 @@ CACHE_CELLS = 1 << 18
 """A block of so many float32 cells (1 MiB) stays in a core's second-level cache."""
 
 
+SPARSE_SHARE = 4096
+"""With at most K d / 4096 draws a query, gradients are summed draw by draw: cheaper than the matrix products then."""
+
+
 def fits(Q: Tensor, sampling: Sampling) -> bool:
     """Whether this backend can do it: float32 on a CPU, and systematic resampling if any."""
     plain = Q.device.type == "cpu" and Q.dtype == torch.float32 and not isinstance(Q, FakeTensor)
@@ -83,6 +87,7 @@ class _Job:
     def __init__(self, Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> None:
         self.Q, self.E = Q, E
         self.sampling = sampling
+        self.sparse = sampling.draws is not None and sampling.draws * SPARSE_SHARE <= E.numel()
         self.log_weight = sampling.log_weight.numpy()
         self.factor = np.exp(-self.log_weight)
         self.lines = np.zeros((len(rows.ROW_LINES), Q.shape[0]), np.float32)
@@ -107,9 +112,21 @@ class _Job:
                 z = cells[: K * (hi - lo)].view(K, hi - lo)
                 torch.mm(self.E, self.Q[lo:hi].T, out=z)
                 self._pass(z.numpy(), lo, counts, scaled.numpy())
-                torch.mm(z.T, self.E, out=self.query_gradient[lo:hi])
-                item_gradient.addmm_(z, scaled[: hi - lo])
+                if self.sparse:
+                    self._sparse_gradients(z, lo, hi, scaled, item_gradient)
+                else:
+                    torch.mm(z.T, self.E, out=self.query_gradient[lo:hi])
+                    item_gradient.addmm_(z, scaled[: hi - lo])
         return item_gradient, counts
+
+    def _sparse_gradients(self, z: Tensor, lo: int, hi: int, scaled: Tensor, item_gradient: Tensor) -> None:
+        cells, gradient = z.numpy(), self.query_gradient[lo:hi].zero_().numpy()
+        room = (hi - lo) * (self.sampling.draws or 0) + 16
+        columns, at = np.empty((2, room), np.int32)
+        values = np.empty(room, np.float32)
+        count = rows.collect_draws(cells, cells.view(np.int32), columns, at, values)
+        rows.add_products(gradient, at, self.E.numpy(), columns, values, count)
+        rows.add_products(item_gradient.numpy(), columns, scaled.numpy(), at, values, count)
 
     def _pass(self, z: Floats, start: int, counts: Floats, scaled_queries: Floats) -> None:
         rows.block(

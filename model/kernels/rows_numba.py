@@ -179,6 +179,53 @@ def take_entries(z: Floats, first: Ints, columns: Ints, scale: Floats, start: in
             out[k] = z[columns[k], r] * scale[r]
 
 
+_CHUNK = 16
+
+
+@compiled
+def collect_draws(z: Floats, bits: Ints, columns: Ints, rows: Ints, values: Floats) -> int:
+    """List the cells of a block that are not zero, looking at whole chunks of rows at once.
+
+    Args:
+        z: [K, R] non-negative, mostly zeros.
+        bits: the same memory, as integers.
+        columns, rows, values: out; must have room for all of them and one more chunk.
+
+    Returns:
+        how many there are.
+    """
+    K, R = z.shape
+    whole = R - R % _CHUNK
+    n = 0
+    for j in range(K):
+        for start in range(0, whole, _CHUNK):
+            any_bit = np.int32(0)
+            for k in range(_CHUNK):
+                any_bit |= bits[j, start + k]
+            if any_bit != 0:
+                for k in range(_CHUNK):  # writes every cell, keeps those that count: nothing to mispredict
+                    columns[n] = j
+                    rows[n] = start + k
+                    values[n] = z[j, start + k]
+                    n += z[j, start + k] > _ZERO
+        for r in range(whole, R):
+            columns[n] = j
+            rows[n] = r
+            values[n] = z[j, r]
+            n += z[j, r] > _ZERO
+    return n
+
+
+@compiled
+def add_products(out: Floats, out_at: Ints, source: Floats, source_at: Ints, values: Floats, count: int) -> None:
+    """out[out_at[i]] += values[i] source[source_at[i]] for the first `count` i."""
+    for i in range(count):
+        g = values[i]
+        line, added = out[out_at[i]], source[source_at[i]]
+        for k in range(out.shape[1]):
+            line[k] += g * added[k]
+
+
 @compiled
 def block(
     z: Floats,

@@ -76,9 +76,7 @@ class PlainTrainer:
         self.cache = touched[torch.multinomial(self.occurrence[touched], len(self.cache), replacement=True)]
         return self.cache_weight * cache_loss + (1 - self.cache_weight) * batch_loss
 
-    def _resampled(
-        self, scores: Tensor, positive: Tensor, items: Tensor, draws: int
-    ) -> tuple[Tensor, Tensor]:
+    def _resampled(self, scores: Tensor, positive: Tensor, items: Tensor, draws: int) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             weight = torch.softmax(scores - self.log_pop[items], 1)  # [B, K]
             drawn = torch.multinomial(weight, draws, replacement=True)  # [B, m]

@@ -15,8 +15,9 @@ from model.losses import METHODS
 from model.occurrence import Occurrence
 from model.optim import Adam
 from model.popularity import ExactPopularity, HashPopularity
+from model.towers import TowerSettings
 from model.trainer import Trainer, TrainerSettings
-from model.two_tower import ModelSettings, TowerSettings
+from model.two_tower import ModelSettings
 from streamer.bench.plain import PlainTrainer
 
 PLAIN = ("ssl-pop", "bir", "xir")

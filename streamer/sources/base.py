@@ -36,7 +36,7 @@ class Chunk:
     offsets: list[int]
     timestamps_ms: list[int]
     keys: list[bytes | None]
-    values: list[bytes]
+    values: list[bytes]  # b"" where the record has none (a tombstone)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -74,6 +74,15 @@ class Source(Protocol):
 
         With `max_records=0` nothing is read, but membership of a group is kept alive and rebalances are served.
         """
+        ...
+
+    @property
+    def at_end(self) -> bool:
+        """True when no record will ever come again: the end of a file or a pipe. A topic never ends."""
+        ...
+
+    def positions(self) -> Positions:
+        """For each of our partitions the offset that `poll` reads next. Called by the polling thread."""
         ...
 
     def commit(self, positions: Positions) -> None:

@@ -92,7 +92,7 @@ def random_case(rows: int, columns: int, dim: int, draws: int | None, seed: int 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "dim", "draws"),
-    [(300, 500, 32, 250), (300, 500, 32, None), (1, 1, 1, 3), (5, 700, 33, 2), (129, 17, 8, 64), (64, 90, 16, 5000)],
+    [(300, 500, 32, 250), (300, 500, 32, None), (1, 1, 1, 3), (5, 700, 33, 2), (129, 17, 8, 64), (64, 90, 16, 5000), (133, 700, 33, 5)],
 )
 def test_compiled_backend_equals_the_torch_backend(rows, columns, dim, draws):
     case = random_case(rows, columns, dim, draws)
@@ -110,6 +110,17 @@ def test_compiled_backend_equals_the_torch_backend(rows, columns, dim, draws):
     if draws:
         assert ((fast.distinct - slow.distinct).abs() <= 2).all()
         assert (fast.distinct <= min(draws, columns)).all()
+
+
+@pytest.mark.parametrize("draws", [1, 4, 30])
+def test_gradients_summed_draw_by_draw_equal_the_matrix_products(draws, monkeypatch):
+    case = random_case(150, 400, 16, draws)
+    monkeypatch.setattr(blocks_numba, "SPARSE_SHARE", 10**9)
+    dense = blocks_numba.compute(*case)
+    monkeypatch.setattr(blocks_numba, "SPARSE_SHARE", 1)
+    sparse = blocks_numba.compute(*case)
+    torch.testing.assert_close(sparse.query_gradient, dense.query_gradient, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(sparse.item_gradient, dense.item_gradient, rtol=1e-4, atol=1e-7)
 
 
 def test_effective_sample_size_is_one_for_a_single_weight_and_k_for_equal_weights():

@@ -1,0 +1,211 @@
+"""A directory of checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from streamer.checkpoint.files import Tensors, read_files, sync, write_files
+from streamer.errors import CheckpointError, CorruptCheckpoint
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in memory. Arrays come back as arrays, tensors as tensors (on the CPU), all writable."""
+
+    path: Path
+    sequence: int
+    tensors: dict[str, Any]
+    meta: dict[str, Any]
+
+
+class CheckpointStore:
+    """The checkpoints of one trainer, in a directory that only it writes to.
+
+    Args:
+        directory: created if it is missing.
+        keep: how many checkpoints to keep; older ones are removed after a newer one is safe.
+        readonly: only `load` and `list`, beside a trainer that goes on writing; no lock is taken, nothing created.
+
+    Raises:
+        CheckpointError: another process uses the directory, or it cannot be written to.
+    """
+
+    def __init__(self, directory: str | Path, keep: int = 3, *, readonly: bool = False) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self.directory = Path(directory)
+        self._keep = keep
+        self._corrupt: set[int] = set()
+        self._lock: int | None = None
+        if not readonly:
+            with _translated_errors("use", self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._lock = _take_lock(self.directory)
+                self._clean()
+
+    def save(self, tensors: Tensors, meta: Mapping[str, Any]) -> Path:
+        """Write a checkpoint; it is safe on disk when this returns.
+
+        Needs no copy of the tensors, unless they are not contiguous, not on the CPU, or share memory.
+
+        Args:
+            tensors: by name. They must not change meanwhile.
+            meta: JSON values; note that JSON turns tuples into lists and integer keys into strings.
+
+        Raises:
+            CheckpointError: it cannot be written; the checkpoints before are untouched.
+        """
+        assert self._lock is not None, "the store is read-only or closed"
+        with _translated_errors("write a checkpoint into", self.directory):
+            sequence = max(self._sequences(), default=0) + 1
+            path = self._path(sequence)
+            # 1. Everything goes into a directory under another name, each file synced.
+            temporary = self.directory / f"{TEMPORARY}{path.name}"
+            with _removed_on_error(temporary):
+                write_files(temporary, tensors, meta)
+                sync(temporary)
+                # 2. The rename makes it a checkpoint, at once and whole; the parent's sync makes that last.
+                temporary.rename(path)
+            sync(self.directory)
+        # 3. Only now may older ones go.
+        self._prune()
+        return path
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is valid; None if there is none at all.
+
+        A corrupt one is skipped with a warning that names it and the reason.
+
+        Raises:
+            CorruptCheckpoint: there are checkpoints, but each one is corrupt.
+            IncompatibleCheckpoint: the newest was written by a newer version of Streamer.
+        """
+        while sequences := self._sequences():
+            problems: list[str] = []
+            for sequence in reversed(sequences):
+                try:
+                    return Checkpoint(self._path(sequence), sequence, *read_files(self._path(sequence)))
+                except CorruptCheckpoint as error:
+                    problems += self._note_corrupt(sequence, error)
+            if len(problems) == len(sequences):
+                raise CorruptCheckpoint(
+                    f"every checkpoint in {self.directory} is corrupt: {'; '.join(problems)}. "
+                    "Restore one from a backup, or start anew with another checkpoint directory"
+                )
+        return None
+
+    def _note_corrupt(self, sequence: int, error: CorruptCheckpoint) -> Sequence[str]:
+        """Remember and report it, unless it is gone: a trainer beside us removed it, so there are newer ones."""
+        if not self._path(sequence).exists():
+            return []
+        self._corrupt.add(sequence)
+        logger.warning("checkpoint skipped, trying the one before: %s", error)
+        return [str(error)]
+
+    def list(self) -> list[Path]:
+        """The checkpoints, oldest first, without looking into them."""
+        return [self._path(sequence) for sequence in self._sequences()]
+
+    def close(self) -> None:
+        """Let go of the directory. May be called twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _path(self, sequence: int) -> Path:
+        return self.directory / f"ckpt-{sequence:020d}"
+
+    def _sequences(self) -> Sequence[int]:
+        """The numbers of the checkpoints that are there, ascending."""
+        if not self.directory.is_dir():
+            return []
+        matches = (re.fullmatch(r"ckpt-(\d{20})", entry.name) for entry in self.directory.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _prune(self) -> None:
+        """Remove what is older than the newest `keep`; those known to be corrupt do not count."""
+        sequences = self._sequences()
+        sound = [sequence for sequence in sequences if sequence not in self._corrupt]
+        oldest = sound[-self._keep :][0]
+        for sequence in sequences:
+            if sequence < oldest:
+                _remove(self._path(sequence))
+
+    def _clean(self) -> None:
+        """Remove what earlier crashes left; nobody else can be writing, as we have the lock."""
+        for entry in self.directory.glob(f"{TEMPORARY}*"):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Rename first, so that a crash in the middle does not leave what looks like a corrupt checkpoint.
+
+    A failure is no reason to call the save that came before a failure, too: it is tried again after the next.
+    """
+    temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
+    try:
+        path.rename(temporary)
+        shutil.rmtree(temporary)
+    except OSError as error:
+        logger.warning("the old checkpoint %s cannot be removed: %s", path, error)
+
+
+def _take_lock(directory: Path) -> int:
+    """Lock the directory until the descriptor is closed or the process ends, however it ends."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise CheckpointError(
+            f"another process (pid {holder or 'unknown'}) uses {directory}. "
+            "Stop it, or choose another checkpoint directory"
+        ) from error
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+@contextlib.contextmanager
+def _removed_on_error(directory: Path) -> Iterator[None]:
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier error, if it could not be removed then
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _translated_errors(what: str, directory: Path) -> Iterator[None]:
+    """Errors of the system as ours, with what was tried and where."""
+    try:
+        yield
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"cannot {what} {directory}: {error}. Check free space and permissions") from error

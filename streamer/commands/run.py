@@ -1,0 +1,135 @@
+"""`streamer run`: learn from a stream, for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from streamer.options import GroupedCommand, config_option, event_options, learner_options, option, stream_options
+
+_RUN = "Run"
+
+
+@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": "STREAMER"})
+@config_option
+@stream_options
+@event_options
+@option(_RUN, "--batch-size", type=click.IntRange(1), default=512, help="Events of a micro-batch.")
+@option(
+    _RUN,
+    "--max-age",
+    type=click.FloatRange(0),
+    default=1.0,
+    help="Seconds after which a smaller batch is trained; 0 waits for a full one.",
+)
+@option(
+    _RUN,
+    "--max-queued-events",
+    type=click.IntRange(1),
+    default=16_384,
+    help="Reading ahead pauses while so many events wait.",
+)
+@option(_RUN, "--until-end", is_flag=True, help="Stop at the end of the stream as it is at the start.")
+@option(_RUN, "--max-events", type=click.IntRange(1), help="Stop after so many events.")
+@option(
+    _RUN,
+    "--evaluate",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    help="Share of the time for ranking events before they are trained; 0 for none.",
+)
+@option(
+    _RUN,
+    "--checkpoint-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where state is kept. [default: <data-dir>/checkpoints]",
+)
+@option(
+    _RUN,
+    "--checkpoint-every",
+    type=click.FloatRange(0),
+    default=60.0,
+    help="Seconds between checkpoints; 0 for none by time.",
+)
+@option(_RUN, "--checkpoint-every-events", type=click.IntRange(1), help="Events between checkpoints.")
+@option(_RUN, "--keep-checkpoints", type=click.IntRange(1), default=3, help="How many checkpoints are kept.")
+@option(
+    _RUN,
+    "--log-format",
+    type=click.Choice(["auto", "panel", "plain", "json"]),
+    default="auto",
+    help="A live panel at a terminal, plain lines elsewhere.",
+)
+@option(_RUN, "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
+@learner_options
+def run(as_json: bool, **options: Any) -> None:
+    """Learn a two-tower retriever from a stream of events, for ever.
+
+    Without --bootstrap-servers the topic is read from the embedded log, which `streamer replay` writes. Every option
+    can also be set by an environment variable (STREAMER_BATCH_SIZE=1024) or in a file given by --config; the command
+    line wins over the environment, which wins over the file.
+    """
+    from streamer.reporting import make_reporter
+    from streamer.wiring import described
+
+    pipeline = build(options)
+    stop_on_signals(pipeline.stop)
+    with make_reporter(options["log_format"], described(options)) as reporter:
+        pipeline.on_status = reporter.update
+        pipeline.run()
+        summary = pipeline.summary()
+        reporter.finish(None if as_json else summary)
+    if as_json:
+        click.echo(json.dumps(summary))
+
+
+def build(options: dict[str, Any]) -> Any:
+    """The pipeline that the options describe."""
+    if options["threads"]:
+        import torch
+
+        torch.set_num_threads(options["threads"])
+    from streamer import wiring
+    from streamer.checkpoint import CheckpointStore
+    from streamer.event import EventDecoder
+    from streamer.learner import Learner
+    from streamer.pipeline import Pipeline, PipelineSettings
+    from streamer.prequential import Prequential
+
+    decoder = EventDecoder(wiring.event_settings(options))
+    make_source = wiring.source_factory(options)
+    learner = Learner(wiring.learner_settings(options))
+    directory = options["checkpoint_dir"] or Path(options["data_dir"]) / "checkpoints"
+    return Pipeline(
+        learner,
+        make_source,
+        decoder,
+        wiring.dead_letters(options),
+        PipelineSettings(
+            batch_size=options["batch_size"],
+            max_age_s=options["max_age"] or None,
+            max_queued_events=options["max_queued_events"],
+            checkpoint_every_s=options["checkpoint_every"] or None,
+            checkpoint_every_events=options["checkpoint_every_events"],
+            until_end=options["until_end"],
+            max_events=options["max_events"],
+        ),
+        CheckpointStore(directory, options["keep_checkpoints"]),
+        Prequential(learner, time_share=options["evaluate"]) if options["evaluate"] else None,
+    )
+
+
+def stop_on_signals(stop: Any) -> None:
+    """SIGTERM and Ctrl-C end the run after the step; a second Ctrl-C ends it at once."""
+
+    def first(number: int, _: object) -> None:
+        stop()
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+    signal.signal(signal.SIGINT, first)
+    signal.signal(signal.SIGTERM, first)

@@ -1,0 +1,39 @@
+"""The wire format: what an event looks like in a record, and what becomes of a record that is none.
+
+A record's value is JSON: one event, or an array of events.
+
+    {"user_id": "ann", "item_id": 42, "timestamp": 1700000000,
+     "user_features": {"country": "NL", "age": 31.0}, "item_features": {"genre": "jazz"},
+     "event_type": "purchase", "rating": 4.5}
+
+user_id, item_id
+    String or integer; becomes a string. Must not be empty.
+timestamp
+    A number: seconds since the epoch if below 7,258,118,400 (the year 2200), else milliseconds. Or a text in
+    ISO 8601, UTC unless it says otherwise. Absent or null: the record's own time. Always within 1970 to 2199.
+user_features, item_features
+    Object. Strings, integers and booleans are categories and become strings (`42`, `true`); numbers with a
+    fraction or an exponent (`31.0`) stay numbers; a null feature is absent.
+event_type
+    String or integer; looked at only when `EventSettings.event_types` is set.
+rating
+    Number; looked at only when `EventSettings.min_rating` is set.
+
+Other fields are ignored, of a repeated field the last counts, names can be mapped (`EventSettings.fields`).
+
+Filters come before validation: a topic may carry other types of events, without an item say, and those are
+filtered, not dead letters. An event without a type is of none of the types asked for, and one without a
+rating has less than any rating asked for.
+
+Nothing that a record holds makes `EventDecoder.decode` raise: bad input becomes a `DeadLetter`. The unit of
+accounting is the event; a record that cannot be taken apart counts as one. What was consumed is the sum of
+events, filtered and dead letters, always.
+"""
+
+from streamer.dead_letters import DeadLetter, Reason
+from streamer.event.decoded import Decoded, Features
+from streamer.event.decoder import EventDecoder
+from streamer.event.encoder import encode
+from streamer.event.settings import EventSettings
+
+__all__ = ["DeadLetter", "Decoded", "EventDecoder", "EventSettings", "Features", "Reason", "encode"]

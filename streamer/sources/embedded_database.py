@@ -1,0 +1,175 @@
+"""The database of the embedded log: its tables and the questions put to them. `embedded.py` explains it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from streamer.errors import SourceError, SourceUnavailable
+
+LOG_FILE = "log.sqlite3"
+FORMAT = 1
+BUSY_TIMEOUT_S = 10.0
+
+SCHEMA = (
+    """CREATE TABLE partitions (
+        id INTEGER PRIMARY KEY,
+        topic TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        next_offset INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (topic, number)
+    )""",
+    """CREATE TABLE batches (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        partition INTEGER NOT NULL,
+        first_offset INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        max_timestamp_ms INTEGER NOT NULL,
+        records BLOB NOT NULL
+    )""",
+    "CREATE UNIQUE INDEX batches_by_offset ON batches (partition, first_offset)",
+    f"PRAGMA user_version = {FORMAT}",
+)
+
+Run = tuple[Sequence[int], Sequence[bytes | None], Sequence[bytes]]
+"""Timestamps, keys and values of consecutive records of one partition."""
+
+encode_run = msgspec.msgpack.Encoder().encode
+decode_run = msgspec.msgpack.Decoder(tuple[list[int], list[bytes | None], list[bytes]]).decode
+
+
+def connect(path: Path, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
+    """Open a database in autocommit mode; `mode` is SQLite's: ro, rw, rwc (create)."""
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+
+
+def inode_of(path: Path) -> int:
+    """The number by which the file system knows a file; 0 if it is not there."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def create_or_open(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+    """Open the log for writing; create its tables if they are missing, even if others do the same now."""
+    db = connect(path, "rwc", busy_timeout_s)
+    try:
+        if format_of(db, path) == 0:
+            _switch_to_wal(db, busy_timeout_s)
+            db.execute("BEGIN IMMEDIATE")
+            if format_of(db, path) == 0:
+                for statement in SCHEMA:
+                    db.execute(statement)
+            db.execute("COMMIT")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _switch_to_wal(db: sqlite3.Connection, busy_timeout_s: float) -> None:
+    """Set WAL mode. SQLite does not wait by itself here when another process does the same at this moment."""
+    deadline = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def format_of(db: sqlite3.Connection, path: Path) -> int:
+    """The version of the tables; 0 if they are not there yet."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, FORMAT):
+        raise SourceError(f"{path} has format {version}, this version of Streamer reads {FORMAT}: upgrade Streamer")
+    return version
+
+
+@contextlib.contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """All reads within see one state of the log."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def translated_errors(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours, with the file's name."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "busy" in str(error):
+            raise SourceUnavailable(f"{path} is in use by another writer: {error}. Try again") from error
+        raise SourceError(f"cannot use {path}: {error}. Check free space and permissions") from error
+    except sqlite3.DatabaseError as error:
+        raise SourceError(f"cannot use {path}: {error}. Is it a log of Streamer?") from error
+    except OSError as error:
+        raise SourceError(f"cannot use {path}: {error.strerror}") from error
+
+
+def rows_of(db: sqlite3.Connection, topic: str) -> list[tuple[int, int]]:
+    """Row id and next offset of each partition, by number."""
+    return db.execute("SELECT id, next_offset FROM partitions WHERE topic = ? ORDER BY number", (topic,)).fetchall()
+
+
+def topics_of(db: sqlite3.Connection) -> dict[str, int]:
+    return dict(db.execute("SELECT topic, count(*) FROM partitions GROUP BY topic ORDER BY topic"))
+
+
+def unknown_topic(path: Path, missing: Sequence[str], existing: Iterable[str]) -> str:
+    names = ", ".join(map(repr, missing))
+    there = ", ".join(map(repr, existing)) or "none"
+    return f"there is no topic {names} in {path.parent} (there: {there}). Write it first, or check the name"
+
+
+def last_seq(db: sqlite3.Connection) -> int:
+    return db.execute("SELECT max(seq) FROM batches").fetchone()[0] or 0
+
+
+def retained(db: sqlite3.Connection, partition_id: int) -> tuple[int, int]:
+    """The first offset that is still there and the position after the last."""
+    end = db.execute("SELECT next_offset FROM partitions WHERE id = ?", (partition_id,)).fetchone()[0]
+    row = db.execute("SELECT min(first_offset) FROM batches WHERE partition = ?", (partition_id,)).fetchone()
+    return (end if row[0] is None else row[0]), end
+
+
+def seq_before(db: sqlite3.Connection, partition_id: int, position: int, default: int) -> int:
+    """The seq after which the run that holds `position` is found; `default` if it is not written yet."""
+    row = db.execute(
+        "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= ? "
+        "ORDER BY first_offset DESC LIMIT 1",
+        (partition_id, position),
+    ).fetchone()
+    return row[0] - 1 if row is not None and position < row[1] else default
+
+
+def first_run_since(db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int) -> int:
+    """The first offset of the first run that reaches this timestamp; `end` if none does."""
+    row = db.execute(
+        "SELECT min(first_offset) FROM batches WHERE partition = ? AND max_timestamp_ms >= ?",
+        (partition_id, timestamp_ms),
+    ).fetchone()
+    return end if row[0] is None else row[0]
+
+
+def first_offset_since(db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int) -> int:
+    """The first offset with at least this timestamp; `end` if there is none."""
+    first = first_run_since(db, partition_id, timestamp_ms, end)
+    if first == end:
+        return end
+    query = "SELECT records FROM batches WHERE partition = ? AND first_offset = ?"
+    timestamps_ms = decode_run(db.execute(query, (partition_id, first)).fetchone()[0])[0]
+    return first + next(i for i, stamp in enumerate(timestamps_ms) if stamp >= timestamp_ms)

@@ -1,0 +1,134 @@
+"""What a consumer and a producer of Kafka have in common: connecting, errors in our words, a quiet log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kafka import errors
+
+from streamer.errors import SettingsError, SourceError, SourceUnavailable, StreamerError
+
+log = logging.getLogger(__name__)
+
+ADVICE = {
+    errors.SaslAuthenticationFailedError: "check sasl_mechanism, sasl_username and sasl_password",
+    errors.UnsupportedSaslMechanismError: "check sasl_mechanism",
+    errors.TopicAuthorizationFailedError: "this user needs rights on the topic",
+    errors.GroupAuthorizationFailedError: "this user needs the right to read with this group_id",
+    errors.UnsupportedCodecError: "install the library of this compression: lz4, python-snappy or zstandard",
+    errors.FencedInstanceIdError: "another running process uses the same group_instance_id",
+    errors.InconsistentGroupProtocolError: "its members use another partition_assignment_strategy, or it is "
+    "not a group of consumers: choose another group_id",
+    errors.InvalidSessionTimeoutError: "the broker does not allow this session_timeout_ms",
+    errors.CorruptRecordError: "its bytes do not match its checksum; it can be read with check_crcs=false",
+}
+"""What to try, by the client's error."""
+
+
+class ClientLog(logging.Handler):
+    """Takes the client's own warnings, which come in floods while a broker is away.
+
+    They go to our log at debug level; the last one is kept to explain what we say ourselves, and so is a refusal,
+    which the client takes for one more reason to try again.
+    """
+
+    refusal: errors.KafkaError | None = None
+    _last = ""
+    _last_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        log.debug("%s: %s", record.name, message)
+        if (record.name, record.levelno) == ("kafka.net.selector", logging.WARNING):
+            return  # it complains of slow tasks, which parsing large answers is
+        self._last, self._last_at = message, time.monotonic()
+        for part in record.args if isinstance(record.args, tuple) else ():
+            if isinstance(part, errors.SaslAuthenticationFailedError | errors.UnsupportedSaslMechanismError):
+                self.refusal = part
+
+    def last_words(self, age_s: float = 10.0) -> str:
+        """The client's last warning, if it is not older."""
+        return self._last if time.monotonic() - self._last_at <= age_s else ""
+
+    @classmethod
+    def attach(cls) -> ClientLog:
+        """Listen to the client's loggers, once in a process; who has set them up goes on seeing them."""
+        logger = logging.getLogger("kafka")
+        others = [handler for handler in logger.handlers if not isinstance(handler, logging.NullHandler)]
+        for handler in others:
+            if isinstance(handler, cls):
+                return handler
+        if logger.level == logging.NOTSET and not others:
+            logger.setLevel(logging.WARNING)
+            logger.propagate = False
+        ours = cls()
+        logger.addHandler(ours)
+        return ours
+
+
+def connect(make: Any, config: dict[str, Any]) -> Any:
+    """Make a client: `KafkaConsumer` or `KafkaProducer`.
+
+    One that reaches no broker is taken apart again; kafka-python would leave its thread running.
+
+    Raises:
+        SourceUnavailable: no broker answers in time.
+        SourceError: a broker answers, but does not let us in.
+        SettingsError: the client does not accept its settings.
+    """
+    half_made: list[Any] = []
+    plain: Callable[..., Any] = make.DEFAULT_CONFIG["kafka_client"]
+
+    def remember(**settings: Any) -> Any:
+        half_made.append(plain(**settings))
+        return half_made[-1]
+
+    client_log = ClientLog.attach()
+    client_log.refusal = None
+    try:
+        return make(**config, kafka_client=remember)
+    except Exception as error:
+        for client in half_made:
+            client.close()
+        raise _why_not_connected(client_log.refusal or error, config, client_log.last_words()) from error
+
+
+def _why_not_connected(error: Exception, config: dict[str, Any], last_words: str) -> Exception:
+    servers = ", ".join(config["bootstrap_servers"])
+    if isinstance(error, errors.KafkaTimeoutError):
+        seconds = config["bootstrap_timeout_ms"] / 1000
+        said = f" ({last_words})" if last_words else ""
+        advice = "is it running, and are its address and security_protocol right?"
+        if "SASL" in config.get("security_protocol", ""):
+            advice += " It may also hang up on a wrong login: check sasl_username and sasl_password"
+        return SourceUnavailable(f"no Kafka broker answers at {servers} within {seconds:g} s{said}; {advice}")
+    if isinstance(error, errors.KafkaError) and not isinstance(error, errors.KafkaConfigurationError):
+        return in_our_words(error, f"Kafka at {servers} does not let us in")
+    return SettingsError([f"Kafka client for {servers}: {error}"])
+
+
+def in_our_words(error: errors.KafkaError, where: str) -> StreamerError:
+    """What happened, where, and what to try."""
+    advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), "")
+    kind = SourceUnavailable if is_transient(error) else SourceError
+    return kind(f"{where}: {error}" + (f"; {advice}" if advice else ""))
+
+
+def is_transient(error: errors.KafkaError) -> bool:
+    """True if the client itself gets over it: a broker is away, a leader moves."""
+    if isinstance(error, errors.CorruptRecordError):
+        return False
+    return isinstance(error, errors.RetriableError | errors.UnknownBrokerIdError)
+
+
+@contextlib.contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turn the client's errors into ours."""
+    try:
+        yield
+    except errors.KafkaError as error:
+        raise in_our_words(error, where) from error

@@ -1,0 +1,318 @@
+"""Settings of a Kafka source: our own few, and any setting of the Kafka client, checked by name and type.
+
+    KafkaSettings("broker:9092", "interactions", client={"security_protocol": "SSL", "ssl_cafile": "ca.pem"})
+
+The client's settings have the names of kafka-python; Kafka's own spelling with dots works too (`ssl.cafile`).
+They come from options, a file or the environment as text, or from Python as values:
+
+    client_settings(settings_from_file("client.properties") | settings_from_environment(os.environ))
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+from streamer.errors import SettingsError
+
+RESET_POLICIES = ("earliest", "latest", "error")
+ENVIRONMENT_PREFIX = "STREAMER_KAFKA_"
+
+ALIASES = {
+    "sasl_username": "sasl_plain_username",
+    "sasl_password": "sasl_plain_password",
+    "bootstrap_server": "bootstrap_servers",
+}
+
+OURS = {
+    "bootstrap_servers": "it has a setting of its own",
+    "group_id": "it has a setting of its own",
+    "auto_offset_reset": "it has a setting of its own",
+    "enable_auto_commit": "positions are committed after a checkpoint, never by the client",
+    "auto_commit_interval_ms": "positions are committed after a checkpoint, never by the client",
+    "default_offset_commit_callback": "commits are made by the source",
+    "max_poll_records": "the caller of poll decides",
+    "consumer_timeout_ms": "the caller of poll decides",
+    "key_deserializer": "records are decoded by Streamer",
+    "value_deserializer": "records are decoded by Streamer",
+    "key_serializer": "records are written as bytes",
+    "value_serializer": "records are written as bytes",
+    "kafka_client": "the source brings its own",
+    "transactional_id": "dead letters are written without transactions",
+    "partitioner": "the client's own is used",
+    "acks": "dead letters are always written with acks=all",
+    "enable_idempotence": "dead letters are always written idempotently",
+}
+"""Client settings that cannot be given, and why."""
+
+ASSIGNORS = {
+    "range": RangePartitionAssignor,
+    "roundrobin": RoundRobinPartitionAssignor,
+    "sticky": StickyPartitionAssignor,
+    "cooperative-sticky": CooperativeStickyAssignor,
+}
+
+CLIENT_DEFAULTS: dict[str, Any] = {
+    "client_id": "streamer",
+    "allow_auto_create_topics": False,  # a misspelt topic must be an error, not a new topic
+    "metrics_enabled": False,
+    # Not the cooperative one: after a lost session, kafka-python 3.0 still claims to own the partitions that
+    # others took over meanwhile, and may be given them back while those still read them.
+    "partition_assignment_strategy": (StickyPartitionAssignor,),
+    "reconnect_backoff_max_ms": 2_000,  # a broker that is back is found soon
+}
+"""Where Streamer's defaults differ from the client's."""
+
+
+@dataclass(frozen=True)
+class KafkaSettings:
+    """How to read topics of a Kafka cluster.
+
+    Args:
+        bootstrap_servers: `host:port`, several separated by commas or as a sequence.
+        topics: the topics to read.
+        group_id: the consumer group; its members share the partitions.
+        auto_offset_reset: where a partition starts that has no position, or whose position is gone:
+            `earliest`, `latest`, or `error` to stop.
+        start_timestamp_ms: partitions without a position start at the first record at or after this time, in
+            milliseconds since the epoch; those that have none so young, at the end.
+        client: other settings of the client, by name; see `client_settings`.
+        open_timeout_s: how long to wait for the first answer of a broker.
+        join_timeout_s: how long to wait for the group to let us in. A member that died holds a group up until
+            its session expires (the client's `session_timeout_ms`, 45 s).
+        close_timeout_s: how long leaving may take at most.
+        fast_records: parse records with compiled code where the client allows it; see `kafka_records`.
+
+    Raises:
+        SettingsError: with every problem found.
+    """
+
+    bootstrap_servers: str | tuple[str, ...]
+    topics: str | tuple[str, ...]
+    group_id: str = "streamer"
+    auto_offset_reset: str = "earliest"
+    start_timestamp_ms: int | None = None
+    client: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold passwords
+    open_timeout_s: float = 5.0
+    join_timeout_s: float = 90.0
+    close_timeout_s: float = 5.0
+    fast_records: bool = True
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        object.__setattr__(self, "bootstrap_servers", _names(self.bootstrap_servers))
+        object.__setattr__(self, "topics", _names(self.topics))
+        try:
+            object.__setattr__(self, "client", client_settings(self.client))
+        except SettingsError as error:
+            problems += error.problems
+        problems += self._problems()
+        if problems:
+            raise SettingsError(problems)
+
+    def _problems(self) -> list[str]:
+        checks = [
+            (bool(self.bootstrap_servers), "bootstrap_servers: give at least one host:port"),
+            (bool(self.topics), "topics: give at least one"),
+            (bool(self.group_id), "group_id: must not be empty"),
+            (
+                self.auto_offset_reset in RESET_POLICIES,
+                f"auto_offset_reset: must be {', '.join(RESET_POLICIES)}, not {self.auto_offset_reset!r}",
+            ),
+            (
+                self.start_timestamp_ms is None or self.start_timestamp_ms >= 0,
+                "start_timestamp_ms: is negative",
+            ),
+        ]
+        for name in ("open_timeout_s", "join_timeout_s", "close_timeout_s"):
+            checks.append((getattr(self, name) > 0, f"{name}: must be more than 0"))
+        return [text for holds, text in checks if not holds]
+
+    def consumer_config(self) -> dict[str, Any]:
+        """What to give to `KafkaConsumer`. The reset policy is ours, so that no reset goes without a word."""
+        return self._config(KafkaConsumer.DEFAULT_CONFIG) | {
+            "group_id": self.group_id,
+            "auto_offset_reset": "none",
+            "enable_auto_commit": False,
+        }
+
+    def producer_config(self) -> dict[str, Any]:
+        """What to give to `KafkaProducer`."""
+        return self._config(KafkaProducer.DEFAULT_CONFIG) | {"acks": "all", "enable_idempotence": True}
+
+    def _config(self, known: Iterable[str]) -> dict[str, Any]:
+        config = CLIENT_DEFAULTS | {"bootstrap_timeout_ms": round(self.open_timeout_s * 1000)} | dict(self.client)
+        chosen = {name: value for name, value in config.items() if name in known}
+        return chosen | {"bootstrap_servers": list(self.bootstrap_servers)}
+
+
+def client_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check settings for the Kafka client, and turn text into values of the right type.
+
+    Raises:
+        SettingsError: names every setting that is unknown, not ours to give, or of the wrong type.
+    """
+    settings, problems = {}, []
+    for written, value in given.items():
+        name = _client_name(written)
+        try:
+            settings[name] = _checked(name, value)
+        except ValueError as error:
+            problems.append(f"Kafka client setting {written!r}: {error}")
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def settings_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Client settings from variables like `STREAMER_KAFKA_SASL_PASSWORD`, without fields of `KafkaSettings`."""
+    found = {
+        _client_name(name.removeprefix(ENVIRONMENT_PREFIX)): value
+        for name, value in environ.items()
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    own = {*KafkaSettings.__dataclass_fields__, "start_timestamp"}
+    return {name: value for name, value in found.items() if name not in own}
+
+
+def settings_from_file(path: str | Path) -> dict[str, Any]:
+    """Client settings from a TOML file (its table `kafka` if it has one) or a file of `name=value` lines.
+
+    Raises:
+        SettingsError: the file cannot be read or is malformed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+        if path.suffix != ".toml":
+            return _properties(text)
+        content = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise SettingsError([f"Kafka client settings {str(path)!r}: {error}"]) from error
+    found: dict[str, Any] = content.get("kafka", content)
+    return found
+
+
+def _properties(text: str) -> dict[str, str]:
+    settings = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        name, equals, value = line.strip().partition("=")
+        if not name or name.startswith(("#", "!")):
+            continue
+        if not equals:
+            raise ValueError(f"line {number} is not name=value")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def _names(given: str | Iterable[str]) -> tuple[str, ...]:
+    parts = given.split(",") if isinstance(given, str) else list(given)
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _client_name(written: str) -> str:
+    name = written.strip().lower().replace(".", "_").replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+_KNOWN: dict[str, Any] = {**KafkaProducer.DEFAULT_CONFIG, **KafkaConsumer.DEFAULT_CONFIG}
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value in the right type.
+
+    Raises:
+        ValueError: why it cannot be.
+    """
+    if name in OURS:
+        raise ValueError(f"cannot be given: {OURS[name]}")
+    if name not in _KNOWN:
+        close = difflib.get_close_matches(name, [*(_KNOWN.keys() - OURS.keys()), *ALIASES], n=3)
+        raise ValueError("there is no such setting" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+    if name in _SPECIAL:
+        return _SPECIAL[name](value)
+    return _typed(_KNOWN[name], value)
+
+
+def _typed(default: Any, value: Any) -> Any:
+    """`value` as the type of `default`; where that is None, it stays as it is."""
+    if isinstance(default, bool):
+        return _boolean(value)
+    if isinstance(default, int | float):
+        return _number(value)
+    if isinstance(default, str) and not isinstance(value, str):
+        raise ValueError(f"must be text, not {value!r}")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {
+        "true": True,
+        "yes": True,
+        "on": True,
+        "1": True,
+        "false": False,
+        "no": False,
+        "off": False,
+        "0": False,
+    }
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise ValueError(f"must be true or false, not {value!r}")
+
+
+def _number(value: Any) -> int | float:
+    """An integer: every number among the client's settings counts bytes, milliseconds or things."""
+    try:
+        if isinstance(value, bool | float):
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a whole number, not {value!r}") from None
+
+
+def _version(value: Any) -> tuple[int, ...] | None:
+    try:
+        parts = value.split(".") if isinstance(value, str) else value
+        return None if parts is None else tuple(int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a version like 3.9, not {value!r}") from None
+
+
+def _assignors(value: Any) -> tuple[Any, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    unknown = [part for part in parts if isinstance(part, str) and part.strip() not in ASSIGNORS]
+    if unknown:
+        raise ValueError(f"must be among {', '.join(ASSIGNORS)}, not {', '.join(unknown)}")
+    return tuple(ASSIGNORS[part.strip()] if isinstance(part, str) else part for part in parts)
+
+
+def _object(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("can only be given from Python, not as text")
+    return value
+
+
+_SPECIAL: dict[str, Callable[[Any], Any]] = {
+    "api_version": _version,
+    "partition_assignment_strategy": _assignors,
+    "receive_buffer_bytes": _number,
+    "send_buffer_bytes": _number,
+    "ssl_context": _object,
+    "sasl_oauth_token_provider": _object,
+    "socket_options": _object,
+    "metric_reporters": _object,
+    "selector": _object,
+}

@@ -1,0 +1,75 @@
+"""Small rules that the log-like sources share: which partition a record goes to, and where reading starts."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zlib
+from collections.abc import Collection, Sequence
+
+from streamer.errors import SourceError
+from streamer.sources.base import Partition
+
+logger = logging.getLogger(__name__)
+
+Record = tuple[bytes | None, bytes, int]
+"""Key (or None), value, timestamp in milliseconds since the epoch: what a writer appends."""
+
+
+def partition_of_key(key: bytes, partitions: int) -> int:
+    """The partition a key belongs to: its CRC-32 modulo the number of partitions. Never to be changed."""
+    return zlib.crc32(key) % partitions
+
+
+class Partitioner:
+    """Chooses partitions for the records of one topic: by key, and round robin for records without one."""
+
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self._turn = itertools.count()
+
+    def choose(self, key: bytes | None) -> int:
+        """Answer the partition's number."""
+        return (next(self._turn) if key is None else zlib.crc32(key)) % self._partitions
+
+
+def checked_partitions(topic: str, existing: int, wanted: Collection[int] | None) -> list[Partition]:
+    """The partitions of a topic that a reader takes: all of them, or the wanted ones, which must exist."""
+    numbers = range(existing) if wanted is None else sorted(set(wanted))
+    missing = [number for number in numbers if not 0 <= number < existing]
+    if missing:
+        raise SourceError(f"topic {topic!r} has partitions 0 to {existing - 1}, not {missing}: choose among those")
+    return [Partition(topic, number) for number in numbers]
+
+
+def checked_position(partition: Partition, position: int, first: int, end: int) -> int:
+    """Where to go on from a recorded position in a partition that holds the offsets `first` to `end - 1`.
+
+    Records that are gone by retention are skipped with a warning. A position beyond the end means that the
+    log is not the one the position was taken from; reading on would silently lose or double events, so this
+    is an error.
+    """
+    if position > end:
+        raise SourceError(
+            f"{partition} ends at offset {end}, but reading should go on at {position}: the log was replaced "
+            "since that position was recorded. Bring the old log back, or use another checkpoint directory"
+        )
+    if position < first:
+        warn_of_gap(partition, position, first)
+    return max(position, first)
+
+
+def warn_of_gap(partition: Partition, position: int, first: int) -> None:
+    """Report records that were removed before they were read."""
+    logger.warning(
+        "%s: offsets %d to %d were removed by retention before they were read; going on at %d",
+        partition,
+        position,
+        first - 1,
+        first,
+    )
+
+
+def as_topics(topics: str | Sequence[str]) -> list[str]:
+    """One topic or several, as a list without repetition."""
+    return [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))

@@ -1,0 +1,33 @@
+"""Fixtures that all tests share: the real servers, one of each for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from servers.kafka import KafkaServer
+from servers.process import ServerUnavailable, skip_or_fail
+from servers.redis import RedisServer
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """A running Kafka broker. A test that stops it starts it again."""
+    yield from _running(KafkaServer())
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A running Redis server. A test that stops it starts it again, and no test relies on it being empty."""
+    yield from _running(RedisServer())
+
+
+def _running(server):
+    """Start, hand out, take down; also after a start that failed or was interrupted."""
+    try:
+        server.start()
+        yield server
+    except ServerUnavailable as error:
+        skip_or_fail(f"{type(server).__name__}: {error}")
+    finally:
+        server.delete()

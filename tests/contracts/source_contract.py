@@ -1,0 +1,304 @@
+"""What every source of events must do. A test class of an implementation inherits `SourceContract`.
+
+class TestMySource(SourceContract):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return MyHarness(tmp_path)          # make_topic, append, open_source: see SourceHarness
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import pytest
+
+from streamer.sources.base import Chunk, Partition, Positions, Source
+
+Row = tuple[Partition, int, bytes]
+"""Partition, offset and value of a record."""
+
+PATIENCE_S = 60.0
+"""When to give up on records that should come; no test waits this long unless it fails."""
+
+
+class RecordingListener:
+    """Answers the given positions, and remembers what it was told."""
+
+    def __init__(self, positions: Positions) -> None:
+        self.positions = dict(positions)
+        self.assigned: list[Partition] = []
+        self.revoked: list[Partition] = []
+        self.threads: set[int] = set()
+
+    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+        partitions = list(partitions)
+        self.threads.add(threading.get_ident())
+        self.assigned += partitions
+        return {p: self.positions[p] for p in partitions if p in self.positions}
+
+    def on_revoked(self, partitions: Iterable[Partition]) -> None:
+        self.threads.add(threading.get_ident())
+        self.revoked += partitions
+
+
+class SourceHarness(Protocol):
+    """The little that the contract needs to know of an implementation."""
+
+    def make_topic(self, partitions: int) -> str:
+        """Create an empty topic and answer its name."""
+        ...
+
+    def append(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        """Append records; a reader that polls from now on can see them."""
+        ...
+
+    def open_source(self, topic: str, positions: Positions) -> tuple[Source, RecordingListener]:
+        """A new source over the whole topic, opened with a `RecordingListener(positions)`.
+
+        Partitions without a position start at the beginning. Nobody else reads in its group.
+        """
+        ...
+
+
+def rows_of(chunks: Iterable[Chunk]) -> list[Row]:
+    """The records of chunks, one by one."""
+    return [
+        (chunk.partition, offset, value)
+        for chunk in chunks
+        for offset, value in zip(chunk.offsets, chunk.values, strict=True)
+    ]
+
+
+def read_chunks(source: Source, count: int, max_records: int = 1000) -> list[Chunk]:
+    """Poll until `count` records came."""
+    chunks: list[Chunk] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while (have := sum(map(len, chunks))) < count:
+        assert time.monotonic() < deadline, f"only {have} of {count} records came"
+        chunks += source.poll(max_records, 0.2)
+    return chunks
+
+
+def read(source: Source, count: int, max_records: int = 1000) -> list[Row]:
+    """Poll until `count` records came, and see that no more come."""
+    chunks = read_chunks(source, count, max_records)
+    chunks += source.poll(1000, 0.05)
+    return rows_of(chunks)
+
+
+def json_lines(first: int, count: int) -> list[bytes]:
+    """Values that are all different and that every source can hold, files too."""
+    return [b'{"n": %d}' % number for number in range(first, first + count)]
+
+
+class SourceContract:
+    """The tests. `max_partitions` is 1 where an implementation has no more."""
+
+    max_partitions = 3
+
+    @pytest.fixture
+    def harness(self) -> SourceHarness:
+        raise NotImplementedError("a subclass provides its harness")
+
+    @pytest.fixture
+    def opened(self, harness: SourceHarness) -> Iterator[OpenSource]:
+        """`harness.open_source`, with every source closed after the test."""
+        sources: list[Source] = []
+
+        def open_source(topic: str, positions: Positions | None = None) -> tuple[Source, RecordingListener]:
+            source, listener = harness.open_source(topic, positions or {})
+            sources.append(source)
+            return source, listener
+
+        yield open_source
+        for source in sources:
+            source.close()
+
+    def test_reads_all_records_in_order_with_their_offsets(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 5))
+        harness.append(topic, 0, json_lines(5, 2))
+        source, _ = opened(topic)
+        rows = read(source, 7)
+        assert [value for _, _, value in rows] == json_lines(0, 7)
+        assert [offset for _, offset, _ in rows] == list(range(rows[0][1], rows[0][1] + 7))
+
+    def test_asks_the_listener_for_each_partition_once_and_on_the_polling_thread(self, harness, opened):
+        topic = harness.make_topic(self.max_partitions)
+        for number in range(self.max_partitions):
+            harness.append(topic, number, json_lines(number, 1))
+        source, listener = opened(topic)
+        read(source, self.max_partitions)
+        assert sorted(p.number for p in listener.assigned) == list(range(self.max_partitions))
+        assert listener.revoked == []
+        assert listener.threads == {threading.get_ident()}
+
+    def test_starts_at_the_positions_the_listener_answers(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 6))
+        rows = read(opened(topic)[0], 6)
+        partition, offset, _ = rows[4]
+        source, _ = opened(topic, {partition: offset})
+        assert read(source, 2) == rows[4:]
+
+    def test_each_partition_starts_at_its_own_position(self, harness, opened):
+        if self.max_partitions < 2:
+            pytest.skip("has one partition only")
+        topic = harness.make_topic(2)
+        harness.append(topic, 0, json_lines(0, 4))
+        harness.append(topic, 1, json_lines(10, 4))
+        rows = read(opened(topic)[0], 8)
+        first = {p: [r for r in rows if r[0] == p] for p in {r[0] for r in rows}}
+        (a, rows_a), (b, rows_b) = sorted(first.items())
+        source, _ = opened(topic, {a: rows_a[3][1], b: rows_b[1][1]})
+        assert sorted(read(source, 4)) == sorted(rows_a[3:] + rows_b[1:])
+
+    def test_a_position_is_the_next_offset_to_read(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 3))
+        rows = read(opened(topic)[0], 3)
+        partition, offset, _ = rows[-1]
+        source, _ = opened(topic, {partition: offset + 1})
+        harness.append(topic, 0, json_lines(3, 1))
+        assert [value for _, _, value in read(source, 1)] == json_lines(3, 1)
+
+    @pytest.mark.parametrize("max_records", [1, 2, 3, 7])
+    def test_a_poll_returns_at_most_max_records(self, harness, opened, max_records):
+        topic = harness.make_topic(self.max_partitions)
+        for number in range(self.max_partitions):
+            harness.append(topic, number, json_lines(10 * number, 5))
+        source, _ = opened(topic)
+        total, deadline = 0, time.monotonic() + PATIENCE_S
+        while total < 5 * self.max_partitions:
+            assert time.monotonic() < deadline, f"only {total} records came"
+            size = sum(map(len, source.poll(max_records, 0.2)))
+            assert size <= max_records
+            total += size
+
+    def test_small_polls_return_the_same_records_as_large_ones(self, harness, opened):
+        topic = harness.make_topic(self.max_partitions)
+        for number in range(self.max_partitions):
+            harness.append(topic, number, json_lines(10 * number, 5))
+        count = 5 * self.max_partitions
+        large, small = read(opened(topic)[0], count), read(opened(topic)[0], count, max_records=2)
+        assert sorted(large) == sorted(small)
+
+    def test_a_poll_of_zero_records_reads_nothing_and_loses_nothing(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 3))
+        source, _ = opened(topic)
+        assert source.poll(0, 0.05) == []
+        rows = rows_of(read_chunks(source, 2, max_records=2))
+        assert source.poll(0, 0.05) == []
+        rows += read(source, 1)
+        assert [value for _, _, value in rows] == json_lines(0, 3)
+
+    def test_a_poll_returns_nothing_when_no_record_comes_in_time(self, harness, opened):
+        topic = harness.make_topic(1)
+        source, _ = opened(topic)
+        assert source.poll(10, 0.05) == []
+        assert source.poll(10, 0) == []
+
+    def test_records_that_are_appended_while_it_waits_are_returned(self, harness, opened):
+        topic = harness.make_topic(1)
+        source, _ = opened(topic)
+        assert source.poll(10, 0.05) == []
+        timer = threading.Timer(0.1, harness.append, (topic, 0, json_lines(0, 2)))
+        timer.start()
+        rows = read(source, 2)
+        timer.join()
+        assert [value for _, _, value in rows] == json_lines(0, 2)
+
+    def test_end_positions_come_after_the_last_record_and_follow_new_ones(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 4))
+        source, _ = opened(topic)
+        rows = read(source, 4)
+        assert source.end_positions() == {rows[-1][0]: rows[-1][1] + 1}
+        harness.append(topic, 0, json_lines(4, 3))
+        rows = read(source, 3)
+        assert source.end_positions() == {rows[-1][0]: rows[-1][1] + 1}
+
+    def test_end_positions_may_be_asked_by_another_thread(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 4))
+        source, _ = opened(topic)
+        read(source, 4)
+        answers: list[Positions] = []
+        thread = threading.Thread(target=lambda: answers.append(source.end_positions()))
+        thread.start()
+        thread.join()
+        assert answers == [source.end_positions()]
+
+    def test_a_chunk_holds_columns_of_equal_length_with_ascending_offsets(self, harness, opened):
+        topic = harness.make_topic(self.max_partitions)
+        for start in range(0, 40, 4):
+            harness.append(topic, start % self.max_partitions, json_lines(start, 4))
+        chunks = read_chunks(opened(topic)[0], 40, max_records=6)
+        last: dict[Partition, int] = {}
+        for chunk in chunks:
+            assert len(chunk) > 0
+            assert len(chunk) == len(chunk.timestamps_ms) == len(chunk.keys) == len(chunk.values)
+            for offset in chunk.offsets:
+                assert offset > last.get(chunk.partition, -1)
+                last[chunk.partition] = offset
+
+    def test_records_carry_a_time_in_milliseconds(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 2))
+        chunks = read_chunks(opened(topic)[0], 2)
+        stamps = [stamp for chunk in chunks for stamp in chunk.timestamps_ms]
+        assert all(type(stamp) is int and stamp > 1_000_000_000_000 for stamp in stamps)
+
+    def test_reading_goes_on_after_a_close_with_exactly_the_rest(self, harness, opened):
+        topic = harness.make_topic(self.max_partitions)
+        for start in range(0, 12, 2):
+            harness.append(topic, start // 2 % self.max_partitions, json_lines(start, 2))
+        whole = read(opened(topic)[0], 12)
+        for cut in (1, 5, 11):
+            source, _ = opened(topic)
+            seen = rows_of(read_chunks(source, cut, max_records=1))
+            source.close()
+            positions = {partition: offset + 1 for partition, offset, _ in seen}
+            resumed, _ = opened(topic, positions)
+            assert sorted(seen + read(resumed, 12 - cut)) == sorted(whole)
+
+    def test_commit_does_not_raise_before_or_after_close(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 2))
+        source, _ = opened(topic)
+        rows = read(source, 2)
+        positions = {rows[-1][0]: rows[-1][1] + 1}
+        source.commit(positions)
+        source.commit({})
+        thread = threading.Thread(target=source.commit, args=(positions,))
+        thread.start()
+        thread.join()
+        source.poll(1, 0.05)
+        source.close()
+        source.commit(positions)
+
+    def test_what_was_committed_does_not_rule_over_the_listener(self, harness, opened):
+        topic = harness.make_topic(1)
+        harness.append(topic, 0, json_lines(0, 3))
+        source, _ = opened(topic)
+        rows = read(source, 3)
+        source.commit({rows[-1][0]: rows[-1][1] + 1})
+        source.close()
+        again, _ = opened(topic, {rows[1][0]: rows[1][1]})
+        assert read(again, 2) == rows[1:]
+
+    def test_close_may_be_called_twice(self, harness, opened):
+        topic = harness.make_topic(1)
+        source, _ = opened(topic)
+        source.close()
+        source.close()
+
+
+class OpenSource(Protocol):
+    """The `opened` fixture: opens a source of a topic, at positions."""
+
+    def __call__(self, topic: str, positions: Positions | None = None) -> tuple[Source, RecordingListener]: ...

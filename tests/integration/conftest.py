@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kafka_harness import KafkaHarness
+from servers.kafka import KafkaServer
+
+
+@pytest.fixture
+def kafka(kafka_server: KafkaServer) -> Iterator[KafkaHarness]:
+    """Topics and sources of a real broker; sources are closed after the test."""
+    harness = KafkaHarness(kafka_server)
+    yield harness
+    harness.close()

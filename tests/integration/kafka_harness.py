@@ -1,0 +1,150 @@
+"""What the tests of Kafka need: topics with records in them, sources that are closed again, a look from outside."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contracts.source_contract import RecordingListener, rows_of
+from kafka import KafkaConsumer, KafkaProducer
+from servers.kafka import KafkaServer
+
+from streamer.sources.base import Listener, Partition, Positions
+from streamer.sources.kafka import KafkaSettings, KafkaSource
+
+PATIENCE_S = 60.0
+NOON_MS = 1_700_000_000_000
+
+QUICK: dict[str, Any] = {"retry_backoff_ms": 20, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
+"""Client settings that make tests quick."""
+
+
+class KafkaHarness:
+    """Topics of a broker, for one test. Fits `SourceHarness`."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.server = server
+        self._producers: dict[str | None, KafkaProducer] = {}
+        self._sources: list[KafkaSource] = []
+
+    # ----------------------------------------------------------------------------------------- topics
+
+    def make_topic(self, partitions: int) -> str:
+        return self.server.create_topic(partitions=partitions)
+
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        values: Iterable[bytes | None],
+        *,
+        key: bytes | None = None,
+        first_time_ms: int | None = None,
+        compression: str | None = None,
+    ) -> None:
+        """Append records as one batch, if they fit; their times are a millisecond apart."""
+        producer = self._producer(compression)
+        promises = [
+            producer.send(
+                topic,
+                value,
+                key,
+                partition=partition,
+                timestamp_ms=None if first_time_ms is None else first_time_ms + number,
+            )
+            for number, value in enumerate(values)
+        ]
+        producer.flush(timeout=PATIENCE_S)
+        for promise in promises:
+            promise.get(timeout=PATIENCE_S)
+
+    def _producer(self, compression: str | None) -> KafkaProducer:
+        if compression not in self._producers:
+            self._producers[compression] = KafkaProducer(
+                bootstrap_servers=self.server.bootstrap, compression_type=compression, linger_ms=20, retry_backoff_ms=20
+            )
+        return self._producers[compression]
+
+    # ----------------------------------------------------------------------------------------- sources
+
+    def settings(self, topics: str | Sequence[str], **changes: Any) -> KafkaSettings:
+        client = {**QUICK, **changes.pop("client", {})}
+        group = changes.pop("group_id", f"group-{uuid.uuid4().hex[:12]}")
+        bootstrap = changes.pop("bootstrap_servers", self.server.bootstrap)
+        return KafkaSettings(bootstrap, topics, group_id=group, client=client, **changes)
+
+    def source(self, settings: KafkaSettings, listener: Listener) -> KafkaSource:
+        """A source that is open."""
+        source = KafkaSource(settings)
+        self._sources.append(source)
+        source.open(listener)
+        return source
+
+    def open_source(
+        self, topic: str | Sequence[str], positions: Positions | None = None, **changes: Any
+    ) -> tuple[KafkaSource, RecordingListener]:
+        listener = RecordingListener(positions or {})
+        return self.source(self.settings(topic, **changes), listener), listener
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+        for producer in self._producers.values():
+            producer.close(timeout=10)
+
+    # ----------------------------------------------------------------------------------------- from outside
+
+    def committed(self, group: str) -> dict[Partition, int]:
+        """What an admin client sees of a group's offsets."""
+        with self.server.admin() as admin:
+            offsets = admin.list_group_offsets(group)[group]
+        return {Partition(*tp): offset.offset for tp, offset in offsets.items() if offset.offset >= 0}
+
+    def members(self, group: str) -> int:
+        with self.server.admin() as admin:
+            return len(admin.describe_groups([group])[group]["members"])
+
+
+def until(done: Callable[[], bool], step: Callable[[], Any] = lambda: time.sleep(0.05)) -> None:
+    """Repeat `step` until `done()`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen"
+        step()
+
+
+def values_read(source: KafkaSource, count: int) -> list[bytes]:
+    """Poll until `count` records came; their values."""
+    values: list[bytes] = []
+    until(lambda: len(values) >= count, lambda: values.extend(row[2] for row in rows_of(source.poll(1000, 0.1))))
+    return values
+
+
+@dataclass(frozen=True)
+class Letter:
+    reason: str = "not_json"
+    detail: str = "byte 0: 'ü'"
+    topic: str = "events"
+    partition: int = 3
+    offset: int = 41
+    index: int | None = None
+    timestamp_ms: int = NOON_MS
+    key: bytes | None = b"user"
+    value: bytes | None = b"\x00\xff{"
+
+
+def letters_of(kafka: KafkaHarness, topic: str, count: int) -> list[tuple[bytes | None, bytes, dict[str, bytes], int]]:
+    """Key, value, headers and time of the letters in a topic, read by a plain client."""
+    consumer = KafkaConsumer(topic, bootstrap_servers=kafka.server.bootstrap, auto_offset_reset="earliest")
+    found: list[tuple[bytes | None, bytes, dict[str, bytes], int]] = []
+
+    def step() -> None:
+        for records in consumer.poll(200).values():
+            found.extend((r.key, r.value, dict(r.headers), r.timestamp) for r in records)
+
+    until(lambda: len(found) >= count, step)
+    consumer.close()
+    return found

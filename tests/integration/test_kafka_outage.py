@@ -1,0 +1,104 @@
+"""Kafka sources and dead letters while the broker goes away and comes back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from contracts.source_contract import RecordingListener, read, rows_of
+from kafka_harness import KafkaHarness, Letter, letters_of, until
+from servers.kafka import KafkaServer
+
+from streamer.errors import SourceUnavailable
+from streamer.sources import kafka_watch
+from streamer.sources.base import Partition
+from streamer.sources.kafka_dead_letters import KafkaDeadLetters
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def broker(kafka: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaServer]:
+    """A broker that may be killed, and a watch that notices soon; it runs again after the test."""
+    if not kafka.server.can_restart:
+        pytest.skip("this broker is not ours to kill")
+    monkeypatch.setattr(kafka_watch, "EVERY_S", 0.2)
+    monkeypatch.setattr(kafka_watch, "PATIENCE_MS", 500)
+    yield kafka.server
+    if not kafka.server.running:
+        kafka.server.restart()
+
+
+def said(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
+    ours = [record for record in caplog.records if record.name.startswith("streamer")]
+    return [r.getMessage() for r in ours if r.levelno >= logging.WARNING and words in r.getMessage()]
+
+
+def numbered(first: int, count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def test_reading_and_commits_go_on_after_an_outage_with_nothing_lost_and_one_warning(
+    kafka: KafkaHarness, broker: KafkaServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka.make_topic(2)
+    zero, one = Partition(topic, 0), Partition(topic, 1)
+    for partition in (0, 1):
+        kafka.append(topic, partition, numbered(0, 20))
+    settings = kafka.settings(topic, client={"session_timeout_ms": 60_000})
+    source = kafka.source(settings, RecordingListener({}))
+    rows: list[tuple[Partition, int, bytes]] = []
+    step = lambda: rows.extend(rows_of(source.poll(3, 0.1)))  # noqa: E731
+
+    until(lambda: len(rows) >= 15, step)
+    broker.kill()
+    source.commit({zero: 7})
+    until(lambda: bool(said(caplog, "does not answer")), step)
+    assert source.end_positions() == {zero: 20, one: 20}
+    source.commit({zero: 8})
+
+    broker.restart()
+    kafka.append(topic, 0, numbered(20, 5))
+    until(lambda: len(rows) >= 45, step)
+    until(lambda: bool(said(caplog, "answers again")), step)
+    until(lambda: kafka.committed(settings.group_id) == {zero: 8}, step)
+    expected = [(zero, offset) for offset in range(25)] + [(one, offset) for offset in range(20)]
+    assert sorted(row[:2] for row in rows) == expected
+    assert len(said(caplog, "does not answer")) == 1
+
+
+def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: KafkaServer) -> None:
+    topic = kafka.make_topic(1)
+    kafka.append(topic, 0, numbered(0, 3))
+    source, _ = kafka.open_source(topic, close_timeout_s=1)
+    read(source, 3)
+    broker.kill()
+    source.commit({Partition(topic, 0): 3})
+    source.poll(10, 0.1)
+    source.close()
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("streamer-kafka")])
+
+
+def test_dead_letters_wait_for_the_broker_and_arrive_once(kafka: KafkaHarness, broker: KafkaServer) -> None:
+    topic = kafka.make_topic(1)
+    letters = KafkaDeadLetters(kafka.settings("t"), topic, flush_timeout_s=0.5)
+    letters.write([Letter(value=b"before")])
+    letters.flush()
+    broker.kill()
+    letters.write([Letter(value=b"meanwhile")])
+    with pytest.raises(SourceUnavailable, match=topic):
+        letters.flush()
+    broker.restart()
+    until(lambda: flushed(letters), lambda: None)
+    letters.close()
+    assert [value for _, value, _, _ in letters_of(kafka, topic, 2)] == [b"before", b"meanwhile"]
+
+
+def flushed(letters: KafkaDeadLetters) -> bool:
+    try:
+        letters.flush()
+    except SourceUnavailable:
+        return False
+    return True

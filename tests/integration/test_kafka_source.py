@@ -1,0 +1,379 @@
+"""A Kafka source against a real broker: where it starts, what it returns, what it commits, how it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import socket
+import threading
+import uuid
+
+import pytest
+from contracts.source_contract import RecordingListener, SourceContract, read, read_chunks
+from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka.errors import LogTruncationError
+from kafka_harness import NOON_MS, KafkaHarness, until, values_read
+from servers.kafka import SASL_PASSWORD, SASL_USER
+from servers.process import free_ports
+
+from streamer.errors import SettingsError, SourceError, SourceUnavailable, UnknownTopic
+from streamer.sources.base import Partition
+from streamer.sources.kafka import KafkaSource, client_settings, settings_from_environment
+
+pytestmark = pytest.mark.servers
+
+COMPRESSIONS = {"gzip": "gzip", "lz4": "lz4", "snappy": "snappy", "zstd": "zstandard"}
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+class TestContract(SourceContract):
+    @pytest.fixture
+    def harness(self, kafka: KafkaHarness) -> KafkaHarness:
+        return kafka
+
+
+class TestRecords:
+    @pytest.mark.parametrize("fast", [True, False], ids=["rows", "records"])
+    def test_keys_times_and_values_are_those_that_were_written(self, kafka: KafkaHarness, fast: bool) -> None:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, [b"a", None, b""], key=b"k", first_time_ms=NOON_MS)
+        kafka.append(topic, 0, [b"b"], first_time_ms=NOON_MS + 9)
+        source, _ = kafka.open_source(topic, fast_records=fast)
+        chunks = read_chunks(source, 4)
+        assert [value for chunk in chunks for value in chunk.values] == [b"a", b"", b"", b"b"]
+        assert [key for chunk in chunks for key in chunk.keys] == [b"k", b"k", b"k", None]
+        times = [time for chunk in chunks for time in chunk.timestamps_ms]
+        assert times == [NOON_MS, NOON_MS + 1, NOON_MS + 2, NOON_MS + 9]
+
+    def test_several_topics_are_read_at_once(self, kafka: KafkaHarness) -> None:
+        topics = [kafka.make_topic(2), kafka.make_topic(1)]
+        for number, (topic, partition) in enumerate([(topics[0], 0), (topics[0], 1), (topics[1], 0)]):
+            kafka.append(topic, partition, [b"%d" % number])
+        source, listener = kafka.open_source(topics)
+        rows = read(source, 3)
+        assert sorted(rows) == sorted(
+            [
+                (Partition(topics[0], 0), 0, b"0"),
+                (Partition(topics[0], 1), 0, b"1"),
+                (Partition(topics[1], 0), 0, b"2"),
+            ]
+        )
+        assert sorted(listener.assigned) == sorted(row[0] for row in rows)
+
+    @pytest.mark.parametrize("fast", [True, False], ids=["rows", "records"])
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    def test_compressed_batches_are_read_from_their_middle(
+        self, kafka: KafkaHarness, compression: str, fast: bool
+    ) -> None:
+        if importlib.util.find_spec(COMPRESSIONS[compression]) is None:
+            pytest.skip(f"the library for {compression} is not installed")
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, numbered(50), compression=compression)
+        source, _ = kafka.open_source(topic, {Partition(topic, 0): 33}, fast_records=fast)
+        assert values_read(source, 17) == numbered(17, first=33)
+
+    def test_marks_of_transactions_are_not_records_and_not_waited_for(self, kafka: KafkaHarness) -> None:
+        """The last offset of the partition holds the mark of a commit: no record ever comes from there."""
+        topic = kafka.make_topic(1)
+        transaction(kafka, topic, [b"a", b"b"])
+        source, _ = kafka.open_source(topic)
+        assert source.end_positions() == {Partition(topic, 0): 3}
+        rows = read(source, 2)
+        assert [row[1:] for row in rows] == [(0, b"a"), (1, b"b")]
+        until(lambda: source.end_positions() == {Partition(topic, 0): 2}, lambda: source.poll(10, 0.1))
+        kafka.append(topic, 0, [b"c"])
+        assert [row[1:] for row in read(source, 1)] == [(3, b"c")]
+        assert source.end_positions() == {Partition(topic, 0): 4}
+
+    def test_aborted_records_are_left_out_when_only_committed_ones_are_wanted(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        transaction(kafka, topic, [b"aborted"], commit=False)
+        transaction(kafka, topic, [b"committed"])
+        committed, _ = kafka.open_source(topic, client={"isolation_level": "read_committed"})
+        assert [row[2] for row in read(committed, 1)] == [b"committed"]
+        everything, _ = kafka.open_source(topic)
+        assert [row[2] for row in read(everything, 2)] == [b"aborted", b"committed"]
+
+
+def transaction(kafka: KafkaHarness, topic: str, values: list[bytes], *, commit: bool = True) -> None:
+    producer = KafkaProducer(bootstrap_servers=kafka.server.bootstrap, transactional_id=f"tx-{topic}")
+    producer.init_transactions()
+    producer.begin_transaction()
+    for value in values:
+        producer.send(topic, value)
+    producer.flush()
+    producer.commit_transaction() if commit else producer.abort_transaction()
+    producer.close()
+
+
+class TestStart:
+    def test_without_an_answer_reading_goes_on_where_it_was_committed(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(2)
+        for partition in (0, 1):
+            kafka.append(topic, partition, numbered(4))
+        settings = kafka.settings(topic)
+        first = kafka.source(settings, RecordingListener({}))
+        first.commit({Partition(topic, 0): 3})
+        first.close()
+        source = kafka.source(settings, RecordingListener({}))
+        assert sorted(row[:2] for row in read(source, 5)) == [
+            (Partition(topic, 0), 3),
+            *((Partition(topic, 1), offset) for offset in range(4)),
+        ]
+
+    def test_latest_starts_behind_what_is_there(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, [b"old"])
+        source, _ = kafka.open_source(topic, auto_offset_reset="latest")
+        kafka.append(topic, 0, [b"new"])
+        assert [row[2] for row in read(source, 1)] == [b"new"]
+
+    def test_error_refuses_a_partition_without_a_position(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        with pytest.raises(SourceError, match=rf"{topic}\[0\].*no position.*auto_offset_reset"):
+            kafka.open_source(topic, auto_offset_reset="error")
+
+    def test_a_start_time_chooses_the_first_record_at_or_after_it(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(3)
+        kafka.append(topic, 0, numbered(10), first_time_ms=NOON_MS)
+        kafka.append(topic, 1, numbered(10), first_time_ms=NOON_MS - 100)
+        kafka.append(topic, 2, numbered(10), first_time_ms=NOON_MS)
+        source, _ = kafka.open_source(topic, {Partition(topic, 2): 9}, start_timestamp_ms=NOON_MS + 7)
+        kafka.append(topic, 1, [b"later"])
+        rows = sorted(read(source, 5))
+        assert [row[1] for row in rows if row[0].number == 0] == [7, 8, 9]
+        assert [row[1] for row in rows if row[0].number == 1] == [10], "it had no record so young"
+        assert [row[1] for row in rows if row[0].number == 2] == [9], "the listener's answer rules"
+
+    def test_a_committed_offset_rules_over_the_start_time(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, numbered(10), first_time_ms=NOON_MS)
+        settings = kafka.settings(topic, start_timestamp_ms=NOON_MS + 7)
+        first = kafka.source(settings, RecordingListener({}))
+        first.commit({Partition(topic, 0): 2})
+        first.close()
+        assert len(read(kafka.source(settings, RecordingListener({})), 8)) == 8
+
+    @pytest.mark.parametrize(
+        ("policy", "position", "start"), [("earliest", 99, 2), ("latest", 99, 5), ("earliest", 0, 2)]
+    )
+    def test_a_position_out_of_range_is_reported_and_the_policy_decides(
+        self, kafka: KafkaHarness, caplog: pytest.LogCaptureFixture, policy: str, position: int, start: int
+    ) -> None:
+        topic = self.topic_from_2_to_5(kafka)
+        source, _ = kafka.open_source(topic, {Partition(topic, 0): position}, auto_offset_reset=policy)
+        kafka.append(topic, 0, numbered(1))
+        assert read(source, 6 - start)[0][1] == start
+        (warning,) = warnings(caplog)
+        for part in (f"{topic}[0]", str(position), "2 to 5", f"at {start}", policy):
+            assert part in warning
+
+    def test_a_position_out_of_range_is_an_error_if_asked_for(self, kafka: KafkaHarness) -> None:
+        topic = self.topic_from_2_to_5(kafka)
+        with pytest.raises(SourceError, match=rf"{topic}\[0\].*99.*2 to 5"):
+            kafka.open_source(topic, {Partition(topic, 0): 99}, auto_offset_reset="error")
+
+    @pytest.mark.parametrize("policy", ["earliest", "error"])
+    def test_records_removed_before_they_were_read_are_reported(
+        self, kafka: KafkaHarness, caplog: pytest.LogCaptureFixture, policy: str
+    ) -> None:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, numbered(5))
+        source, _ = kafka.open_source(topic, {Partition(topic, 0): 0}, auto_offset_reset=policy)
+        remove_records(kafka, topic, before=4)
+        if policy == "error":
+            with pytest.raises(SourceError, match=rf"{topic}\[0\].* 0 .*4 to 5"):
+                values_read(source, 1)
+        else:
+            assert read(source, 1) == [(Partition(topic, 0), 4, b"4")]
+            (warning,) = warnings(caplog)
+            assert "4 to 5" in warning
+
+    def test_removed_records_are_not_waited_for(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, numbered(5))
+        source, _ = kafka.open_source(topic)
+        remove_records(kafka, topic, before=5)
+        for _ in range(3):
+            assert source.poll(10, 0.3) == []
+        assert source.end_positions() == {Partition(topic, 0): 5}
+        kafka.append(topic, 0, [b"new"])
+        assert read(source, 1) == [(Partition(topic, 0), 5, b"new")]
+
+    def test_log_that_a_new_leader_cut_back_is_read_from_there(
+        self, kafka: KafkaHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the client says after an election that lost records; it takes several brokers to make it happen."""
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, numbered(5))
+        source, _ = kafka.open_source(topic)
+        read(source, 5)
+        poll, said = source._consumer.poll, []
+
+        def truncated(*arguments: int) -> object:
+            if said:
+                return poll(*arguments)
+            said.append(True)
+            raise LogTruncationError({TopicPartition(topic, 0): OffsetAndMetadata(3, "", 0)})
+
+        monkeypatch.setattr(source._consumer, "poll", truncated)
+        assert values_read(source, 2) == numbered(2, first=3)
+        (warning,) = warnings(caplog)
+        assert f"{topic}[0]" in warning
+        assert "at 3" in warning
+
+    def topic_from_2_to_5(self, kafka: KafkaHarness) -> str:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, numbered(5))
+        remove_records(kafka, topic, before=2)
+        return topic
+
+
+def remove_records(kafka: KafkaHarness, topic: str, before: int) -> None:
+    with kafka.server.admin() as admin:
+        admin.delete_records({TopicPartition(topic, 0): before})
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What we said ourselves."""
+    ours = [record for record in caplog.records if record.name.startswith("streamer")]
+    return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
+
+
+class TestCommit:
+    def test_commits_are_seen_from_outside_while_reading_goes_on(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(2)
+        settings = kafka.settings(topic)
+        for partition in (0, 1):
+            kafka.append(topic, partition, numbered(4))
+        source = kafka.source(settings, RecordingListener({}))
+        read(source, 8)
+        source.commit({Partition(topic, 0): 2})
+        source.commit({Partition(topic, 0): 3, Partition(topic, 1): 1})
+        wanted = {Partition(topic, 0): 3, Partition(topic, 1): 1}
+        until(lambda: kafka.committed(settings.group_id) == wanted, lambda: source.poll(0, 0.05))
+
+    def test_the_last_commit_is_sent_by_close(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        settings = kafka.settings(topic)
+        kafka.append(topic, 0, numbered(4))
+        source = kafka.source(settings, RecordingListener({}))
+        source.commit({Partition(topic, 0): 1})
+        source.poll(0, 0)
+        source.commit({Partition(topic, 0): 4})
+        source.close()
+        assert kafka.committed(settings.group_id) == {Partition(topic, 0): 4}
+        assert kafka.members(settings.group_id) == 0
+
+    def test_reading_alone_commits_nothing(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        settings = kafka.settings(topic)
+        kafka.append(topic, 0, numbered(4))
+        source = kafka.source(settings, RecordingListener({}))
+        read(source, 4)
+        source.commit({Partition(topic, 7): 4})
+        source.close()
+        assert kafka.committed(settings.group_id) == {}
+
+
+class TestEnds:
+    def test_ends_are_exact_when_open_returns(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(3)
+        kafka.append(topic, 0, numbered(4))
+        kafka.append(topic, 2, numbered(1))
+        source, _ = kafka.open_source(topic)
+        assert source.end_positions() == {Partition(topic, 0): 4, Partition(topic, 1): 0, Partition(topic, 2): 1}
+
+    def test_ends_follow_the_writers_though_nothing_is_read(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        source, _ = kafka.open_source(topic)
+        kafka.append(topic, 0, numbered(7))
+        until(lambda: source.end_positions() == {Partition(topic, 0): 7}, lambda: source.poll(0, 0.05))
+
+
+class TestRefusals:
+    def test_unknown_topic_is_an_error_with_near_names_and_is_not_created(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        wrong = topic + "x"
+        with pytest.raises(UnknownTopic, match=rf"'{wrong}'.*did you mean {topic}"):
+            kafka.open_source(wrong)
+        with kafka.server.admin() as admin:
+            assert wrong not in admin.list_topics()
+
+    def test_unknown_topic_is_created_if_asked_for(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1) + "-new"
+        source, listener = kafka.open_source(topic, client={"allow_auto_create_topics": "true"})
+        assert listener.assigned == [Partition(topic, 0)]
+        kafka.append(topic, 0, [b"a"])
+        assert values_read(source, 1) == [b"a"]
+
+    def test_absent_broker_is_reported_with_its_address_and_leaves_nothing_behind(self, kafka: KafkaHarness) -> None:
+        (port,) = free_ports(1)
+        settings = kafka.settings("t", bootstrap_servers=f"127.0.0.1:{port}", open_timeout_s=0.5)
+        before = set(threading.enumerate())
+        with pytest.raises(SourceUnavailable, match=rf"127\.0\.0\.1:{port} within 0\.5 s"):
+            KafkaSource(settings).open(RecordingListener({}))
+        until(lambda: set(threading.enumerate()) <= before)
+
+    def test_someone_else_at_the_address_is_reported(self, kafka: KafkaHarness) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            with pytest.raises(SourceUnavailable, match=address):
+                kafka.open_source("t", bootstrap_servers=address, open_timeout_s=0.5)
+
+    def test_password_opens_the_door(self, kafka: KafkaHarness) -> None:
+        topic = kafka.make_topic(1)
+        kafka.append(topic, 0, [b"a"])
+        environment = {
+            "STREAMER_KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "STREAMER_KAFKA_SASL_MECHANISM": "PLAIN",
+            "STREAMER_KAFKA_SASL_USERNAME": SASL_USER,
+            "STREAMER_KAFKA_SASL_PASSWORD": SASL_PASSWORD,
+        }
+        client = client_settings(settings_from_environment(environment))
+        source, _ = kafka.open_source(topic, bootstrap_servers=self.guarded(kafka), client=client)
+        assert values_read(source, 1) == [b"a"]
+
+    def test_wrong_password_is_reported_as_such(self, kafka: KafkaHarness) -> None:
+        client = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": SASL_USER}
+        client["sasl_password"] = "wrong"
+        with pytest.raises(SourceError, match=r"check .*sasl_password"):
+            kafka.open_source("t", bootstrap_servers=self.guarded(kafka), client=client, open_timeout_s=1)
+
+    def guarded(self, kafka: KafkaHarness) -> str:
+        if kafka.server.sasl_bootstrap is None:
+            pytest.skip("this broker wants no password")
+        return kafka.server.sasl_bootstrap
+
+    def test_settings_that_the_client_refuses_are_settings_errors(self, kafka: KafkaHarness) -> None:
+        with pytest.raises(SettingsError, match="request_timeout_ms"):
+            kafka.open_source("t", client={"request_timeout_ms": 1})
+
+    def test_error_of_the_listener_comes_out_of_open(self, kafka: KafkaHarness) -> None:
+        class Failing(RecordingListener):
+            def on_assigned(self, partitions):
+                raise LookupError("no such model")
+
+        with pytest.raises(LookupError, match="no such model"):
+            kafka.source(kafka.settings(kafka.make_topic(1)), Failing({}))
+
+    def test_open_may_be_tried_again(self, kafka: KafkaHarness) -> None:
+        topic = f"late-{uuid.uuid4().hex[:8]}"
+        source, listener = KafkaSource(kafka.settings(topic)), RecordingListener({})
+        with pytest.raises(UnknownTopic):
+            source.open(listener)
+        kafka.server.create_topic(topic)
+        kafka.append(topic, 0, [b"a"])
+        source.open(listener)
+        assert values_read(source, 1) == [b"a"]
+        source.close()
+
+    def test_poll_after_close_is_an_error(self, kafka: KafkaHarness) -> None:
+        source, _ = kafka.open_source(kafka.make_topic(1))
+        source.close()
+        with pytest.raises(SourceError, match="not open"):
+            source.poll(1, 0)
+        assert source.end_positions() == {}

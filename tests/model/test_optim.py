@@ -1,0 +1,232 @@
+"""Row optimizers against torch's own, and against Adam written out for one number at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import optim
+from model.optim import BETA1, BETA2, EPSILON, Adam, DenseAdam, RowOptimizer, make_optimizer
+from model.tables import Table
+
+CPU = torch.device("cpu")
+SIZE, DIM, RATE = 12, 5, 0.01
+NAMES = ("adam", "adagrad", "sgd", "dense-adam")
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # rounding of float32: a step of 1e-2 gathers 1e-7 or so
+
+Step = tuple[Tensor, Tensor]
+"""Touched rows and their gradients."""
+
+
+class GatheredAdam(Adam):
+    """Adam by the path that other devices take."""
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        optim._adam_gathered(table, rows, gradient, rate)
+
+
+def table_for(optimizer: RowOptimizer) -> Table:
+    table = Table(DIM, optimizer.slots, 0.1, 3, CPU)
+    table.grow(SIZE)
+    return table
+
+
+def steps_over(rows_of: Callable[[], Tensor], count: int, seed: int = 0) -> Iterator[Step]:
+    """Gradients of very different sizes, so that a misplaced epsilon or power shows."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.logspace(-9, 2, DIM)
+    for _ in range(count):
+        rows = rows_of()
+        yield rows, torch.randn(len(rows), DIM, generator=generator) * scale
+
+
+def all_rows() -> Tensor:
+    return torch.arange(SIZE).flip(0)
+
+
+def some_rows() -> Callable[[], Tensor]:
+    """A few rows a step, in no order; row 0 never, row 1 only once."""
+    generator = torch.Generator().manual_seed(1)
+    first = [torch.tensor([4, 1, 7])]
+    return lambda: first.pop() if first else 2 + torch.randperm(SIZE - 2, generator=generator)[:4]
+
+
+def run(optimizer: RowOptimizer, steps: Iterable[Step]) -> Table:
+    table = table_for(optimizer)
+    for rows, gradient in steps:
+        optimizer.apply(table, rows, gradient, RATE)
+    return table
+
+
+def run_torch(make: Callable[[list[Tensor]], torch.optim.Optimizer], steps: Iterable[Step]) -> Tensor:
+    """torch's optimizer over the same weights; rows without a gradient have the gradient zero."""
+    weight = table_for(DenseAdam()).weight.clone().requires_grad_()
+    optimizer = make([weight])
+    for rows, gradient in steps:
+        weight.grad = torch.zeros_like(weight).index_add_(0, rows, gradient)
+        optimizer.step()
+    return weight.detach()
+
+
+def adam_of_one(weight: float, gradients: Iterable[float]) -> float:
+    """Adam as in its paper, in double precision."""
+    m = v = 0.0
+    for t, g in enumerate(gradients, start=1):
+        m = BETA1 * m + (1 - BETA1) * g
+        v = BETA2 * v + (1 - BETA2) * g * g
+        weight -= RATE * (m / (1 - BETA1**t)) / (math.sqrt(v / (1 - BETA2**t)) + EPSILON)
+    return weight
+
+
+@pytest.mark.parametrize("optimizer", [Adam(), GatheredAdam()], ids=["compiled", "gathered"])
+class TestAdam:
+    def test_equals_torch_when_every_row_is_touched_at_every_step(self, optimizer: Adam) -> None:
+        expected = run_torch(lambda p: torch.optim.Adam(p, lr=RATE), steps_over(all_rows, 300))
+        found = run(optimizer, steps_over(all_rows, 300)).weight
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+    def test_each_row_follows_its_own_history(self, optimizer: Adam) -> None:
+        steps = list(steps_over(some_rows(), 60))
+        found, start = run(optimizer, steps).weight, table_for(optimizer).weight
+        for row in range(SIZE):
+            mine = torch.stack([torch.zeros(DIM), *(g[rows == row][0] for rows, g in steps if row in rows)])[1:]
+            slow = [adam_of_one(start[row, k].item(), mine[:, k].tolist()) for k in range(DIM)]
+            torch.testing.assert_close(found[row], torch.tensor(slow), **CLOSE)
+
+    def test_late_row_starts_like_one_of_the_first_step(self, optimizer: Adam) -> None:
+        table, gradient = table_for(optimizer), torch.full((1, DIM), 1e-3)
+        for _ in range(100):
+            optimizer.apply(table, torch.tensor([2]), gradient, RATE)
+        before = table.weight[5].clone()
+        optimizer.apply(table, torch.tensor([5]), gradient, RATE)
+        torch.testing.assert_close(before - table.weight[5], torch.full((DIM,), RATE), rtol=1e-4, atol=0)
+
+    def test_first_step_is_exact_to_a_few_parts_in_a_million(self, optimizer: Adam) -> None:
+        table = table_for(optimizer)
+        table.weight.zero_()
+        optimizer.apply(table, torch.tensor([0]), torch.ones(1, DIM), RATE)
+        torch.testing.assert_close(table.weight[0], torch.full((DIM,), -RATE), rtol=1e-6, atol=0)
+
+    def test_many_updates_need_no_correction_any_more(self, optimizer: Adam) -> None:
+        table = table_for(optimizer)
+        table.updates.fill_(1e6)
+        table.state(0).fill_(0.5)
+        table.state(1).fill_(0.25)
+        before = table.weight.clone()
+        optimizer.apply(table, torch.tensor([3]), torch.full((1, DIM), 0.5), RATE)
+        torch.testing.assert_close(before[3] - table.weight[3], torch.full((DIM,), RATE), rtol=1e-4, atol=0)
+
+    def test_zero_gradient_of_a_new_row_does_not_move_it(self, optimizer: Adam) -> None:
+        table = table_for(optimizer)
+        before = table.weight.clone()
+        optimizer.apply(table, torch.tensor([3]), torch.zeros(1, DIM), RATE)
+        assert torch.equal(table.weight, before)
+
+
+def test_both_paths_of_adam_agree_on_weights_state_and_counts() -> None:
+    steps = list(steps_over(some_rows(), 100))
+    torch.testing.assert_close(run(Adam(), steps).lines, run(GatheredAdam(), steps).lines, **CLOSE)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "sliced"])
+def test_adam_takes_gradients_of_any_memory_layout(layout: str) -> None:
+    wide = torch.randn(SIZE, 2 * DIM, generator=torch.Generator().manual_seed(2))
+    gradient = wide[:, :DIM] if layout == "sliced" else wide[:, :DIM].T.contiguous().T
+    found = run(Adam(), [(all_rows(), gradient)])
+    assert torch.equal(found.lines, run(Adam(), [(all_rows(), gradient.contiguous())]).lines)
+
+
+class TestDenseAdam:
+    @pytest.mark.parametrize("l2", [0.0, 0.05])
+    def test_equals_torch_with_weight_decay_also_for_rows_without_gradient(self, l2: float) -> None:
+        expected = run_torch(lambda p: torch.optim.Adam(p, lr=RATE, weight_decay=l2), steps_over(some_rows(), 500))
+        found = run(DenseAdam(l2), steps_over(some_rows(), 500)).weight
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+    def test_l2_pulls_rows_without_gradient_to_zero(self) -> None:
+        table = run(DenseAdam(0.05), steps_over(some_rows(), 500))
+        assert table.weight[0].abs().max() < table_for(DenseAdam()).weight[0].abs().max() / 10
+
+    def test_restart_continues_the_common_step_count(self) -> None:
+        steps = list(steps_over(some_rows(), 20))
+        whole, table = run(DenseAdam(0.05), steps), table_for(DenseAdam())
+        table.load_state_dict(run(DenseAdam(0.05), steps[:9]).state_dict())
+        for rows, gradient in steps[9:]:
+            DenseAdam(0.05).apply(table, rows, gradient, RATE)
+        assert torch.equal(table.weight, whole.weight)
+
+
+class TestOthers:
+    @pytest.mark.parametrize("rows_of", [lambda: all_rows, some_rows], ids=["all", "some"])
+    def test_adagrad_equals_torch(self, rows_of: Callable[[], Callable[[], Tensor]]) -> None:
+        expected = run_torch(lambda p: torch.optim.Adagrad(p, lr=RATE, eps=EPSILON), steps_over(rows_of(), 200))
+        found = run(make_optimizer("adagrad"), steps_over(rows_of(), 200)).weight
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+    @pytest.mark.parametrize("rows_of", [lambda: all_rows, some_rows], ids=["all", "some"])
+    def test_sgd_equals_torch(self, rows_of: Callable[[], Callable[[], Tensor]]) -> None:
+        expected = run_torch(lambda p: torch.optim.SGD(p, lr=RATE), steps_over(rows_of(), 200))
+        found = run(make_optimizer("sgd"), steps_over(rows_of(), 200)).weight
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
+class TestTouchedRowsOnly:
+    def test_untouched_rows_do_not_move_and_keep_their_state(self, name: str) -> None:
+        optimizer = make_optimizer(name)
+        table = run(optimizer, steps_over(all_rows, 3))
+        before = table.lines.clone()
+        optimizer.apply(table, torch.tensor([7, 2]), torch.ones(2, DIM), RATE)
+        untouched = [row for row in range(len(before)) if row not in (2, 7)]
+        assert torch.equal(table.lines[untouched], before[untouched])
+        assert not torch.equal(table.lines[[2, 7]], before[[2, 7]])
+
+    def test_updates_are_counted_by_row(self, name: str) -> None:
+        table, optimizer = table_for(make_optimizer(name)), make_optimizer(name)
+        for rows in ([0], [3, 0], [0, 5, 3]):
+            optimizer.apply(table, torch.tensor(rows), torch.ones(len(rows), DIM), RATE)
+        assert table.updates[:7].tolist() == [3, 0, 0, 2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryOptimizer:
+    def test_order_of_the_rows_does_not_matter(self, name: str) -> None:
+        steps = list(steps_over(some_rows(), 10))
+        reversed_rows = [(rows.flip(0), gradient.flip(0)) for rows, gradient in steps]
+        assert torch.equal(run(make_optimizer(name), steps).lines, run(make_optimizer(name), reversed_rows).lines)
+
+    def test_state_survives_growth_of_the_table(self, name: str) -> None:
+        steps, optimizer = list(steps_over(some_rows(), 10)), make_optimizer(name)
+        whole, grown = run(optimizer, steps), run(optimizer, steps[:5])
+        grown.grow(5000)
+        for rows, gradient in steps[5:]:
+            optimizer.apply(grown, rows, gradient, RATE)
+        assert torch.equal(grown.lines[:SIZE], whole.lines[:SIZE])
+
+    def test_weights_descend_to_the_minimum_of_a_parabola(self, name: str) -> None:
+        optimizer = make_optimizer(name)
+        table, rows = table_for(optimizer), torch.arange(3)
+        table.weight.fill_(0.1)
+        rate = {"sgd": 0.1, "adagrad": 0.1}.get(name, 0.003)
+        for _ in range(200):
+            optimizer.apply(table, rows, table.weight[rows] - 0.02, rate)
+        torch.testing.assert_close(table.weight[rows], torch.full((3, DIM), 0.02), rtol=0, atol=1e-3)
+
+    def test_nothing_touched_is_no_error(self, name: str) -> None:
+        run(make_optimizer(name), [(torch.empty(0, dtype=torch.int64), torch.empty(0, DIM))])
+
+    def test_rows_of_a_full_table_can_be_touched(self, name: str) -> None:
+        optimizer = make_optimizer(name)
+        table = table_for(optimizer)
+        table.grow(1024)
+        optimizer.apply(table, torch.tensor([1023]), torch.ones(1, DIM), RATE)
+        assert not torch.equal(table.weight[1023], table.weight[1022])
+
+
+def test_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match="no optimizer 'lion'; there are adam, adagrad, sgd, dense-adam"):
+        make_optimizer("lion")

@@ -1,0 +1,500 @@
+"""Popularity estimates: a contract for all, exact counts against the obvious sum, hash arrays against the truth.
+
+The hash estimate of a gap is a moving average with weight alpha. Gaps of a random stream are nearly exponential, so
+their deviation equals their mean, and the estimate deviates by sqrt(alpha / (2 - alpha)) of the gap once the start is
+forgotten: 10.05% for alpha = 0.02, 22.9% for 0.1. The tolerances below are multiples of that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from model.batch import LogPopularity
+from model.popularity import ExactPopularity, HashPopularity, Popularity, estimation_error
+from model.popularity import exact as exact_module
+
+patient = settings(deadline=None)  # the machine may be busy
+SEEN, UNSEEN = np.arange(30), np.array([999, 10**6, 10**12])
+
+Items = NDArray[np.int64]
+
+
+def zipf_shares(items: int) -> NDArray[np.float64]:
+    shares = 1 / np.arange(1.0, items + 1)
+    return shares / shares.sum()
+
+
+def stream_of(shares: NDArray[np.float64], events: int, seed: int = 0) -> Items:
+    return np.random.default_rng(seed).choice(len(shares), events, p=shares)
+
+
+def observed(popularity: Popularity, stream: Items, batch: int = 512) -> Popularity:
+    for start in range(0, len(stream), batch):
+        popularity.observe(stream[start : start + batch])
+    return popularity
+
+
+def shares(popularity: LogPopularity, rows: list[int] | Items) -> NDArray[np.float64]:
+    return np.exp(popularity.log_pop(np.asarray(rows, np.int64)).astype(np.float64))
+
+
+def deviation_of(alpha: float) -> float:
+    """Expected relative deviation of a moving average of exponential gaps."""
+    return math.sqrt(alpha / (2 - alpha))
+
+
+class Constant:
+    """Every item has the same share."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def log_pop(self, rows: Items) -> NDArray[np.float32]:
+        return np.full(len(rows), math.log(self.share), np.float32)
+
+
+class Zipf:
+    """The truth about `zipf_shares`."""
+
+    def __init__(self, items: int) -> None:
+        self.log_shares = np.log(zipf_shares(items)).astype(np.float32)
+
+    def log_pop(self, rows: Items) -> NDArray[np.float32]:
+        return self.log_shares[rows]
+
+
+class PopularityContract:
+    """What every estimate must do. A test class of an implementation says how to make one."""
+
+    STREAM = stream_of(zipf_shares(len(SEEN)), 4000)
+
+    def make(self) -> Popularity:
+        raise NotImplementedError
+
+    def after(self, stream: Items = STREAM) -> Popularity:
+        return observed(self.make(), stream)
+
+    def test_finite_for_every_row_before_and_after_the_first_event(self) -> None:
+        for popularity in (self.make(), self.after(np.array([3])), self.after()):
+            log_pop = popularity.log_pop(np.concatenate([SEEN, UNSEEN]))
+            assert log_pop.dtype == np.float32
+            assert np.isfinite(log_pop).all()
+            assert (log_pop <= 0).all()
+
+    def test_no_rows_no_answer(self) -> None:
+        assert self.after().log_pop(np.empty(0, np.int64)).shape == (0,)
+
+    def test_frequent_items_are_more_popular_than_rare_ones(self) -> None:
+        popularity = self.after()
+        assert shares(popularity, [0])[0] > 3 * shares(popularity, [20])[0]
+        assert shares(popularity, UNSEEN).max() <= shares(popularity, SEEN).min()
+
+    def test_shares_are_near_the_truth(self) -> None:
+        found = shares(self.after(), SEEN)[:5]
+        np.testing.assert_allclose(found, zipf_shares(len(SEEN))[:5], rtol=0.45)
+
+    def test_repeated_rows_are_answered_each(self) -> None:
+        popularity = self.after()
+        one, two = popularity.log_pop(np.array([1])), popularity.log_pop(np.array([2]))
+        np.testing.assert_array_equal(popularity.log_pop(np.array([2, 1, 2])), np.concatenate([two, one, two]))
+
+    def test_asking_changes_nothing(self) -> None:
+        popularity = self.after()
+        before = {name: array.copy() for name, array in popularity.state().items()}
+        popularity.log_pop(np.concatenate([SEEN, UNSEEN]))
+        for name, array in popularity.state().items():
+            np.testing.assert_array_equal(array, before[name])
+
+    def test_empty_batch_changes_nothing(self) -> None:
+        popularity = self.after()
+        before = popularity.log_pop(SEEN)
+        popularity.observe(np.empty(0, np.int64))
+        np.testing.assert_array_equal(popularity.log_pop(SEEN), before)
+
+    def test_restart_goes_on_as_if_it_had_not_happened(self) -> None:
+        popularity, restarted = self.after(), self.make()
+        restarted.load_state({name: array.copy() for name, array in popularity.state().items()})
+        for each in (popularity, restarted):
+            observed(each, self.STREAM[::-1].copy())
+        np.testing.assert_array_equal(restarted.log_pop(SEEN), popularity.log_pop(SEEN))
+
+    def test_loaded_state_is_a_copy_and_replaces_what_was_there(self) -> None:
+        popularity, restarted = self.after(), observed(self.make(), np.full(5000, 77))
+        restarted.load_state(popularity.state())
+        before = popularity.log_pop(np.append(SEEN, 77))
+        observed(popularity, self.STREAM)
+        np.testing.assert_array_equal(restarted.log_pop(np.append(SEEN, 77)), before)
+
+    def test_retiring_keeps_every_row_finite_and_the_others_in_order(self) -> None:
+        popularity = self.after()
+        kept = SEEN[1:10]
+        before = popularity.log_pop(kept)
+        popularity.forget(np.array([0, 0, 15, 10**9]))
+        assert np.isfinite(popularity.log_pop(np.concatenate([SEEN, UNSEEN]))).all()
+        after = popularity.log_pop(kept)
+        np.testing.assert_allclose(after - after[0], before - before[0], atol=1e-5)
+
+
+class EventClockContract(PopularityContract):
+    """What those that count events, not batches, must do beyond that."""
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_where_the_stream_is_cut_into_batches_does_not_matter(self, seed: int) -> None:
+        whole, cut, stream = self.make(), self.make(), self.STREAM[:200]
+        whole.observe(stream)
+        for batch in np.split(stream, np.sort(np.random.default_rng(seed).integers(0, 200, 12))):
+            cut.observe(batch)
+        np.testing.assert_allclose(cut.log_pop(SEEN), whole.log_pop(SEEN), rtol=1e-6)
+
+
+class TestExactContract(EventClockContract):
+    def make(self) -> ExactPopularity:
+        return ExactPopularity()
+
+
+class TestExactHalfLifeContract(EventClockContract):
+    def make(self) -> ExactPopularity:
+        return ExactPopularity(half_life_events=1000)
+
+
+class TestHashContract(EventClockContract):
+    def make(self) -> HashPopularity:
+        return HashPopularity(slots=1 << 12)
+
+
+class TestHashBatchClockContract(PopularityContract):
+    def make(self) -> HashPopularity:
+        return HashPopularity(slots=1 << 12, clock="batch")
+
+    def after(self, stream: Items = PopularityContract.STREAM) -> Popularity:
+        return observed(self.make(), stream, batch=2)  # so small that an item is rarely twice in a batch
+
+
+def slow_counts(stream: list[int], half_life: float | None, items: int) -> NDArray[np.float64]:
+    """The obvious sum: an event counts 2^(-age / half-life), its age in further events."""
+    counts = np.zeros(items)
+    for age, item in enumerate(reversed(stream)):
+        counts[item] += 1.0 if half_life is None else 2.0 ** (-age / half_life)
+    return counts
+
+
+class TestExact:
+    @patient
+    @given(
+        batches=st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=6),
+        half_life=st.one_of(st.none(), st.floats(0.05, 2), st.floats(2, 1000)),
+    )
+    def test_counts_are_sums_of_aged_events_also_where_it_rescales(
+        self, batches: list[list[int]], half_life: float | None
+    ) -> None:
+        popularity, stream = ExactPopularity(half_life), list(itertools.chain(*batches))
+        for batch in batches:
+            popularity.observe(np.array(batch, np.int64))
+        slow = slow_counts(stream, half_life, 8)
+        np.testing.assert_allclose(popularity.counts(np.arange(8)), slow, rtol=1e-9, atol=1e-200)
+        assert popularity.total == pytest.approx(slow.sum(), rel=1e-9)
+        expected = np.log(np.maximum(slow, 1.0) / max(slow.sum(), 1.0))
+        np.testing.assert_allclose(popularity.log_pop(np.arange(8)), expected, rtol=1e-6, atol=1e-6)
+
+    def test_rescaling_often_changes_nothing_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stream = stream_of(zipf_shares(50), 5000)
+        plain = observed(ExactPopularity(half_life_events=100), stream)
+        monkeypatch.setattr(exact_module, "_LARGEST_LOG2_WEIGHT", 1.0)
+        often = observed(ExactPopularity(half_life_events=100), stream, batch=7)
+        assert plain.state()["scalars"][1] > 1.0 >= often.state()["scalars"][1]
+        np.testing.assert_allclose(often.log_pop(np.arange(50)), plain.log_pop(np.arange(50)), rtol=1e-6)
+
+    @pytest.mark.parametrize("half_life", [0.1, 3.0])
+    def test_batch_of_many_half_lives_stays_finite(self, half_life: float) -> None:
+        popularity, stream = ExactPopularity(half_life), [1] * 10_000 + [2] * 3 + [1]
+        popularity.observe(np.array(stream))
+        np.testing.assert_allclose(
+            popularity.counts(np.array([1, 2])), slow_counts(stream[-9000:], half_life, 3)[1:], rtol=1e-9
+        )
+
+    def test_shares_sum_to_one(self) -> None:
+        popularity = observed(ExactPopularity(), stream_of(zipf_shares(100), 20_000))
+        assert shares(popularity, np.arange(100)).sum() == pytest.approx(1, rel=1e-5)
+
+    def test_event_counts_half_after_as_many_further_events_as_the_half_life(self) -> None:
+        popularity = ExactPopularity(half_life_events=64)
+        popularity.observe(np.array([5] + [6] * 64))
+        assert popularity.counts(np.array([5]))[0] == pytest.approx(0.5, rel=1e-12)
+
+    def test_newest_event_counts_one(self) -> None:
+        popularity = ExactPopularity(half_life_events=1)
+        popularity.observe(np.array([6, 6, 5]))
+        assert popularity.counts(np.array([5, 6])).tolist() == pytest.approx([1.0, 0.75])
+
+    def test_item_never_seen_counts_as_the_floor(self) -> None:
+        popularity = ExactPopularity(floor=0.5)
+        popularity.observe(np.array([0, 0, 1, 0]))
+        assert shares(popularity, [0, 1, 2, 10**9]) == pytest.approx([0.75, 0.25, 0.125, 0.125], rel=1e-6)
+
+    def test_counts_at_once_are_counts_of_single_events(self) -> None:
+        at_once, one_by_one = ExactPopularity(), ExactPopularity()
+        at_once.add(np.array([3, 5]), np.array([4.0, 2.0]))
+        one_by_one.observe(np.array([3, 3, 5, 3, 5, 3]))
+        np.testing.assert_array_equal(at_once.counts(np.arange(6)), one_by_one.counts(np.arange(6)))
+
+    def test_counts_at_once_age_like_the_mean_over_all_orders_of_their_events(self) -> None:
+        def after(further: Callable[[ExactPopularity], None]) -> NDArray[np.float64]:
+            popularity = ExactPopularity(half_life_events=2)
+            popularity.observe(np.array([1, 2]))
+            further(popularity)
+            return np.append(popularity.counts(np.arange(4)), popularity.total)
+
+        orders = [np.array(order) for order in itertools.permutations([3, 3, 3, 1])]
+        mean = np.mean([after(lambda p, order=order: p.observe(order)) for order in orders], axis=0)
+        found = after(lambda p: p.add(np.array([1, 3]), np.array([1.0, 3.0])))
+        np.testing.assert_allclose(found, mean, rtol=1e-12)
+
+    def test_counts_of_zero_events_change_nothing(self) -> None:
+        popularity = ExactPopularity(half_life_events=2)
+        popularity.observe(np.array([1]))
+        popularity.add(np.array([3]), np.array([0.0]))
+        assert [*popularity.counts(np.array([1, 3])), popularity.total] == pytest.approx([1.0, 0.0, 1.0])
+
+    @pytest.mark.parametrize("half_life", [None, 10.0])
+    def test_retired_item_is_as_if_it_had_never_been(self, half_life: float | None) -> None:
+        popularity, stream = ExactPopularity(half_life), [1, 2, 1, 3, 3, 3, 2, 1]
+        popularity.observe(np.array(stream))
+        popularity.forget(np.array([3, 3]))
+        slow = slow_counts(stream, half_life, 4)
+        slow[3] = 0
+        np.testing.assert_allclose(popularity.counts(np.arange(4)), slow, rtol=1e-12)
+        assert popularity.total == pytest.approx(slow.sum(), rel=1e-12)
+
+    def test_retiring_everything_leaves_finite_shares(self) -> None:
+        popularity = observed(ExactPopularity(half_life_events=3), np.arange(100))
+        popularity.forget(np.arange(100))
+        assert np.isfinite(popularity.log_pop(np.arange(100))).all()
+
+    @pytest.mark.parametrize("wrong", [{"half_life_events": 0}, {"half_life_events": -1.0}, {"floor": 0}])
+    def test_numbers_must_be_positive(self, wrong: dict[str, float]) -> None:
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .* choose a positive number"):
+            ExactPopularity(**wrong)
+
+
+class SlowGaps:
+    """The algorithm for one item that has a slot of its own."""
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+        self.last = self.hits = 0
+        self.gap = 0.0
+
+    def hit(self, now: int) -> None:
+        self.hits += 1
+        weight = max(self.alpha, 1 / self.hits)
+        self.gap = (1 - weight) * self.gap + weight * (now - self.last)
+        self.last = now
+
+    def estimate(self, now: int) -> float:
+        gap, away = (self.gap if self.hits else now), now - self.last
+        return away if away > 4 * gap else gap
+
+
+class TestHashAgainstASlowOne:
+    ROWS = np.arange(8)
+    streams = st.lists(st.lists(st.integers(0, 6), max_size=20), max_size=12)
+
+    @patient
+    @given(batches=streams, alpha=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+    def test_event_clock(self, batches: list[list[int]], alpha: float) -> None:
+        popularity, slow = HashPopularity(3, 1 << 12, alpha), [SlowGaps(alpha) for _ in self.ROWS]
+        for batch in batches:
+            popularity.observe(np.array(batch, np.int64))
+        stream = list(itertools.chain(*batches))
+        for now, item in enumerate(stream, start=1):
+            slow[item].hit(now)
+        gaps = [max(each.estimate(len(stream)), 1) for each in slow]
+        np.testing.assert_allclose(shares(popularity, self.ROWS), 1 / np.array(gaps), rtol=1e-5)
+
+    @patient
+    @given(batches=streams, alpha=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+    def test_batch_clock(self, batches: list[list[int]], alpha: float) -> None:
+        popularity = HashPopularity(3, 1 << 12, alpha, clock="batch")
+        slow, ticks = [SlowGaps(alpha) for _ in self.ROWS], 0
+        for batch in batches:
+            popularity.observe(np.array(batch, np.int64))
+            ticks += bool(batch)
+            for item in set(batch):
+                slow[item].hit(ticks)
+        events_a_tick = sum(map(len, batches)) / max(ticks, 1)
+        gaps = [max(each.estimate(ticks) * events_a_tick, 1) for each in slow]
+        np.testing.assert_allclose(shares(popularity, self.ROWS), 1 / np.array(gaps), rtol=1e-5)
+
+
+class TestHashOnAStationaryStream:
+    ITEMS, EVENTS = 200, 400_000  # the rarest item has 340 events: its start is forgotten
+
+    def gaps(self, alpha: float) -> NDArray[np.float64]:
+        """Estimated gap over true gap of all items that came lately (the others are estimated by their absence)."""
+        truth, stream = zipf_shares(self.ITEMS), stream_of(zipf_shares(self.ITEMS), self.EVENTS, seed=3)
+        popularity = observed(HashPopularity(alpha=alpha), stream)
+        last = np.array([np.flatnonzero(stream == item)[-1] for item in range(self.ITEMS)])
+        recent = (self.EVENTS - last) * truth < 3
+        return (truth / shares(popularity, np.arange(self.ITEMS)))[recent]
+
+    @pytest.mark.parametrize("alpha", [0.02, 0.1])
+    def test_converges_to_the_truth_with_the_deviation_that_alpha_implies(self, alpha: float) -> None:
+        ratio, expected = self.gaps(alpha), deviation_of(alpha)
+        assert len(ratio) > 0.9 * self.ITEMS  # 1 - e^-3 = 95% came within three gaps
+        # 190 items: the mean is known to expected / 14, the deviation to a part in 20; four times that is allowed
+        assert ratio.mean() == pytest.approx(1, abs=4 * expected / math.sqrt(len(ratio)))
+        assert ratio.std() == pytest.approx(expected, rel=0.2)
+
+    def test_regular_stream_is_estimated_exactly(self) -> None:
+        popularity = observed(HashPopularity(), np.tile([0, 1, 0, 2, 0, 3, 0, 4], 500))
+        assert shares(popularity, range(5)) == pytest.approx([0.5] + [0.125] * 4, rel=1e-5)
+
+    def test_item_never_seen_counts_as_seen_once(self) -> None:
+        popularity = observed(HashPopularity(), stream_of(zipf_shares(20), 5000))
+        assert shares(popularity, [999])[0] == pytest.approx(1 / 5000, rel=1e-5)
+
+
+class TestHashOnAChangingStream:
+    def test_item_that_becomes_popular_is_found_out(self) -> None:
+        stream, popularity = stream_of(np.full(400, 1 / 400), 40_000), HashPopularity()
+        observed(popularity, stream)
+        assert shares(popularity, [7])[0] < 1 / 200
+        stream[::10] = 7  # its gap falls from 400 to 10
+        observed(popularity, stream[:4000])  # 400 gaps: 390 x 0.98^400 = 0.1 is left of the old one
+        assert shares(popularity, [7])[0] == pytest.approx(0.1025, rel=4 * deviation_of(0.02))
+
+    def test_item_that_vanishes_fades_with_its_absence(self) -> None:
+        popularity = observed(HashPopularity(), np.tile([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], 500))
+        assert shares(popularity, [7])[0] == pytest.approx(0.1, rel=1e-4)
+        observed(popularity, np.arange(100, 2091))  # the last event of 7 is 2,000 events ago
+        assert shares(popularity, [7])[0] == pytest.approx(1 / 2000, rel=1e-4)
+
+    def test_short_absence_is_no_vanishing(self) -> None:
+        popularity = observed(HashPopularity(), np.tile([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], 500))
+        observed(popularity, np.arange(100, 129))  # just less than four gaps
+        assert shares(popularity, [7])[0] == pytest.approx(0.1, rel=1e-4)
+
+
+class TestCollisions:
+    ITEMS, EVENTS = 300, 400_000
+    ROWS = np.arange(ITEMS)
+    STREAM = stream_of(zipf_shares(ITEMS), EVENTS)
+
+    def estimate(self, hashes: int, slots: int) -> HashPopularity:
+        popularity = HashPopularity(hashes, slots)
+        observed(popularity, self.STREAM)
+        return popularity
+
+    @pytest.mark.parametrize("slots", [30, 150])
+    def test_collisions_only_make_items_too_popular(self, slots: int) -> None:
+        alone, crowded = (1 / shares(self.estimate(1, size), self.ROWS) for size in (1 << 18, slots))
+        assert np.log(alone / crowded).mean() > 0.3
+        # a slot's gap is no longer than the item's (up to four deviations of both), nor is its absence
+        noise = math.exp(4 * math.sqrt(2) * deviation_of(0.02))
+        away = self.EVENTS - 1 - np.array([np.flatnonzero(item == self.STREAM)[-1] for item in self.ROWS])
+        assert (crowded <= np.maximum(alone * noise, away * (1 + 1e-5))).all()
+
+    def test_one_slot_holds_all_events(self) -> None:
+        assert shares(self.estimate(3, 1), self.ROWS) == pytest.approx(np.ones(self.ITEMS))
+
+    def test_several_hashes_beat_a_single_one(self) -> None:
+        single, several = (estimation_error(self.estimate(h, 1000), Zipf(self.ITEMS), self.ROWS) for h in (1, 5))
+        noise = deviation_of(0.02) * math.sqrt(2 / math.pi)  # mean absolute error without collisions
+        absent = math.exp(-4) * (math.log(4) + 0.2)  # of the 2% that are just estimated by their absence
+        assert several < 1.2 * (noise + absent)
+        assert single > 2 * several
+
+    def test_share_of_collisions_is_that_of_used_slots(self) -> None:
+        assert HashPopularity(slots=100).collision_share() == 0
+        assert self.estimate(2, 1).collision_share() == 1
+        used = 1 - math.exp(-self.ITEMS / 600)  # of each array; both must be used
+        assert self.estimate(2, 600).collision_share() == pytest.approx(used**2, rel=0.2)
+
+
+class TestClocks:
+    def batches(self) -> Items:
+        """Item 0 four times a batch of eight, item 1 once, others rarely."""
+        rng = np.random.default_rng(0)
+        return np.concatenate([[0, 0, 0, 0, 1, *rng.integers(2, 500, 3)] for _ in range(1000)])
+
+    def test_event_clock_tells_four_times_a_batch_from_once(self) -> None:
+        popularity = observed(HashPopularity(clock="event"), self.batches(), batch=8)
+        assert shares(popularity, [0, 1]) == pytest.approx([1 / 2, 1 / 8], rel=0.1)
+
+    def test_batch_clock_cannot(self) -> None:
+        popularity = observed(HashPopularity(clock="batch"), self.batches(), batch=8)
+        assert shares(popularity, [0, 1]) == pytest.approx([1 / 8, 1 / 8], rel=1e-5)
+
+    @pytest.mark.parametrize("clock", ["event", "batch"])
+    @pytest.mark.parametrize("batch", [4, 32])
+    def test_both_clocks_have_the_scale_of_events(self, clock: str, batch: int) -> None:
+        truth = zipf_shares(500)
+        popularity = observed(HashPopularity(clock=clock), stream_of(truth, 400_000), batch)
+        rare = np.flatnonzero(truth * batch < 0.05)  # at most 2.5% of their events share a batch with another
+        ratio = truth[rare] / shares(popularity, rare)
+        assert np.median(ratio) == pytest.approx(1, abs=0.025 + 5 * deviation_of(0.02) / math.sqrt(len(rare)))
+
+    def test_item_never_seen_counts_as_one_event_by_the_batch_clock(self) -> None:
+        popularity = observed(HashPopularity(clock="batch"), self.batches(), batch=8)
+        assert shares(popularity, [999])[0] == pytest.approx(1 / 8000, rel=1e-5)
+
+
+class TestHashState:
+    def test_other_shape_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"hash arrays of \(5, 8\) do not fit \(5, 9\)"):
+            HashPopularity(slots=9).load_state(HashPopularity(slots=8).state())
+
+    def test_other_clock_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="gaps of the batch clock do not fit the event clock"):
+            HashPopularity(slots=8).load_state(HashPopularity(slots=8, clock="batch").state())
+
+    def test_hash_functions_come_with_the_state(self) -> None:
+        popularity = observed(HashPopularity(slots=64, seed=1), stream_of(zipf_shares(50), 5000))
+        other = HashPopularity(slots=64, seed=2)
+        other.load_state(popularity.state())
+        np.testing.assert_array_equal(other.log_pop(np.arange(50)), popularity.log_pop(np.arange(50)))
+
+    def test_seed_chooses_the_hash_functions(self) -> None:
+        stream = stream_of(zipf_shares(50), 5000)
+        one, two = (observed(HashPopularity(slots=64, seed=seed), stream) for seed in (1, 2))
+        assert (one.log_pop(np.arange(50)) != two.log_pop(np.arange(50))).any()
+
+    def test_slot_hit_for_years_does_not_overflow(self) -> None:
+        popularity = observed(HashPopularity(slots=64), np.tile([0, 1], 500))
+        hits = popularity.state()["hits"]
+        hits[hits > 0] = 2**31 - 1
+        observed(popularity, np.tile([0, 1], 500))
+        assert hits.min() == 0
+        assert shares(popularity, [0, 1]) == pytest.approx([0.5, 0.5], rel=1e-3)
+
+    def test_every_wrong_argument_is_reported_at_once(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"0 hashes of 0 slots.*alpha is 1\.5.*no clock 'sun'; there are event and batch"
+        ):
+            HashPopularity(hashes=0, slots=0, alpha=1.5, clock="sun")
+
+
+class TestEstimationError:
+    @pytest.mark.parametrize("estimate", [0.02, 0.005])
+    def test_factor_of_two_either_way_is_log_two(self, estimate: float) -> None:
+        error = estimation_error(Constant(estimate), Constant(0.01), np.arange(5))
+        assert error == pytest.approx(math.log(2), rel=1e-5)
+
+    def test_truth_has_no_error(self) -> None:
+        assert estimation_error(Constant(0.3), Constant(0.3), np.arange(5)) == 0
+
+    def test_no_items_no_error(self) -> None:
+        assert estimation_error(Constant(0.1), Constant(0.3), np.empty(0, np.int64)) == 0
+
+    def test_errors_of_opposite_sign_do_not_cancel(self) -> None:
+        truth = observed(ExactPopularity(), np.array([0, 0, 0, 0, 1]))
+        error = estimation_error(Constant(0.4), truth, np.array([0, 1]))
+        assert error == pytest.approx(math.log(2), rel=1e-5)  # a factor of two each

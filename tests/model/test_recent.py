@@ -1,0 +1,184 @@
+"""Recent items: the compiled lists against Python lists, event by event."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.batch import Recent
+from model.growing import SMALLEST_CAPACITY
+from model.recent import RecentItems
+
+patient = settings(deadline=None)  # the machine may be busy
+
+Event = tuple[int, int]
+streams = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60)
+lengths = st.integers(1, 5)
+
+
+class SlowRecentItems:
+    """A list a user, most recent first."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.lists: dict[int, list[int]] = {}
+
+    def observe(self, stream: list[Event]) -> list[list[int]]:
+        return [self.observe_one(user, item) for user, item in stream]
+
+    def observe_one(self, user: int, item: int) -> list[int]:
+        before = self.of(user)
+        self.lists[user] = [item, *(other for other in before if other != item)][: self.length]
+        return before
+
+    def of(self, user: int) -> list[int]:
+        return self.lists.get(user, [])
+
+
+def observe(recent: RecentItems, stream: list[Event]) -> Recent:
+    users, items = np.array(stream, np.int64).reshape(-1, 2).T
+    return recent.observe(users, items)
+
+
+def after(stream: list[Event], length: int = 3) -> RecentItems:
+    recent = RecentItems(length)
+    observe(recent, stream)
+    return recent
+
+
+def listed(lines: Recent) -> list[list[int]]:
+    """Without the filling; checks that it stands at the end only."""
+    found = [[item for item in line if item >= 0] for line in lines.tolist()]
+    assert [line + [-1] * (lines.shape[1] - len(line)) for line in found] == lines.tolist()
+    return found
+
+
+def of(recent: RecentItems, *users: int) -> list[list[int]]:
+    return listed(recent.of(np.array(users, np.int64)))
+
+
+class TestObserve:
+    @patient
+    @given(stream=streams, length=lengths)
+    def test_every_event_sees_its_users_last_distinct_items(self, stream: list[Event], length: int) -> None:
+        recent, slow = RecentItems(length), SlowRecentItems(length)
+        assert listed(observe(recent, stream)) == slow.observe(stream)
+        assert of(recent, *range(6)) == [slow.of(user) for user in range(6)]
+
+    @patient
+    @given(stream=streams, length=lengths, cuts=st.sets(st.integers(0, 60)))
+    def test_where_the_stream_is_cut_into_calls_does_not_matter(
+        self, stream: list[Event], length: int, cuts: set[int]
+    ) -> None:
+        recent, seen = RecentItems(length), []
+        bounds = [0, *sorted(cuts), len(stream)]
+        for start, stop in itertools.pairwise(bounds):
+            seen += listed(observe(recent, stream[start:stop]))
+        assert seen == listed(observe(RecentItems(length), stream))
+
+    def test_event_sees_earlier_events_of_the_same_call_but_not_itself(self) -> None:
+        seen = observe(RecentItems(3), [(0, 5), (0, 6), (1, 5), (0, 7)])
+        assert listed(seen) == [[], [5], [], [6, 5]]
+
+    def test_repeated_item_moves_to_the_front(self) -> None:
+        assert of(after([(0, 1), (0, 2), (0, 3), (0, 1)]), 0) == [[1, 3, 2]]
+
+    def test_oldest_item_falls_out_of_a_full_list(self) -> None:
+        assert of(after([(0, 1), (0, 2), (0, 3), (0, 4)]), 0) == [[4, 3, 2]]
+
+    def test_users_far_apart_get_room(self) -> None:
+        far = 10 * SMALLEST_CAPACITY
+        recent = after([(0, 1), (far, 2), (3, 3)])
+        assert of(recent, 0, 3, far, far - 1) == [[1], [3], [2], []]
+
+    def test_lists_survive_growth(self) -> None:
+        recent = after([(user, user) for user in range(SMALLEST_CAPACITY)])
+        observe(recent, [(SMALLEST_CAPACITY, 7)])
+        assert of(recent, *range(SMALLEST_CAPACITY)) == [[user] for user in range(SMALLEST_CAPACITY)]
+
+    def test_no_events_are_no_error(self) -> None:
+        assert observe(RecentItems(3), []).shape == (0, 3)
+
+    def test_length_zero_keeps_nothing(self) -> None:
+        recent = RecentItems(0)
+        assert observe(recent, [(0, 1), (0, 2)]).shape == (2, 0)
+        assert recent.of(np.array([0, 9])).shape == (2, 0)
+
+
+class TestOf:
+    def test_users_never_seen_have_none(self) -> None:
+        recent = after([(1, 5)])
+        assert of(recent, 1, 0, 2, 10**9, 1) == [[5], [], [], [], [5]]
+
+    def test_no_row_has_none(self) -> None:
+        assert of(after([(user, 5) for user in range(SMALLEST_CAPACITY)]), -1) == [[]]
+
+    def test_asking_an_empty_store_changes_nothing(self) -> None:
+        recent = RecentItems(3)
+        assert of(recent, 0, 7) == [[], []]
+        assert recent.size == len(recent.state()) == 0
+
+    def test_answer_is_a_copy(self) -> None:
+        recent = after([(0, 5)])
+        recent.of(np.array([0])).fill(9)
+        assert of(recent, 0) == [[5]]
+
+
+class TestForget:
+    def test_retired_user_has_none_and_others_keep_theirs(self) -> None:
+        recent = after([(0, 5), (1, 6), (2, 7)])
+        recent.forget_users(np.array([0, 2]))
+        assert of(recent, 0, 1, 2) == [[], [6], []]
+
+    def test_retiring_users_never_seen_changes_nothing(self) -> None:
+        recent = after([(0, 5)])
+        recent.forget_users(np.array([3, 10**9]))
+        assert of(recent, 0) == [[5]]
+
+    @patient
+    @given(stream=streams, length=lengths, gone=st.sets(st.integers(0, 12)))
+    def test_retired_items_vanish_and_the_others_keep_their_order(
+        self, stream: list[Event], length: int, gone: set[int]
+    ) -> None:
+        recent, slow = after(stream, length), SlowRecentItems(length)
+        slow.observe(stream)
+        recent.forget_items(np.array(sorted(gone), np.int64))
+        assert of(recent, *range(5)) == [[i for i in slow.of(user) if i not in gone] for user in range(5)]
+
+    def test_list_fills_up_again_after_an_item_vanished(self) -> None:
+        recent = after([(0, 1), (0, 2), (0, 3)])
+        recent.forget_items(np.array([2]))
+        observe(recent, [(0, 9), (0, 8)])
+        assert of(recent, 0) == [[8, 9, 3]]
+
+
+class TestState:
+    @patient
+    @given(stream=streams, further=streams, length=lengths)
+    def test_restart_answers_as_if_it_had_not_happened(
+        self, stream: list[Event], further: list[Event], length: int
+    ) -> None:
+        recent, restarted = after(stream, length), RecentItems(length)
+        restarted.load_state(recent.state().copy())
+        np.testing.assert_array_equal(observe(restarted, further), observe(recent, further))
+
+    @pytest.mark.parametrize(("length", "expected"), [(2, [9, 8]), (3, [9, 8, 7]), (5, [9, 8, 7])])
+    def test_lists_of_another_length_are_cut_or_filled_up(self, length: int, expected: list[int]) -> None:
+        other = RecentItems(length)
+        other.load_state(after([(1, 7), (1, 8), (1, 9)], length=3).state())
+        assert of(other, 0, 1) == [[], expected]
+
+    def test_loaded_lists_are_a_copy(self) -> None:
+        recent, other = after([(0, 5)]), RecentItems(3)
+        other.load_state(recent.state())
+        observe(recent, [(0, 6)])
+        assert of(other, 0) == [[5]]
+
+    def test_loading_replaces_what_was_there(self) -> None:
+        recent = after([(user, 5) for user in range(9)])
+        recent.load_state(after([(0, 7)]).state())
+        assert of(recent, *range(9)) == [[7], *[[]] * 8]

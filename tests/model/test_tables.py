@@ -1,0 +1,206 @@
+"""Embedding tables: a row's numbers survive growth, its first weights depend on nothing but its number and the seed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from model.tables import PAGE, Table
+
+CPU = torch.device("cpu")
+DIM, SLOTS = 3, 2
+patient = settings(deadline=None, max_examples=50)
+
+
+class CountingTable(Table):
+    """Remembers which pages of first weights were made."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.pages: list[int] = []
+
+    def _page(self, page: int) -> Tensor:
+        self.pages.append(page)
+        return super()._page(page)
+
+
+def table_of(size: int = 0, *, dim: int = DIM, slots: int = SLOTS, std: float = 0.1, seed: int = 5) -> Table:
+    table = Table(dim, slots, std, seed, CPU)
+    table.grow(size)
+    return table
+
+
+def scribble(table: Table) -> Tensor:
+    """Give every row its own weights and optimizer state; answers them."""
+    with torch.no_grad():
+        table.lines[: table.size] = torch.randn(table.size, table.lines.shape[1])
+    return table.lines[: table.size].clone()
+
+
+class TestGrowth:
+    @pytest.mark.parametrize("size", [1025, 1100, 5000])
+    def test_rows_keep_weights_and_optimizer_state(self, size: int) -> None:
+        table = table_of(1000)
+        before = scribble(table)
+        table.grow(size)
+        assert torch.equal(table.lines[:1000], before)
+        assert table.size == len(table.weight) == size
+
+    def test_new_rows_have_no_optimizer_state(self) -> None:
+        table = table_of(10)
+        scribble(table)
+        table.grow(3000)
+        assert not table.lines[10:3000, DIM:].any()
+
+    @patient
+    @given(sizes=st.lists(st.integers(0, 2500), min_size=1, max_size=8), seed=st.integers(0, 1 << 62))
+    def test_first_weights_do_not_depend_on_how_the_table_grew(self, sizes: list[int], seed: int) -> None:
+        stepwise = table_of(seed=seed)
+        for size in sizes:
+            stepwise.grow(size)
+        at_once = table_of(max(sizes), seed=seed)
+        assert torch.equal(stepwise.weight, at_once.weight)
+
+    @patient
+    @given(loaded=st.integers(0, 300), size=st.integers(0, 300))
+    def test_first_weights_do_not_depend_on_a_restart(self, loaded: int, size: int) -> None:
+        restarted = table_of()
+        restarted.load_state_dict(table_of(loaded).state_dict())
+        restarted.grow(size)
+        assert torch.equal(restarted.weight, table_of(max(loaded, size)).weight)
+
+    def test_first_weights_depend_on_the_seed(self) -> None:
+        assert not torch.equal(table_of(10, seed=1).weight, table_of(10, seed=2).weight)
+
+    def test_all_rows_differ(self) -> None:
+        assert len(torch.unique(table_of(20 * PAGE).weight, dim=0)) == 20 * PAGE
+
+    def test_first_weights_are_normal_with_the_given_deviation(self) -> None:
+        weight = table_of(20_000, std=0.1).weight  # 60,000 numbers: relative error of the deviation 0.3%
+        assert weight.mean().item() == pytest.approx(0, abs=5 * 0.1 / math.sqrt(weight.numel()))
+        assert weight.std().item() == pytest.approx(0.1, rel=0.015)
+        assert (weight.abs() < 0.1).float().mean().item() == pytest.approx(0.6827, abs=0.01)
+
+    def test_zero_deviation_starts_at_zero(self) -> None:
+        table = table_of(2000, std=0.0)
+        assert not table.weight.any()
+
+    def test_growing_to_a_smaller_size_changes_nothing(self) -> None:
+        table = table_of(100)
+        before = scribble(table)
+        table.grow(50)
+        assert table.size == 100
+        assert torch.equal(table.lines[:100], before)
+
+    def test_one_by_one_growth_moves_the_table_a_logarithmic_number_of_times(self) -> None:
+        table, places = table_of(), set()
+        for size in range(1, 20_001):
+            table.grow(size)
+            places.add(table.lines.data_ptr())
+        assert len(places) <= math.log2(20_000) - 8  # 1024, 2048, .. 32768
+
+    def test_one_by_one_growth_makes_each_page_once(self) -> None:
+        table = CountingTable(DIM, SLOTS, 0.1, 5, CPU)
+        for size in range(1, 5 * PAGE + 1):
+            table.grow(size)
+        assert table.pages == list(range(5))
+
+
+class TestClear:
+    ROWS = (0, 1, PAGE - 1, PAGE, 1500, 1999)
+
+    def test_retired_rows_are_new_rows_again(self) -> None:
+        table, rows = table_of(2000), torch.tensor(self.ROWS)
+        scribble(table)
+        table.clear(rows.flip(0))
+        assert torch.equal(table.lines[rows], table_of(2000).lines[rows])
+
+    def test_other_rows_stay(self) -> None:
+        table = table_of(2000)
+        before = scribble(table)
+        table.clear(torch.tensor(self.ROWS))
+        others = torch.ones(2000, dtype=torch.bool)
+        others[list(self.ROWS)] = False
+        assert torch.equal(table.lines[:2000][others], before[others])
+
+    def test_zero_deviation_retires_to_zero(self) -> None:
+        table = table_of(10, std=0.0)
+        scribble(table)
+        table.clear(torch.tensor([3]))
+        assert not table.lines[3].any()
+
+    def test_rows_of_one_page_are_made_together(self) -> None:
+        table = CountingTable(DIM, SLOTS, 0.1, 5, CPU)
+        table.grow(PAGE * 3)
+        table.pages.clear()
+        table.clear(torch.tensor([2, 2 * PAGE, 7, 5]))
+        assert table.pages == [0, 2]
+
+    def test_retiring_nothing_changes_nothing(self) -> None:
+        table = table_of(10)
+        before = scribble(table)
+        table.clear(torch.empty(0, dtype=torch.int64))
+        assert torch.equal(table.lines[:10], before)
+
+
+class TestViews:
+    def test_weight_states_and_updates_are_disjoint_views_of_the_lines(self) -> None:
+        table = table_of(4)
+        for number, view in enumerate((table.weight, table.state(0), table.state(1), table.updates), start=1):
+            view.fill_(number)
+        assert table.lines[:4].tolist() == [[1.0] * DIM + [2.0] * DIM + [3.0] * DIM + [4.0]] * 4
+
+
+class TestState:
+    @pytest.mark.parametrize("size", [0, 1, 1024, 1025])
+    def test_round_trip(self, size: int) -> None:
+        table = table_of(size)
+        table.steps = 17
+        lines = scribble(table)
+        copy = table_of(7)
+        copy.load_state_dict(table.state_dict())
+        assert (copy.size, copy.steps) == (size, 17)
+        assert torch.equal(copy.lines[:size], lines)
+
+    def test_loaded_table_owns_its_rows(self) -> None:
+        table, copy = table_of(5), table_of()
+        copy.load_state_dict(table.state_dict())
+        before = copy.weight.clone()
+        table.weight.zero_()
+        assert torch.equal(copy.weight, before)
+
+    def test_loaded_table_grows_on(self) -> None:
+        copy = table_of(9)
+        copy.load_state_dict(table_of(1024).state_dict())
+        copy.grow(1030)
+        assert torch.equal(copy.lines[:1030], table_of(1030).lines[:1030])
+
+    def test_rows_of_before_loading_do_not_come_back(self) -> None:
+        table = table_of(500)
+        scribble(table)
+        table.load_state_dict(table_of(3).state_dict())
+        table.grow(500)
+        assert torch.equal(table.lines[:500], table_of(500).lines[:500])
+
+    @pytest.mark.parametrize(("dim", "slots"), [(DIM + 1, SLOTS), (DIM, SLOTS - 1)])
+    def test_another_width_is_refused(self, dim: int, slots: int) -> None:
+        state = table_of(5, dim=dim, slots=slots).state_dict()
+        with pytest.raises(ValueError, match=r"do not fit .* dimension 3 and width 10: .* optimizer differs"):
+            table_of().load_state_dict(state)
+
+    def test_another_dimension_of_the_same_width_is_refused(self) -> None:
+        adagrad, adam = table_of(5, dim=48, slots=1), table_of(dim=32, slots=2)
+        assert adagrad.lines.shape[1] == adam.lines.shape[1]
+        with pytest.raises(ValueError, match="rows of dimension 48 and width 97 do not fit"):
+            adam.load_state_dict(adagrad.state_dict())
+
+    def test_refused_rows_change_nothing(self) -> None:
+        table = table_of(5)
+        with pytest.raises(ValueError, match="do not fit"):
+            table.load_state_dict(table_of(9, dim=DIM + 1).state_dict())
+        assert torch.equal(table.weight, table_of(5).weight)

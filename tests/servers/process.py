@@ -1,0 +1,170 @@
+"""What the servers have in common: a process that never outlives the tests, and how to get its program."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+
+class ServerUnavailable(Exception):  # noqa: N818  (reads as a state)
+    """The server can neither be found nor started here; the text says what was tried."""
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip loudly on a developer's machine; fail under CI, where a skipped server would hide broken code."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI is set, so this must not be skipped: {reason}", pytrace=False)
+    pytest.skip(f"NOT TESTED: {reason}")
+
+
+def cache_dir() -> Path:
+    """The folder for downloads that later runs use again."""
+    given = os.environ.get("STREAMER_TEST_CACHE")
+    path = Path(given) if given else Path.home() / ".cache" / "streamer-tests"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on 127.0.0.1 that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+@functools.cache
+def docker_answers() -> bool:
+    """True if a Docker engine answers within two seconds."""
+    try:
+        import docker
+
+        with contextlib.closing(docker.from_env(timeout=2)) as client:
+            return bool(client.ping())
+    except Exception:  # no engine, no permission, no module: for the tests it is all the same
+        return False
+
+
+def started(start: Callable[[], Any], stop: Callable[[], Any]) -> Any:
+    """What `start()` returns; or None, with a warning, after undoing a start that failed (no image, ...)."""
+    try:
+        return start()
+    except Exception as error:
+        warnings.warn(f"Docker answers but the container does not start: {error}", stacklevel=2)
+        with contextlib.suppress(Exception):
+            stop()
+        return None
+
+
+def apt_install(*packages: str) -> None:
+    """Install Debian packages if we may; no service that they bring is started.
+
+    Raises:
+        ServerUnavailable: we are not root, there is no apt-get, or it failed.
+    """
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise ServerUnavailable(f"cannot install {' '.join(packages)}: that needs root and apt-get")
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+    with _no_services():
+        for command in (install, ["apt-get", "update", "-qq"], install):
+            done = _apt(command)
+            if command is install and done.returncode == 0:
+                return
+    raise ServerUnavailable(f"`{' '.join(install)}` failed: {done.stderr.strip()[-500:]}")
+
+
+def _apt(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+
+@contextlib.contextmanager
+def _no_services():
+    """Debian asks this script whether a package may start its service; if there is none yet, ours says no."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    if policy.exists():
+        yield
+        return
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        policy.unlink(missing_ok=True)
+
+
+class Process:
+    """A server process in a process group of its own, with its output in a file.
+
+    It is stopped by `stop` or `kill`, at the latest when Python exits; where `setpriv` exists, the kernel kills
+    it even if Python is killed. (The kernel watches the thread that started it: start it from one that stays.)
+    """
+
+    def __init__(self, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        setpriv = shutil.which("setpriv")
+        guard = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+        with log.open("ab") as out:
+            self._child = subprocess.Popen(
+                [*guard, *map(str, command)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        atexit.register(self.kill)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def running(self) -> bool:
+        return self._child.poll() is None
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `ready()`; if it takes too long or the process ends, kill it and raise with its last words."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running() or time.monotonic() > deadline:
+                state = "did not get ready" if self.running() else f"ended with {self._child.returncode}"
+                self.kill()
+                raise ServerUnavailable(f"{Path(str(self._child.args[0])).name} {state}:\n{self.tail()}")  # type: ignore[index]
+            time.sleep(0.05)
+
+    def tail(self, lines: int = 20) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, timeout_s: float = 20) -> None:
+        """SIGTERM, then SIGKILL if it does not end in time."""
+        self._signal(signal.SIGTERM)
+        try:
+            self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        atexit.unregister(self.kill)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
+        self._child.wait()
+        atexit.unregister(self.kill)
+
+    def _signal(self, number: int) -> None:
+        if self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)

@@ -1,0 +1,129 @@
+"""The compiled way to read fetched batches, held against the client's own."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka import TopicPartition, errors
+from kafka.consumer.fetcher import Fetcher
+from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from kafka.record.util import calc_crc32c
+
+from streamer.sources.kafka_records import FIELDS, RowRecords, _parse, columns, use_rows
+
+TP = TopicPartition("t", 0)
+NOON_MS = 1_700_000_000_000
+GZIP, LOG_APPEND_TIME, CONTROL = 0x01, 0x08, 0x20
+
+texts = st.binary(max_size=200) | st.none()
+headers = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5) | st.none()), max_size=3)
+records = st.lists(st.tuples(st.integers(1, 200), st.integers(-(2**40), 2**40), texts, texts, headers), max_size=30)
+batches = st.lists(st.tuples(records, st.sampled_from([0, GZIP]), st.booleans()), max_size=4)
+
+
+def batch(base: int, rows: list[Any], compression: int = 0, attributes: int = 0) -> bytes:
+    """A batch as a broker stores it. Each row: gap to the offset before, time, key, value, headers."""
+    builder = DefaultRecordBatchBuilder(2, compression, False, -1, -1, -1, 10_000_000)
+    offset = -1
+    for gap, time_ms, key, value, head in rows:
+        offset += gap
+        builder.append(offset, NOON_MS + time_ms, key, value, head)
+    content = bytearray(builder.build())
+    struct.pack_into(">q", content, 0, base)
+    (given,) = struct.unpack_from(">h", content, 21)
+    struct.pack_into(">h", content, 21, given | attributes)
+    struct.pack_into(">I", content, 17, calc_crc32c(memoryview(content)[21:]))
+    return bytes(content)
+
+
+def row(value: bytes | None, key: bytes | None = None, gap: int = 1) -> tuple[Any, ...]:
+    return (gap, 0, key, value, [])
+
+
+def taken(kind: type, content: bytes, start: int = 0, size: int | None = None, **options: Any) -> tuple[Any, ...]:
+    """All that a reader of what was fetched hands out, and where it ends."""
+    part = kind(start, TP, MemoryRecords(content), **options)
+    found: list[Any] = []
+    positions = []
+    while part:
+        found.extend(part.take(size))
+        positions.append(part.next_fetch_offset)
+    return (columns(found) if found else None), part.next_fetch_offset, part.leader_epoch, positions
+
+
+@settings(deadline=None)
+@given(batches=batches, start=st.integers(0, 100), size=st.integers(1, 40))
+def test_rows_are_what_the_client_would_read(batches: list[Any], start: int, size: int) -> None:
+    content, base = b"", 0
+    for rows, compression, appended in batches:
+        if rows:
+            content += batch(base, rows, compression, LOG_APPEND_TIME if appended else 0)
+            base += sum(gap for gap, *_ in rows) + 7
+    assert taken(RowRecords, content, start, size)[:3] == taken(Fetcher.PartitionRecords, content, start, size)[:3]
+
+
+def test_position_follows_the_rows_and_passes_the_gap_behind_the_last() -> None:
+    content = batch(0, [row(b"a"), row(b"b", gap=3)]) + batch(20, [row(b"c")])
+    _, _, _, positions = taken(RowRecords, content, size=1)
+    assert positions[:3] == [1, 4, 21]
+
+
+def test_old_batches_and_marks_of_transactions_are_treated_as_by_the_client() -> None:
+    builder = LegacyRecordBatchBuilder(1, 0, 10_000)
+    builder.append(0, NOON_MS, b"k", b"old")
+    mark = batch(1, [row(b"\x00" * 6, key=b"\x00\x00\x00\x01")], attributes=CONTROL)
+    content = bytes(builder.build()) + mark + batch(2, [row(b"new")])
+    assert taken(RowRecords, content)[:3] == taken(Fetcher.PartitionRecords, content)[:3]
+    (_, _, _, values), end, _, _ = taken(RowRecords, content)
+    assert (values, end) == ([b"old", b"new"], 3)
+
+
+def test_batch_with_a_wrong_checksum_is_an_error_and_not_an_endless_loop() -> None:
+    good, bad = batch(0, [row(b"a")]), bytearray(batch(1, [row(b"b")]))
+    bad[-2] ^= 0xFF
+    part = RowRecords(0, TP, MemoryRecords(good + bytes(bad)), check_crcs=True)
+    assert columns(part.take(10))[3] == [b"a"]
+    with pytest.raises(errors.CorruptRecordError, match="offset 1"):
+        part.take(10)
+    assert not part
+
+
+@given(content=st.binary(max_size=60), count=st.integers(1, 5))
+@settings(deadline=None)
+def test_parser_never_reads_beyond_malformed_content(content: bytes, count: int) -> None:
+    fields = np.zeros((FIELDS, count), np.int64)
+    end = _parse(np.frombuffer(content, np.uint8), 0, fields)
+    assert -1 <= end <= len(content)
+    if end >= 0:
+        assert fields[2:].max() <= len(content)
+
+
+def test_malformed_batch_is_an_error_though_checksums_are_not_checked() -> None:
+    content = bytearray(batch(0, [row(b"a"), row(b"b")]))
+    content[DefaultRecordBatch.HEADER_STRUCT.size] = 0x7F  # the first record's length
+    part = RowRecords(0, TP, MemoryRecords(bytes(content)), check_crcs=False)
+    with pytest.raises(errors.CorruptRecordError, match="malformed"):
+        part.take(10)
+
+
+class Consumer:
+    """As much of a client as `use_rows` looks at."""
+
+    def __init__(self, isolation_level: str = "read_uncommitted") -> None:
+        self.config = {"isolation_level": isolation_level}
+        self._fetcher = type("Fetcher", (), {})()
+
+
+def test_client_is_left_alone_that_is_not_as_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert use_rows(Consumer())
+    assert not use_rows(Consumer("read_committed"))
+    assert not use_rows(type("Consumer", (), {"config": {"isolation_level": "read_uncommitted"}})())
+    monkeypatch.delattr(Fetcher.PartitionRecords, "_unpack_records")
+    assert not use_rows(Consumer())

@@ -1,0 +1,245 @@
+"""Where dead letters go: what every place does, and what the file does besides."""
+
+from __future__ import annotations
+
+import base64
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamer.dead_letters import DeadLetter, DeadLetters, FileDeadLetters, MemoryDeadLetters, Reason
+from streamer.errors import StreamerError
+
+patient = settings(deadline=None)  # the machine may be busy
+
+
+def letter(offset: int, value: bytes | None = b"{", key: bytes | None = None, index: int | None = None) -> DeadLetter:
+    return DeadLetter(Reason.NOT_JSON, "why", "topic", 2, offset, 1_600_000_000_000, key, value, index)
+
+
+def lines(path: Path) -> list[dict]:
+    """The letters of a file; every line must be whole."""
+    content = path.read_bytes()
+    assert content == b"" or content.endswith(b"\n")
+    return [json.loads(line) for line in content.split(b"\n")[:-1]]
+
+
+def offsets(path: Path) -> list[int]:
+    return [line["offset"] for line in lines(path)]
+
+
+def content(line: dict, name: str) -> bytes | None:
+    """What a line says the key or the value was."""
+    if f"{name}_base64" in line:
+        return base64.b64decode(line[f"{name}_base64"])
+    return None if line[name] is None else line[name].encode()
+
+
+# -- every place
+
+
+@pytest.fixture(params=["memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path):
+    """A place for letters, and how to see which are there."""
+    if request.param == "memory":
+        memory = MemoryDeadLetters()
+        return memory, lambda: [x.offset for x in memory.letters]
+    path = tmp_path / "dead.jsonl"
+    return FileDeadLetters(path), lambda: offsets(path)
+
+
+def test_letters_are_there_after_flush_in_order(place):
+    letters, seen = place
+    sink: DeadLetters = letters
+    sink.write([letter(1), letter(2)])
+    sink.write([])
+    sink.write([letter(3)])
+    sink.flush()
+    assert seen() == [1, 2, 3]
+
+
+def test_close_flushes_and_may_be_called_twice(place):
+    letters, seen = place
+    letters.write([letter(1)])
+    letters.close()
+    letters.close()
+    assert seen() == [1]
+
+
+def test_letter_written_twice_is_kept_twice_with_one_identity(place):
+    letters, seen = place
+    letters.write([letter(1), letter(1)])
+    letters.flush()
+    assert seen() == [1, 1]
+    assert letter(1).identity == letter(1, b"other").identity != letter(1, index=0).identity
+
+
+# -- memory
+
+
+def test_memory_keeps_the_latest_and_counts_all():
+    letters = MemoryDeadLetters(keep=2)
+    letters.write([letter(n) for n in range(5)])
+    assert ([x.offset for x in letters.letters], letters.total) == ([3, 4], 5)
+
+
+# -- file
+
+
+def test_line_says_which_event_why_and_when(tmp_path: Path):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl", clock=lambda: 1_700_000_000.25)
+    letters.write([letter(7, b'{"a":\n1', b"k", index=4)])
+    letters.close()
+    assert lines(tmp_path / "dead.jsonl") == [
+        {
+            "time": "2023-11-14T22:13:20.250+00:00",
+            "topic": "topic",
+            "partition": 2,
+            "offset": 7,
+            "index": 4,
+            "reason": "not_json",
+            "detail": "why",
+            "timestamp_ms": 1_600_000_000_000,
+            "key": "k",
+            "value": '{"a":\n1',
+        }
+    ]
+
+
+values = st.none() | st.binary(max_size=20) | st.text(st.characters(exclude_categories=["Cs"])).map(str.encode)
+
+
+@patient
+@given(st.lists(st.tuples(values, values), max_size=5))
+def test_any_key_and_value_can_be_read_back(tmp_path_factory: pytest.TempPathFactory, pairs: list):
+    path = tmp_path_factory.mktemp("dead") / "letters.jsonl"
+    letters = FileDeadLetters(path)
+    letters.write([letter(n, value, key) for n, (key, value) in enumerate(pairs)])
+    letters.close()
+    assert [(content(line, "key"), content(line, "value")) for line in lines(path)] == pairs
+
+
+def test_text_stays_text_and_other_bytes_become_base64(tmp_path: Path):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl")
+    letters.write([letter(1, "ü".encode()), letter(2, b"\xff"), letter(3, None)])
+    letters.close()
+    text, other, null = lines(tmp_path / "dead.jsonl")
+    assert (text["value"], other["value_base64"], null["value"]) == ("ü", "/w==", None)
+    assert "value" not in other
+
+
+def test_reopened_file_goes_on_after_what_is_there(tmp_path: Path):
+    path = tmp_path / "new" / "folder" / "dead.jsonl"
+    for n in range(3):
+        letters = FileDeadLetters(path)
+        letters.write([letter(n)])
+        letters.close()
+    assert offsets(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+@pytest.mark.parametrize("tail", [1, 20, 200_000])
+def test_torn_line_is_cut_off_on_opening(tmp_path: Path, whole: int, tail: int):
+    """Also if it is larger than the block that is read backwards."""
+    path = tmp_path / "dead.jsonl"
+    letters = FileDeadLetters(path)
+    letters.write([letter(n) for n in range(whole)])
+    letters.write([letter(99, b"x" * 200_000)])
+    letters.close()
+    before = path.read_bytes()
+    start = before.rindex(b"\n", 0, -1) + 1 if whole else 0
+    path.write_bytes(before[: start + tail])
+    letters = FileDeadLetters(path)
+    letters.write([letter(100)])
+    letters.close()
+    assert offsets(path) == [*range(whole), 100]
+
+
+def test_file_is_written_by_one_at_a_time(tmp_path: Path):
+    first = FileDeadLetters(tmp_path / "dead.jsonl")
+    with pytest.raises(StreamerError, match="another process"):
+        FileDeadLetters(tmp_path / "dead.jsonl")
+    first.close()
+    FileDeadLetters(tmp_path / "dead.jsonl").close()
+
+
+def test_file_that_cannot_be_opened_is_named(tmp_path: Path):
+    with pytest.raises(StreamerError, match=r"cannot open dead letters .*: Is a directory"):
+        FileDeadLetters(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StreamerError, match="cannot open"):
+        FileDeadLetters(tmp_path / "file" / "dead.jsonl")
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_after_a_full_disk_nothing_succeeds_any_more(tmp_path: Path, size: int):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl")
+    usual, full = os.dup(letters._file.fileno()), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, letters._file.fileno())
+    with pytest.raises(StreamerError, match="No space left"):  # in `write`, or if it all fits the buffer, `flush`
+        write_and_flush(letters, size)
+    os.dup2(usual, letters._file.fileno())
+    for call in (letters.flush, letters.close, lambda: letters.write([letter(1)])):
+        with pytest.raises(StreamerError, match="No space left"):
+            call()
+    letters.close()
+    assert letters._file.closed
+    os.close(usual)
+    os.close(full)
+
+
+def write_and_flush(letters: FileDeadLetters, size: int) -> None:
+    letters.write([letter(n, b"x" * size) for n in range(10)])
+    letters.flush()
+
+
+def test_flush_syncs_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl")
+    synced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append((fd, os.fstat(fd).st_size)))
+    letters.write([letter(1)])
+    letters.flush()
+    monkeypatch.undo()
+    assert synced == [(letters._file.fileno(), (tmp_path / "dead.jsonl").stat().st_size)]
+    assert synced[0][1] > 0
+    letters.close()
+
+
+def test_memory_in_use_does_not_grow_with_letters_not_flushed(tmp_path: Path):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl")
+    letters.write([letter(n, b"x" * 1000) for n in range(1000)])
+    assert (tmp_path / "dead.jsonl").stat().st_size > 900_000
+    letters.close()
+
+
+def _write_until_killed(path: Path, flushed) -> None:
+    letters = FileDeadLetters(path)
+    offset = 0
+    while True:
+        letters.write([letter(offset + n, b"x" * 777) for n in range(50)])
+        offset += 50
+        if offset % 500 == 0:
+            letters.flush()
+            flushed.value = offset
+
+
+def test_killed_writer_loses_nothing_that_was_flushed(tmp_path: Path):
+    path = tmp_path / "dead.jsonl"
+    context = multiprocessing.get_context("fork")
+    flushed = context.Value("q", 0)
+    child = context.Process(target=_write_until_killed, args=(path, flushed))
+    child.start()
+    while flushed.value < 1000:
+        assert child.is_alive()
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    FileDeadLetters(path).close()
+    found = offsets(path)
+    assert found == list(range(len(found)))
+    assert len(found) >= flushed.value

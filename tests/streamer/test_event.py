@@ -1,0 +1,593 @@
+"""The wire format: what is an event, what is filtered, what becomes a dead letter and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from streamer.errors import SettingsError
+from streamer.event import Decoded, EventDecoder, EventSettings, Reason, encode
+from streamer.event.decoded import Writer
+from streamer.sources.base import Chunk, Partition
+
+patient = hypothesis_settings(deadline=None)  # the machine may be busy
+
+PARTITION = Partition("interactions", 3)
+RECORD_MS = 1_600_000_000_250
+END_S = 7_258_118_400  # 2200-01-01
+
+
+def chunk_of(*values: bytes | None, first: int = 100, step: int = 1, time_ms: int = RECORD_MS) -> Chunk:
+    """Records at offsets `first`, `first + step`, ..."""
+    n = len(values)
+    offsets = list(range(first, first + step * n, step))
+    return Chunk(PARTITION, offsets, [time_ms] * n, [b"key"] * n, list(values))  # type: ignore[arg-type]
+
+
+def decode(*values: bytes | None, settings: EventSettings | None = None, **chunk: int) -> Decoded:
+    return EventDecoder(settings).decode(chunk_of(*values, **chunk))
+
+
+def js(**fields: object) -> bytes:
+    """A valid event, but for these fields; ... leaves one out."""
+    event = {"user_id": "u", "item_id": "i", "timestamp": 1} | fields
+    return json.dumps({k: v for k, v in event.items() if v is not ...}).encode()
+
+
+def reason_of(value: bytes | None, settings: EventSettings | None = None, **chunk: int) -> Reason:
+    """Why a single record is a dead letter."""
+    out = decode(value, settings=settings, **chunk)
+    assert (len(out), out.filtered, len(out.letters)) == (0, 0, 1)
+    return out.letters[0].reason
+
+
+# -- valid events
+
+
+def test_event_becomes_columns():
+    out = decode(encode("ann", "x", 12.5), encode("bob", "y", 13), first=7, step=2)
+    assert (out.users, out.items, out.timestamps_s) == (["ann", "bob"], ["x", "y"], [12.5, 13.0])
+    assert (out.offsets, out.record_offsets, out.next_offset) == ([7, 9], [7, 9], 10)
+    assert (out.user_features, out.item_features, out.letters, out.filtered) == (None, None, [], 0)
+    assert out.partition == PARTITION
+    assert all(type(t) is float for t in out.timestamps_s)
+
+
+def test_integer_ids_become_text_of_any_size():
+    out = decode(js(user_id=5, item_id=-(10**30)), js(user_id="6", item_id=0))
+    assert (out.users, out.items) == (["5", "6"], [str(-(10**30)), "0"])
+
+
+def test_chunk_without_records_has_no_position():
+    out = decode()
+    assert (len(out), out.consumed, out.next_offset, out.user_features) == (0, 0, None, None)
+
+
+def test_unknown_fields_are_ignored_whatever_they_hold():
+    out = decode(js(event_type=[1], rating={"a": "b"}, other=[[[{}]]]))
+    assert len(out) == 1
+
+
+def test_last_of_a_repeated_field_counts():
+    out = decode(b'{"user_id":"a","user_id":"b","item_id":"i"}', b'{"user_id":null,"user_id":"c","item_id":"i"}')
+    assert out.users == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("given_time", "expected_s"),
+    [
+        (0, 0.0),
+        (1_700_000_000, 1_700_000_000.0),
+        (1_700_000_000.25, 1_700_000_000.25),
+        (1_700_000_000_250, 1_700_000_000.25),
+        (1_700_000_000_250.5, 1_700_000_000.2505),
+        (END_S - 1, END_S - 1.0),
+        (END_S, END_S / 1000),  # from here on milliseconds: March 1970
+        (END_S * 1000 - 1, END_S - 0.001),
+        ("1970-01-01T00:00:01Z", 1.0),
+        ("1970-01-01T00:00:01", 1.0),  # UTC unless it says otherwise
+        ("1970-01-01 01:00:01+01:00", 1.0),
+        ("1970-01-02", 86_400.0),
+        ("2023-11-14T22:13:20.250Z", 1_700_000_000.25),
+        (None, RECORD_MS / 1000),
+        (..., RECORD_MS / 1000),
+    ],
+)
+def test_timestamp_is_read_as_seconds(given_time: object, expected_s: float):
+    plain, in_array = js(timestamp=given_time), b"[%s]" % js(timestamp=given_time)
+    assert decode(plain, in_array).timestamps_s == [expected_s, expected_s]
+    assert slow(plain).timestamps_s == [expected_s]
+
+
+def test_time_without_zone_is_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert decode(js(timestamp="1970-01-02T00:00:00")).timestamps_s == [86_400.0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_record_time_is_in_milliseconds_even_where_a_number_would_be_seconds():
+    assert decode(js(timestamp=...), time_ms=5_000).timestamps_s == [5.0]
+
+
+def test_features_are_categories_or_numbers():
+    features = {"text": "x", "int": 3, "yes": True, "no": False, "float": 3.0, "absent": None, "empty": ""}
+    out = decode(js(user_features=features, item_features={"a": 1.5}))
+    assert out.user_features == [{"text": "x", "int": "3", "yes": "true", "no": "false", "float": 3.0, "empty": ""}]
+    assert out.item_features == [{"a": 1.5}]
+
+
+def test_feature_column_has_none_for_events_without_features():
+    out = decode(js(), js(user_features={}), js(user_features={"a": None}), js(user_features={"a": "b"}))
+    assert out.user_features == [None, None, None, {"a": "b"}]
+    assert out.item_features is None
+
+
+def test_fields_can_be_mapped_and_swapped():
+    settings = EventSettings(fields={"user_id": "uid", "item_id": "user_id", "timestamp": "zeit-ü"})
+    value = '{"uid": "ann", "user_id": "x", "zeit-ü": 5, "item_id": false, "timestamp": "no"}'.encode()
+    out = decode(value, settings=settings)
+    assert (out.users, out.items, out.timestamps_s) == (["ann"], ["x"], [5.0])
+    assert decode(js(), settings=settings).letters[0].detail == "user_id (field 'uid') is missing"
+
+
+# -- arrays
+
+
+def test_array_yields_its_events_at_one_offset():
+    out = decode(js(user_id="a"), b" [%s,%s]" % (js(user_id="b"), js(user_id="c")), js(user_id="d"))
+    assert (out.users, out.offsets) == (["a", "b", "c", "d"], [100, 101, 101, 102])
+    assert (out.record_offsets, out.events_upto) == ([100, 101, 102], [1, 3, 4])
+
+
+def test_bad_elements_of_an_array_are_letters_and_good_ones_events():
+    elements = [
+        js(user_id="a"),
+        b"7",
+        js(user_id="b"),
+        js(item_id=...),
+        js(timestamp="soon"),
+        js(user_id="c"),
+    ]
+    out = decode(b"[" + b", ".join(elements) + b"]", first=40)
+    assert (out.users, out.offsets) == (["a", "b", "c"], [40, 40, 40])
+    assert [(x.index, x.reason, x.value) for x in out.letters] == [
+        (1, Reason.NOT_AN_EVENT, b"7"),
+        (3, Reason.MISSING_ITEM_ID, elements[3]),
+        (4, Reason.BAD_TIMESTAMP, elements[4]),
+    ]
+    assert {x.offset for x in out.letters} == {40}
+    assert (out.events_upto, out.letters_upto, out.consumed) == ([3], [3], 6)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"[]", Reason.EMPTY_ARRAY),
+        (b" [ ] ", Reason.EMPTY_ARRAY),
+        (b"[1", Reason.NOT_JSON),
+        (b"[" + b",".join([js()] * 4) + b"]", Reason.TOO_MANY_EVENTS),
+    ],
+)
+def test_array_that_cannot_be_used_is_one_letter(value: bytes, reason: Reason):
+    settings = EventSettings(max_events_per_record=3)
+    assert reason_of(value, settings) is reason
+    assert decode(value, settings=settings).letters[0].index is None
+    for just_allowed in ([js()] * 3, [js(), b"1", js()]):
+        assert decode(b"[" + b",".join(just_allowed) + b"]", settings=settings).consumed == 3
+
+
+# -- filters
+
+
+def test_only_allowed_event_types_are_events():
+    settings = EventSettings(event_types=("buy", "3"))
+    kinds = ["buy", "view", 3, 4, None, ..., "3"]
+    out = decode(*(js(event_type=kind, user_id=n) for n, kind in enumerate(kinds)), settings=settings)
+    assert out.users == ["0", "2", "6"]
+    assert out.offsets == [100, 102, 106]
+    assert (out.filtered, out.letters) == (4, [])
+    assert out.filtered_upto == [0, 1, 1, 2, 3, 4, 4]
+    assert out.events_upto == [1, 1, 2, 2, 2, 2, 3]
+
+
+def test_only_ratings_from_the_least_on_are_events():
+    settings = EventSettings(min_rating=3.5)
+    out = decode(*(js(rating=r) for r in (3.5, 3.4999, 4, None, ..., -1)), settings=settings)
+    assert (len(out), out.filtered, out.letters) == (2, 4, [])
+
+
+def test_filters_apply_to_elements_of_arrays_good_and_mixed():
+    settings = EventSettings(event_types=("buy",), min_rating=1)
+    good = [js(event_type="buy", rating=1), js(event_type="view", rating=1), js(event_type="buy", rating=0)]
+    out = decode(b"[" + b",".join(good) + b"]", b"[" + b",".join([*good, b"null"]) + b"]", settings=settings)
+    assert (out.events_upto, out.filtered_upto, out.letters_upto) == ([1, 2], [2, 4], [0, 1])
+
+
+def test_event_of_another_type_is_filtered_even_if_it_is_not_valid():
+    settings = EventSettings(event_types=("buy",))
+    out = decode(js(event_type="search", item_id=...), js(event_type="buy", item_id=...), settings=settings)
+    assert (out.filtered, [x.reason for x in out.letters]) == (1, [Reason.MISSING_ITEM_ID])
+
+
+@pytest.mark.parametrize("kind", [True, 3.0, ["buy"], {}])
+def test_event_type_of_a_wrong_kind_is_a_letter(kind: object):
+    assert reason_of(js(event_type=kind), EventSettings(event_types=("buy", "3", "1"))) is Reason.BAD_EVENT_TYPE
+
+
+@pytest.mark.parametrize("rating", [True, "5", [5], 10**400])
+def test_rating_of_a_wrong_kind_is_a_letter(rating: object):
+    assert reason_of(js(rating=rating), EventSettings(min_rating=1)) is Reason.BAD_RATING
+
+
+# -- dead letters
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+BAD_RECORDS = [
+    (None, Reason.NULL_VALUE),
+    (b"", Reason.NULL_VALUE),
+    (b"  ", Reason.NOT_JSON),
+    (b"{", Reason.NOT_JSON),
+    (b"\xff\xfe", Reason.NOT_JSON),
+    (b"\xef\xbb\xbf" + js(), Reason.NOT_JSON),
+    (js() + b"x", Reason.NOT_JSON),
+    (js() + js(), Reason.NOT_JSON),
+    (b'{"user_id":"\xff","item_id":"i"}', Reason.NOT_JSON),
+    (b'{"user_id":"\xed\xa0\x80","item_id":"i"}', Reason.NOT_JSON),
+    (b'{"user_id":"\\ud800","item_id":"i"}', Reason.NOT_JSON),
+    (b'{"user_id":"u","item_id":"i","user_features":{"a":"\\udc00"}}', Reason.NOT_JSON),
+    (b'{"user_id":"u","item_id":"i","timestamp":NaN}', Reason.NOT_JSON),
+    (DEEP, Reason.TOO_DEEP),
+    (b'{"user_id":"u","item_id":"i","other":%s}' % DEEP, Reason.TOO_DEEP),
+    (b'{"user_id":%s,"item_id":"i"}' % DEEP, Reason.TOO_DEEP),
+    (b"null", Reason.NOT_AN_EVENT),
+    (b'"text"', Reason.NOT_AN_EVENT),
+    (b"1.5", Reason.NOT_AN_EVENT),
+    (b"{}", Reason.MISSING_USER_ID),
+    (js(user_id=None), Reason.MISSING_USER_ID),
+    (js(user_id=""), Reason.BAD_USER_ID),
+    (js(user_id=True), Reason.BAD_USER_ID),
+    (js(user_id=1.0), Reason.BAD_USER_ID),
+    (js(user_id=["u"]), Reason.BAD_USER_ID),
+    (b'{"user_id":1%s,"item_id":"i"}' % (b"0" * 5000), Reason.BAD_USER_ID),
+    (js(item_id=...), Reason.MISSING_ITEM_ID),
+    (js(item_id=""), Reason.BAD_ITEM_ID),
+    (js(item_id={}), Reason.BAD_ITEM_ID),
+    (js(user_id="u" * 257), Reason.ID_TOO_LONG),
+    (js(item_id=10**256), Reason.ID_TOO_LONG),
+    (js(timestamp=-1), Reason.BAD_TIMESTAMP),
+    (js(timestamp=-0.5), Reason.BAD_TIMESTAMP),
+    (js(timestamp=END_S * 1000), Reason.BAD_TIMESTAMP),
+    (js(timestamp=1e300), Reason.BAD_TIMESTAMP),
+    (js(timestamp=10**400), Reason.BAD_TIMESTAMP),
+    (b'{"user_id":"u","item_id":"i","timestamp":1e999}', Reason.BAD_TIMESTAMP),
+    (js(timestamp=True), Reason.BAD_TIMESTAMP),
+    (js(timestamp=[1]), Reason.BAD_TIMESTAMP),
+    (js(timestamp="yesterday"), Reason.BAD_TIMESTAMP),
+    (js(timestamp=""), Reason.BAD_TIMESTAMP),
+    (js(timestamp="1700000000"), Reason.BAD_TIMESTAMP),
+    (js(timestamp="2001010111234"), Reason.BAD_TIMESTAMP),
+    (js(timestamp="1969-12-31T23:59:59Z"), Reason.BAD_TIMESTAMP),
+    (js(timestamp="2200-01-01T00:00:00Z"), Reason.BAD_TIMESTAMP),
+    (js(timestamp="0001-01-01T00:00:00+14:00"), Reason.BAD_TIMESTAMP),
+    (js(user_features=[1]), Reason.BAD_FEATURES),
+    (js(item_features={"a": [1]}), Reason.BAD_FEATURES),
+    (js(item_features={"a": {}}), Reason.BAD_FEATURES),
+    (js(user_features={"": 1}), Reason.BAD_FEATURES),
+    (js(user_features={str(n): n for n in range(65)}), Reason.TOO_MANY_FEATURES),
+    (js(item_features={"a": "x" * 257}), Reason.FEATURE_TOO_LONG),
+    (js(item_features={"x" * 257: "a"}), Reason.FEATURE_TOO_LONG),
+    (js(item_features={"a": 10**256}), Reason.FEATURE_TOO_LONG),
+]
+
+
+@pytest.mark.parametrize(("value", "reason"), BAD_RECORDS)
+def test_bad_record_is_a_letter_with_its_reason(value: bytes | None, reason: Reason):
+    out = decode(js(), value, js())
+    assert out.users == ["u", "u"]
+    assert out.record_offsets == [100, 101, 102]
+    (letter,) = out.letters
+    assert letter.reason is reason
+    assert letter.identity == ("interactions", 3, 101, None)
+    assert (letter.timestamp_ms, letter.key, letter.value) == (RECORD_MS, b"key", value)
+    assert 0 < len(letter.detail) < 300
+    assert letter.detail.isprintable()
+
+
+def test_limits_are_inclusive():
+    settings = EventSettings(max_id_length=3, max_features=2, max_feature_length=4, max_record_bytes=120)
+    features = {"name": "four", "n": 1234}
+    good = json.dumps({"user_id": "äöü", "item_id": 123, "user_features": features}).encode()
+    largest = good + b" " * (120 - len(good))
+    assert len(decode(good, largest, settings=settings)) == len(slow(good, largest, settings=settings)) == 2
+    assert reason_of(good + b" " * (121 - len(good)), settings) is Reason.RECORD_TOO_LARGE
+    assert reason_of(js(item_id=1234), settings) is Reason.ID_TOO_LONG
+    assert reason_of(js(item_id="1234"), settings) is Reason.ID_TOO_LONG
+    assert reason_of(js(item_features={"n": 12345}), settings) is Reason.FEATURE_TOO_LONG
+
+
+def test_letter_of_a_record_too_large_keeps_its_beginning():
+    value = b"[" + b" " * 2_000_000
+    (letter,) = decode(value).letters
+    assert (letter.reason, letter.value) == (Reason.RECORD_TOO_LARGE, value[:65_536])
+    assert "2000001 bytes" in letter.detail
+
+
+def test_letters_of_an_array_do_not_multiply_a_huge_key():
+    chunk = chunk_of(b"[1,2]")
+    chunk.keys = [b"k" * 5000]
+    assert [x.key for x in EventDecoder().decode(chunk).letters] == [b"k" * 1024] * 2
+
+
+def test_event_without_any_time_is_a_letter():
+    assert reason_of(js(timestamp=...), time_ms=-1) is Reason.MISSING_TIMESTAMP
+    assert len(decode(js(timestamp=1), time_ms=-1)) == 1
+
+
+def test_every_reason_is_reached_by_a_test_above():
+    reached = {reason for _, reason in BAD_RECORDS}
+    elsewhere = {
+        Reason.RECORD_TOO_LARGE,
+        Reason.EMPTY_ARRAY,
+        Reason.TOO_MANY_EVENTS,
+        Reason.MISSING_TIMESTAMP,
+        Reason.BAD_EVENT_TYPE,
+        Reason.BAD_RATING,
+    }
+    assert reached | elsewhere == set(Reason)
+
+
+# -- settings
+
+
+def test_settings_report_every_problem_at_once():
+    settings = EventSettings(
+        fields={"user": "uid", "item_id": "", "timestamp": "rating", "user_features": 'a"b'},
+        event_types=("buy", ""),
+        min_rating=math.nan,
+        max_id_length=0,
+        max_features=2**31,
+        max_feature_length=True,
+        max_record_bytes=1.5,  # type: ignore[arg-type]
+        max_events_per_record=-1,
+    )
+    with pytest.raises(SettingsError) as caught:
+        EventDecoder(settings)
+    assert caught.value.problems == settings.problems()
+    found = [problem.split()[0] + problem.split()[1] for problem in settings.problems()]
+    assert found == [
+        "fields:there",
+        "fields:item_id",
+        "fields:user_features",
+        "fields:'rating'",
+        "event_typesmust",
+        "min_ratingmust",
+        "max_id_lengthmust",
+        "max_featuresmust",
+        "max_feature_lengthmust",
+        "max_record_bytesmust",
+        "max_events_per_recordmust",
+    ]
+
+
+def test_field_names_that_pass_can_be_decoded():
+    names = ["ü", "a b", "a.b", "$", "user_id "]
+    assert all(len(decode(json.dumps({n: 1, "item_id": 2}, ensure_ascii=False).encode(),
+                          settings=EventSettings(fields={"user_id": n}))) == 1 for n in names)  # fmt: skip
+
+
+def test_settings_come_from_plain_data():
+    data = {"fields": {"user_id": "uid"}, "event_types": ["buy"], "min_rating": 3}
+    settings = msgspec.convert(data, EventSettings)
+    assert settings.problems() == []
+    out = decode(b'{"uid":1,"item_id":2,"event_type":"buy","rating":3}', settings=settings)
+    assert out.users == ["1"]
+
+
+def test_a_single_text_is_no_list_of_event_types():
+    assert EventSettings(event_types="buy").problems()  # type: ignore[arg-type]
+
+
+# -- laws
+
+FILTERED = EventSettings(event_types=("buy", "3"), min_rating=2.5, max_events_per_record=4, max_record_bytes=600)
+SETTINGS = [EventSettings(), FILTERED, EventSettings(max_id_length=2, max_features=1, max_feature_length=2)]
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2))
+ids = texts.filter(bool) | st.integers()
+times = st.integers(0, END_S * 1000) | st.floats(0, END_S) | st.datetimes().map(str) | st.none()
+features = st.dictionaries(texts, scalars, max_size=3)
+valid = st.fixed_dictionaries(
+    {"user_id": ids, "item_id": ids},
+    optional={
+        "timestamp": times,
+        "user_features": features,
+        "item_features": features,
+        "event_type": st.sampled_from(["buy", "view", 3, 4]),
+        "rating": st.floats(0, 5) | st.integers(0, 5),
+    },
+)
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> dict[str, object]:
+    """A valid event with fields replaced by anything, or taken away."""
+    event: dict[str, object] = dict(draw(valid))
+    for name in draw(st.lists(st.sampled_from(sorted({"user_id", "item_id", "timestamp", *event})), max_size=2)):
+        event.pop(name, None)
+        if draw(st.booleans()):
+            event[name] = draw(anything)
+    return event
+
+
+@st.composite
+def mutated(draw: st.DrawFn, values: st.SearchStrategy[bytes]) -> bytes:
+    """Valid JSON with a stretch of bytes replaced."""
+    value = draw(values)
+    start = draw(st.integers(0, len(value)))
+    return value[:start] + draw(st.binary(max_size=3)) + value[start + draw(st.integers(0, 3)) :]
+
+
+events = (valid | broken()).map(lambda e: json.dumps(e).encode())
+arrays = st.lists(events | anything.map(lambda a: json.dumps(a).encode()), max_size=6).map(
+    lambda elements: b"[" + b",".join(elements) + b"]"
+)
+good_records = events | arrays
+records = good_records | mutated(good_records) | st.binary(max_size=20) | st.none()
+chunks = st.lists(st.tuples(records, st.integers(1, 3), st.sampled_from([-1, 5000, RECORD_MS])), max_size=6)
+
+
+def build(rows: list[tuple[bytes | None, int, int]]) -> Chunk:
+    """A chunk with gaps in its offsets."""
+    chunk = Chunk(PARTITION, [], [], [], [])
+    offset = 0
+    for value, gap, time_ms in rows:
+        offset += gap
+        chunk.offsets.append(offset)
+        chunk.timestamps_ms.append(time_ms)
+        chunk.keys.append(None)
+        chunk.values.append(value)  # type: ignore[arg-type]
+    return chunk
+
+
+def events_in(value: bytes | None, settings: EventSettings) -> int:
+    """How many events a record counts as."""
+    if not value or len(value) > settings.max_record_bytes:
+        return 1
+    try:
+        elements = msgspec.json.decode(value, type=list[msgspec.Raw])
+    except (ValueError, RecursionError):
+        return 1
+    return len(elements) if 1 <= len(elements) <= settings.max_events_per_record else 1
+
+
+def slow_decode(chunk: Chunk, settings: EventSettings | None = None) -> Decoded:
+    """Every record, and every element of an array, by the slow reading."""
+    decoder = EventDecoder(settings)
+
+    def refuse(_: bytes) -> None:
+        raise msgspec.DecodeError
+
+    decoder._decode_many = refuse  # type: ignore[assignment, method-assign]
+    writer = Writer(chunk)
+    for record in range(len(chunk)):
+        decoder._write_record(writer, record)
+    return writer.finish()
+
+
+def slow(*values: bytes, settings: EventSettings | None = None) -> Decoded:
+    return slow_decode(chunk_of(*values), settings)
+
+
+@patient
+@given(chunks, st.sampled_from(SETTINGS))
+def test_every_event_of_any_chunk_is_accounted_for(rows: list, settings: EventSettings):
+    chunk = build(rows)
+    out = EventDecoder(settings).decode(chunk)
+    assert out.record_offsets == chunk.offsets
+    totals = [sum(t) for t in zip(out.events_upto, out.filtered_upto, out.letters_upto, strict=True)]
+    counts = [b - a for a, b in zip([0, *totals], totals, strict=False)]
+    assert counts == [events_in(value, settings) for value in chunk.values]
+    assert out.consumed == sum(counts)
+
+
+@patient
+@given(chunks, st.sampled_from(SETTINGS))
+def test_columns_agree_with_each_other_and_with_the_records(rows: list, settings: EventSettings):
+    out = EventDecoder(settings).decode(build(rows))
+    assert {len(out.items), len(out.timestamps_s), len(out.offsets)} == {len(out)}
+    for column in (out.user_features, out.item_features):
+        assert column is None or (len(column) == len(out) and any(column) and {} not in column)
+    ends = [0, *out.events_upto]
+    assert out.offsets == [o for o, a, b in zip(out.record_offsets, ends, ends[1:], strict=False) for _ in range(b - a)]
+    letter_ends = [0, *out.letters_upto]
+    pairs = zip(out.record_offsets, letter_ends, letter_ends[1:], strict=False)
+    assert [x.offset for x in out.letters] == [o for o, a, b in pairs for _ in range(b - a)]
+    assert len({x.identity for x in out.letters}) == len(out.letters)
+
+
+@patient
+@given(chunks, st.sampled_from(SETTINGS))
+def test_valid_events_keep_the_rules(rows: list, settings: EventSettings):
+    out = EventDecoder(settings).decode(build(rows))
+    for text in out.users + out.items:
+        assert type(text) is str
+        assert 1 <= len(text) <= settings.max_id_length
+        text.encode()
+    assert all(type(t) is float and 0 <= t < END_S for t in out.timestamps_s)
+    for features in filter(None, (out.user_features or []) + (out.item_features or [])):
+        assert len(features) <= settings.max_features
+        for name, value in features.items():
+            assert 1 <= len(name) <= settings.max_feature_length
+            assert type(value) is float or len(value) <= settings.max_feature_length  # type: ignore[arg-type]
+
+
+@patient
+@given(chunks, st.sampled_from(SETTINGS))
+def test_fast_reading_agrees_with_the_slow_one(rows: list, settings: EventSettings):
+    assert EventDecoder(settings).decode(build(rows)) == slow_decode(build(rows), settings)
+
+
+@patient
+@given(st.lists(good_records, max_size=6), st.integers(0, 6))
+def test_chunking_does_not_change_what_records_become(values: list[bytes], cut: int):
+    whole, first, second = decode(*values), decode(*values[:cut]), decode(*values[cut:], first=100 + cut)
+    if cut >= len(values):
+        second = decode()
+    assert whole.users == first.users + second.users
+    assert whole.timestamps_s == first.timestamps_s + second.timestamps_s
+    assert whole.letters == first.letters + second.letters
+
+
+# -- encoding
+
+plain_features = st.dictionaries(
+    texts.filter(bool), texts | st.floats(allow_nan=False, allow_infinity=False), max_size=3
+)
+
+
+@patient
+@given(ids, ids, st.floats(0, END_S, exclude_max=True), plain_features, plain_features)
+def test_encoded_event_decodes_to_itself(user: str | int, item: str | int, time_s: float, first: dict, second: dict):
+    out = decode(encode(user, item, time_s, user_features=first, item_features=second))
+    assert (out.users, out.items, out.timestamps_s) == ([str(user)], [str(item)], [time_s])
+    assert (out.user_features or [None]) == [first or None]
+    assert (out.item_features or [None]) == [second or None]
+
+
+@patient
+@given(st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31)))
+def test_encoded_datetime_decodes_to_its_time(when: datetime):
+    expected = when.replace(tzinfo=UTC).timestamp()
+    assert decode(encode("u", "i", when)).timestamps_s == [expected]
+
+
+def test_encoded_type_and_rating_reach_the_filters():
+    value = encode("u", "i", 1, event_type="buy", rating=2.5)
+    assert len(decode(value, settings=EventSettings(event_types=("buy",), min_rating=2.5))) == 1
+    assert decode(value, settings=EventSettings(min_rating=2.6)).filtered == 1
+
+
+def test_what_is_none_is_not_written():
+    assert encode("u", 1) == b'{"user_id":"u","item_id":1}'
+
+
+@pytest.mark.parametrize("fields", [{"timestamp": math.nan}, {"rating": math.inf}, {"item_features": {"a": -math.inf}}])
+def test_numbers_that_are_not_finite_are_not_written(fields: dict):
+    with pytest.raises(ValueError, match="finite"):
+        encode("u", "i", **fields)

@@ -1,0 +1,125 @@
+"""The servers that other tests rely on: they start, keep or lose data as asked, and never stay behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from servers import process
+from servers.kafka import KafkaServer
+from servers.process import Process, ServerUnavailable
+from servers.redis import RedisServer
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def client(redis_server: RedisServer):
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushdb()
+        yield client
+
+
+def restartable(server):
+    if not server.can_restart:
+        pytest.skip("this server is not ours to restart")
+    return server
+
+
+@pytest.mark.servers
+def test_redis_keeps_what_is_written(client: redis.Redis) -> None:
+    client.set("key", b"value")
+    client.xadd("log", {"delta": b"\x00\x01"})
+    assert client.get("key") == b"value"
+    assert client.xlen("log") == 1
+
+
+@pytest.mark.servers
+def test_redis_restart_keeps_the_data_unless_asked_for_an_empty_one(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    restartable(redis_server)
+    client.set("key", b"value")
+    redis_server.restart(empty=False)
+    assert client.get("key") == b"value"
+    redis_server.restart(empty=True)
+    assert client.dbsize() == 0
+
+
+@pytest.mark.servers
+def test_redis_does_not_answer_after_kill_and_answers_after_restart(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    restartable(redis_server)
+    redis_server.kill()
+    with pytest.raises(redis.ConnectionError):
+        redis.Redis.from_url(redis_server.url, retry=None).ping()
+    redis_server.restart()
+    assert client.ping()
+
+
+@pytest.mark.servers
+def test_kafka_creates_and_deletes_topics(kafka_server: KafkaServer) -> None:
+    name = kafka_server.create_topic(partitions=3)
+    with kafka_server.admin() as admin:
+        (topic,) = admin.describe_topics([name])
+        assert len(topic["partitions"]) == 3
+    kafka_server.delete_topic(name)
+    with kafka_server.admin() as admin:
+        assert name not in admin.list_topics()
+
+
+def test_process_that_ends_early_is_reported_with_its_output(tmp_path: Path) -> None:
+    child = Process([sys.executable, "-c", "print('no port left'); raise SystemExit(3)"], tmp_path / "log")
+    with pytest.raises(ServerUnavailable, match="ended with 3") as caught:
+        child.wait_until(lambda: False, timeout_s=60)
+    assert "no port left" in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["raise KeyboardInterrupt", "pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_process_ends_with_the_python_that_started_it(tmp_path: Path, ending: str) -> None:
+    """However the tests end, also by SIGKILL, no server stays behind."""
+    if "SIGKILL" in ending and not shutil.which("setpriv"):
+        pytest.skip("without setpriv nobody is left to do it")
+    script = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from servers.process import Process
+        log = Path({str(tmp_path / "log")!r})
+        child = Process(["sh", "-c", "echo ready; exec sleep 1000"], log)
+        child.wait_until(lambda: "ready" in log.read_text(), timeout_s=60)
+        print(child.pid, flush=True)
+        {ending}
+    """)
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False, timeout=60
+    ).stdout
+    deadline = time.monotonic() + 30
+    while is_running(int(said)):
+        assert time.monotonic() < deadline, "the server outlived its parent"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """A zombie that nobody waited for does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_missing_server_skips_but_fails_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no broker"):
+        process.skip_or_fail("no broker")
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match="no broker"):
+        process.skip_or_fail("no broker")
