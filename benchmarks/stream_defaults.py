@@ -50,37 +50,40 @@ def shape(dim: int = 64, ids: bool = False, recent: int = 10, repeat: int = 30, 
 def settings(model: ModelSettings | None = None, cache: int = 512, **trainer: object) -> LearnerSettings:
     """Learner settings for one trial."""
     lam = trainer.pop("lam", 0.2)
-    base = {"method": "xir", "rate": 0.01, "dense_rate": 0.05, "sampler": SamplerSettings(cache_weight=lam)}  # type: ignore[arg-type]
+    base = {"method": "xir", "optimizer": "adagrad", "rate": 0.1, "dense_rate": 0.05, "sampler": SamplerSettings(cache_weight=lam)}  # type: ignore[arg-type]
     return LearnerSettings(
         model=model or shape(), trainer=TrainerSettings(**(base | trainer)), cache_size=cache  # type: ignore[arg-type]
     )
 
 
 TRIALS = {
-    "plain-ids": settings(shape(32, True, 0, 0, "off"), method="ssl-pop"),
-    "adam": settings(),
-    "adam-0.003": settings(rate=0.003),
-    "adam-0.03": settings(rate=0.03),
-    "adagrad-0.03": settings(optimizer="adagrad", rate=0.03),
-    "adagrad-0.1": settings(optimizer="adagrad", rate=0.1),
+    "plain-ids": settings(shape(32, True, 0, 0, "off"), method="ssl-pop", optimizer="adam", rate=0.01),
+    "default": settings(),
+    # optimizers
+    "adagrad-0.05": settings(rate=0.05),
+    "adagrad-0.2": settings(rate=0.2),
+    "adam-0.01": settings(optimizer="adam", rate=0.01),
+    "adam-0.03": settings(optimizer="adam", rate=0.03),
     "sgd-1": settings(optimizer="sgd", rate=1.0),
     "sgd-10": settings(optimizer="sgd", rate=10.0),
-    "dense-adam": settings(optimizer="dense-adam"),
+    "dense-adam-0.01": settings(optimizer="dense-adam", rate=0.01),
+    # methods
     "ssl": settings(method="ssl"),
     "ssl-pop": settings(method="ssl-pop"),
     "mns": settings(method="mns"),
     "g-tower": settings(method="g-tower"),
     "bir": settings(method="bir"),
+    "lambda-0.5": settings(lam=0.5),
+    # shapes
+    "d32": settings(shape(32)),
     "d128": settings(shape(128)),
-    "d128-ssl-pop": settings(shape(128), method="ssl-pop"),
     "user-ids": settings(shape(ids=True)),
     "no-repeat": settings(shape(repeat=0)),
     "no-prior": settings(shape(prior="off")),
     "recent-20": settings(shape(recent=20)),
     "no-recent": settings(shape(ids=True, recent=0)),
-    "dense-0.01": settings(dense_rate=0.01),
-    "lambda-0.5": settings(lam=0.5),
-    "no-prior-half-life": dataclasses.replace(settings(), prior_half_life=None),
+    "dense-rate-0.01": settings(dense_rate=0.01),
+    "prior-for-ever": dataclasses.replace(settings(), prior_half_life=None),
 }
 
 

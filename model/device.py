@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 
 import torch
+from torch import Tensor
+
+
+def in_host_memory(tensor: Tensor) -> bool:
+    """Whether compiled loops can work on it: an ordinary tensor on the CPU, not a fake one that only has a shape."""
+    return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter)
 
 
 def resolve_device(name: str) -> torch.device:

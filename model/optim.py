@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from model.device import in_host_memory
 from model.jit import compiled
 from model.tables import Table
 
@@ -55,7 +55,7 @@ class Adam:
     slots = 2
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        if table.lines.device.type == "cpu" and not isinstance(table.lines, FakeTensor):
+        if in_host_memory(table.lines):
             _adam_rows(table.lines.numpy(), rows.numpy(), gradient.numpy(), rate, _CORRECTIONS)
         else:
             _adam_gathered(table, rows, gradient, rate)
@@ -107,20 +107,53 @@ def _adam_rows(
 class Adagrad:
     """Adagrad on touched rows: the rate of a coordinate falls with the squares it has seen.
 
-    torch's Adagrad with an accumulator that starts at 0, epsilon beside the root, and no decay of the rate. A row
-    without a gradient does not move there either, so the two are equal whatever a step touches.
+    A new row moves fast, a row that has been seen often moves slowly: what one pass over a stream needs. On an endless
+    stream the rate must not fall to zero, so the squares fade: G = (1 - 1 / memory) G + g^2, and a row that is updated
+    for ever keeps at least rate / sqrt(memory). Without fading it is torch's Adagrad.
+
+    Args:
+        memory: updates of a row after which a square counts 1 / e; None never forgets.
     """
 
     slots = 1
 
+    def __init__(self, memory: float | None = 10_000.0) -> None:
+        self.keep = 1.0 if memory is None else 1.0 - 1.0 / memory
+
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        d = table.dim
-        lines = table.lines.index_select(0, rows)
-        w, v = lines[:, :d], lines[:, d : 2 * d]
-        lines[:, -1:].add_(1)
-        v.addcmul_(gradient, gradient)
-        w.sub_(rate * gradient / (v.sqrt() + EPSILON))
-        table.lines.index_copy_(0, rows, lines)
+        if in_host_memory(table.lines):
+            lines, gradients = table.lines.numpy(), gradient.contiguous().numpy()
+            _adagrad_rows(lines, rows.numpy(), gradients, rate, self.keep)
+        else:
+            _adagrad_gathered(table, rows, gradient, rate, self.keep)
+
+
+def _adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float) -> None:
+    """On any device: gather the lines, update them, put them back."""
+    d = table.dim
+    lines = table.lines.index_select(0, rows)  # [T, width]
+    w, v = lines[:, :d], lines[:, d : 2 * d]
+    lines[:, -1:].add_(1)
+    v.mul_(keep).addcmul_(gradient, gradient)
+    w.sub_(rate * gradient / (v.sqrt() + EPSILON))
+    table.lines.index_copy_(0, rows, lines)
+
+
+@compiled
+def _adagrad_rows(
+    lines: NDArray[np.float32], rows: NDArray[np.int64], gradient: NDArray[np.float32], rate: float, keep: float
+) -> None:
+    d = gradient.shape[1]
+    step, kept, eps = np.float32(rate), np.float32(keep), np.float32(EPSILON)
+    last = lines.shape[1] - 1
+    for i in range(len(rows)):
+        row = rows[i]
+        lines[row, last] += np.float32(1)
+        for k in range(d):
+            g = gradient[i, k]
+            v = kept * lines[row, d + k] + g * g
+            lines[row, d + k] = v
+            lines[row, k] -= step * g / (np.sqrt(v) + eps)
 
 
 class Sgd:

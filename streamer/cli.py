@@ -13,6 +13,10 @@ from streamer.errors import SettingsError, StreamerError
 
 COMMANDS = {
     "run": "streamer.commands.run:run",
+    "recommend": "streamer.commands.recommend:recommend",
+    "inspect": "streamer.commands.inspect_checkpoint:inspect",
+    "export": "streamer.commands.export:export",
+    "doctor": "streamer.commands.doctor:doctor",
     "bench": "streamer.commands.bench:bench",
 }
 """Command name -> where it is implemented."""

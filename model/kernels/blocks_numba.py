@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from model.device import in_host_memory
 from model.kernels import rows_numba as rows
 from model.kernels.rows_numba import Floats, Ints
 from model.kernels.spec import Computed, Entries, Sampling
@@ -31,7 +31,7 @@ SPARSE_SHARE = 4096
 
 def fits(Q: Tensor, sampling: Sampling) -> bool:
     """Whether this backend can do it: float32 on a CPU, and systematic resampling if any."""
-    plain = Q.device.type == "cpu" and Q.dtype == torch.float32 and not isinstance(Q, FakeTensor)
+    plain = in_host_memory(Q) and Q.dtype == torch.float32
     return plain and (sampling.draws is None or sampling.resampler == "systematic")
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from model.device import in_host_memory
 from model.jit import compiled
 
 Floats = NDArray[np.float32]
@@ -24,7 +24,7 @@ def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
         at: int32 [B, L] places, -1 for none.
         weight: [B, L].
     """
-    if items.device.type == "cpu" and items.dtype == torch.float32 and not isinstance(items, FakeTensor):
+    if in_host_memory(items) and items.dtype == torch.float32:
         result: Tensor = _Pooled.apply(items, at, weight)  # type: ignore[no-untyped-call]
         return result
     chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(*at.shape, -1)  # [B, L, d]

@@ -25,6 +25,13 @@ Positions = Mapping[Partition, int]
 """For each partition the next offset to read."""
 
 
+class AtLeast(int):
+    """A position that others may have passed meanwhile: where the group has committed a later one, that one counts.
+
+    It stands for a partition that was ours before. A source without groups takes it as it is.
+    """
+
+
 @dataclass(slots=True)
 class Chunk:
     """Consecutive records of one partition, as columns of equal length.
@@ -46,11 +53,17 @@ class Listener(Protocol):
     """Who is told when partitions come and go. Both calls happen inside `open` or `poll`, on the polling thread."""
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        """Answer where to go on reading; a partition left out starts where the source's own policy says."""
+        """Answer where to go on reading; a partition left out starts where the source's own policy says.
+
+        A plain position rules over what the group has committed, an `AtLeast` does not.
+        """
         ...
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        """These partitions are no longer ours; nothing of them that is not trained yet may be trained."""
+        """These partitions are no longer ours; nothing of them that is not trained yet may be trained.
+
+        What is committed before this returns is there for whoever gets them next, if the source has groups.
+        """
         ...
 
 

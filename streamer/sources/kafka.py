@@ -62,6 +62,8 @@ class KafkaSource:
     Two threads help: one runs the client (see `kafka_thread`), one looks after the ends (see `kafka_watch`).
     """
 
+    at_end = False
+
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._where = f"Kafka at {', '.join(settings.bootstrap_servers)}"
@@ -180,6 +182,10 @@ class KafkaSource:
                 return []
             if max_records == 0:
                 time.sleep(min(left_s, 0.01))
+
+    def positions(self) -> Positions:
+        """See `Source.positions`. While a rebalance is going on, partitions that may come back are missing."""
+        return self._progress.positions()
 
     def _step(self, max_records: int, timeout_s: float) -> Records:
         """1. send commits; 2. let the client work; 3. settle the partitions that it brought."""

@@ -57,6 +57,11 @@ class Progress:
             self._next[partition] = position
             self._passed.pop(partition, None)
 
+    def positions(self) -> dict[Partition, int]:
+        """The next offset of each partition that may bring a record."""
+        with self._lock:
+            return {p: max(position, self._passed.get(p, 0)) for p, position in self._next.items()}
+
     # ----------------------------------------------------------------------------------------- ends
 
     def ends(self) -> dict[Partition, int]:

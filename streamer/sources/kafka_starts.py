@@ -9,7 +9,7 @@ from typing import Any
 from kafka import TopicPartition
 
 from streamer.errors import SourceError
-from streamer.sources.base import Partition, Positions
+from streamer.sources.base import AtLeast, Partition, Positions
 from streamer.sources.kafka_settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -27,12 +27,13 @@ class Starts:
     def of(self, answers: Mapping[Partition, int | None]) -> tuple[Positions, Positions]:
         """Where each partition starts, and where it ends now.
 
-        1. the answer, if there is one; 2. the committed offset; 3. the start time; 4. the reset policy.
+        1. the answer, if there is one; 2. the committed offset, also if it is later than an answer of `AtLeast`;
+        3. the start time; 4. the reset policy.
         """
         first, ends = self._range(answers)
         starts: dict[Partition, int] = {}
         for partition, answer in answers.items():
-            position = self._committed(partition) if answer is None else answer
+            position = self._answered_or_committed(partition, answer)
             if position is None:
                 position = self._by_time(partition, ends[partition])
             if position is None:
@@ -50,6 +51,12 @@ class Starts:
         first = self._consumer.beginning_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
         ends = self._consumer.end_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
         return _by_partition(first), _by_partition(ends)
+
+    def _answered_or_committed(self, partition: Partition, answer: int | None) -> int | None:
+        if answer is not None and not isinstance(answer, AtLeast):
+            return answer
+        committed = self._committed(partition)
+        return committed if answer is None else max(answer, committed or 0)
 
     def _committed(self, partition: Partition) -> int | None:
         offset: int | None = self._consumer.committed(TopicPartition(*partition), timeout_ms=LOOKUP_TIMEOUT_MS)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import Chunk, Listener, Partition, Positions
+from streamer.sources.base import AtLeast, Chunk, Listener, Partition, Positions
 from streamer.sources.positions import Partitioner, Record, as_topics, checked_partitions, checked_position
 
 
@@ -86,7 +86,7 @@ class MemorySource:
         topics: one topic or several.
         partitions: the partition numbers to read of every topic; None for all. May be empty: `assign` adds
             some.
-        start: where partitions begin that the listener gives no position for.
+        start: where partitions begin that neither the listener nor the group has a position for.
         group: the name under which `commit` stores positions in `log.committed`.
     """
 
@@ -177,9 +177,20 @@ class MemorySource:
         answered = self._listener.on_assigned(partitions)
         for partition in partitions:
             end = self._log.end_positions(partition.topic)[partition]
-            position = answered.get(partition, 0 if self._start == "earliest" else end)
+            position = self._starting_position(partition, answered.get(partition), end)
             self._positions[partition] = checked_position(partition, position, 0, end)
         self._cursor = 0  # what was returned before is left out by its position
+
+    def _starting_position(self, partition: Partition, answer: int | None, end: int) -> int:
+        """As Kafka has it: the answer; what the group committed; the policy."""
+        committed = self._log.committed.get(self._group, {}).get(partition)
+        if isinstance(answer, AtLeast):
+            return max(answer, committed or 0)
+        if answer is not None:
+            return answer
+        if committed is not None:
+            return committed
+        return 0 if self._start == "earliest" else end
 
     def _let_go(self, partitions: list[Partition]) -> None:
         assert self._listener is not None, "open comes first"

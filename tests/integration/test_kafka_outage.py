@@ -74,7 +74,7 @@ def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: Kaf
     kafka.append(topic, 0, numbered(0, 3))
     source, _ = kafka.open_source(topic, close_timeout_s=1)
     read(source, 3)
-    broker.kill()
+    broker.stop()
     source.commit({Partition(topic, 0): 3})
     source.poll(10, 0.1)
     source.close()
@@ -86,7 +86,7 @@ def test_dead_letters_wait_for_the_broker_and_arrive_once(kafka: KafkaHarness, b
     letters = KafkaDeadLetters(kafka.settings("t"), topic, flush_timeout_s=0.5)
     letters.write([Letter(value=b"before")])
     letters.flush()
-    broker.kill()
+    broker.stop()
     letters.write([Letter(value=b"meanwhile")])
     with pytest.raises(SourceUnavailable, match=topic):
         letters.flush()

@@ -83,7 +83,8 @@ class TestRecords:
         assert source.end_positions() == {Partition(topic, 0): 3}
         rows = read(source, 2)
         assert [row[1:] for row in rows] == [(0, b"a"), (1, b"b")]
-        until(lambda: source.end_positions() == {Partition(topic, 0): 2}, lambda: source.poll(10, 0.1))
+        until(lambda: source.positions() == {Partition(topic, 0): 3}, lambda: source.poll(10, 0.1))
+        assert source.end_positions() == {Partition(topic, 0): 2}
         kafka.append(topic, 0, [b"c"])
         assert [row[1:] for row in read(source, 1)] == [(3, b"c")]
         assert source.end_positions() == {Partition(topic, 0): 4}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model import optim
-from model.optim import BETA1, BETA2, EPSILON, Adam, DenseAdam, RowOptimizer, make_optimizer
+from model.optim import BETA1, BETA2, EPSILON, Adagrad, Adam, DenseAdam, RowOptimizer, make_optimizer
 from model.tables import Table
 
 CPU = torch.device("cpu")
@@ -132,6 +132,25 @@ def test_both_paths_of_adam_agree_on_weights_state_and_counts() -> None:
     torch.testing.assert_close(run(Adam(), steps).lines, run(GatheredAdam(), steps).lines, **CLOSE)
 
 
+@pytest.mark.parametrize("memory", [None, 5.0])
+def test_both_paths_of_adagrad_agree_on_weights_state_and_counts(memory: float | None) -> None:
+    steps = list(steps_over(some_rows(), 100))
+    compiled, gathered = Adagrad(memory), table_for(Adagrad())
+    for rows, gradient in steps:
+        optim._adagrad_gathered(gathered, rows, gradient, RATE, compiled.keep)
+    torch.testing.assert_close(run(compiled, steps).lines, gathered.lines, **CLOSE)
+
+
+def test_adagrad_with_a_memory_never_stops_learning() -> None:
+    optimizer, table = Adagrad(memory=50), table_for(Adagrad())
+    row, gradient = torch.tensor([1]), torch.ones(1, DIM)
+    for _ in range(1000):
+        optimizer.apply(table, row, gradient, RATE)
+    before = table.weight[1].clone()
+    optimizer.apply(table, row, gradient, RATE)
+    torch.testing.assert_close(before - table.weight[1], torch.full((DIM,), RATE / math.sqrt(50)), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("layout", ["transposed", "sliced"])
 def test_adam_takes_gradients_of_any_memory_layout(layout: str) -> None:
     wide = torch.randn(SIZE, 2 * DIM, generator=torch.Generator().manual_seed(2))
@@ -164,7 +183,7 @@ class TestOthers:
     @pytest.mark.parametrize("rows_of", [lambda: all_rows, some_rows], ids=["all", "some"])
     def test_adagrad_equals_torch(self, rows_of: Callable[[], Callable[[], Tensor]]) -> None:
         expected = run_torch(lambda p: torch.optim.Adagrad(p, lr=RATE, eps=EPSILON), steps_over(rows_of(), 200))
-        found = run(make_optimizer("adagrad"), steps_over(rows_of(), 200)).weight
+        found = run(Adagrad(memory=None), steps_over(rows_of(), 200)).weight
         torch.testing.assert_close(found, expected, **CLOSE)
 
     @pytest.mark.parametrize("rows_of", [lambda: all_rows, some_rows], ids=["all", "some"])

@@ -63,6 +63,15 @@ def test_end_is_after_the_last_record_once_what_holds_none_was_passed(progress: 
     assert progress.ends()[A] == 11, "something was appended"
 
 
+def test_positions_are_after_what_was_returned_or_passed(progress: Progress) -> None:
+    assert progress.positions() == {A: 5, B: 0}
+    progress.returned({A: 7})
+    progress.pass_by(A, 10)
+    assert progress.positions() == {A: 10, B: 0}
+    progress.moved(A, 2)
+    assert progress.positions() == {A: 2, B: 0}
+
+
 def test_what_was_passed_counts_no_more_after_a_move(progress: Progress) -> None:
     progress.pass_by(A, 10)
     progress.moved(A, 2)
