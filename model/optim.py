@@ -1,11 +1,13 @@
 """Optimizers of embedding tables. Each applies the gradients of the rows that a step touched.
 
-| name            | state a row | cost a step   | for                                                  |
-|-----------------|-------------|---------------|------------------------------------------------------|
-| `adam`          | 2 vectors   | touched rows  | streams (default): moments of untouched rows stay     |
-| `adagrad`       | 1 vector    | touched rows  | streams                                              |
-| `sgd`           | none        | touched rows  | the plainest alternative                             |
-| `dense-adam`    | 2 vectors   | all rows      | the paper's protocol: Adam with L2 on the whole table |
+| name            | state a row | cost a step  | for                                                                |
+|-----------------|-------------|--------------|--------------------------------------------------------------------|
+| `adagrad`       | 1 vector    | touched rows | streams (default): new rows move fast, frequent ones settle        |
+| `adam`          | 2 vectors   | touched rows | streams: moments of untouched rows stay                            |
+| `sgd`           | none        | touched rows | the plainest alternative                                           |
+| `dense-adam`    | 2 vectors   | all rows     | the paper's protocol: Adam with L2 on the whole table              |
+
+`benchmarks/stream_defaults.py` compares them on real logs.
 """
 
 from __future__ import annotations
@@ -190,6 +192,53 @@ class DenseAdam:
         v.mul_(BETA2).addcmul_(full, full, value=1 - BETA2)
         denominator = (v.sqrt() / math.sqrt(1 - BETA2**t)).add_(EPSILON)
         w.addcdiv_(m, denominator, value=-rate / (1 - BETA1**t))
+
+
+class ParameterAdam:
+    """Adam for the few parameters that are no tables; torch's own formula.
+
+    torch.optim would do, but making one of its optimizers loads torch's compiler, which takes seconds.
+
+    Args:
+        parameters: by name.
+    """
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self.parameters, self.steps = parameters, 0
+        self.moments = {
+            name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach())) for name, p in parameters.items()
+        }
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of the last step."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Update every parameter that has a gradient."""
+        self.steps += 1
+        step, unbias = rate / (1 - BETA1**self.steps), math.sqrt(1 - BETA2**self.steps)
+        for name, parameter in self.parameters.items():
+            g = parameter.grad
+            if g is None:
+                continue
+            m, v = self.moments[name]
+            m.lerp_(g, 1 - BETA1)
+            v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+            parameter.addcdiv_(m, (v.sqrt() / unbias).add_(EPSILON), value=-step)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments by name, and the number of steps; a view."""
+        found = {f"{name}.{k}": moment for name, pair in self.moments.items() for k, moment in enumerate(pair)}
+        return {**found, "steps": torch.tensor(self.steps)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` answered."""
+        self.steps = int(state["steps"])
+        for name, pair in self.moments.items():
+            for k, moment in enumerate(pair):
+                moment.copy_(state[f"{name}.{k}"])
 
 
 def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:

@@ -14,7 +14,7 @@ from model.batch import Batch, Floats, LogPopularity, Rows, View
 from model.kernels import Entries, Outcome, Sampling, sampled_softmax
 from model.kernels.rows_numba import MASKED
 from model.losses import Part, SamplerSettings, method_named
-from model.optim import make_optimizer
+from model.optim import ParameterAdam, make_optimizer
 from model.plan import Candidates, Places, Plan, Planner
 from model.towers import Tape
 from model.two_tower import ModelSettings, TwoTower
@@ -26,7 +26,7 @@ class TrainerSettings:
 
     Args:
         method: one of `model.losses.METHODS`.
-        optimizer: one of `adam`, `adagrad`, `sgd` (cost grows with the batch), `dense-adam` (with the tables).
+        optimizer: one of `adagrad`, `adam`, `sgd` (cost grows with the batch), `dense-adam` (with the tables).
         rate: learning rate of the embedding tables.
         dense_rate: learning rate of everything that is not a table: MLPs, recency weights, prior, repeat bias.
         l2: L2 coefficient of `dense-adam`, added to the gradient of the tables.
@@ -37,9 +37,9 @@ class TrainerSettings:
     """
 
     method: str = "xir"
-    optimizer: str = "adam"
-    rate: float = 0.01
-    dense_rate: float = 0.01
+    optimizer: str = "adagrad"
+    rate: float = 0.1
+    dense_rate: float = 0.05
     l2: float = 0.0
     rate_decay: float = 1.0
     decay_every_steps: int = 0
@@ -107,8 +107,7 @@ class Trainer:
         self.method = method_named(settings.method)
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
         self.model = TwoTower(model, self.optimizer.slots, device)
-        dense = [p for p in self.model.parameters() if p.requires_grad]
-        self.dense = torch.optim.Adam(dense, lr=settings.dense_rate) if dense else None
+        self.dense = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
         self.planner = Planner(model.repeat_ranks)
         self.steps = 0
         self._draws = torch.Generator().manual_seed(settings.seed)  # on the host: the same draws on every device
@@ -151,8 +150,7 @@ class Trainer:
         parts = self.method.parts(plan, log_pop, known, self.settings.sampler)
         outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, tape) for p in parts}
         loss = torch.stack([outcomes[p.name].loss * p.weight for p in parts]).sum()
-        if self.dense is not None:
-            self.dense.zero_grad(set_to_none=True)
+        self.dense.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [RowGradient(t.name, t.rows, _gradient(t.weight)) for t in tape.touched]
         drawn = [Resampled(_items(p.candidates, plan), outcomes[p.name].counts) for p in parts if p.draws is not None]
@@ -165,10 +163,7 @@ class Trainer:
         tables = self.model.tables
         for g in gradients:
             self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.rate * decay)
-        if self.dense is not None:
-            for group in self.dense.param_groups:
-                group["lr"] = self.settings.dense_rate * decay
-            self.dense.step()
+        self.dense.step(self.settings.dense_rate * decay)
         self.steps += 1
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -182,9 +177,7 @@ class Trainer:
         tensors["draws"] = self._draws.get_state()
         if self._device_draws is not None and self._device_draws is not self._draws:
             tensors["device_draws"] = self._device_draws.get_state()
-        if self.dense is not None:
-            for number, values in self.dense.state_dict()["state"].items():
-                tensors |= {f"adam.{number}.{key}": value for key, value in values.items()}
+        tensors |= {f"adam.{name}": value for name, value in self.dense.state().items()}
         return tensors, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -199,14 +192,8 @@ class Trainer:
         if "device_draws" in tensors and self._device_draws is not None:
             self._device_draws.set_state(tensors["device_draws"].cpu())
         self._load_model(tensors)
-        if self.dense is not None:
-            state = self.dense.state_dict()
-            for name, tensor in tensors.items():
-                kind, _, rest = name.partition(".")
-                if kind == "adam":
-                    number, _, key = rest.partition(".")
-                    state["state"].setdefault(int(number), {})[key] = tensor
-            self.dense.load_state_dict(state)
+        prefix = "adam."
+        self.dense.load_state({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
 
     def _load_model(self, tensors: dict[str, Tensor]) -> None:
         for name, table in self.model.tables.items():

@@ -365,14 +365,14 @@ def learner_options(function: F) -> F:
                 _LEARNING,
                 "--optimizer",
                 type=click.Choice(["adam", "adagrad", "sgd", "dense-adam"]),
-                default="adam",
+                default="adagrad",
                 help="Optimizer of the embedding tables.",
             ),
             option(
                 _LEARNING,
                 "--rate",
                 type=click.FloatRange(0, min_open=True),
-                default=0.01,
+                default=0.1,
                 help="Learning rate of the embedding tables.",
             ),
             option(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model import optim
-from model.optim import BETA1, BETA2, EPSILON, Adagrad, Adam, DenseAdam, RowOptimizer, make_optimizer
+from model.optim import BETA1, BETA2, EPSILON, Adagrad, Adam, DenseAdam, ParameterAdam, RowOptimizer, make_optimizer
 from model.tables import Table
 
 CPU = torch.device("cpu")
@@ -249,3 +249,25 @@ class TestEveryOptimizer:
 def test_unknown_name_lists_the_choices() -> None:
     with pytest.raises(ValueError, match="no optimizer 'lion'; there are adam, adagrad, sgd, dense-adam"):
         make_optimizer("lion")
+
+
+def test_parameter_adam_equals_torch_and_survives_a_restart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours.values()]
+    reference, optimizer = torch.optim.Adam(theirs, lr=RATE), ParameterAdam(ours)
+    for k in range(40):
+        for mine, other in zip(ours.values(), theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            other.grad = mine.grad.clone()
+        optimizer.step(RATE)
+        reference.step()
+        if k == 20:
+            state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+            optimizer = ParameterAdam(ours)
+            optimizer.load_state(state)
+    for mine, other in zip(ours.values(), theirs, strict=True):
+        torch.testing.assert_close(mine, other, **CLOSE)
+
+
+SHAPES = {"scale": (), "recency": (7,), "layer": (4, 3)}
