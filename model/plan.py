@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from model.batch import Batch, Floats, Recent, Rows
 from model.growing import grown
-from model.jit import compiled
+from model.jit import compiled, inlined
 
 Ints = NDArray[np.int32]
 
@@ -140,6 +140,16 @@ class Planner:
         )
 
 
+@inlined
+def _number(item: int, place: Ints, items: Rows, n: int) -> int:
+    """Give an item the next place, if it has none yet; answers how many have one."""
+    if place[item] < 0:
+        place[item] = n
+        items[n] = item
+        n += 1
+    return n
+
+
 @compiled
 def _lay_out(
     positives: Rows, extra: Rows, recent: Recent, place: Ints
@@ -153,20 +163,12 @@ def _lay_out(
     rank = np.full(len(positives), -1, np.int64)
     n = 0
     for b in range(len(positives)):
-        item = positives[b]
-        if place[item] < 0:
-            place[item] = n
-            items[n] = item
-            n += 1
-        at_positive[b] = place[item]
+        n = _number(positives[b], place, items, n)
+        at_positive[b] = place[positives[b]]
     in_batch = n
     for x in range(len(extra)):
-        item = extra[x]
-        if place[item] < 0:
-            place[item] = n
-            items[n] = item
-            n += 1
-        at_extra[x] = place[item]
+        n = _number(extra[x], place, items, n)
+        at_extra[x] = place[extra[x]]
     in_pools = n
     for b in range(B):
         for k in range(L):
@@ -174,10 +176,7 @@ def _lay_out(
             if item < 0:
                 at_recent[b, k] = -1
                 continue
-            if place[item] < 0:
-                place[item] = n
-                items[n] = item
-                n += 1
+            n = _number(item, place, items, n)
             at_recent[b, k] = place[item]
             if item == positives[b]:
                 rank[b] = k

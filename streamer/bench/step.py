@@ -109,7 +109,7 @@ class _Stream:
 def _fast(method: str, options: StepOptions, stream: _Stream) -> Callable[[int], object]:
     tower = TowerSettings(dim=options.dim)
     model = ModelSettings(user=tower, item=tower)
-    trainer = Trainer(model, TrainerSettings(method=method), torch.device("cpu"))
+    trainer = Trainer(model, TrainerSettings(method=method, optimizer="adam"), torch.device("cpu"))
     trainer.model.grow(options.users, stream.items)
     exact, hashed = ExactPopularity(), HashPopularity()
     exact.add(np.arange(stream.items), stream.counts)
@@ -144,7 +144,7 @@ def _plain_with_row_adam(options: StepOptions, stream: _Stream) -> Callable[[int
     trainer = _plain_trainer("ssl-pop", options, stream)
     fast = Trainer(
         ModelSettings(user=TowerSettings(dim=options.dim), item=TowerSettings(dim=options.dim)),
-        TrainerSettings(method="ssl-pop"),
+        TrainerSettings(method="ssl-pop", optimizer="adam"),
         torch.device("cpu"),
     )
     fast.model.grow(options.users, stream.items)
