@@ -36,7 +36,9 @@ def read(path: Path, seed: int = 0) -> tuple[list[str], list[str]]:
     return [rows[k][user] for k in order], [rows[k][item] for k in order]
 
 
-def shape(dim: int = 64, ids: bool = False, recent: int = 10, repeat: int = 30, prior: str = "learned") -> ModelSettings:
+def shape(
+    dim: int = 64, ids: bool = False, recent: int = 10, repeat: int = 30, prior: str = "learned"
+) -> ModelSettings:
     """A model for streams."""
     return ModelSettings(
         user=TowerSettings(dim=dim, ids=ids),
@@ -50,9 +52,17 @@ def shape(dim: int = 64, ids: bool = False, recent: int = 10, repeat: int = 30, 
 def settings(model: ModelSettings | None = None, cache: int = 512, **trainer: object) -> LearnerSettings:
     """Learner settings for one trial."""
     lam = trainer.pop("lam", 0.2)
-    base = {"method": "xir", "optimizer": "adagrad", "rate": 0.1, "dense_rate": 0.05, "sampler": SamplerSettings(cache_weight=lam)}  # type: ignore[arg-type]
+    base = {
+        "method": "xir",
+        "optimizer": "adagrad",
+        "rate": 0.1,
+        "dense_rate": 0.05,
+        "sampler": SamplerSettings(cache_weight=lam),
+    }  # type: ignore[arg-type]
     return LearnerSettings(
-        model=model or shape(), trainer=TrainerSettings(**(base | trainer)), cache_size=cache  # type: ignore[arg-type]
+        model=model or shape(),
+        trainer=TrainerSettings(**(base | trainer)),
+        cache_size=cache,  # type: ignore[arg-type]
     )
 
 

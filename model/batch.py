@@ -49,8 +49,10 @@ class View:
         popularity: corrects the sampling bias.
         cache: [C] item rows of the cache, with repetitions; may be empty.
         prior: popularity that is part of the score itself; the correction's one if None.
+        cache_draws: log of the probability with which items are drawn into the cache; None if it is not known.
     """
 
     popularity: LogPopularity
     cache: Rows
     prior: LogPopularity | None = None
+    cache_draws: LogPopularity | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
+from model.batch import Floats, Rows
 from model.growing import SMALLEST_CAPACITY, capacity_for
 from model.jit import compiled
 
@@ -19,6 +19,7 @@ Doubles = NDArray[np.float64]
 
 _BITS = 6
 _FAN = 1 << _BITS
+_LEAST = 1e-3
 _LARGEST_GROWTH = 2.0**200
 
 
@@ -95,6 +96,11 @@ class Occurrence:
         """o_j of these items, in counts of today."""
         known = rows < self.size
         return np.where(known, self._leaves[np.where(known, rows, 0)], 0.0) / self._weight
+
+    def log_pop(self, rows: Rows) -> Floats:
+        """log of the probability with which each item is drawn into the cache; finite also where o_j is 0."""
+        values = np.maximum(self.values(rows), _LEAST)
+        return np.log(values / max(self.total(), _LEAST)).astype(np.float32)
 
     def total(self) -> float:
         """Sum of all o_j, in counts of today."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from model.batch import Batch, Floats, LogPopularity, Rows, View
 from model.kernels import Entries, Outcome, Sampling, sampled_softmax
 from model.kernels.rows_numba import MASKED
-from model.losses import Part, SamplerSettings, method_named
+from model.losses import Part, Proposals, SamplerSettings, method_named
 from model.optim import ParameterAdam, make_optimizer
 from model.plan import Candidates, Places, Plan, Planner
 from model.towers import Tape
@@ -134,7 +134,7 @@ class Trainer:
         self._grow(batch, view)
         known = model.item.size
         plan = self.planner.plan(batch, self._extra(batch, view, known), known)
-        log_pop = self._log_pop(plan, view.popularity)
+        proposals = self._proposals(plan, view, known)
 
         # 2. vectors, with the prior as one more dimension
         tape = Tape(self.device)
@@ -147,7 +147,7 @@ class Trainer:
         positive = model.positive_scores(queries, vectors, plan, tape)  # [B]
 
         # 3. loss and gradients
-        parts = self.method.parts(plan, log_pop, known, self.settings.sampler)
+        parts = self.method.parts(plan, proposals, self.settings.sampler)
         outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, tape) for p in parts}
         loss = torch.stack([outcomes[p.name].loss * p.weight for p in parts]).sum()
         self.dense.clear_gradients()
@@ -231,12 +231,11 @@ class Trainer:
             return self._host_draws.integers(0, known, len(batch) if count is None else count)
         return np.arange(known) if kind == "all" else np.empty(0, np.int64)
 
-    def _log_pop(self, plan: Plan, popularity: LogPopularity) -> Floats:
-        """[T] of all candidates; recent items that are no candidates need none."""
-        log_pop = np.zeros(len(plan.items), np.float32)
-        if self.method.popularity != "none":
-            log_pop[: plan.in_pools] = popularity.log_pop(plan.items[: plan.in_pools])
-        return log_pop
+    def _proposals(self, plan: Plan, view: View, known: int) -> Proposals:
+        log_pop = _of_candidates(plan, view.popularity if self.method.popularity != "none" else None)
+        wanted = self.method.extra == "cache" and self.settings.sampler.cache_correction == "occurrence"
+        log_cache = _of_candidates(plan, view.cache_draws) if wanted and view.cache_draws is not None else None
+        return Proposals(log_pop, log_cache, known)
 
     def _prior(self, plan: Plan, view: View, tape: Tape) -> Tensor | None:
         if self.model.beta is None:
@@ -305,6 +304,14 @@ def _with_own(places: Places | None, own: NDArray[np.int32]) -> Places:
     order = np.argsort(all_rows, kind="stable")
     first = np.searchsorted(all_rows[order], np.arange(len(own) + 1)).astype(np.int32)
     return Places(first, all_rows[order], columns[order], ranks[order])
+
+
+def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:
+    """[T] for all candidates; recent items that are no candidates need none."""
+    values = np.zeros(len(plan.items), np.float32)
+    if source is not None:
+        values[: plan.in_pools] = source.log_pop(plan.items[: plan.in_pools])
+    return values
 
 
 def _items(candidates: Candidates, plan: Plan) -> Rows:

@@ -96,7 +96,9 @@ class TwoTower(nn.Module):
         self.scale = nn.Parameter(torch.ones((), device=device)) if settings.recent_items else None
         learned = settings.prior == "learned"
         self.beta = (
-            nn.Parameter(torch.full((), settings.beta, device=device), requires_grad=learned) if settings.prior != "off" else None
+            nn.Parameter(torch.full((), settings.beta, device=device), requires_grad=learned)
+            if settings.prior != "off"
+            else None
         )
         self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks, device=device)) if settings.repeat_ranks else None
 

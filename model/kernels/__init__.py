@@ -1,4 +1,4 @@
-"""The sampled softmax over row blocks: one autograd function, one backend for CPUs, one in plain torch for any device."""
+"""The sampled softmax over row blocks: one autograd function, with one backend for CPUs and one for any device."""
 
 from model.kernels.sampled_softmax import Entries, Outcome, Sampling, sampled_softmax
 

@@ -29,6 +29,8 @@ class SamplerSettings:
     Args:
         draws: |R_u|, how often a query draws in all; None draws as often as the batch has events.
         cache_weight: lambda, the cache's share of XIR's loss.
+        cache_correction: XIR corrects cached items by `popularity` (the paper) or by their `occurrence`, the weight
+            with which they were drawn into the cache.
         uniform: how many uniform items MNS adds; None adds as many as the batch has events.
         resampler: `systematic` or `multinomial` (the paper's).
         mask_own: remove the query's own positive from its candidates.
@@ -36,6 +38,7 @@ class SamplerSettings:
 
     draws: int | None = None
     cache_weight: float = 0.2
+    cache_correction: Literal["popularity", "occurrence"] = "popularity"
     uniform: int | None = None
     resampler: Literal["systematic", "multinomial"] = "systematic"
     mask_own: bool = False
@@ -47,11 +50,28 @@ class SamplerSettings:
             found.append(f"draws is {self.draws}: a query must draw at least once")
         if not 0 <= self.cache_weight <= 1:
             found.append(f"cache_weight (lambda) is {self.cache_weight}: choose a number from 0 to 1")
+        if self.cache_correction not in ("popularity", "occurrence"):
+            found.append(f"cache_correction is {self.cache_correction!r}: choose popularity or occurrence")
         if self.uniform is not None and self.uniform < 0:
             found.append(f"uniform is {self.uniform}: it cannot be negative")
         if self.resampler not in ("systematic", "multinomial"):
             found.append(f"resampler is {self.resampler!r}: choose systematic or multinomial")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """How likely items become candidates.
+
+    Args:
+        log_pop: [T] log popularity of `plan.items`.
+        log_cache: [T] log probability of being drawn into the cache; None if it is not known.
+        known_items: N.
+    """
+
+    log_pop: Floats
+    log_cache: Floats | None
+    known_items: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +113,12 @@ class Method(Protocol):
     popularity: Literal["none", "exact", "hash"]
     resamples: bool
 
-    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
         """The terms of the loss.
 
         Args:
             plan: the step's candidates.
-            log_pop: [T] log popularity of `plan.items`.
-            known_items: N.
+            proposals: how likely each of them became one.
             settings: options.
         """
         ...

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from model.batch import Floats
-from model.losses.base import Extra, Part, SamplerSettings
+from model.losses.base import Extra, Part, Proposals, SamplerSettings
 from model.plan import Plan
 
 
@@ -17,6 +16,6 @@ class Bir:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = True
 
-    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
         draws = settings.draws or len(plan.positive)
-        return [Part("batch", plan.batch_candidates(), log_pop, draws, 1.0)]
+        return [Part("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0)]

@@ -6,8 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from model.batch import Floats
-from model.losses.base import Extra, Part, SamplerSettings
+from model.losses.base import Extra, Part, Proposals, SamplerSettings
 from model.plan import Plan
 
 
@@ -19,5 +18,5 @@ class FullSoftmax:
     popularity: Literal["none", "exact", "hash"] = "none"
     resamples = False
 
-    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
-        return [Part("batch", plan.all_candidates(once=True), np.zeros_like(log_pop), None, 1.0)]
+    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
+        return [Part("batch", plan.all_candidates(once=True), np.zeros_like(proposals.log_pop), None, 1.0)]

@@ -6,8 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from model.batch import Floats
-from model.losses.base import Extra, Part, SamplerSettings
+from model.losses.base import Extra, Part, Proposals, SamplerSettings
 from model.plan import Plan
 
 
@@ -22,7 +21,7 @@ class Mns:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = False
 
-    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
         batch = len(plan.positive) / (len(plan.positive) + len(plan.extra))
-        mixture = batch * np.exp(log_pop) + (1 - batch) / max(known_items, 1)
+        mixture = batch * np.exp(proposals.log_pop) + (1 - batch) / max(proposals.known_items, 1)
         return [Part("batch", plan.all_candidates(), np.log(mixture).astype(np.float32), None, 1.0)]

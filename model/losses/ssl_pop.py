@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from model.batch import Floats
-from model.losses.base import Extra, Part, SamplerSettings
+from model.losses.base import Extra, Part, Proposals, SamplerSettings
 from model.plan import Plan
 
 
@@ -17,5 +16,5 @@ class SslPop:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = False
 
-    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
-        return [Part("batch", plan.batch_candidates(), log_pop, None, 1.0)]
+    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
+        return [Part("batch", plan.batch_candidates(), proposals.log_pop, None, 1.0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from model.batch import Floats
-from model.losses.base import Extra, Part, SamplerSettings
+from model.losses.base import Extra, Part, Proposals, SamplerSettings
 from model.plan import Plan
 
 
@@ -13,6 +13,10 @@ class Xir:
     """Half of a query's negatives are drawn from the batch, half from a cache of often-resampled items.
 
     loss = lambda loss(cache, m = |R_u| / 2) + (1 - lambda) loss(batch, m = |R_u| / 2)
+
+    The paper corrects both sets by popularity. A cached item is there because it was resampled often, though, not
+    because it is popular: with `cache_correction="occurrence"` the cache is corrected by the probability with which it
+    was really drawn.
     """
 
     name = "xir"
@@ -20,10 +24,15 @@ class Xir:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = True
 
-    def parts(self, plan: Plan, log_pop: Floats, known_items: int, settings: SamplerSettings) -> list[Part]:
+    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
         draws = max(1, (settings.draws or len(plan.positive)) // 2)
         share = settings.cache_weight if len(plan.extra) else 0.0
-        batch = Part("batch", plan.batch_candidates(), log_pop, draws, 1.0 - share)
+        batch = Part("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0 - share)
         if not len(plan.extra):
             return [batch]
-        return [batch, Part("cache", plan.extra_candidates(), log_pop, draws, share)]
+        return [batch, Part("cache", plan.extra_candidates(), self._of_cache(proposals, settings), draws, share)]
+
+    def _of_cache(self, proposals: Proposals, settings: SamplerSettings) -> Floats:
+        if settings.cache_correction == "occurrence" and proposals.log_cache is not None:
+            return proposals.log_cache
+        return proposals.log_pop

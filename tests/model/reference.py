@@ -95,7 +95,8 @@ class Reference:
         lam = sampler.cache_weight
         order = batch_items + cache
         of_batch = self.resampled(batch, view, batch_items, m // 2)
-        of_cache = self.resampled(batch, view, sorted(cache, key=order.index), m // 2)
+        proposal = view.cache_draws if sampler.cache_correction == "occurrence" else view.popularity
+        of_cache = self.resampled(batch, view, sorted(cache, key=order.index), m // 2, proposal)
         return (1 - lam) * of_batch + lam * of_cache
 
     def log_pop(self, view: View, item: int) -> float:
@@ -126,13 +127,14 @@ class Reference:
             losses.append(torch.logsumexp(torch.stack(logits), 0) - positive)
         return torch.stack(losses).mean()
 
-    def resampled(self, batch: Batch, view: View, candidates: list[int], m: int) -> Tensor:
+    def resampled(self, batch: Batch, view: View, candidates: list[int], m: int, proposal=None) -> Tensor:
         offsets = torch.rand(len(batch), generator=self.draws)
         distinct = list(dict.fromkeys(candidates))
         losses, weights, scores, owns = [], [], [], []
         for score, own in self.rows(batch, view):
             s = torch.stack([score(j) for j in distinct])
-            z = torch.stack([s[k] - self.log_pop(view, j) for k, j in enumerate(distinct)]).detach()
+            source = proposal or view.popularity
+            z = torch.stack([s[k] - float(source.log_pop(np.array([j]))[0]) for k, j in enumerate(distinct)]).detach()
             w = torch.exp(z - z.max()) * torch.tensor([float(candidates.count(j)) for j in distinct])
             if self.trainer.settings.sampler.mask_own:
                 w = torch.where(torch.tensor([j == own for j in distinct]), 0.0, w)

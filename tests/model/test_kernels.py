@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model.batch import Batch, View
 from model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
 from model.kernels.pooling import pooled
-from model.losses import METHODS, SamplerSettings
+from model.losses import METHODS, Proposals, SamplerSettings
 from model.plan import Planner
 from model.popularity import ExactPopularity
 from model.towers import TowerSettings
@@ -31,8 +31,8 @@ def parts_of(method: str):
     popularity.observe(rng.zipf(1.4, 300) % N)
     extra = {"none": np.empty(0, np.int64), "all": np.arange(N)}.get(METHODS[method].extra, rng.integers(0, N, 8))
     plan = Planner(ranks=L).plan(batch, extra, N)
-    log_pop = popularity.log_pop(plan.items)
-    return plan, METHODS[method].parts(plan, log_pop, N, SamplerSettings(draws=6))
+    proposals = Proposals(popularity.log_pop(plan.items), None, N)
+    return plan, METHODS[method].parts(plan, proposals, SamplerSettings(draws=6))
 
 
 @pytest.mark.parametrize("resampler", ["systematic", "multinomial"])
@@ -92,7 +92,15 @@ def random_case(rows: int, columns: int, dim: int, draws: int | None, seed: int 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "dim", "draws"),
-    [(300, 500, 32, 250), (300, 500, 32, None), (1, 1, 1, 3), (5, 700, 33, 2), (129, 17, 8, 64), (64, 90, 16, 5000), (133, 700, 33, 5)],
+    [
+        (300, 500, 32, 250),
+        (300, 500, 32, None),
+        (1, 1, 1, 3),
+        (5, 700, 33, 2),
+        (129, 17, 8, 64),
+        (64, 90, 16, 5000),
+        (133, 700, 33, 5),
+    ],
 )
 def test_compiled_backend_equals_the_torch_backend(rows, columns, dim, draws):
     case = random_case(rows, columns, dim, draws)

@@ -10,6 +10,7 @@ from reference import Reference
 from model.batch import Batch, View
 from model.kernels import blocks_numba
 from model.losses import METHODS, SamplerSettings
+from model.occurrence import Occurrence
 from model.popularity import ExactPopularity, HashPopularity
 from model.towers import TowerSettings
 from model.trainer import Trainer, TrainerSettings
@@ -76,7 +77,9 @@ def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEM
     popularity.observe(rng.zipf(1.5, 500) % ITEMS)
     prior = ExactPopularity(half_life_events=50)
     prior.observe(rng.zipf(1.5, 500) % ITEMS)
-    return batch, View(popularity, rng.integers(0, ITEMS, 9), prior)
+    occurrence = Occurrence()
+    occurrence.add(np.arange(ITEMS), rng.integers(1, 200, ITEMS))
+    return batch, View(popularity, rng.integers(0, ITEMS, 9), prior, occurrence)
 
 
 def assert_step_equals_reference(trainer: Trainer, batch: Batch, view: View, tolerance: float = 2e-5) -> None:
@@ -114,6 +117,13 @@ def backend(request, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_loss_and_gradients_equal_the_slow_formula(method, model, backend):
     trainer = make_trainer(method, MODELS[model])
+    assert_step_equals_reference(trainer, *make_input(trainer))
+
+
+@pytest.mark.parametrize("model", ["plain", "all terms"])
+@pytest.mark.parametrize("method", METHODS)
+def test_correcting_the_cache_by_occurrence_equals_the_slow_formula(method, model, backend):
+    trainer = make_trainer(method, MODELS[model], cache_correction="occurrence")
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
