@@ -2,7 +2,7 @@
 
     python benchmarks/stream_defaults.py LOG.inter.gz [LOG.inter.gz ...] --trial NAME ...
 
-Reads RecBole atomic files (tab-separated, typed header), orders them by time (equal times shuffled by a seed) and prints
+Reads RecBole atomic files (tab-separated, typed header), orders them by time (equal times shuffled by a seed), prints
 HR@10 over the second half of the stream: on all events, and on events new to their user with known items left out.
 """
 
@@ -51,13 +51,13 @@ def shape(
 
 def settings(model: ModelSettings | None = None, cache: int = 512, **trainer: object) -> LearnerSettings:
     """Learner settings for one trial."""
-    lam = trainer.pop("lam", 0.2)
+    lam, by = trainer.pop("lam", 0.2), trainer.pop("by", "occurrence")
     base = {
         "method": "xir",
         "optimizer": "adagrad",
         "rate": 0.1,
         "dense_rate": 0.05,
-        "sampler": SamplerSettings(cache_weight=lam),
+        "sampler": SamplerSettings(cache_weight=lam, cache_correction=by),
     }  # type: ignore[arg-type]
     return LearnerSettings(
         model=model or shape(),
@@ -84,6 +84,7 @@ TRIALS = {
     "g-tower": settings(method="g-tower"),
     "bir": settings(method="bir"),
     "lambda-0.5": settings(lam=0.5),
+    "cache-by-popularity": settings(by="popularity"),
     # shapes
     "d32": settings(shape(32)),
     "d128": settings(shape(128)),

@@ -94,12 +94,10 @@ class TwoTower(nn.Module):
         ranks = torch.arange(settings.recent_items, dtype=torch.float32, device=device)
         self.recency = nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None  # [L]
         self.scale = nn.Parameter(torch.ones((), device=device)) if settings.recent_items else None
-        learned = settings.prior == "learned"
-        self.beta = (
-            nn.Parameter(torch.full((), settings.beta, device=device), requires_grad=learned)
-            if settings.prior != "off"
-            else None
-        )
+        self.beta = None
+        if settings.prior != "off":
+            beta = torch.full((), settings.beta, device=device)
+            self.beta = nn.Parameter(beta, requires_grad=settings.prior == "learned")
         self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks, device=device)) if settings.repeat_ranks else None
 
     @property

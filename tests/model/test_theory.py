@@ -17,6 +17,7 @@ What holds, and is tested:
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_resampled_items_follow_the_softmax_as_the_batch_grows(world):
     softmax = np.exp(world.s) / np.exp(world.s).sum()
     distance = [0.5 * np.abs(world.expected(size, draws=True)[1] - softmax).sum() for size in SIZES]
     assert distance[-1] < 0.02
-    for small, large in zip(distance, distance[1:], strict=False):
+    for small, large in itertools.pairwise(distance):
         assert large < 0.45 * small  # four times the batch, about a quarter of the error
 
 
