@@ -4,7 +4,7 @@ Items belong to themes. Within a theme they stand in a ring, where neighbours ar
 which their popularity falls as Zipf's law says. A person likes a few themes. In a session a person looks at one item
 after another, and each next one is
 
-- related to the one before (of two neighbours in the ring, the better ranked one), or
+- related to the one before (the better ranked of two that follow in the ring; a session goes one way), or
 - one that the person had before, rather a recent one, or
 - a new start: a popular item of a theme that the person likes.
 
@@ -45,7 +45,8 @@ class SyntheticSettings:
         seed: determines everything.
         themes: groups of related items.
         items_per_theme: items of a theme at any one time.
-        zipf: how steeply popularity falls with the rank within a theme.
+        zipf: how steeply the popularity of items falls with their rank within a theme.
+        theme_zipf: how steeply that of the themes falls.
         users: people at the beginning.
         new_users: share of sessions that somebody new begins.
         regulars: share of the other sessions that belong to the regulars, a tenth of all people.
@@ -54,7 +55,7 @@ class SyntheticSettings:
         session_events: mean length of a session.
         related: chance that the next item is related to the one before.
         returning: chance that it is one that the person had before.
-        reach: how far related items are apart in the ring.
+        reach: how far related items are apart in the ring, at most.
         rising_items: items that rise to the top of their theme, in 1,000 sessions.
         new_items: items that appear, in 1,000 sessions, each in place of an old one.
         start_s: time of the first event, in seconds since the epoch.
@@ -66,7 +67,8 @@ class SyntheticSettings:
     seed: int = 0
     themes: int = 40
     items_per_theme: int = 150
-    zipf: float = 1.0
+    zipf: float = 1.2
+    theme_zipf: float = 1.0
     users: int = 4000
     new_users: float = 0.05
     regulars: float = 0.4
@@ -75,8 +77,8 @@ class SyntheticSettings:
     session_events: float = 8.0
     related: float = 0.6
     returning: float = 0.15
-    reach: int = 3
-    rising_items: float = 20.0
+    reach: int = 5
+    rising_items: float = 10.0
     new_items: float = 40.0
     start_s: float = 1_700_000_000.0
     session_every_s: float = 2.0
@@ -88,9 +90,10 @@ class SyntheticSettings:
         shares = ("new_users", "regulars", "new_taste", "related", "returning")
         found = [f"{n} is {getattr(self, n)}: it must be from 0 to 1" for n in shares if not 0 <= getattr(self, n) <= 1]
         least = {"themes": 1, "users": 1, "tastes": 1, "session_events": 1, "reach": 1, "block": 1}
-        least |= {"items_per_theme": 2 * self.reach + 1, "zipf": 0, "rising_items": 0, "new_items": 0}
+        least |= {"items_per_theme": self.reach + 1, "zipf": 0, "theme_zipf": 0, "rising_items": 0, "new_items": 0}
         least |= {"session_every_s": 0, "pause_s": 0, "seed": 0}
-        found += [f"{n} is {getattr(self, n)}: it must be at least {m}" for n, m in least.items() if getattr(self, n) < m]
+        small = {name: minimum for name, minimum in least.items() if getattr(self, name) < minimum}
+        found += [f"{name} is {getattr(self, name)}: it must be at least {m}" for name, m in small.items()]
         if self.related + self.returning > 1:
             found.append("related and returning are chances of the same step: together at most 1")
         return found
@@ -146,22 +149,23 @@ class SyntheticStream:
         lengths = -np.sort(-(1 + rng.poisson(s.session_events - 1, len(users))))
         steps = int(lengths[0])
         items = np.full((steps, len(users)), -1, np.int64)
+        ways = rng.choice((-1, 1), len(users))
         for step in range(steps):
             active = int(np.searchsorted(-lengths, -step, side="left"))  # those longer than step: a prefix
             before = items[step - 1, :active] if step else None
-            items[step, :active] = self._next_items(users[:active], before)
+            items[step, :active] = self._next_items(users[:active], before, ways[:active])
         starts_s = start_s + rng.random(len(users)) * s.block * s.session_every_s
         times_s = starts_s + np.cumsum(rng.exponential(s.pause_s, items.shape), axis=0)
         made = items >= 0
         return _Columns(np.broadcast_to(users, items.shape)[made], items[made], times_s[made])
 
-    def _next_items(self, users: Ints, before: Ints | None) -> Ints:
-        """One step of many sessions."""
+    def _next_items(self, users: Ints, before: Ints | None, ways: Ints) -> Ints:
+        """One step of many sessions, each of which goes one way around the ring."""
         s, rng = self.settings, self._rng
         items = self._catalogue.popular(self._people.liked_theme(users))
         chance = rng.random(len(users))
         if before is not None:
-            items = np.where(chance < s.related, self._catalogue.related(before), items)
+            items = np.where(chance < s.related, self._catalogue.related(before, ways), items)
         past = self._people.had_before(users)
         returns = (chance >= s.related) & (chance < s.related + s.returning) & (past >= 0)
         items = np.where(returns, past, items)
@@ -216,16 +220,17 @@ class _Catalogue:
     def popular(self, themes: Ints) -> Ints:
         """An item of each theme, after its popularity."""
         ranks = np.searchsorted(self._up_to_rank, self._rng.random(len(themes))).clip(max=len(self._up_to_rank) - 1)
-        return self._items[themes, self._by_rank[themes, ranks]]
+        items: Ints = self._items[themes, self._by_rank[themes, ranks]]
+        return items
 
-    def related(self, items: Ints) -> Ints:
-        """A neighbour of each item: of two, the one with the better rank."""
+    def related(self, items: Ints, ways: Ints) -> Ints:
+        """A neighbour of each item on one side: of two, the one with the better rank."""
         themes, slots = self._place_of[items].T
-        reach, size = self._settings.reach, self._items.shape[1]
-        distance = self._rng.integers(1, reach + 1, (2, len(items))) * self._rng.choice((-1, 1), (2, len(items)))
-        one, other = (slots + distance) % size
+        distance = self._rng.integers(1, self._settings.reach + 1, (2, len(items)))
+        one, other = (slots + ways * distance) % self._items.shape[1]
         better = self._rank_of[themes, one] <= self._rank_of[themes, other]
-        return self._items[themes, np.where(better, one, other)]
+        found: Ints = self._items[themes, np.where(better, one, other)]
+        return found
 
     def drift(self, thousands: float) -> None:
         """Let so many thousands of sessions pass: items rise, new ones replace old ones."""
@@ -267,7 +272,7 @@ class _People:
         self._tastes = np.empty((0, settings.tastes), np.int64)
         self._past = np.empty((0, self.PAST), np.int64)  # a ring of the last items
         self._had = np.empty(0, np.int64)  # how many items in all
-        weights = 1 / np.arange(1, settings.themes + 1) ** 0.5
+        weights = 1 / np.arange(1, settings.themes + 1) ** settings.theme_zipf
         self._theme_shares = weights / weights.sum()
         self._welcome(settings.users)
 

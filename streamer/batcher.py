@@ -168,6 +168,11 @@ class Batcher:
         """How many events wait to be trained."""
         return self._load.events
 
+    def has_room(self, events: int) -> bool:
+        """Whether fewer than so many events wait, and less than fills a batch of what is not trained."""
+        filtered, letter_bytes = self._load.filtered, self._load.letter_bytes
+        return self.waiting < events and filtered < self._full.filtered and letter_bytes < self._full.letter_bytes
+
     def add(self, decoded: Decoded, now_s: float | None = None) -> None:
         """Take a decoded chunk; `now_s` is when it came, by the clock, if not now."""
         if not decoded.record_offsets:

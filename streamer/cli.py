@@ -18,6 +18,8 @@ COMMANDS = {
     "export": "streamer.commands.export:export",
     "doctor": "streamer.commands.doctor:doctor",
     "bench": "streamer.commands.bench:bench",
+    "replay": "replay.command:replay",
+    "demo": "replay.demo:demo",
 }
 """Command name -> where it is implemented."""
 

@@ -10,7 +10,8 @@ from model.batch import Rows
 from model.popularity import ExactPopularity
 
 HEAD, TORSO = 0.5, 0.8
-"""Items sorted by popularity: the head has the first half of all events, the torso the next 30%, the tail the rest."""
+"""Items sorted by popularity: the head begins in the first half of all events, the torso in the next 30%, the tail in
+the rest. So the most popular item is always in the head, however popular it is."""
 
 
 class Composition(NamedTuple):
@@ -27,8 +28,8 @@ def composition(cache: Rows, popularity: ExactPopularity) -> Composition:
         return Composition(0.0, 0.0, 0.0)
     counts = popularity.counts(np.arange(popularity.size))
     order = np.argsort(-counts, kind="stable")
-    upto = np.cumsum(counts[order]) / max(counts.sum(), 1e-12)
+    before = (np.cumsum(counts[order]) - counts[order]) / max(counts.sum(), 1e-12)
     band = np.empty(len(counts), np.int64)
-    band[order] = np.searchsorted((HEAD, TORSO), upto, side="left")
+    band[order] = np.searchsorted((HEAD, TORSO), before, side="right")
     shares = np.bincount(band[cache[cache < len(band)]], minlength=3) / len(cache)
     return Composition(*(float(x) for x in shares))

@@ -1,11 +1,11 @@
 """Reading ahead: a thread that polls and decodes while the trainer trains, and the seam between the two.
 
-The queue between them is bounded in events. When it is full, the thread goes on polling for nothing: a group's
-membership is kept alive however long a step or a checkpoint takes.
+The queue between them is bounded. When it is full, the thread goes on polling for nothing: a group's membership is kept
+alive however long a step or a checkpoint takes.
 
-Both sides share one lock. The trainer marks what it is training; a revocation drops what waits and then waits for that
-mark to go, so that when partitions leave, all of their events are either trained and counted or forgotten, and the
-position from which they are read again is the live one.
+Both sides share one lock. The trainer marks what it is training. When partitions are taken from us, what waits of them
+is dropped, the step that runs is waited for, and the trainer is given the time to hand them over: to save its state and
+commit how far it came, so that whoever gets them next goes on exactly there.
 """
 
 from __future__ import annotations
@@ -13,18 +13,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from streamer.batcher import Batcher, MicroBatch
 from streamer.errors import SourceUnavailable
-from streamer.event import EventDecoder
+from streamer.event import Decoded, EventDecoder
+from streamer.limits import Limits
+from streamer.progress import Progress
 from streamer.sources.base import Chunk, Partition, Positions, Source
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
+"""How long a poll waits for records, and how long at most passes between two polls while the queue is full."""
+HANDOVER_S = 60.0
+"""How long partitions that leave wait for a checkpoint; a group's patience is longer (max_poll_interval_ms)."""
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.5, 15.0
+
+
+class Standing(NamedTuple):
+    """Where training stands between two batches; everything a checkpoint must know of the stream."""
+
+    ours: dict[Partition, int]
+    """Of each of our partitions the next offset to train."""
+    left: dict[Partition, int]
+    """The same of partitions that were ours once."""
+    leaving: dict[Partition, int]
+    """Those of `left` that are being handed over: safe to commit once this is saved."""
 
 
 class Ingest:
@@ -34,10 +51,11 @@ class Ingest:
         make_source: makes a source; called again after one that could not be opened.
         decoder: from records to events.
         batcher: from events to micro-batches; used under this object's lock only.
-        positions: where to go on, from a checkpoint; partitions that are not in it start by the source's policy.
+        progress: where to go on, from a checkpoint; partitions that are not in it start by the source's policy.
         max_queued_events: reading pauses while so many events wait.
-        until_end: stop at the end of each partition as it was when reading began.
-        max_events: stop after so many events have been read; a record is never split.
+        until_end: stop at the end of each partition as it was when its reading began.
+        max_events: stop after the record with which so many events are read.
+        first_backoff_s: the first pause after a source was not available; each further one is twice as long.
     """
 
     def __init__(
@@ -45,19 +63,22 @@ class Ingest:
         make_source: Callable[[], Source],
         decoder: EventDecoder,
         batcher: Batcher,
-        positions: Positions | None = None,
+        progress: Progress | None = None,
         max_queued_events: int = 16_384,
         until_end: bool = False,
         max_events: int | None = None,
+        first_backoff_s: float = FIRST_BACKOFF_S,
     ) -> None:
         self._make_source, self._decoder, self._batcher = make_source, decoder, batcher
-        self._max_queued, self._until_end, self._left = max_queued_events, until_end, max_events
+        self._progress = progress or Progress()
+        self._limits = Limits(until_end, max_events)
+        self._max_queued = max_queued_events
+        self._first_backoff_s = self._backoff_s = first_backoff_s
         self._changed = threading.Condition()
-        self._start_at = dict(positions or {})
-        self._trained: dict[Partition, int] = {}  # of partitions that are ours: next offset to train
-        self._ends: dict[Partition, int] = {}  # with until_end: where each partition ended at the start
         self._in_flight: frozenset[Partition] = frozenset()
-        self._stopping = self._at_end = False
+        self._leaving: dict[Partition, int] = {}
+        self._handover_wanted = False
+        self._stopping = self._at_end = self._drained = False
         self._error: BaseException | None = None
         self._source: Source | None = None
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
@@ -72,7 +93,11 @@ class Ingest:
 
     @contextmanager
     def batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
-        """The next micro-batch, or None if there is none in time; when the block ends well, it counts as trained."""
+        """The next micro-batch, or None if there is none in time; when the block ends well, it counts as trained.
+
+        Raises:
+            StreamerError: reading has failed.
+        """
         batch = self._take(timeout_s)
         try:
             yield batch
@@ -84,38 +109,62 @@ class Ingest:
     def _take(self, timeout_s: float) -> MicroBatch | None:
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while True:
-                if self._error is not None:
-                    raise self._error
-                batch = self._batcher.flush() if self._at_end else self._batcher.take()
-                if batch is not None or self._at_end:
-                    break
-                due = self._batcher.next_deadline()
-                wait_s = min(deadline, due if due is not None else deadline) - time.monotonic()
-                if time.monotonic() >= deadline:
+            while (batch := self._next_batch()) is None and not (self._drained or self._handover_wanted):
+                wait_s = self._wait_s(deadline)
+                if wait_s <= 0:
                     return None
-                self._changed.wait(max(wait_s, 0.001))
+                self._changed.wait(wait_s)
             if batch is not None:
                 self._in_flight = frozenset(batch.positions)
-            self._changed.notify_all()
+                self._changed.notify_all()
             return batch
 
-    def _release(self, positions: Mapping[Partition, int]) -> None:
+    def _next_batch(self) -> MicroBatch | None:
+        if self._error is not None:
+            raise self._error
+        batch = self._batcher.flush() if self._at_end else self._batcher.take()
+        self._drained = self._at_end and batch is None
+        return batch
+
+    def _wait_s(self, deadline: float) -> float:
+        """Until the deadline, or until the oldest event is old enough to close a batch."""
+        now, due = time.monotonic(), self._batcher.next_deadline()
+        left_s = deadline - now
+        return left_s if due is None else min(left_s, max(due - now, 0.001))
+
+    def _release(self, positions: Positions) -> None:
         with self._changed:
-            self._trained |= {p: offset for p, offset in positions.items() if p in self._trained}
+            self._progress.train(positions)
             self._in_flight = frozenset()
             self._changed.notify_all()
 
     @property
     def finished(self) -> bool:
         """Everything that was to be read is read and taken."""
+        return self._drained
+
+    @property
+    def handover_wanted(self) -> bool:
+        """Whether partitions leave: take the standing, save and commit it, then call `handed_over`."""
+        return self._handover_wanted
+
+    def take_standing(self) -> Standing:
+        """Live progress. Between two batches it belongs to what the trainer has learned."""
         with self._changed:
-            return self._at_end and self._batcher.waiting == 0 and self._batcher.next_deadline() is None
+            self._handover_wanted = False
+            return Standing(self._progress.positions(), dict(self._progress.left), dict(self._leaving))
+
+    def handed_over(self, partitions: Iterable[Partition]) -> None:
+        """These partitions may go; also if nothing could be saved."""
+        with self._changed:
+            for partition in partitions:
+                self._leaving.pop(partition, None)
+            self._changed.notify_all()
 
     def positions(self) -> dict[Partition, int]:
-        """Live progress: for each of our partitions the next offset to train."""
+        """Of each of our partitions the next offset to train."""
         with self._changed:
-            return dict(self._trained)
+            return self._progress.positions()
 
     def lag(self) -> dict[Partition, int]:
         """For each of our partitions how many offsets are not trained yet."""
@@ -142,27 +191,35 @@ class Ingest:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("the source did not close within %.0f s; leaving it", timeout_s)
 
     # Listener: inside open and poll, on the reading thread ------------------------------------------------------------
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
         """Reading goes on at the live position; the first time, at the checkpoint's."""
         with self._changed:
-            answers = {p: self._start_at[p] for p in partitions if p in self._start_at}
-            self._trained |= answers
             self.rebalances += 1
-            return answers
+            self._limits.assigned()
+            return self._progress.assign(partitions)
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        """Forget what waits, let the step that runs end, and remember how far we came."""
+        """1. forget what waits; 2. let the step that runs end; 3. note how far we came; 4. let it be handed over."""
         gone = frozenset(partitions)
         with self._changed:
-            self._batcher.drop(gone)
-            while self._in_flight & gone and not self._stopping:
-                self._changed.wait(0.1)
-            for p in gone:
-                if p in self._trained:
-                    self._start_at[p] = self._trained.pop(p)
+            self._limits.give_back(self._batcher.drop(gone))
+            self._changed.wait_for(lambda: self._stopping or not self._in_flight & gone)
+            self._leaving = self._progress.revoke(gone)
+            self._limits.revoked()
+            self._at_end = self._drained = False  # what was enough may not be any more
+            self._wait_for_handover()
+
+    def _wait_for_handover(self) -> None:
+        self._handover_wanted = bool(self._leaving)
+        self._changed.notify_all()
+        if not self._changed.wait_for(lambda: self._stopping or not self._leaving, HANDOVER_S):
+            logger.warning("%s left without a checkpoint after %.0f s", _listed(self._leaving), HANDOVER_S)
+        self._leaving, self._handover_wanted = {}, False
 
     # the reading thread ----------------------------------------------------------------------------------------------
 
@@ -183,83 +240,89 @@ class Ingest:
 
     def _open(self) -> Source | None:
         """Open a source, trying again with growing pauses while the other side is away."""
-        backoff_s = FIRST_BACKOFF_S
         while not self._stopping:
             source = self._make_source()
             try:
                 source.open(self)
             except SourceUnavailable as error:
                 source.close()
-                logger.warning("%s; trying again in %.0f s", error, max(backoff_s, 1))
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, backoff_s)
-                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                self._pause_after(error)
                 continue
+            except BaseException:
+                source.close()
+                raise
             self._source = source
-            if self._until_end:
-                self._ends = dict(source.end_positions())
-                logger.info("reading to the end: %s", _listed(self._ends))
             return source
         return None
 
+    def _pause_after(self, error: SourceUnavailable) -> None:
+        logger.warning("%s; trying again in %.1f s", error, self._backoff_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
+
     def _read_all(self, source: Source) -> None:
+        """Until we are stopped: 1. note where reading begins and ends; 2. poll, if there is room; 3. queue."""
         while not self._stopping:
-            if self._is_at_end(source):
-                with self._changed:
-                    self._at_end = True
-                    self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._stopping, POLL_S)
-                source.poll(0, 0.0)  # stay in the group until the last batch is trained
-                continue
-            if not self._has_room():
-                source.poll(0, 0.0)
-                continue
-            started = time.perf_counter()
-            chunks = source.poll(self._wanted(), POLL_S)
-            self.read_seconds += time.perf_counter() - started
-            for chunk in chunks:
-                self._add(chunk)
+            self._note_bounds(source)
+            if self._wait_for_room():
+                for chunk in self._poll(source, self._wanted(), POLL_S):
+                    self._add(chunk)
+            else:
+                self._poll(source, 0, 0.0)
+
+    def _note_bounds(self, source: Source) -> None:
+        positions = source.positions()
+        at_end = self._limits.reached(source, self._progress.assigned)
+        with self._changed:
+            self._progress.begin(positions)
+            if at_end != self._at_end:
+                self._at_end = at_end
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """True at once if more is wanted; False after a while if the queue is full or nothing more is to be read."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping or self._has_room(), POLL_S)
 
     def _has_room(self) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._stopping or self._batcher.waiting < self._max_queued, POLL_S)
+        return not self._at_end and self._batcher.has_room(self._max_queued)
 
     def _wanted(self) -> int:
-        wanted = max(1, self._max_queued // 4)
-        return wanted if self._left is None else min(wanted, self._left)
+        return self._limits.at_most(max(1, self._max_queued // 4))
+
+    def _poll(self, source: Source, max_records: int, timeout_s: float) -> list[Chunk]:
+        started = time.perf_counter()
+        try:
+            chunks = source.poll(max_records, timeout_s)
+        except SourceUnavailable as error:
+            self._pause_after(error)
+            return []
+        self._backoff_s = self._first_backoff_s
+        self.read_seconds += time.perf_counter() - started
+        return chunks
 
     def _add(self, chunk: Chunk) -> None:
-        partition = chunk.partition
-        if partition in self._ends:
-            chunk = _before(chunk, self._ends[partition])
-        if not len(chunk):
+        """Decode a chunk as far as it is wanted, and queue it."""
+        with self._changed:
+            self._progress.begin({chunk.partition: chunk.offsets[0]})
+        wanted = self._limits.before_end(chunk)
+        if not len(wanted):
             return
+        decoded = self._decode(wanted)
+        if len(fewer := self._limits.before_max(wanted, decoded)) < len(wanted):
+            decoded = self._decode(fewer)
+        with self._changed:
+            self._batcher.add(decoded)
+            self._limits.take(decoded.consumed)
+            self._changed.notify_all()
+
+    def _decode(self, chunk: Chunk) -> Decoded:
         started = time.perf_counter()
         decoded = self._decoder.decode(chunk)
         self.decode_seconds += time.perf_counter() - started
-        with self._changed:
-            self._trained.setdefault(partition, chunk.offsets[0])
-            self._batcher.add(decoded)
-            if self._left is not None:
-                self._left = max(0, self._left - decoded.consumed)
-            self._changed.notify_all()
-
-    def _is_at_end(self, source: Source) -> bool:
-        if self._left == 0:
-            return True
-        if source.at_end or not self._until_end:
-            return source.at_end
-        read = source.positions()
-        return all(read[p] >= end for p, end in self._ends.items() if p in read)
+        return decoded
 
 
 def _listed(positions: Positions) -> str:
-    return ", ".join(f"{partition} to {offset:,}" for partition, offset in sorted(positions.items())) or "nothing yet"
-
-
-def _before(chunk: Chunk, end: int) -> Chunk:
-    """The records of a chunk below an offset."""
-    if chunk.offsets[-1] < end:
-        return chunk
-    n = sum(offset < end for offset in chunk.offsets)
-    return Chunk(chunk.partition, chunk.offsets[:n], chunk.timestamps_ms[:n], chunk.keys[:n], chunk.values[:n])
+    return ", ".join(f"{partition} at {offset:,}" for partition, offset in sorted(positions.items()))

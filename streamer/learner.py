@@ -27,9 +27,14 @@ from model.two_tower import ModelSettings
 from streamer.batcher import MicroBatch
 from streamer.checkpoint import Checkpoint, pack_strings, unpack_strings
 from streamer.errors import IncompatibleCheckpoint, SettingsError
+from streamer.event import Features
 from streamer.vocabulary import Vocabulary
 
 State = dict[str, Any]
+
+LARGEST_NUMBER = 1e9
+"""A numeric feature beyond this is passed over: squares of larger gradients are infinite, and ruin a tower."""
+_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,22 @@ class LearnerSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 found.append(f"{name} is {value}: it must be positive (leave it out to keep everything)")
+        return found
+
+    def shape(self) -> dict[str, Any]:
+        """What may not change between a checkpoint and the run that goes on from it; rates and the method may."""
+        model, trainer = self.model, self.trainer
+        found: dict[str, Any] = {
+            "recent_items": model.recent_items,
+            "repeat_ranks": model.repeat_ranks,
+            "prior": model.prior,
+            "optimizer": trainer.optimizer,
+            "hash_slots": self.hash_slots,
+            "hash_clock": self.hash_clock,
+        }
+        for side, tower in (("user", model.user), ("item", model.item)):
+            for name, value in dataclasses.asdict(tower).items():
+                found[f"{side} {name}"] = list(value) if isinstance(value, tuple) else value
         return found
 
 
@@ -159,7 +180,7 @@ class Learner:
         for popularity in (self.exact, self.hashed, self.prior):
             popularity.observe(items)
         # 5.
-        result = self.trainer.step(rows, View(self.popularity, self.cache, self.prior))
+        result = self.trainer.step(rows, View(self.popularity, self.cache, self.prior, self.occurrence))
         # 6.
         self._refresh_cache(*result.occurrence())
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result)
@@ -176,25 +197,25 @@ class Learner:
         else:
             self.cache = self.occurrence.draw(self.settings.cache_size, self._draws, len(self.items))
 
-    def _set_features(self, side: str, rows: Rows, features: Sequence[dict[str, str | float] | None] | None) -> None:
-        """Remember the features that the model uses; an event without features leaves what is known."""
+    def _set_features(self, side: str, rows: Rows, features: Sequence[Features | None] | None) -> None:
+        """Remember the features that the model uses; what an event does not say leaves what is known."""
         tower = getattr(self.trainer.model, side)
         wanted = tower.settings
         if features is None or not (wanted.categorical or wanted.numeric):
             return
-        given = [k for k, f in enumerate(features) if f]
-        if not given:
-            return
-        codes = np.zeros((len(given), len(wanted.categorical)), np.int64)
+        told = _merged(rows, features)
+        at = np.fromiter(told, np.int64, len(told))
+        codes = np.zeros((len(at), len(wanted.categorical)), np.int64)
         for c, name in enumerate(wanted.categorical):
-            values = [str(features[k].get(name, "")) for k in given]  # type: ignore[union-attr]
-            present = [v != "" for v in values]
-            vocabulary = self.categories[side][name]
-            codes[present, c] = vocabulary.rows([v for v in values if v])
-        numbers = np.zeros((len(given), len(wanted.numeric)), np.float32)
+            codes[:, c] = tower.features.codes(at, c)
+            given = [(k, str(f[name])) for k, f in enumerate(told.values()) if f.get(name, "") != ""]
+            codes[[k for k, _ in given], c] = self.categories[side][name].rows([value for _, value in given])
+        numbers = tower.features.numbers(at)
         for c, name in enumerate(wanted.numeric):
-            numbers[:, c] = [_number(features[k].get(name)) for k in given]  # type: ignore[union-attr]
-        tower.features.set(rows[given], codes, numbers)
+            found = [(k, _number(f[name])) for k, f in enumerate(told.values()) if name in f]
+            for k, number in found:
+                numbers[k, c] = number if number is not None else numbers[k, c]
+        tower.features.set(at, codes, numbers)
 
     def ranker(self) -> Ranker:
         """Ranks with the current weights."""
@@ -232,7 +253,7 @@ class Learner:
         state["cache"] = np.array(self.cache)
         for name, vocabulary in self._vocabularies().items():
             state |= pack_strings(vocabulary.ids, f"ids.{name}")
-        return state, {"trainer": values, "draws": self._draws.bit_generator.state}
+        return state, {"trainer": values, "draws": self._draws.bit_generator.state, "shape": self.settings.shape()}
 
     def restore(self, state: State, values: dict[str, Any]) -> None:
         """Take over a snapshot.
@@ -241,6 +262,7 @@ class Learner:
             IncompatibleCheckpoint: it was made with other settings.
         """
         try:
+            self._check_shape(values["shape"])
             tensors = {k.removeprefix("trainer."): _tensor(v) for k, v in state.items() if k.startswith("trainer.")}
             self.trainer.load_state(tensors, values["trainer"])
             for name, part in self._parts().items():
@@ -255,6 +277,18 @@ class Learner:
                 f"the checkpoint does not fit these settings: {error}. "
                 "Start with the settings it was made with, or with another --checkpoint-dir"
             ) from error
+
+    def _check_shape(self, theirs: dict[str, Any]) -> None:
+        """See that a snapshot was made with settings that ours can go on with.
+
+        Raises:
+            ValueError: with every difference.
+        """
+        ours = self.settings.shape()
+        names = sorted(theirs.keys() | ours.keys())
+        differ = [f"{n} was {theirs.get(n)} and is {ours.get(n)} now" for n in names if theirs.get(n) != ours.get(n)]
+        if differ:
+            raise ValueError("; ".join(differ))
 
     def _parts(self) -> dict[str, Any]:
         return {
@@ -271,8 +305,22 @@ class Learner:
         return found
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+def _merged(rows: Rows, features: Sequence[Features | None]) -> dict[int, Features]:
+    """What the events of a batch say of each row; the later event wins."""
+    told: dict[int, Features] = {}
+    for row, given in zip(rows.tolist(), features, strict=True):
+        if given:
+            told.setdefault(row, {}).update(given)
+    return told
+
+
+def _number(value: str | float) -> float | None:
+    """A feature as a number that a float32 holds; None if it is none. Integers come as text: they may be categories."""
+    try:
+        number = float(_TRUTH.get(value, value))  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    return number if abs(number) <= LARGEST_NUMBER else None
 
 
 def _tensor(value: Any) -> torch.Tensor:

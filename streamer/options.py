@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +12,18 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_PROBLEMS = "streamer.problems"
+
+
 class GroupedCommand(click.Command):
-    """A command whose help shows its options under headings."""
+    """A command whose help shows its options under headings, and that tells of all wrong values at once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        problems: list[click.BadParameter] = ctx.meta.pop(_PROBLEMS, [])
+        if problems:
+            raise click.UsageError("\n".join(problem.format_message() for problem in problems), ctx)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -33,6 +43,16 @@ class GroupedOption(click.Option):
         super().__init__(*args, **kwargs)
         self.heading = heading
 
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Put a wrong value aside, for the command to tell of it together with all others."""
+        try:
+            return super().handle_parse_result(ctx, opts, args)
+        except click.BadParameter as problem:
+            ctx.meta.setdefault(_PROBLEMS, []).append(problem)
+            return None, args
+
 
 def option(heading: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     """A click option under a heading, its default shown, its environment variable STREAMER_<NAME>."""
@@ -40,7 +60,15 @@ def option(heading: str, *names: str, **attributes: Any) -> Callable[[F], F]:
         "show_default", not attributes.get("is_flag", False) and attributes.get("default") is not None
     )
     attributes.setdefault("show_envvar", False)
+    if any(name.startswith("--") for name in names):
+        attributes.setdefault("envvar", f"STREAMER_{_long_name(*names).upper()}")
     return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
+
+
+def _long_name(*names: str) -> str:
+    """How an option is called in a file: `--topic` is topic, `--user-ids/--no-user-ids` is user_ids."""
+    long = next(name for name in names if name.startswith("--"))
+    return long.split("/")[0].removeprefix("--").replace("-", "_")
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
@@ -53,15 +81,21 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
         raise click.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise click.BadParameter(f"{path} is not TOML: {error}") from error
-    known = {p.name for p in ctx.command.params}
+    known = {_long_name(*p.opts): p for p in ctx.command.params}
     flat = {key.replace("-", "_"): value for key, value in _flattened(values).items()}
-    unknown = sorted(set(flat) - known)
+    unknown = sorted(set(flat) - known.keys())
     if unknown:
         raise click.BadParameter(
             f"{path} has {', '.join(unknown)}; see `streamer {ctx.info_name} --help` for the names"
         )
-    ctx.default_map = {**(ctx.default_map or {}), **flat}
+    defaults = {known[key].name: _listed(value) if known[key].multiple else value for key, value in flat.items()}
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
+
+
+def _listed(value: Any) -> Any:
+    """A single value of an option that may be repeated as a list of one."""
+    return value if isinstance(value, list) else [value]
 
 
 def _flattened(values: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +266,13 @@ def learner_options(function: F) -> F:
                 type=click.FloatRange(0, 1),
                 default=0.2,
                 help="Lambda: the cache's share of the loss (xir).",
+            ),
+            option(
+                _METHOD,
+                "--cache-correction",
+                type=click.Choice(["occurrence", "popularity"]),
+                default="occurrence",
+                help="Correct cached items by the weight they were drawn with, or by popularity as the paper does (xir).",
             ),
             option(
                 _METHOD,

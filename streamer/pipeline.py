@@ -12,29 +12,31 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from streamer.accounting import Accounting
 from streamer.batcher import Batcher, MicroBatch
-from streamer.checkpoint import BackgroundSaver, CheckpointStore
+from streamer.checkpoint import CheckpointStore
+from streamer.checkpointing import Checkpointer
 from streamer.composition import Composition, composition
-from streamer.dead_letters import DeadLetters
+from streamer.dead_letters import DeadLetter, DeadLetters
+from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
-from streamer.ingest import Ingest
+from streamer.ingest import Ingest, Standing
 from streamer.learner import Learned, Learner
 from streamer.prequential import Prequential
+from streamer.progress import Progress
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
 STATUS_EVERY_S = 0.5
+COMPOSITION_PAUSE = 50
+"""Between two looks at the cache's composition pass so many times what a look takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Pipeline:
         decoder: from records to events.
         dead_letters: where bad records go.
         settings: how the line runs.
-        checkpoints: where its state is kept; None keeps nothing.
+        checkpoints: where its state is kept; closed at the end, as `dead_letters` are. None keeps nothing.
         prequential: ranks events before they are trained; None for none.
     """
 
@@ -103,26 +105,27 @@ class Pipeline:
     ) -> None:
         self.learner, self.settings = learner, settings
         self.accounting, self.status = Accounting(), Status()
-        self.last_checkpoint: Path | None = None
         self.on_status: Callable[[Status], None] | None = None
         self._dead_letters, self._prequential = dead_letters, prequential
-        self._saver = BackgroundSaver(checkpoints) if checkpoints is not None else None
-        self._positions = self._restore(checkpoints) if checkpoints is not None else {}
+        self._checkpoints, progress = None, Progress()
+        if checkpoints is not None:
+            every_s, every_events = settings.checkpoint_every_s, settings.checkpoint_every_events
+            self._checkpoints = Checkpointer(checkpoints, every_s, every_events)
+            self.accounting, progress = self._checkpoints.restore(learner)
         self._ingest = Ingest(
             make_source,
             decoder,
             Batcher(settings.batch_size, settings.max_age_s),
-            self._positions,
+            progress,
             settings.max_queued_events,
             settings.until_end,
             settings.max_events,
         )
         self._stop = threading.Event()
-        self._started = self._saved_at = self._status_at = time.monotonic()
-        self._saved_events = self.accounting.consumed
+        self._torn = False
+        self._started = self._status_at = self._composed_at = time.monotonic()
         self._first_events = self._status_events = self.accounting.consumed
         self._learned: Learned | None = None
-        self._saving: Future[Path] | None = None
 
     def stop(self) -> None:
         """Ask the line to end after the step that runs; may be called from a signal handler."""
@@ -134,6 +137,9 @@ class Pipeline:
         Raises:
             StreamerError: the source cannot be used, or the last checkpoint could not be written.
         """
+        self._started = time.monotonic()
+        if self.last_checkpoint is not None:
+            logger.info("going on from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
         self._ingest.start()
         try:
             while not self._stop.is_set() and not self._ingest.finished:
@@ -144,12 +150,12 @@ class Pipeline:
     def step(self, timeout_s: float = 0.2) -> None:
         """One micro-batch along the line; returns without one if none closes in time."""
         # 1. the next batch: polled, decoded and cut ahead of us; it counts as trained when this block ends
-        with self._ingest.batch(timeout_s) as batch:
+        with self._next_batch(timeout_s) as batch:
             if batch is not None:
                 # 2. events are ranked, then learned from
                 self._learn(batch)
                 # 3. what could not be decoded is put aside, with the reason
-                self._dead_letters.write(batch.dead_letters)
+                self._put_aside(batch.dead_letters)
                 # 4. every event is accounted for
                 self.accounting.add(batch)
         # 5. what a person wants to see
@@ -158,70 +164,92 @@ class Pipeline:
         if self._checkpoint_is_due():
             self.checkpoint()
 
+    @contextmanager
+    def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
+        """The next batch. If it fails halfway, what is in memory is no state of the stream and is never saved."""
+        with self._ingest.batch(timeout_s) as batch:
+            self._torn = batch is not None
+            yield batch
+        self._torn = False
+
     def _learn(self, batch: MicroBatch) -> None:
         if len(batch):
             self._learned = self.learner.learn(batch, self._prequential)
 
+    def _put_aside(self, letters: Sequence[DeadLetter]) -> None:
+        """Write dead letters; if the other side is away, they wait for the flush before a checkpoint."""
+        try:
+            if letters:
+                self._dead_letters.write(letters)
+        except SourceUnavailable as error:
+            logger.warning("%d dead letters wait: %s", len(letters), error)
+
     # checkpoints -----------------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> None:
-        """Copy everything, between two batches; it is written while training goes on."""
-        if self._saver is None:
-            return
-        self._dead_letters.flush()
-        tensors, values = self.learner.snapshot()
-        positions = self._ingest.positions()
-        meta = {
-            "format": FORMAT,
-            "settings": msgspec.to_builtins(self.learner.settings),
-            "learner": values,
-            "positions": [[p.topic, p.number, offset] for p, offset in positions.items()],
-            "accounting": self.accounting.to_json(),
-            "saved_at": time.time(),
-        }
-        self._saving = self._saver.submit(tensors, meta)
-        self._saving.add_done_callback(lambda done: self._committed(done, positions))
-        self._saved_at, self._saved_events = time.monotonic(), self.accounting.consumed
-
-    def _committed(self, done: Future[Path], positions: dict[Partition, int]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            return
-        self.last_checkpoint = done.result()
-        self._ingest.commit(positions)
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is safe on disk."""
+        return self._checkpoints.path if self._checkpoints is not None else None
 
     def _checkpoint_is_due(self) -> bool:
-        if self._saver is None or self._saver.busy or self.accounting.consumed == self._saved_events:
-            return False
-        every_s, every_events = self.settings.checkpoint_every_s, self.settings.checkpoint_every_events
-        by_time = every_s is not None and time.monotonic() - self._saved_at >= every_s
-        new_events = self.accounting.consumed - self._saved_events
-        return by_time or (every_events is not None and new_events >= every_events)
+        if self._ingest.handover_wanted:
+            return True
+        return self._checkpoints is not None and self._checkpoints.is_due(self.accounting.consumed)
 
-    def _restore(self, checkpoints: CheckpointStore) -> dict[Partition, int]:
-        found = checkpoints.load()
-        if found is None:
-            return {}
-        self.learner.restore(found.tensors, found.meta["learner"])
-        self.accounting = Accounting.from_json(found.meta["accounting"])
-        self.last_checkpoint = found.path
-        logger.info("going on from %s: %s events so far", found.path, f"{self.accounting.consumed:,}")
-        return {Partition(topic, number): offset for topic, number, offset in found.meta["positions"]}
+    def checkpoint(self) -> None:
+        """Save everything, commit its positions when it is safe, and let partitions go that wait for that.
+
+        1. the dead letters before our positions must be safe first; if they cannot be, this is tried again later;
+        2. what is trained belongs to these positions;
+        3. a copy of it is written while training goes on.
+        """
+        # 1.
+        flushed = self._flush_dead_letters()
+        # 2.
+        standing = self._ingest.take_standing()
+        # 3.
+        if self._checkpoints is None or not flushed:
+            self._saved(False, standing)
+        elif self._checkpoints.is_safe(self.accounting.consumed):
+            self._saved(True, standing)
+        else:
+            self._checkpoints.save(self.learner, self.accounting, standing, lambda safe: self._saved(safe, standing))
+
+    def _flush_dead_letters(self) -> bool:
+        try:
+            self._dead_letters.flush()
+        except SourceUnavailable as error:
+            logger.warning("no checkpoint now, its dead letters are not safe: %s", error)
+            if self._checkpoints is not None:
+                self._checkpoints.postpone(self.accounting.consumed)
+            return False
+        return True
+
+    def _saved(self, safe: bool, standing: Standing) -> None:
+        """Called when a checkpoint is safe, or is not going to be."""
+        if safe:
+            self._ingest.commit(standing.ours | standing.leaving)
+        self._ingest.handed_over(standing.leaving)
 
     # the end, and what is seen until then ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Save, commit, leave the group. In this order: a position is committed only when its state is safe."""
-        try:
-            if self.accounting.consumed != self._saved_events:
+        """Save, commit, leave the group. In this order: a position is committed only when its state is safe.
+
+        Raises:
+            StreamerError: the last checkpoint or the last dead letters could not be written.
+        """
+        with ExitStack() as stack:  # each of these happens, whatever became of the others, the last one first
+            stack.callback(self._dead_letters.close)
+            stack.callback(self._ingest.stop)
+            stack.callback(self._refresh_status, force=True)
+            if self._checkpoints is None:
+                return
+            stack.callback(self._checkpoints.close)
+            if self._torn:
+                logger.warning("the last batch failed halfway: nothing is saved after %s", self.last_checkpoint)
+            elif not self._checkpoints.is_safe(self.accounting.consumed):
                 self.checkpoint()
-            if self._saver is not None:
-                self._saver.close()
-            if self._saving is not None and not self._saving.cancelled():
-                self._saving.result()
-        finally:
-            self._refresh_status(force=True)
-            self._ingest.stop()
-            self._dead_letters.close()
 
     def _refresh_status(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -237,13 +265,19 @@ class Pipeline:
         if self._prequential is not None:
             status.hit_rate = self._prequential.model.recent
             status.most_popular_hit_rate = self._prequential.most_popular.recent
-        status.cache = composition(learner.cache, learner.exact)
+        if force or now >= self._composed_at:
+            self._compose(now)
         status.lag, status.queued_events = self._ingest.lag(), self._ingest.queued_events
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
-        status.checkpoint_age_s = now - self._saved_at if self.last_checkpoint is not None else None
+        status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.accounting = self.accounting.to_json()
         if self.on_status is not None:
             self.on_status(status)
+
+    def _compose(self, now: float) -> None:
+        """Look at the cache; the more items there are, the longer it takes, and the rarer it is done."""
+        self.status.cache = composition(self.learner.cache, self.learner.exact)
+        self._composed_at = now + COMPOSITION_PAUSE * (time.monotonic() - now)
 
     def summary(self) -> dict[str, Any]:
         """What a program wants to know of a run that has ended."""

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.batch import Batch, Rows
+from model.ranking import Items
 from streamer.learner import Learner
 
 
@@ -28,7 +30,7 @@ class HitRate:
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_events = self._recent_hits = 0
 
-    def add(self, hit: np.ndarray) -> None:
+    def add(self, hit: NDArray[np.bool_]) -> None:
         """Count some events."""
         events, hits = len(hit), int(hit.sum())
         self.events, self.hits = self.events + events, self.hits + hits
@@ -75,29 +77,27 @@ class Prequential:
     ) -> None:
         self.learner, self.k, self.time_share, self.sample = learner, k, time_share, sample
         self.model, self.most_popular, self.new = HitRate(window), HitRate(window), HitRate(window)
-        self._clock, self._started, self._spent = clock, clock(), 0.0
+        self._clock, self._not_before, self._spent = clock, clock(), 0.0
         self._rng = np.random.default_rng(0)
         self._had: dict[int, set[int]] | None = {} if new_only else None
 
     def __call__(self, batch: Batch) -> None:
         """Rank what time allows. The learner calls this before it trains a batch."""
-        known = self._known_items(batch)
-        if known and self._within_budget():
-            started = self._clock()
+        known = self.learner.exact.size  # items before this batch: rows are given in order of appearance
+        started = self._clock()
+        if known and started >= self._not_before:
             self._rank(batch, known)
-            self._spent += self._clock() - started
+            self._pause(started)
         if self._had is not None:
             for user, item in zip(batch.users.tolist(), batch.items.tolist(), strict=True):
                 self._had.setdefault(user, set()).add(item)
 
-    def _known_items(self, batch: Batch) -> int:
-        """Items known before this batch: rows are given in order of appearance."""
-        return self.learner.exact.size
-
-    def _within_budget(self) -> bool:
-        if self.time_share is None:
-            return True
-        return self._spent <= self.time_share * (self._clock() - self._started)
+    def _pause(self, started: float) -> None:
+        """Keep to the share of the time; a quiet stream saves nothing up for later."""
+        took = self._clock() - started
+        self._spent += took
+        if self.time_share is not None:
+            self._not_before = started + took / self.time_share
 
     def _rank(self, batch: Batch, known: int) -> None:
         ranker = self.learner.ranker()
@@ -107,12 +107,16 @@ class Prequential:
             chosen = np.sort(self._rng.choice(len(batch), self.sample, replace=False))
         users, targets = batch.users[chosen], batch.items[chosen]
         recent = batch.recent[chosen] if batch.recent is not None else None
-        self.model.add(ranker.ranks(items, users, targets, recent) <= self.k)
+        self.model.add(self._hits(ranker.ranks(items, users, targets, recent), targets, known))
         self.most_popular.add(np.isin(targets, self._popular(known)))
         if self._had is not None:
             self._rank_new(chosen, batch, items)
 
-    def _rank_new(self, chosen: Rows, batch: Batch, items: object) -> None:
+    def _hits(self, ranks: Rows, targets: Rows, known: int) -> NDArray[np.bool_]:
+        """An item that is not known yet has the rank after the last; it is no hit, however few there are."""
+        return (ranks <= self.k) & (targets < known)
+
+    def _rank_new(self, chosen: Rows, batch: Batch, items: Items) -> None:
         assert self._had is not None
         had = self._had_before(batch)
         fresh = np.array([k for k in chosen if batch.items[k] not in had[k]], np.int64)
@@ -120,8 +124,9 @@ class Prequential:
             return
         recent = batch.recent[fresh] if batch.recent is not None else None
         excluded = [np.fromiter(had[k], np.int64, len(had[k])) for k in fresh]
-        ranks = self.learner.ranker().ranks(items, batch.users[fresh], batch.items[fresh], recent, excluded)  # type: ignore[arg-type]
-        self.new.add(ranks <= self.k)
+        targets = batch.items[fresh]
+        ranks = self.learner.ranker().ranks(items, batch.users[fresh], targets, recent, excluded)
+        self.new.add(self._hits(ranks, targets, len(items)))
 
     def _had_before(self, batch: Batch) -> list[set[int]]:
         """What each event's user had before it, earlier events of the batch included."""

@@ -17,6 +17,23 @@ from streamer.sources.base import Source
 Options = dict[str, Any]
 
 
+def checked(*makes: Callable[[], Any]) -> list[Any]:
+    """What each of them makes.
+
+    Raises:
+        SettingsError: with the problems of all of them.
+    """
+    made, problems = [], []
+    for make in makes:
+        try:
+            made.append(make())
+        except SettingsError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError(problems)
+    return made
+
+
 def event_settings(o: Options) -> EventSettings:
     """How records become events."""
     return EventSettings(
@@ -60,7 +77,11 @@ def learner_settings(o: Options) -> Any:
         seed=o["seed"],
     )
     sampler = SamplerSettings(
-        draws=o["draws"], cache_weight=o["cache_weight"], resampler=o["resampler"], mask_own=o["mask_own"]
+        draws=o["draws"],
+        cache_weight=o["cache_weight"],
+        cache_correction=o["cache_correction"],
+        resampler=o["resampler"],
+        mask_own=o["mask_own"],
     )
     trainer = TrainerSettings(
         method=o["method"],
@@ -136,7 +157,7 @@ def kafka_settings(o: Options) -> Any:
         settings_from_file,
     )
 
-    given = settings_from_environment(os.environ)
+    given = settings_from_environment({n: v for n, v in os.environ.items() if n != "STREAMER_KAFKA_CONFIG"})
     if o["kafka_config"]:
         given = settings_from_file(o["kafka_config"]) | given
     return KafkaSettings(

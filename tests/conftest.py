@@ -1,10 +1,11 @@
-"""Fixtures that all tests share: the real servers, one of each for the whole run."""
+"""Fixtures that all tests share: the real servers and what starts runs, one of each for the whole session."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from crash_harness import Zygote
 from servers.kafka import KafkaServer
 from servers.process import ServerUnavailable, skip_or_fail
 from servers.redis import RedisServer
@@ -14,6 +15,14 @@ from servers.redis import RedisServer
 def kafka_server() -> Iterator[KafkaServer]:
     """A running Kafka broker. A test that stops it starts it again."""
     yield from _running(KafkaServer())
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Runs `streamer` in processes of their own, without the seconds that imports take."""
+    zygote = Zygote(tmp_path_factory.mktemp("runs"))
+    yield zygote
+    zygote.close()
 
 
 @pytest.fixture(scope="session")

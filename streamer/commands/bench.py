@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -31,4 +32,18 @@ def step(as_json: bool, **options: int | None) -> None:
     from streamer.bench.step import StepBench, StepOptions, table
 
     result = StepBench(StepOptions(**options)).run()  # type: ignore[arg-type]
+    click.echo(json.dumps(result) if as_json else table(result))
+
+
+@bench.command()
+@click.option("--events", default=60_000, show_default=True, help="Events of the stream.")
+@click.option("--batch-size", "-B", type=int, help="Events of a micro-batch. [default: that of `streamer run`]")
+@click.option("--bootstrap-servers", help="Kafka brokers; without them only the embedded log is measured.")
+@click.option("--rounds", default=3, show_default=True, help="Interleaved rounds; the best of each counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def ingest(as_json: bool, **options: Any) -> None:
+    """Events per second of reading alone, of training alone, and of the whole line, with the defaults of `run`."""
+    from streamer.bench.ingest import IngestBench, IngestOptions, table
+
+    result = IngestBench(IngestOptions(**options)).run()
     click.echo(json.dumps(result) if as_json else table(result))

@@ -12,9 +12,11 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +42,7 @@ REDIS_TIMEOUT_S = 2.0
     "Stream",
     "--dead-letters",
     metavar="NAME",
-    help="Topic for records that are no events. [default: <topic>.dead-letters]",
+    help="Topic (Kafka) or file for records that are no events. [default: <topic>.dead-letters]",
 )
 @checkpoint_dir_option("State")
 @option("State", "--redis-url", metavar="URL", help="Redis to look at, e.g. redis://localhost:6379/0.")
@@ -88,11 +90,23 @@ def failure(name: str, found: str, advice: str | None = None) -> Check:
 COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
+INDENT = 23
+
+
 def described(check: Check) -> Iterator[str]:
-    """A check for a person."""
-    yield f"{click.style(f'{check.status:<8}', fg=COLOURS[check.status])} {check.name:<12}  {check.found}"
+    """A check for a person; long ones are broken into lines at a terminal."""
+    first, *more = _wrapped(check.found)
+    yield f"{click.style(f'{check.status:<8}', fg=COLOURS[check.status])} {check.name:<12}  {first}"
     if check.advice:
-        yield f"{'':23}-> {check.advice}"
+        more += _wrapped(f"-> {check.advice}")
+    yield from (f"{'':{INDENT}}{line}" for line in more)
+
+
+def _wrapped(text: str) -> list[str]:
+    if not sys.stdout.isatty():
+        return [text]
+    width = max(shutil.get_terminal_size().columns - INDENT, 40)
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def summarised(checks: Iterable[Check]) -> str:
@@ -130,14 +144,14 @@ def _examinations(o: Options) -> Iterator[tuple[str, Callable[[Options], Iterabl
         yield "kafka", kafka_checks
     else:
         yield "topic", embedded_checks
-    if not o["bootstrap_servers"]:
+    if o["source"] or not o["bootstrap_servers"]:
         yield "data", data_checks
     yield "checkpoints", checkpoint_checks
     if o["redis_url"]:
         yield "redis", redis_checks
 
 
-# this machine ----------------------------------------------------------------------------------------------------------
+# this machine ---------------------------------------------------------------------------------------------------------
 
 
 def python_checks(_: Options) -> Iterator[Check]:
@@ -209,11 +223,14 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
         return None
 
 
-# directories -----------------------------------------------------------------------------------------------------------
+# directories ----------------------------------------------------------------------------------------------------------
 
 
 def data_checks(o: Options) -> Iterator[Check]:
+    """Where the embedded log is, and dead letters if they go to a file."""
     yield directory_check("data", Path(o["data_dir"]), LITTLE_SPACE_BYTES)
+    if o["dead_letters"]:
+        yield directory_check("dead letters", Path(o["dead_letters"]).absolute().parent, 0)
 
 
 def directory_check(name: str, path: Path, wanted_bytes: int) -> Check:
@@ -238,22 +255,19 @@ def checkpoint_checks(o: Options) -> Iterator[Check]:
     """The directory, and whether a run would find a checkpoint in it."""
     from streamer.checkpoint import CheckpointStore
 
-    directory = directory_of(o)
-    store = CheckpointStore(directory, readonly=True)
+    store = CheckpointStore(directory_of(o), readonly=True)
     paths = store.list()
-    size = sum(file.stat().st_size for file in paths[-1].iterdir()) if paths else 0
-    yield directory_check("checkpoints", directory, max(LITTLE_SPACE_BYTES, 2 * size))
-    if not paths:
-        yield ok("checkpoints", "none yet: a run would begin anew")
-        return
+    yield directory_check("checkpoints", store.directory, max(LITTLE_SPACE_BYTES, 2 * _size(paths[-1:])))
     try:
         found = store.load()
     except CorruptCheckpoint as error:
         yield failure("checkpoints", str(error))
         return
-    assert found is not None
-    events, saved_at = found.meta["accounting"]["consumed"], found.meta["saved_at"]
-    text = f"{found.path.name} is whole: {events:,} events, {size_shown(size)}, saved {age_shown(saved_at)}"
+    if found is None:
+        yield ok("checkpoints", "none yet: a run would begin anew")
+        return
+    events, age = found.meta["accounting"]["consumed"], age_shown(found.meta["saved_at"])
+    text = f"{found.path.name} is whole: {events:,} events, {size_shown(_size([found.path]))}, saved {age}"
     if skipped := [path.name for path in paths if path.name > found.path.name]:
         advice = "a run would go on from the one before; check the disk, then remove the corrupt ones"
         yield warning("checkpoints", f"{', '.join(skipped)} corrupt; {text}", advice)
@@ -261,7 +275,12 @@ def checkpoint_checks(o: Options) -> Iterator[Check]:
         yield ok("checkpoints", text)
 
 
-# the stream ------------------------------------------------------------------------------------------------------------
+def _size(directories: Iterable[Path]) -> int:
+    """Bytes of the files in these directories."""
+    return sum(file.stat().st_size for directory in directories for file in directory.iterdir())
+
+
+# the stream -----------------------------------------------------------------------------------------------------------
 
 
 def source_checks(o: Options) -> Iterator[Check]:
@@ -324,9 +343,10 @@ def kafka_checks(o: Options) -> Iterator[Check]:
         consumer.close(autocommit=False, timeout_ms=1000)
 
 
-def topic_checks(consumer: Any, topic: str, existing: Iterable[str]) -> Iterator[Check]:
+def topic_checks(consumer: Any, topic: str, existing: Collection[str]) -> Iterator[Check]:
     if topic not in existing:
-        advice = "check --topic, create it, or allow this user to describe it"
+        close = " or ".join(get_close_matches(topic, existing))
+        advice = (f"did you mean {close}? " if close else "") + "Check --topic, create it, or let this user describe it"
         yield failure("topic", f"{topic} does not exist, or may not be seen", advice)
         return
     partitions = _partitions(consumer, topic)
@@ -365,7 +385,7 @@ def _partitions(consumer: Any, topic: str) -> list[Any]:
     return [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
 
 
-# redis -----------------------------------------------------------------------------------------------------------------
+# redis ----------------------------------------------------------------------------------------------------------------
 
 
 def redis_checks(o: Options) -> Iterator[Check]:

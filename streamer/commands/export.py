@@ -1,8 +1,8 @@
 """`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
 
-The inner product of a user's and an item's vector is the model's score, but for the repeat bias (which concerns only the
-few recent items of each user). Where the model has a popularity prior it is the last dimension: log pop on the item's
-side, beta on the user's.
+The inner product of a user's and an item's vector is the model's score, but for the repeat bias, which concerns only
+the few recent items of each user. Where the model has a popularity prior, it is the last dimension: log pop on the
+item's side, beta on the user's.
 
 `.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
 
@@ -14,7 +14,7 @@ side, beta on the user's.
 `streamer.checkpoint.unpack_strings(npz, "items.ids")` makes a list of the ids; so does
 
     blob, at = npz["items.ids.utf8"].tobytes(), npz["items.ids.offsets"]
-    ids = [blob[a:b].decode() for a, b in zip(at, at[1:])]
+    ids = [blob[a:b].decode() for a, b in itertools.pairwise(at)]
 
 `.parquet` has the columns `side` (`items` or `users`), `id` and `vector` (a list of fixed size), each row group of one
 side, and `about` in its metadata.
@@ -55,7 +55,7 @@ BLOCK_ROWS = 1 << 15
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     metavar="FILE",
-    help="File to write, .npz or .parquet (needs streamer[parquet]); one that is there is replaced when all is written.",
+    help="File to write, .npz or .parquet (needs streamer[parquet]); one that exists is replaced once all is written.",
 )
 @option(
     "Export", "--side", type=click.Choice(["items", "users", "both"]), default="both", help="Whose vectors to write."
@@ -105,7 +105,7 @@ def about(loaded: Loaded) -> bytes:
     return json.dumps({**values, "dim": dim_of(loaded.learner), "prior": prior}).encode()
 
 
-# vectors ---------------------------------------------------------------------------------------------------------------
+# vectors --------------------------------------------------------------------------------------------------------------
 
 
 def dim_of(learner: Learner) -> int:
@@ -159,7 +159,7 @@ def user_vectors(learner: Learner, rows: Rows) -> Floats:
     return found
 
 
-# files -----------------------------------------------------------------------------------------------------------------
+# files ----------------------------------------------------------------------------------------------------------------
 
 Writer = Callable[[Path, Sequence[Side], bytes], None]
 
@@ -198,7 +198,7 @@ def replaced(out: Path) -> Iterator[Path]:
         temporary.replace(out)
     except OSError as error:
         raise StreamerError(
-            f"cannot write {out}: {error.strerror or error}. Check that its directory exists, permissions and free space"
+            f"cannot write {out}: {error.strerror or error}. Check its directory, permissions and free space"
         ) from error
     finally:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,12 @@ def inspect(top: int, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    for title, lines in SECTIONS.items():
-        click.secho(title, bold=True)
-        click.echo("\n".join(lines(report)))
+    click.echo(
+        "\n\n".join("\n".join([click.style(title, bold=True), *lines(report)]) for title, lines in SECTIONS.items())
+    )
 
 
-# the report ------------------------------------------------------------------------------------------------------------
+# the report -----------------------------------------------------------------------------------------------------------
 
 
 def gathered(loaded: Loaded, paths: Sequence[Path], top: int) -> Report:
@@ -73,12 +74,17 @@ def gathered(loaded: Loaded, paths: Sequence[Path], top: int) -> Report:
         "settings": meta["settings"],
         "sizes": _sizes(learner) | {"bytes": _bytes(loaded.path)},
         "steps": learner.trainer.steps,
-        "positions": [{"topic": t, "partition": p, "offset": o} for t, p, o in meta["positions"]],
+        "positions": _positions(meta["positions"]),
+        "left": _positions(meta.get("left", [])),
         "accounting": meta["accounting"],
         "popularity": _popularity(learner, top),
         "cache": _cache(learner, top),
         "occurrence": _occurrence(learner, top),
     }
+
+
+def _positions(listed: Sequence[tuple[str, int, int]]) -> list[Report]:
+    return [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset in listed]
 
 
 def _file(path: Path, loaded: Loaded) -> Report:
@@ -169,12 +175,12 @@ def _top(learner: Learner, amounts: NDArray[Any], top: int, name: str) -> list[R
     total = max(float(amounts.sum()), 1e-12)
     best = [row for row in np.argsort(-amounts, kind="stable")[:top].tolist() if amounts[row] > 0]
     return [
-        {"item": learner.items.id_of(row), name: float(amounts[row]), "share": float(amounts[row]) / total}
+        {"item": learner.items.id_of(row), name: amounts[row].item(), "share": amounts[row].item() / total}
         for row in best
     ]
 
 
-# for a person ----------------------------------------------------------------------------------------------------------
+# for a person ---------------------------------------------------------------------------------------------------------
 
 
 def _checkpoint_lines(report: Report) -> Iterator[str]:
@@ -217,10 +223,11 @@ def _tower(settings: Report, recent: int = 0) -> str:
 
 def _stream_lines(report: Report) -> Iterator[str]:
     accounting = report["accounting"]
+    marked = [(position, "") for position in report["positions"]] + [(p, "others' now") for p in report["left"]]
     rows = [
-        (shown(p["topic"]), f"partition {p['partition']}", f"next offset {p['offset']:,}") for p in report["positions"]
+        (shown(p["topic"]), f"partition {p['partition']}", f"next offset {p['offset']:,}", mark) for p, mark in marked
     ]
-    yield from columns(rows, "<<<") if rows else ["  no positions yet"]
+    yield from columns(rows, "<<<<") if rows else ["  no positions yet"]
     yield (
         f"  {accounting['consumed']:,} consumed = {accounting['trained']:,} trained + "
         f"{accounting['filtered']:,} filtered + {accounting['dead_lettered']:,} dead-lettered"
@@ -237,17 +244,11 @@ def _popularity_lines(report: Report) -> Iterator[str]:
     ]
     yield from columns([("item", "events", "share", "lately"), *rows], "<>>>") if rows else []
     yield f"  sampling is corrected by the {popularity['estimate']} estimate"
+    everywhere, at_head = exp(popularity["hash_error"]), exp(popularity["hash_error_head"])
     yield (
-        f"  the hash estimate is off by {_factor(popularity['hash_error'])} on average, "
-        f"{_factor(popularity['hash_error_head'])} on the top {HEAD_ITEMS}"
+        f"  the hash estimate is off by a factor of {everywhere:.2f} on average, "
+        f"{at_head:.2f} on the {HEAD_ITEMS} most popular items"
     )
-
-
-def _factor(error: float) -> str:
-    """A mean error of logarithms as a factor."""
-    from math import exp
-
-    return f"a factor of {exp(error):.2f}"
 
 
 def _cache_lines(report: Report) -> Iterator[str]:

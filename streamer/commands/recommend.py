@@ -182,7 +182,7 @@ def described(query: Query, items: Sequence[Item]) -> Iterator[str]:
     if query.user is None:
         yield f"session of {len(query.recent)} items"
     else:
-        yield f"user {shown(query.user)}"
+        yield f"user {shown(query.user)}" + (f", {len(query.recent)} recent items" if query.recent else "")
     if query.note:
         yield f"  note: {query.note}"
     if not items:

@@ -101,10 +101,13 @@ def build(options: dict[str, Any]) -> Any:
     from streamer.pipeline import Pipeline, PipelineSettings
     from streamer.prequential import Prequential
 
-    decoder = EventDecoder(wiring.event_settings(options))
-    make_source = wiring.source_factory(options)
-    learner = Learner(wiring.learner_settings(options))
+    decoder, make_source, learner = wiring.checked(
+        lambda: EventDecoder(wiring.event_settings(options)),
+        lambda: wiring.source_factory(options),
+        lambda: Learner(wiring.learner_settings(options)),
+    )
     directory = options["checkpoint_dir"] or Path(options["data_dir"]) / "checkpoints"
+    checkpoints = CheckpointStore(directory, options["keep_checkpoints"])
     return Pipeline(
         learner,
         make_source,
@@ -116,10 +119,10 @@ def build(options: dict[str, Any]) -> Any:
             max_queued_events=options["max_queued_events"],
             checkpoint_every_s=options["checkpoint_every"] or None,
             checkpoint_every_events=options["checkpoint_every_events"],
-            until_end=options["until_end"],
+            until_end=options["until_end"] and not options["source"],  # a file or a pipe ends by itself
             max_events=options["max_events"],
         ),
-        CheckpointStore(directory, options["keep_checkpoints"]),
+        checkpoints,
         Prequential(learner, time_share=options["evaluate"]) if options["evaluate"] else None,
     )
 

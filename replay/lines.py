@@ -1,0 +1,125 @@
+"""Reads events from JSON lines: what `streamer run --source` would train, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay.events import Record
+from streamer.event import DeadLetter, Decoded, EventDecoder, EventSettings
+from streamer.sources.base import Chunk
+from streamer.sources.files import FileSource
+
+LINES_AT_ONCE = 4096
+MOST_REPORTED = 20
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Malformed:
+    """What was no event: how much of it, and where it was found.
+
+    Args:
+        most: so many places are kept.
+    """
+
+    def __init__(self, most: int = MOST_REPORTED) -> None:
+        self._most = most
+        self.by_reason: Counter[str] = Counter()
+        self.places: list[str] = []
+        """`line 7: not_json: JSON is malformed`, of the first ones."""
+
+    @property
+    def total(self) -> int:
+        """Events, or whole lines, that could not be used."""
+        return self.by_reason.total()
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count one."""
+        self.by_reason[str(letter.reason)] += 1
+        if len(self.places) < self._most:
+            element = "" if letter.index is None else f", element {letter.index + 1}"
+            self.places.append(f"line {letter.offset + 1}{element}: {letter.reason}: {letter.detail}")
+
+
+class JsonLines:
+    """The events of a file of JSON lines, or of standard input, as records by our own field names.
+
+    A line is an event or an array of events; it is checked by the decoder that the trainer uses. An event without a
+    time gets that of its file.
+
+    Args:
+        path: the file, plain or `.gz`; `-` for standard input.
+        settings: names of fields, and limits. Its filters are left to the trainer.
+    """
+
+    def __init__(self, path: str | Path, settings: EventSettings | None = None) -> None:
+        unfiltered = msgspec.structs.replace(settings or EventSettings(), event_types=(), min_rating=None)
+        self._path, self._decoder = path, EventDecoder(unfiltered)
+        self._fields = dict(self._decoder.settings.fields)
+        self._ours = {theirs: ours for ours, theirs in self._fields.items()}
+        self.malformed = Malformed()
+
+    def __iter__(self) -> Iterator[list[Record]]:
+        """Chunks of records, in the order of the lines.
+
+        Raises:
+            SourceError: the file is not there, or cannot be read.
+        """
+        with closing(FileSource(self._path)) as source:
+            source.open(_FromTheStart())
+            while not source.at_end:
+                for chunk in source.poll(LINES_AT_ONCE, 0.2):
+                    yield self._records(chunk)
+
+    def _records(self, chunk: Chunk) -> list[Record]:
+        decoded = self._decoder.decode(chunk)
+        for letter in decoded.letters:
+            self.malformed.add(letter)
+        times_ms = [round(time_s * 1000) for time_s in decoded.timestamps_s]
+        keys = [user.encode() for user in decoded.users]
+        return list(zip(keys, self._values(chunk, decoded), times_ms, strict=True))
+
+    def _values(self, chunk: Chunk, decoded: Decoded) -> list[bytes]:
+        """The value of each event: the line as it is, where that is an event by our own names."""
+        one_each = decoded.offsets == chunk.offsets and not any(map(_is_array, chunk.values))
+        if one_each and not self._fields:
+            return chunk.values
+        values: list[bytes] = []
+        start = start_of_letters = 0
+        for line, end, end_of_letters in zip(chunk.values, decoded.events_upto, decoded.letters_upto, strict=True):
+            if end > start:
+                bad = {letter.index for letter in decoded.letters[start_of_letters:end_of_letters]}
+                values += self._events_of(line, bad)
+            start, start_of_letters = end, end_of_letters
+        return values
+
+    def _events_of(self, line: bytes, bad: set[int | None]) -> list[bytes]:
+        """The events of a line that has some."""
+        if not _is_array(line):
+            return [self._renamed(_decode(line)) if self._fields else line]
+        return [self._renamed(event) for index, event in enumerate(_decode(line)) if index not in bad]
+
+    def _renamed(self, event: dict[str, Any]) -> bytes:
+        """An event by our names. A field that has one of them but means something else is left out."""
+        ours, mapped = self._ours, self._fields
+        return _encode({ours.get(name, name): v for name, v in event.items() if name in ours or name not in mapped})
+
+
+class _FromTheStart:
+    """Reads all of a file."""
+
+    def on_assigned(self, partitions: object) -> dict[Any, int]:
+        return {}
+
+    def on_revoked(self, partitions: object) -> None:
+        """A file is never taken away."""
+
+
+def _is_array(line: bytes) -> bool:
+    return line.lstrip(b" \t\r\n").startswith(b"[")

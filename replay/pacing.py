@@ -1,0 +1,151 @@
+"""How fast a stream is written: at once, at a rate, or as it once happened.
+
+A pace is asked with the times of the events that come next, waits until the first of them is due, and answers how many
+are. Clock and sleep are arguments: a test passes its own, a writer that may be stopped passes one that can be woken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import SettingsError
+
+TICK_S = 0.05
+"""Events so close together are written at once."""
+MOST_BEHIND_S = 1.0
+"""A writer that fell behind catches up so much; what lies further back is not made up for."""
+
+
+class Pace(Protocol):
+    """Says when events are due."""
+
+    def due(self, timestamps_ms: Sequence[int]) -> int:
+        """Wait until the first of the events is due; answer how many are, at least one.
+
+        The answer counts as written: the next call is about the events after those.
+
+        Args:
+            timestamps_ms: times of the events that come next, at least one.
+        """
+        ...
+
+
+class Unpaced:
+    """As fast as possible."""
+
+    def due(self, timestamps_ms: Sequence[int]) -> int:
+        """All are, always."""
+        return len(timestamps_ms)
+
+
+class _Scheduled:
+    """Each event is due some time after the one before.
+
+    Args:
+        clock: seconds.
+        sleep: waits for so many seconds; may return early.
+    """
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], object]) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._last_due_s: float | None = None
+
+    def due(self, timestamps_ms: Sequence[int]) -> int:
+        """See `Pace.due`."""
+        gaps_s = self._gaps_s(timestamps_ms)
+        if self._last_due_s is None:
+            self._last_due_s, gaps_s[0] = self._clock(), 0.0
+        due_s = self._last_due_s + np.cumsum(gaps_s)
+        if (wait_s := due_s[0] - self._clock()) > 0:
+            self._sleep(float(wait_s))
+        elif wait_s < -MOST_BEHIND_S:
+            due_s += -wait_s - MOST_BEHIND_S
+        count = max(1, int(np.searchsorted(due_s, self._clock() + TICK_S, side="right")))
+        self._last_due_s = float(due_s[count - 1])
+        self._passed(timestamps_ms[count - 1])
+        return count
+
+    def _gaps_s(self, timestamps_ms: Sequence[int]) -> NDArray[np.float64]:
+        """Seconds from each event's predecessor to the event."""
+        raise NotImplementedError
+
+    def _passed(self, timestamp_ms: int) -> None:
+        """This is the time of the last event that was due."""
+
+
+class SteadyPace(_Scheduled):
+    """So many events a second.
+
+    Args:
+        events_per_second: more than 0.
+    """
+
+    def __init__(
+        self,
+        events_per_second: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        super().__init__(clock, sleep)
+        self._gap_s = 1 / events_per_second
+
+    def _gaps_s(self, timestamps_ms: Sequence[int]) -> NDArray[np.float64]:
+        return np.full(len(timestamps_ms), self._gap_s)
+
+
+class RealTimePace(_Scheduled):
+    """As the events once happened, or so many times as fast.
+
+    Args:
+        speed: 1 for real time, 60 for an hour in a minute.
+        max_gap_s: longest pause in seconds, as felt while writing; None for any.
+    """
+
+    def __init__(
+        self,
+        speed: float = 1.0,
+        max_gap_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        super().__init__(clock, sleep)
+        self._speed, self._max_gap_s = speed, max_gap_s
+        self._last_ms: int | None = None
+
+    def _gaps_s(self, timestamps_ms: Sequence[int]) -> NDArray[np.float64]:
+        times = np.asarray(timestamps_ms, np.float64)
+        before = times[0] if self._last_ms is None else self._last_ms
+        gaps_s = np.diff(times, prepend=before) / 1000 / self._speed
+        return gaps_s.clip(0, self._max_gap_s)  # an event out of order is due with the one before
+
+    def _passed(self, timestamp_ms: int) -> None:
+        self._last_ms = timestamp_ms
+
+
+def make_pace(
+    rate: float | None = None,
+    speed: float | None = None,
+    max_gap_s: float | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Pace:
+    """The pace that options ask for: events a second, times real time, or neither.
+
+    Raises:
+        SettingsError: with every problem at once.
+    """
+    given = {"rate": rate, "speed": speed, "max-gap": max_gap_s}
+    problems = [f"--{name} is {v}: it must be more than 0" for name, v in given.items() if v is not None and v <= 0]
+    if rate is not None and speed is not None:
+        problems.append("--rate and --speed are two paces: give one of them")
+    if max_gap_s is not None and speed is None:
+        problems.append("--max-gap caps the pauses of --speed: give that too")
+    if problems:
+        raise SettingsError(problems)
+    if rate is not None:
+        return SteadyPace(rate, sleep=sleep)
+    return RealTimePace(speed, max_gap_s, sleep=sleep) if speed is not None else Unpaced()

@@ -1,0 +1,130 @@
+"""Writes events to a topic, at a pace.
+
+    reader -> chunks of records -> pace -> sink
+
+A reader is anything that yields chunks of records in stream order; `Events.records()` makes them from columns. A sink
+is a topic of the embedded log, or of Kafka (`replay.kafka_sink`). In both, a record is keyed by its user, so that a
+user's events stay in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from replay.events import Record
+from replay.pacing import Pace, Unpaced
+from streamer.sources.embedded import EmbeddedLog
+
+PARTITIONS = 4
+"""Of a new topic of the embedded log."""
+MOST_AT_ONCE = 16_384
+"""Records of one write."""
+
+
+class EventSink(Protocol):
+    """Where events are written. Called by one thread."""
+
+    def write(self, events: Sequence[Record]) -> None:
+        """Take some records, in their order; they are safe only after `close`.
+
+        Raises:
+            StreamerError: they cannot be written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Return when everything is safe, and let go. May be called twice.
+
+        Raises:
+            StreamerError: something could not be written.
+        """
+        ...
+
+
+class MemorySink:
+    """Keeps the records; for tests."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.writes: list[int] = []
+
+    def write(self, events: Sequence[Record]) -> None:
+        self.records += events
+        self.writes.append(len(events))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class EmbeddedSink:
+    """A topic of the embedded log; created if it is not there.
+
+    Args:
+        data_dir: the directory of the log.
+        topic: the topic.
+        partitions: of the topic. None takes those that it has, or `PARTITIONS` for a new one.
+
+    Raises:
+        SourceError: the topic is there with another number of partitions, or the log cannot be written.
+    """
+
+    def __init__(self, data_dir: str | Path, topic: str, partitions: int | None = None) -> None:
+        self._topic, self._log = topic, EmbeddedLog(data_dir)
+        try:
+            self._log.create_topic(topic, partitions or self._log.topics().get(topic, PARTITIONS))
+        except BaseException:
+            self._log.close()
+            raise
+
+    def write(self, events: Sequence[Record]) -> None:
+        """Append all of them, or none."""
+        self._log.append(self._topic, events)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def produce(
+    chunks: Iterable[Sequence[Record]],
+    sink: EventSink,
+    pace: Pace | None = None,
+    limit: int | None = None,
+    on_written: Callable[[int], None] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Write a stream until it ends; answer how many records were written. The sink stays open.
+
+    Args:
+        chunks: records in stream order.
+        sink: where they go.
+        pace: when; None for as fast as possible.
+        limit: write no more than so many.
+        on_written: called after each write with the number of records in it.
+        stopped: asked before each write; when it says so, writing ends.
+    """
+    pace, written = pace or Unpaced(), 0
+    for rest in _cut(chunks, limit):
+        while rest:
+            part = rest[: pace.due([time_ms for _, _, time_ms in rest])]
+            if stopped():
+                return written
+            sink.write(part)
+            written += len(part)
+            if on_written is not None:
+                on_written(len(part))
+            rest = rest[len(part) :]
+    return written
+
+
+def _cut(chunks: Iterable[Sequence[Record]], limit: int | None) -> Iterator[Sequence[Record]]:
+    """The chunks in parts that are not too large, up to a number of records."""
+    left = sys.maxsize if limit is None else limit
+    for chunk in chunks:
+        for start in range(0, min(len(chunk), left), MOST_AT_ONCE):
+            yield chunk[start : start + min(MOST_AT_ONCE, left - start)]
+        left -= len(chunk)
+        if left <= 0:
+            return

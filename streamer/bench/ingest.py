@@ -1,0 +1,197 @@
+"""What reading costs the trainer: ingest alone, training alone, and the whole line."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from streamer.batcher import Batcher, MicroBatch
+from streamer.commands.run import build, run
+from streamer.errors import StreamerError
+from streamer.event import EventDecoder, encode
+from streamer.ingest import Ingest
+from streamer.learner import Learner
+from streamer.sources.embedded_log import EmbeddedLog
+from streamer.wiring import event_settings, kafka_settings, learner_settings, source_factory
+
+TOPIC = "bench"
+PARTITIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """What `streamer bench ingest` was asked.
+
+    Args:
+        events: events of the stream.
+        batch_size: events of a micro-batch; None for the default of `streamer run`.
+        bootstrap_servers: a Kafka to measure too.
+        rounds: interleaved rounds; the best of each counts.
+    """
+
+    events: int = 60_000
+    batch_size: int | None = None
+    bootstrap_servers: str | None = None
+    rounds: int = 3
+
+
+class IngestBench:
+    """The same stream through the parts of the line and through the whole, with the defaults of `streamer run`."""
+
+    def __init__(self, options: IngestOptions) -> None:
+        self.options = options
+
+    def run(self) -> dict[str, Any]:
+        """Events per second by kind of source; `whole_line_over_slower` is the whole against the slower part."""
+        records = _records(self.options.events)
+        result: dict[str, Any] = {}
+        with tempfile.TemporaryDirectory() as directory:
+            with EmbeddedLog(directory) as log:
+                log.create_topic(TOPIC, PARTITIONS)
+                log.append(TOPIC, records)
+            result["embedded"] = self._measure(["--data-dir", directory, "--topic", TOPIC])
+            if self.options.bootstrap_servers:
+                with _kafka_topic(self.options.bootstrap_servers, records) as topic:
+                    servers = ["--bootstrap-servers", self.options.bootstrap_servers]
+                    result["kafka"] = self._measure(["--data-dir", directory, "--topic", topic, *servers])
+        return {**result, "events": self.options.events, "rounds": self.options.rounds}
+
+    def _measure(self, arguments: list[str]) -> dict[str, float]:
+        if self.options.batch_size:
+            arguments = [*arguments, "--batch-size", str(self.options.batch_size)]
+        batches = _batches(_options(arguments))
+        parts: dict[str, Callable[[], float]] = {
+            "ingest_only": lambda: _ingest_only(_options(arguments)),
+            "train_only": lambda: _train_only(_options(arguments), batches),
+            "whole_line": lambda: _whole_line(_options(arguments), self.options.events),
+        }
+        parts["train_only"]()  # compiled loops are loaded, the allocator has grown
+        best = dict.fromkeys(parts, 0.0)
+        for _ in range(self.options.rounds):
+            for name, part in parts.items():
+                gc.collect()
+                best[name] = max(best[name], self.options.events / part())
+        slower = min(best["ingest_only"], best["train_only"])
+        rounded = {name: round(value, 1) for name, value in best.items()}
+        return {**rounded, "whole_line_over_slower": round(best["whole_line"] / slower, 3)}
+
+
+def _options(arguments: list[str]) -> dict[str, Any]:
+    """Every option of `streamer run`, with its default unless it is given."""
+    group = f"bench-{uuid4().hex[:12]}"  # a group of its own each time: nothing is committed yet
+    with tempfile.TemporaryDirectory() as checkpoints:
+        given = [*arguments, "--until-end", "--group-id", group, "--checkpoint-dir", checkpoints]
+        return dict(run.make_context("run", given, resilient_parsing=False).params)
+
+
+def _ingest(o: dict[str, Any]) -> Ingest:
+    batcher = Batcher(o["batch_size"], o["max_age"] or None)
+    decoder = EventDecoder(event_settings(o))
+    return Ingest(source_factory(o), decoder, batcher, max_queued_events=o["max_queued_events"], until_end=True)
+
+
+def _read(ingest: Ingest) -> Iterator[MicroBatch]:
+    ingest.start()
+    while not ingest.finished:
+        with ingest.batch(0.2) as batch:
+            if batch is not None and len(batch):
+                yield batch
+
+
+def _batches(o: dict[str, Any]) -> list[MicroBatch]:
+    ingest = _ingest(o)
+    batches = list(_read(ingest))
+    ingest.stop()
+    return batches
+
+
+def _ingest_only(o: dict[str, Any]) -> float:
+    """Seconds to poll, decode and cut all events, from the first batch's start to the last batch."""
+    ingest = _ingest(o)
+    started = time.perf_counter()
+    for _ in _read(ingest):
+        pass
+    seconds = time.perf_counter() - started
+    ingest.stop()
+    return seconds
+
+
+def _train_only(o: dict[str, Any], batches: list[MicroBatch]) -> float:
+    """Seconds to learn from all events, given as batches in memory."""
+    learner = Learner(learner_settings(o))
+    started = time.perf_counter()
+    for batch in batches:
+        learner.learn(batch)
+    return time.perf_counter() - started
+
+
+def _whole_line(o: dict[str, Any], events: int) -> float:
+    """Seconds of the real line from the first poll to the last step; its last checkpoint is not counted."""
+    pipeline = build(o)
+    finished: list[float] = []
+    close = pipeline.close
+
+    def note_and_close() -> None:
+        finished.append(time.perf_counter())
+        close()
+
+    pipeline.close = note_and_close
+    started = time.perf_counter()
+    pipeline.run()
+    if pipeline.accounting.trained != events:
+        raise StreamerError(f"the line trained {pipeline.accounting.trained:,} of {events:,} events; nothing to compare")
+    return finished[0] - started
+
+
+def _records(events: int) -> list[tuple[bytes | None, bytes, int]]:
+    """A long-tailed stream in the wire format: key, value, time."""
+    rng = np.random.default_rng(0)
+    weight = np.cumsum(1.0 / (np.arange(20_000) + 10.0) ** 0.8)
+    items = np.searchsorted(weight, rng.random(events) * weight[-1])
+    users = rng.integers(0, 5_000, events)
+    now_s = 1_700_000_000
+    return [
+        (b"%d" % u, encode(f"user-{u}", f"item-{i}", now_s + k), (now_s + k) * 1000)
+        for k, (u, i) in enumerate(zip(users.tolist(), items.tolist(), strict=True))
+    ]
+
+
+@contextmanager
+def _kafka_topic(servers: str, records: list[tuple[bytes | None, bytes, int]]) -> Iterator[str]:
+    """A topic with these records, deleted afterwards."""
+    from kafka import KafkaAdminClient, KafkaProducer
+    from kafka.admin import NewTopic
+
+    topic = f"streamer-bench-{uuid4().hex[:12]}"
+    settings = kafka_settings(_options(["--bootstrap-servers", servers, "--topic", topic]))
+    admin = KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)])
+    try:
+        producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=20, batch_size=1 << 18)
+        for key, value, timestamp_ms in records:
+            producer.send(topic, value, key=key, timestamp_ms=timestamp_ms)
+        producer.close()
+        yield topic
+    finally:
+        admin.delete_topics([topic])
+        admin.close()
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for a person."""
+    lines = [f"{result['events']:,} events, best of {result['rounds']} interleaved rounds", ""]
+    lines.append(f"{'source':10} {'ingest only':>12} {'train only':>12} {'whole line':>12} {'whole / slower':>15}")
+    for name in ("embedded", "kafka"):
+        if name in result:
+            r = result[name]
+            figures = f"{r['ingest_only']:12,.0f} {r['train_only']:12,.0f} {r['whole_line']:12,.0f}"
+            lines.append(f"{name:10} {figures} {r['whole_line_over_slower']:15.2f}")
+    return "\n".join(lines)

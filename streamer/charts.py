@@ -1,0 +1,151 @@
+"""Small charts for a terminal: a sparkline, a line over an area, shares over time. Values in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+from rich.text import Text
+
+Points = Sequence[tuple[float, ...]]
+"""A tuple for each column of a chart: the values of all its series."""
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+SHADES = "█▒░"
+LEVELS = "▁─▔"
+"""A line at the bottom, the middle and the top of a cell."""
+
+
+class History:
+    """All of a series in bounded memory: when it is full, neighbours are merged, so it spans the whole run.
+
+    Args:
+        capacity: most points that are kept, an even number.
+
+    Examples:
+        >>> history = History(capacity=4)
+        >>> for value in range(6):
+        ...     history.add((float(value),))
+        >>> history.resampled(8)
+        [(0.5,), (2.5,), (4.5,)]
+    """
+
+    def __init__(self, capacity: int = 512) -> None:
+        self._capacity, self._stride = capacity, 1
+        self._points: list[tuple[float, ...]] = []
+        self._open: list[tuple[float, ...]] = []  # of the point that is not complete
+
+    def add(self, values: tuple[float, ...]) -> None:
+        """The next values of all series."""
+        if len(self._points) == self._capacity:
+            self._points, self._stride = self.resampled(self._capacity // 2), 2 * self._stride
+        self._open.append(values)
+        if len(self._open) >= self._stride:
+            self._points.append(_mean(self._open))
+            self._open = []
+
+    def resampled(self, most: int) -> list[tuple[float, ...]]:
+        """At most so many points, of about equal duration."""
+        have, wanted = len(self._points), max(most, 1)
+        if have <= wanted:
+            return list(self._points)
+        edges = [k * have // wanted for k in range(wanted + 1)]
+        return [_mean(self._points[start:end]) for start, end in pairwise(edges)]
+
+
+def _mean(points: Points) -> tuple[float, ...]:
+    return tuple(sum(column) / len(points) for column in zip(*points, strict=True))
+
+
+def sparkline(values: Sequence[float], width: int, lowest: float | None = None) -> str:
+    """The last values as a row of blocks, from `lowest` (None: the least of them) to the greatest."""
+    shown = list(values)[-width:] if width > 0 else []
+    if not shown:
+        return ""
+    low = min(shown) if lowest is None else lowest
+    span = max(max(shown) - low, 1e-12)
+    return "".join(BLOCKS[1 + min(7, max(0, int(8 * (value - low) / span)))] for value in shown)
+
+
+def share_bar(shares: Sequence[float], styles: Sequence[str], width: int) -> Text:
+    """Shares of one as a bar; shaded too, for those who see no colours."""
+    ends = [round(width * sum(shares[: k + 1])) for k in range(len(shares))]
+    bar = Text()
+    for start, end, shade, style in zip([0, *ends], ends, SHADES, styles, strict=False):
+        bar.append(shade * (end - start), style)
+    return bar
+
+
+def line_over_area(points: Points, height: int, top: float, styles: tuple[str, str]) -> list[Text]:
+    """Rows, the highest first, of a chart of two series: the first one an area, the second one a line.
+
+    Args:
+        points: the values of both, a column each.
+        height: rows.
+        top: the value at the upper edge.
+        styles: colours of area and line.
+    """
+    return [_line_over_area_row(points, row, height / top, styles) for row in reversed(range(height))]
+
+
+def _line_over_area_row(points: Points, row: int, scale: float, styles: tuple[str, str]) -> Text:
+    area, line = styles
+    cells = []
+    for high, low in points:
+        eighths = min(8, max(0, round(8 * (high * scale - row))))
+        if row <= low * scale < row + 1:
+            level = LEVELS[min(2, int(3 * (low * scale - row)))]
+            cells.append((level, f"{line} on {area}" if eighths == 8 else line))
+        else:
+            cells.append((BLOCKS[eighths], area))
+    return _text(cells)
+
+
+def shares_over_time(points: Points, height: int, styles: Sequence[str], colours: bool) -> list[Text]:
+    """Rows, the highest first, of a chart of shares that sum to one, stacked; the first share is at the bottom.
+
+    Args:
+        points: the shares, a column each.
+        height: rows.
+        styles: a colour for each share.
+        colours: whether the terminal has them; else shares are shaded, and less exact.
+    """
+    cell = _coloured_cell if colours else _shaded_cell
+    rows = reversed(range(height))
+    return [_text([cell(shares, row / height, 1 / height, styles) for shares in points]) for row in rows]
+
+
+Cell = tuple[str, str]
+"""A character and its style."""
+
+
+def _shaded_cell(shares: Sequence[float], bottom: float, size: float, styles: Sequence[str]) -> Cell:
+    return SHADES[_at(shares, bottom + size / 2)], ""
+
+
+def _coloured_cell(shares: Sequence[float], bottom: float, size: float, styles: Sequence[str]) -> Cell:
+    """A cell in the colour at its lower edge, up to where the next one begins."""
+    lower, upper = _at(shares, bottom + size / 16), _at(shares, bottom + size * 15 / 16)
+    if lower == upper:
+        return "█", styles[lower]
+    eighths = round(8 * (sum(shares[: lower + 1]) - bottom) / size)
+    return BLOCKS[min(7, max(1, eighths))], f"{styles[lower]} on {styles[upper]}"
+
+
+def _at(shares: Sequence[float], height: float) -> int:
+    """Which share is found at a height."""
+    upto = 0.0
+    for k, share in enumerate(shares):
+        upto += share
+        if height < upto:
+            return k
+    return len(shares) - 1
+
+
+def _text(cells: Iterable[Cell]) -> Text:
+    """The cells in a row; neighbours of one style are one span, which is drawn much faster."""
+    text = Text(no_wrap=True)
+    for style, run in groupby(cells, key=itemgetter(1)):
+        text.append("".join(character for character, _ in run), style)
+    return text

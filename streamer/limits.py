@@ -1,0 +1,99 @@
+"""Where reading stops: at the end as it was at the start, or after so many events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection
+
+from streamer.event import Decoded
+from streamer.sources.base import Chunk, Partition, Source
+
+logger = logging.getLogger(__name__)
+
+EMPTY_HANDED_S = 60.0
+"""After a rebalance that left us nothing, wait so long for what may come back before that counts as the end."""
+
+
+class Limits:
+    """Says how much of what is read is wanted.
+
+    Args:
+        until_end: stop at the end of each partition as it was when its reading began.
+        max_events: stop after the record with which so many events are read; None for no limit.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, until_end: bool = False, max_events: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._until_end, self._events_left, self._clock = until_end, max_events, clock
+        self._ends: dict[Partition, int] = {}
+        self._revoked_at: float | None = None  # partitions went, and none has come since
+
+    # partitions ------------------------------------------------------------------------------------------------------
+
+    def assigned(self) -> None:
+        """The group has settled who reads what."""
+        self._revoked_at = None
+
+    def revoked(self) -> None:
+        """Partitions went; they may come back in a moment."""
+        self._revoked_at = self._clock()
+
+    def reached(self, source: Source, assigned: Collection[Partition]) -> bool:
+        """Whether nothing more is to be read."""
+        if self._events_left == 0 or source.at_end:
+            return True
+        if not self._until_end:
+            return False
+        if not assigned:
+            return self._revoked_at is None or self._clock() - self._revoked_at > EMPTY_HANDED_S
+        self._note_ends(source, assigned)
+        read = source.positions()
+        return all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
+
+    def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
+        """Keep the end that a partition had when it first came, also if it goes and comes back."""
+        new = [p for p in assigned if p not in self._ends]
+        ends = source.end_positions() if new else {}
+        for partition in sorted(p for p in new if p in ends):
+            self._ends[partition] = ends[partition]
+            logger.info("reading %s to its end at %s", partition, f"{ends[partition]:,}")
+
+    def before_end(self, chunk: Chunk) -> Chunk:
+        """The records before the partition's end."""
+        end = self._ends.get(chunk.partition)
+        return chunk if end is None else _first(chunk, bisect_left(chunk.offsets, end))
+
+    # events ----------------------------------------------------------------------------------------------------------
+
+    def at_most(self, records: int) -> int:
+        """How many of so many records to ask for; each holds an event at least."""
+        return records if self._events_left is None else min(records, self._events_left)
+
+    def before_max(self, chunk: Chunk, decoded: Decoded) -> Chunk:
+        """The records up to the one with which enough events are read."""
+        left = self._events_left
+        if left is None or decoded.consumed <= left:
+            return chunk
+        columns = zip(decoded.events_upto, decoded.filtered_upto, decoded.letters_upto, strict=True)
+        return _first(chunk, bisect_left([sum(upto) for upto in columns], left) + 1)
+
+    def take(self, events: int) -> None:
+        """So many events are read."""
+        if self._events_left is not None:
+            self._events_left = max(0, self._events_left - events)
+
+    def give_back(self, events: int) -> None:
+        """So many events that were read are dropped, and do not count."""
+        if self._events_left is not None:
+            self._events_left += events
+
+
+def _first(chunk: Chunk, n: int) -> Chunk:
+    """The first n records of a chunk."""
+    if n >= len(chunk):
+        return chunk
+    return Chunk(chunk.partition, chunk.offsets[:n], chunk.timestamps_ms[:n], chunk.keys[:n], chunk.values[:n])

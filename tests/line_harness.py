@@ -1,0 +1,132 @@
+"""What tests of the whole line need: events, a small learner, and a look at what was learned and saved."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from model.losses import SamplerSettings
+from model.towers import TowerSettings
+from model.trainer import TrainerSettings
+from model.two_tower import ModelSettings
+from streamer.batcher import MicroBatch
+from streamer.checkpoint import Checkpoint, CheckpointStore
+from streamer.event import encode
+from streamer.learner import Learner, LearnerSettings
+from streamer.sources.memory import MemoryLog
+
+NOON_MS = 1_700_000_000_000
+PATIENCE_S = 60.0
+TOPIC = "interactions"
+
+Event = tuple[str, str]
+"""User and item."""
+
+
+def events(count: int, seed: int = 0, users: int = 40, items: int = 60) -> list[Event]:
+    """A long-tailed stream: item 0 is the most popular."""
+    rng = np.random.default_rng(seed)
+    who = rng.integers(0, users, count)
+    what = np.minimum(rng.geometric(4 / items, count) - 1, items - 1)
+    return [(f"u{u}", f"i{i}") for u, i in zip(who, what, strict=True)]
+
+
+def values_of(stream: Iterable[Event]) -> list[bytes]:
+    """Events as records."""
+    return [encode(user, item, NOON_MS / 1000) for user, item in stream]
+
+
+def memory_log(values: Sequence[bytes], partitions: int = 1, topic: str = TOPIC) -> MemoryLog:
+    """A log with these records, in turn on each partition."""
+    log = MemoryLog()
+    log.create_topic(topic, partitions)
+    append(log, values, topic)
+    return log
+
+
+def append(log: MemoryLog, values: Sequence[bytes], topic: str = TOPIC) -> None:
+    """Append records, in turn on each partition."""
+    partitions = itertools.cycle(range(log.topics()[topic]))
+    for number, value in zip(partitions, values, strict=False):
+        log.append(topic, [(None, value, NOON_MS)], partition=number)
+
+
+def small(method: str = "xir", **changes: Any) -> LearnerSettings:
+    """A learner that is quick, and yet has every part."""
+    tower = TowerSettings(dim=8)
+    model = changes.pop("model", None) or ModelSettings(
+        user=tower, item=tower, recent_items=4, repeat_ranks=6, prior="learned"
+    )
+    trainer = TrainerSettings(method=method, dense_rate=0.05, sampler=SamplerSettings(cache_weight=0.2))
+    base = {"model": model, "trainer": trainer, "cache_size": 32, "hash_slots": 64, "device": "cpu"}
+    return LearnerSettings(**(base | changes))
+
+
+def micro_batch(stream: Sequence[Event], **columns: Any) -> MicroBatch:
+    """Some events as one batch, without positions."""
+    return MicroBatch(users=[u for u, _ in stream], items=[i for _, i in stream], **columns)
+
+
+def learn_all(learner: Learner, stream: Sequence[Event], batch_size: int = 16) -> None:
+    """Learn a stream in batches."""
+    for start in range(0, len(stream), batch_size):
+        learner.learn(micro_batch(stream[start : start + batch_size]))
+
+
+def popularity_counts(learner: Learner) -> Counter[str]:
+    """How often each item was trained, by the learner's own exact counts."""
+    counts = learner.exact.counts(np.arange(len(learner.items)))
+    return Counter({learner.items.id_of(row): round(float(n)) for row, n in enumerate(counts)})
+
+
+def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Two states are equal to the last bit."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert type(found[name]) is type(value), name
+        same = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
+        assert found[name].dtype == value.dtype, name
+        assert same(found[name], value), name
+
+
+def assert_same_learner(found: Learner, expected: Learner) -> None:
+    """Two learners are equal to the last bit, random states included."""
+    (found_state, found_values), (state, values) = found.snapshot(), expected.snapshot()
+    assert_same_state(found_state, state)
+    assert found_values == values
+
+
+def newest(directory: Path) -> Checkpoint:
+    """The newest checkpoint of a directory."""
+    checkpoint = CheckpointStore(directory, readonly=True).load()
+    assert checkpoint is not None, f"no checkpoint in {directory}"
+    return checkpoint
+
+
+def assert_same_checkpoint(found: Checkpoint, expected: Checkpoint) -> None:
+    """Two checkpoints hold the same model at the same place, to the last bit."""
+    assert_same_state(found.tensors, expected.tensors)
+    for key in ("learner", "positions", "accounting", "settings"):
+        assert found.meta[key] == expected.meta[key], key
+
+
+def assert_closed(accounting: dict[str, Any]) -> None:
+    """Every event is accounted for."""
+    known = accounting["trained"] + accounting["filtered"] + accounting["dead_lettered"]
+    assert accounting["consumed"] == known
+    assert accounting["dead_lettered"] == sum(accounting["dead_letters"].values())
+
+
+def until(done: Callable[[], Any], step: Callable[[], Any] = lambda: time.sleep(0.005)) -> None:
+    """Repeat `step` until `done()`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen"
+        step()

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay import demo_summary
+from replay.demo import run_options, timer, without_settings, writer
+
+pytestmark = pytest.mark.slow
+
+
+def demo(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "streamer", "demo", *map(str, arguments)]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """A short run, in an environment that asks for something else altogether."""
+    directory = tmp_path_factory.mktemp("demo")
+    environment = os.environ | {
+        "STREAMER_BOOTSTRAP_SERVERS": "127.0.0.1:1",
+        "STREAMER_BATCH_SIZE": "3",
+        "STREAMER_RATE": "0.5",
+    }
+    return subprocess.run(
+        demo("--events", 20_000, "--seconds", 150, "--data-dir", directory, "--json"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def figures(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_every_event_is_learned_and_the_accounting_closes(figures: dict[str, Any]):
+    assert figures["consumed"] == figures["trained"] + figures["filtered"] + figures["dead_lettered"]
+    assert figures["trained"] == 20_000
+    assert figures["ended_by"] == "events"
+    assert figures["lag"] == 0
+
+
+def test_the_model_beats_the_most_popular_items_twice_over(figures: dict[str, Any]):
+    assert figures["recent_hit_rate_at_10"] > 2 * figures["recent_most_popular_hit_rate_at_10"] > 0
+
+
+def test_the_caches_composition_changes(figures: dict[str, Any]):
+    first, last = figures["first_cache"], figures["cache"]
+    assert sum(first.values()) == pytest.approx(1)
+    assert sum(last.values()) == pytest.approx(1)
+    assert last["tail"] > first["tail"] + 0.1
+
+
+def test_three_people_get_recommendations_that_they_did_not_have_lately(figures: dict[str, Any]):
+    assert len(figures["recommendations"]) == 3
+    for one in figures["recommendations"]:
+        assert len(one["recent"]) == len(one["recommended"]) == 5
+        assert not set(one["recent"]) & set(one["recommended"])
+
+
+def test_what_is_named_is_there(figures: dict[str, Any]):
+    assert Path(figures["checkpoint"]).is_dir()
+    assert Path(figures["checkpoint"]).parent == Path(figures["checkpoint_dir"])
+
+
+def test_in_a_pipe_the_log_is_plain(ended: subprocess.CompletedProcess[str]):
+    assert "\x1b" not in ended.stderr + ended.stdout
+    assert "learning from a made-up stream" in ended.stderr
+
+
+def test_the_summary_is_plain_in_a_pipe_and_names_the_next_commands(
+    figures: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/streamer", "demo"])
+    monkeypatch.setenv("PATH", "")
+    demo_summary.printed(figures, sys.stdout)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "20,000 = 20,000 trained + 0 filtered + 0 dead-lettered" in text
+    for command in ("inspect", "recommend", "export"):
+        assert f"/somewhere/bin/streamer {command} --checkpoint-dir {figures['checkpoint_dir']}" in text
+
+
+def test_ctrl_c_ends_it_with_the_summary(tmp_path: Path):
+    process = subprocess.Popen(
+        demo("--data-dir", tmp_path, "--log-format", "json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for_events(process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "You stopped it." in out
+    assert "Where to look next" in out
+
+
+def wait_for_events(process: subprocess.Popen[str], patience_s: float = 120.0) -> None:
+    deadline = time.monotonic() + patience_s
+    assert process.stderr is not None
+    while time.monotonic() < deadline:
+        line = process.stderr.readline()
+        if json.loads(line).get("consumed"):
+            return
+    raise AssertionError("no events in time")
+
+
+def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
+    (tmp_path / "log.sqlite3").write_bytes(b"this is no database" * 100)
+    done = subprocess.run(demo("--data-dir", tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("streamer: ")
+    assert "not a database" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from streamer.commands.run import run
+
+    monkeypatch.setenv("STREAMER_BATCH_SIZE", "7")
+    ours = run_options(tmp_path, 1000)
+    monkeypatch.delenv("STREAMER_BATCH_SIZE")  # it is still there
+    with without_settings(os.environ):
+        defaults = run.make_context("run", []).params
+    changed = {name for name in defaults if ours[name] != defaults[name]}
+    assert changed == {"data_dir", "max_events", "checkpoint_every"}
+
+
+def test_a_writer_that_fails_says_why(tmp_path: Path):
+    failed = threading.Event()
+    (tmp_path / "file").touch()
+    with writer(tmp_path / "file" / "data", 1000, 1000.0, 0, on_failure=failed.set) as why:
+        assert failed.wait(60)
+    assert "streamer: " in why()
+
+
+def test_a_writer_ends_with_the_block_and_that_is_no_failure(tmp_path: Path):
+    failed = threading.Event()
+    with writer(tmp_path, 1_000_000, 10.0, 0, on_failure=failed.set):
+        threads = [thread for thread in threading.enumerate() if thread.name == "writer"]
+        assert len(threads) == 1
+    assert not threads[0].is_alive()
+    assert not failed.is_set()
+
+
+def test_a_timer_rings_unless_the_block_has_ended():
+    rang = threading.Event()
+    with timer(0.0, rang.set):
+        assert rang.wait(30)
+    silent = threading.Event()
+    with timer(1000.0, silent.set):
+        pass
+    assert not silent.is_set()

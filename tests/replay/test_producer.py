@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts.source_contract import RecordingListener
+
+from replay.events import Events, Record
+from replay.producer import MOST_AT_ONCE, PARTITIONS, EmbeddedSink, MemorySink, produce
+from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
+from streamer.sources.embedded import EmbeddedLog, EmbeddedSource
+from streamer.sources.kafka import KafkaSource
+from streamer.sources.kafka_settings import KafkaSettings
+
+
+def records(count: int, first: int = 0) -> list[Record]:
+    users, items = [f"u{k % 7}" for k in range(count)], [f"i{k}" for k in range(first, first + count)]
+    return Events(users, items, [float(1_700_000_000 + k) for k in range(count)]).records()
+
+
+class FixedPace:
+    """So many events at a time."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.asked = count, 0
+
+    def due(self, timestamps_ms: Sequence[int]) -> int:
+        self.asked += 1
+        return min(self.count, len(timestamps_ms))
+
+
+def test_everything_is_written_in_order():
+    sink, chunks = MemorySink(), [records(10), [], records(5, first=10)]
+    assert produce(chunks, sink) == 15
+    assert sink.records == [*chunks[0], *chunks[2]]
+
+
+def test_the_pace_decides_how_many_are_written_at_once():
+    sink = MemorySink()
+    produce([records(10)], sink, FixedPace(4))
+    assert sink.writes == [4, 4, 2]
+
+
+def test_no_write_is_too_large():
+    sink = MemorySink()
+    produce([records(MOST_AT_ONCE + 1)], sink)
+    assert sink.writes == [MOST_AT_ONCE, 1]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 10, 13, 20, 21, 1000])
+def test_the_limit_is_kept_and_nothing_is_made_in_vain(limit: int):
+    made = 0
+
+    def chunks() -> Iterator[list[Record]]:
+        nonlocal made
+        while made < 50:
+            made += 10
+            yield records(10)
+
+    sink = MemorySink()
+    assert produce(chunks(), sink, limit=limit) == min(limit, 50)
+    assert len(sink.records) == min(limit, 50)
+    assert made == min(-(-limit // 10) * 10, 50)
+
+
+def test_progress_is_told():
+    told: list[int] = []
+    produce([records(10)], MemorySink(), FixedPace(6), on_written=told.append)
+    assert told == [6, 4]
+
+
+def test_writing_ends_when_it_is_stopped():
+    sink = MemorySink()
+    assert produce([records(10)] * 3, sink, FixedPace(4), stopped=lambda: len(sink.records) >= 8) == 8
+
+
+def read(source: Any) -> dict[int, list[tuple[bytes | None, bytes, int]]]:
+    """All records by partition."""
+    found: dict[int, list[tuple[bytes | None, bytes, int]]] = {}
+    while chunks := source.poll(10_000, 1.0):
+        for chunk in chunks:
+            rows = zip(chunk.keys, chunk.values, chunk.timestamps_ms, strict=True)
+            found.setdefault(chunk.partition.number, []).extend(rows)
+    return found
+
+
+def test_the_embedded_log_holds_what_was_written_keyed_by_user(tmp_path: Path):
+    wanted = records(500)
+    sink = EmbeddedSink(tmp_path, "t")
+    produce([wanted], sink, FixedPace(64))
+    sink.close()
+    source = EmbeddedSource(tmp_path, "t")
+    source.open(RecordingListener({}))
+    found = read(source)
+    source.close()
+    assert len(found) > 1
+    assert sorted(row for rows in found.values() for row in rows) == sorted(wanted)
+    for user in {key for key, _, _ in wanted}:
+        [mine] = [rows for rows in found.values() if any(key == user for key, _, _ in rows)]
+        assert [row for row in mine if row[0] == user] == [row for row in wanted if row[0] == user]
+
+
+def test_a_topic_keeps_the_partitions_it_has(tmp_path: Path):
+    EmbeddedSink(tmp_path, "t", partitions=2).close()
+    EmbeddedSink(tmp_path, "t").close()
+    EmbeddedSink(tmp_path, "other").close()
+    with EmbeddedLog(tmp_path) as log:
+        assert log.topics() == {"t": 2, "other": PARTITIONS}
+    with pytest.raises(SourceError, match="has 2 partitions, not 3"):
+        EmbeddedSink(tmp_path, "t", partitions=3)
+
+
+def test_features_are_written_and_events_without_time_get_that_of_writing():
+    events = Events(["a", "b"], ["x", "y"], item_features=[{"genre": "jazz"}, None])
+    written = events.records(clock=lambda: 12.5)
+    assert [time_ms for _, _, time_ms in written] == [12_500, 12_500]
+    assert written[0][1] == b'{"user_id":"a","item_id":"x","item_features":{"genre":"jazz"}}'
+    assert written[1][1] == b'{"user_id":"b","item_id":"y"}'
+
+
+# Kafka ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.servers
+def test_kafka_holds_what_was_written_keyed_by_user(kafka_server: Any):
+    from replay.kafka_sink import KafkaSink
+
+    topic, wanted = kafka_server.create_topic(partitions=3), records(30_000)
+    settings = KafkaSettings(kafka_server.bootstrap, topic, group_id=f"g-{topic}")
+    sink = KafkaSink(settings, topic)
+    produce([wanted], sink)
+    sink.close()
+    sink.close()
+    source = KafkaSource(settings)
+    source.open(RecordingListener({}))
+    found = read(source)
+    source.close()
+    assert sorted(row for rows in found.values() for row in rows) == sorted(wanted)
+    for user in {key for key, _, _ in wanted}:
+        [mine] = [rows for rows in found.values() if any(key == user for key, _, _ in rows)]
+        assert [row for row in mine if row[0] == user] == [row for row in wanted if row[0] == user]
+
+
+@pytest.mark.servers
+def test_a_name_that_no_kafka_topic_can_have_is_an_error(kafka_server: Any):
+    from replay.kafka_sink import KafkaSink
+
+    with pytest.raises(SourceError, match=r"'a/b'.*is illegal"):
+        KafkaSink(KafkaSettings(kafka_server.bootstrap, "a/b"), "a/b")
+
+
+@pytest.mark.servers
+def test_a_kafka_topic_that_does_not_appear_in_time_is_an_error(kafka_server: Any):
+    from replay.kafka_sink import KafkaSink
+
+    settings = KafkaSettings(kafka_server.bootstrap, "late", client={"max_block_ms": 0})
+    with pytest.raises(UnknownTopic, match=r"'late'.*Create it first"):
+        KafkaSink(settings, "late")
+
+
+def test_a_broker_that_does_not_answer_is_named():
+    from replay.kafka_sink import KafkaSink
+
+    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1"):
+        KafkaSink(KafkaSettings("127.0.0.1:1", "t", open_timeout_s=0.5), "t")

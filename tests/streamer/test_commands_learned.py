@@ -1,0 +1,547 @@
+"""recommend, inspect and export, on checkpoints that `streamer run` wrote."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from streamer.checkpoint import unpack_strings
+from streamer.cli import cli
+from streamer.commands import export as export_module
+from streamer.commands.run import build
+from streamer.commands.run import run as run_command
+from streamer.composition import composition
+from streamer.errors import CheckpointError, StreamerError
+from streamer.learner import Learner
+from streamer.loading import load
+
+USERS, ITEMS, EVENTS = 12, 40, 900
+SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluate", "0"]
+SMALL += ["--cache-size", "100", "--device", "cpu", "--threads", "1"]
+
+
+def made_events(seed: int = 0) -> list[dict]:
+    """A long-tailed stream in which every user has a taste."""
+    rng = np.random.default_rng(seed)
+    users = rng.integers(0, USERS, EVENTS)
+    items = np.minimum(rng.zipf(1.4, EVENTS) + users % 4, ITEMS) - 1
+    pairs = zip(users, items, strict=True)
+    return [{"user_id": f"u{u}", "item_id": f"ï{i}", "timestamp": t} for t, (u, i) in enumerate(pairs)]
+
+
+@dataclass
+class Trained:
+    """A directory with checkpoints, and what they should hold."""
+
+    data_dir: Path
+    events: list[dict]
+
+    @property
+    def directory(self) -> Path:
+        return self.data_dir / "checkpoints"
+
+    def learner(self) -> Learner:
+        return load(self.directory).learner
+
+
+def train(data_dir: Path, events: list[dict], *arguments: str, bad_lines: tuple[str, ...] = ()) -> Trained:
+    """What `streamer run` does, without its signal handlers and its log."""
+    data_dir.mkdir()
+    source = data_dir / "events.jsonl"
+    source.write_text("\n".join([*map(json.dumps, events), *bad_lines]) + "\n")
+    arguments = ("--source", str(source), "--data-dir", str(data_dir), *SMALL, *arguments)
+    options = run_command.make_context("run", list(arguments)).params
+    options.pop("as_json")
+    build(options).run()
+    return Trained(data_dir, events)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """xir with everything on, and a few records that are no events."""
+    bad = ("no json", '{"user_id": "u1"}', "neither")
+    path = tmp_path_factory.mktemp("learned") / "data"
+    return train(path, made_events(), "--checkpoint-every-events", "300", bad_lines=bad)
+
+
+@pytest.fixture(scope="module")
+def without_prior(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """ssl with user ids, features and layers; no prior, no recent items."""
+    events = [e | {"item_features": {"genre": e["item_id"][-1]}} for e in made_events(1)]
+    options = ["--method", "ssl", "--prior", "off", "--recent-items", "0", "--repeat-ranks", "0", "--user-ids"]
+    options += ["--item-feature", "genre", "--item-layers", "6", "--user-layers", "6"]
+    return train(tmp_path_factory.mktemp("learned") / "data", events, *options)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def output(*arguments: object) -> str:
+    """What a command prints, if it succeeds."""
+    result = invoke(*arguments)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answers(trained: Trained, *arguments: object) -> list[dict]:
+    """The answers of `streamer recommend`."""
+    return json.loads(output("recommend", "--data-dir", trained.data_dir, "--json", *arguments))["recommendations"]
+
+
+def ids(answer: dict) -> list[str]:
+    return [entry["item"] for entry in answer["items"]]
+
+
+def slow_scores(learner: Learner, user: str) -> dict[str, float]:
+    """Each item's score for a known user, by the formula of the model, an item at a time."""
+    model, row = learner.trainer.model, learner.users.rows([user])
+    recent = [int(item) for item in learner.recent.of(row)[0] if item >= 0]
+    tables = model.item.tables["item.id"].weight.detach().numpy()
+    weights = np.exp(model.recency.detach().numpy())[: len(recent)]
+    query = sum(w * tables[recent[k]] for k, w in enumerate(weights)) / weights.sum() * model.scale.item()
+    scores = {}
+    for item, name in enumerate(learner.items.ids):
+        score = query @ tables[item] + model.beta.item() * learner.prior.log_pop(np.array([item]))[0]
+        if item in recent[: len(model.repeat)]:
+            score += model.repeat[recent.index(item)].item()
+        scores[name] = float(score)
+    return scores
+
+
+def remembered(trained: Trained, user: str) -> list[str]:
+    """A user's last distinct items, most recent first, from the events themselves."""
+    had = [e["item_id"] for e in trained.events if e["user_id"] == user]
+    return list(dict.fromkeys(reversed(had)))[:30]
+
+
+# --- recommend -----------------------------------------------------------------------------------------------
+
+
+def test_items_come_with_the_scores_of_the_model_best_first(trained):
+    (answer,) = answers(trained, "--user", "u3", "-k", "7")
+    slow = sorted(slow_scores(trained.learner(), "u3").items(), key=lambda pair: -pair[1])[:7]
+    assert ids(answer) == [name for name, _ in slow]
+    assert [entry["score"] for entry in answer["items"]] == pytest.approx([score for _, score in slow], abs=1e-4)
+    assert (answer["user"], answer["known"], answer["note"]) == ("u3", True, None)
+
+
+def test_ten_items_unless_said(trained):
+    assert len(answers(trained, "--user", "u3")[0]["items"]) == 10
+
+
+def test_several_users_get_what_each_gets_alone(trained):
+    together = answers(trained, "--user", "u3", "--user", "u5", "--user", "u3")
+    alone = [*answers(trained, "--user", "u3"), *answers(trained, "--user", "u5")]
+    assert [ids(answer) for answer in together] == [ids(alone[k]) for k in (0, 1, 0)]
+
+
+def test_leave_out_known_leaves_out_exactly_what_is_remembered(trained):
+    (everything,), (rest,) = (
+        answers(trained, "--user", "u3", "-k", 1000, *flags) for flags in ([], ["--leave-out-known"])
+    )
+    had = remembered(trained, "u3")
+    assert 0 < len(had) < 30
+    assert sorted(ids(everything)) == sorted({e["item_id"] for e in trained.events})
+    assert ids(rest) == [item for item in ids(everything) if item not in had]
+    assert {entry["item"] for entry in everything["items"] if entry["recent"]} == set(had)
+
+
+def test_an_unknown_user_gets_the_popularity_prior_and_is_told_so(trained):
+    (answer,) = answers(trained, "--user", "nobody", "-k", "6")
+    learner = trained.learner()
+    lately = learner.prior.counts(np.arange(len(learner.items)))
+    assert ids(answer) == [learner.items.id_of(row) for row in np.argsort(-lately, kind="stable")[:6]]
+    assert answer["known"] is False
+    assert "nobody is not known" in answer["note"]
+    assert "popularity prior" in answer["note"]
+
+
+def test_without_a_prior_an_unknown_user_gets_the_most_popular_items(without_prior):
+    known, unknown = answers(without_prior, "--user", "u1", "--user", "nobody", "-k", "5")
+    learner = without_prior.learner()
+    lately = learner.prior.counts(np.arange(len(learner.items)))
+    assert ids(unknown) == [learner.items.id_of(row) for row in np.argsort(-lately, kind="stable")[:5]]
+    assert "most popular" in unknown["note"]
+    assert known["note"] is None
+    assert len(known["items"]) == 5
+
+
+def test_a_session_gets_what_a_user_with_these_recent_items_gets(trained):
+    session = [arg for item in reversed(remembered(trained, "u3")) for arg in ("--recent", item)]
+    (answer,), (of_user,) = answers(trained, *session), answers(trained, "--user", "u3")
+    assert answer["user"] is None
+    assert answer["items"] == of_user["items"]
+
+
+def test_an_item_that_comes_twice_in_a_session_counts_where_it_comes_last(trained):
+    (twice,) = answers(trained, "--recent", "ï2", "--recent", "ï5", "--recent", "ï2")
+    (once,) = answers(trained, "--recent", "ï5", "--recent", "ï2")
+    (other,) = answers(trained, "--recent", "ï2", "--recent", "ï5")
+    assert twice["items"] == once["items"] != other["items"]
+
+
+def test_unknown_items_of_a_session_are_named_and_left_aside(trained):
+    (mixed,), (clean,) = answers(trained, "--recent", "ï2", "--recent", "what"), answers(trained, "--recent", "ï2")
+    assert mixed["items"] == clean["items"]
+    assert mixed["known"]
+    assert "what" in mixed["note"]
+
+
+def test_a_session_of_unknown_items_only_gets_the_popularity_prior(trained):
+    (answer,), (nobody,) = answers(trained, "--recent", "what"), answers(trained, "--user", "nobody")
+    assert answer["items"] == nobody["items"]
+    assert answer["known"] is False
+
+
+def test_a_session_needs_a_model_of_recent_items(without_prior):
+    result = invoke("recommend", "--data-dir", without_prior.data_dir, "--recent", "ï2")
+    assert isinstance(result.exception, CheckpointError)
+    assert "--recent-items" in str(result.exception)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--user", "u1", "--recent", "ï2"]])
+def test_either_users_or_a_session(trained, arguments):
+    result = invoke("recommend", "--data-dir", trained.data_dir, *arguments)
+    assert result.exit_code == 2
+    assert "either --user or --recent" in result.output
+
+
+def test_a_person_sees_ids_scores_and_the_checkpoint(trained):
+    text = output("recommend", "--checkpoint-dir", trained.directory, "--user", "u3", "--user", "nobody", "-k", "2")
+    (answer, _) = answers(trained, "--user", "u3", "--user", "nobody", "-k", "2")
+    for place, entry in enumerate(answer["items"], start=1):
+        (line,) = [x for x in text.split("user nobody")[0].splitlines() if x.split()[:2] == [str(place), entry["item"]]]
+        assert f"{entry['score']:.3f}" in line
+    assert "note: user nobody is not known" in text
+    assert str(load(trained.directory).path) in text
+
+
+def test_ids_cannot_write_codes_to_the_terminal(tmp_path):
+    events = [{"user_id": f"u{k}", "item_id": "\x1b[2Jgone\n", "timestamp": k} for k in range(5)]
+    evil = train(tmp_path / "data", events)
+    for arguments in (["recommend", "--user", "u1"], ["recommend", "--user", "\x1b[2J"], ["inspect"]):
+        text = output(*arguments, "--data-dir", evil.data_dir)
+        assert "\x1b" not in text
+        assert "gone" in text
+
+
+def test_nothing_trained_is_said(tmp_path):
+    empty = train(tmp_path / "data", [], bad_lines=("no json",))
+    result = invoke("recommend", "--data-dir", empty.data_dir, "--user", "u1")
+    assert isinstance(result.exception, CheckpointError)
+    assert "nothing was trained" in str(result.exception)
+
+
+# --- which checkpoint ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["recommend", "--user", "u1"], ["inspect"], ["export", "--out", "x.npz"]])
+def test_a_missing_or_empty_directory_is_explained(command, tmp_path, trained):
+    for directory, words in [
+        (tmp_path / "nowhere", "no directory"),
+        (tmp_path, "no checkpoint in"),
+        (trained.data_dir, f"try --checkpoint-dir {trained.directory}"),
+    ]:
+        result = invoke(*command, "--checkpoint-dir", directory)
+        assert isinstance(result.exception, CheckpointError)
+        assert words in str(result.exception)
+        assert str(directory) in str(result.exception)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_corrupt_checkpoint_is_passed_over_and_shown(tmp_path):
+    data = train(tmp_path / "data", made_events(), "--checkpoint-every-events", "300")
+    newest = load(data.directory).path
+    (newest / "meta.json").write_text("{}")
+    report = json.loads(output("inspect", "--data-dir", data.data_dir, "--json"))
+    assert report["checkpoint"] < str(newest)
+    assert report["accounting"]["consumed"] < EVENTS
+    states = {Path(file["path"]).name: file["state"] for file in report["checkpoints"]}
+    assert states[newest.name] == "corrupt"
+    assert states[Path(report["checkpoint"]).name] == "newest"
+    text = output("inspect", "--data-dir", data.data_dir)
+    assert [line for line in text.splitlines() if newest.name in line and line.endswith("corrupt")]
+
+
+# --- inspect -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def report(trained) -> dict:
+    return json.loads(output("inspect", "--data-dir", trained.data_dir, "--json", "--top", "3"))
+
+
+def test_inspect_tells_sizes_and_settings(trained, report):
+    learner = trained.learner()
+    known = {side: len({e[side] for e in trained.events}) for side in ("user_id", "item_id")}
+    sizes = report["sizes"]
+    assert (sizes["users"], sizes["items"]) == (known["user_id"], known["item_id"])
+    dense = sum(p.numel() for p in learner.trainer.model.parameters())
+    assert sizes["parameters"] == known["item_id"] * 8 + dense
+    assert sizes["bytes"] == sum(f.stat().st_size for f in Path(report["checkpoint"]).iterdir())
+    assert report["settings"]["trainer"]["method"] == "xir"
+    assert report["settings"]["model"]["item"]["dim"] == 8
+    assert report["steps"] == learner.trainer.steps >= EVENTS // 64
+
+
+def test_inspect_tells_offsets_and_accounting(report):
+    assert report["positions"] == [{"topic": "events.jsonl", "partition": 0, "offset": EVENTS + 3}]
+    assert report["left"] == []
+    accounting = report["accounting"]
+    assert accounting["consumed"] == accounting["trained"] + accounting["filtered"] + accounting["dead_lettered"]
+    assert (accounting["trained"], accounting["dead_lettered"]) == (EVENTS, 3)
+    assert accounting["dead_letters"] == {"not_json": 2, "missing_item_id": 1}
+
+
+def test_inspect_lists_all_checkpoints_with_the_newest_last(trained, report):
+    files = report["checkpoints"]
+    assert [Path(f["path"]) for f in files] == sorted(trained.directory.glob("ckpt-*"))
+    assert [f["state"] for f in files] == ["older"] * (len(files) - 1) + ["newest"]
+    assert len(files) > 1
+    assert [f["consumed"] for f in files] == sorted({f["consumed"] for f in files})
+    assert files[-1]["saved_at"] == report["saved_at"]
+
+
+def test_inspect_tells_the_popularity_head(trained, report):
+    counts = Counter(e["item_id"] for e in trained.events)
+    top = report["popularity"]["top"]
+    assert [entry["events"] for entry in top] == [count for _, count in counts.most_common(3)]
+    for entry in top:
+        assert entry["events"] == counts[entry["item"]]
+        assert entry["share"] == pytest.approx(counts[entry["item"]] / EVENTS)
+        row = trained.learner().items.rows([entry["item"]])
+        assert np.log(entry["share_lately"]) == pytest.approx(trained.learner().prior.log_pop(row)[0], abs=1e-5)
+    assert report["popularity"]["estimate"] == "exact"
+
+
+def test_inspect_tells_the_error_of_the_hash_estimate(trained, report):
+    learner = trained.learner()
+    rows = np.arange(len(learner.items))
+    errors = np.abs(learner.hashed.log_pop(rows) - learner.exact.log_pop(rows))
+    assert report["popularity"]["hash_error"] == pytest.approx(errors.mean(), abs=1e-6)
+    assert 0 < errors.mean() < 2
+
+
+def test_inspect_tells_the_composition_of_the_cache(trained, report):
+    learner, cache = trained.learner(), report["cache"]
+    slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
+    assert (cache["slots"], cache["distinct"]) == (100, len(slots))
+    assert cache["bands"] == composition(learner.cache, learner.exact)._asdict()
+    assert sum(cache["bands"].values()) == pytest.approx(1)
+    assert [entry["slots"] for entry in cache["top"]] == [count for _, count in slots.most_common(3)]
+    assert all(slots[entry["item"]] == entry["slots"] == entry["share"] * 100 for entry in cache["top"])
+
+
+def test_inspect_tells_what_was_resampled_most(trained, report):
+    learner, occurrence = trained.learner(), report["occurrence"]
+    values = {item: learner.occurrence.values(learner.items.rows([item]))[0] for item in learner.items.ids}
+    best = sorted(values.values(), reverse=True)[:3]
+    assert [entry["count"] for entry in occurrence["top"]] == best
+    assert occurrence["total"] == pytest.approx(sum(values.values()))
+    assert occurrence["top"][0]["share"] == pytest.approx(best[0] / sum(values.values()))
+
+
+def test_a_person_sees_every_section(trained, without_prior):
+    text = output("inspect", "--data-dir", trained.data_dir)
+    for section in ("checkpoints", "model", "stream", "popularity", "cache", "occurrence"):
+        assert section in text.splitlines()
+    assert f"{EVENTS + 3} consumed = {EVENTS} trained + 0 filtered + 3 dead-lettered" in text
+    assert "xir, cache of 100, weight 0.2" in text
+    assert "100 slots" in text
+    other = output("inspect", "--data-dir", without_prior.data_dir, "--top", 0)
+    assert "dim 8, from ids, genre, layers 6" in other
+    assert "empty: only the method xir fills it" in other
+    assert "nothing was resampled" in other
+
+
+# --- export --------------------------------------------------------------------------------------------------
+
+
+def exported(trained: Trained, out: Path, *arguments: object) -> dict[str, np.ndarray]:
+    output("export", "--data-dir", trained.data_dir, "--out", out, *arguments)
+    with np.load(out, allow_pickle=False) as npz:
+        return dict(npz)
+
+
+@pytest.mark.parametrize("name", ["trained", "without_prior"])
+def test_the_exported_inner_product_is_the_score_without_the_repeat_bias(name, request, tmp_path):
+    data: Trained = request.getfixturevalue(name)
+    arrays = exported(data, tmp_path / "vectors.npz")
+    learner, ranker = data.learner(), data.learner().ranker()
+    users = np.arange(len(learner.users))
+    recent = learner.recent_of(users)
+    rows, scores = ranker.top(ranker.items(), users, len(learner.items), recent)
+    products = arrays["users.vectors"] @ arrays["items.vectors"].T
+    bonus = np.zeros_like(products)
+    if recent is not None:
+        at, place = np.nonzero(recent >= 0)
+        bonus[at, recent[at, place]] = ranker.bonus(recent)[at, place]
+        assert np.abs(bonus).max() > 0.01
+    expected = np.empty_like(products)
+    np.put_along_axis(expected, rows, scores, axis=1)
+    np.testing.assert_allclose(products + bonus, expected, atol=1e-4)
+
+
+def test_the_prior_is_the_last_dimension(trained, without_prior, tmp_path):
+    arrays, learner = exported(trained, tmp_path / "a.npz"), trained.learner()
+    assert arrays["items.vectors"].shape == (len(learner.items), 9)
+    np.testing.assert_array_equal(arrays["items.vectors"][:, -1], learner.prior.log_pop(np.arange(len(learner.items))))
+    np.testing.assert_array_equal(arrays["users.vectors"][:, -1], learner.trainer.model.beta.item())
+    assert json.loads(arrays["about"].tobytes()) == {
+        "checkpoint": load(trained.directory).path.name,
+        "saved_at": load(trained.directory).meta["saved_at"],
+        "dim": 9,
+        "prior": True,
+    }
+    other = exported(without_prior, tmp_path / "b.npz")
+    assert other["items.vectors"].shape[1] == other["users.vectors"].shape[1] == 6
+    assert json.loads(other["about"].tobytes())["prior"] is False
+
+
+def test_ids_come_in_the_order_of_the_vectors_without_objects(trained, tmp_path):
+    arrays, learner = exported(trained, tmp_path / "vectors.npz"), trained.learner()
+    assert set(arrays) == {"about"} | {
+        f"{side}.{part}" for side in ("items", "users") for part in ("vectors", "ids.utf8", "ids.offsets")
+    }
+    assert {array.dtype.str for array in arrays.values()} == {"<f4", "|u1", "<i8"}
+    for side, vocabulary in (("items", learner.items), ("users", learner.users)):
+        assert unpack_strings(arrays, f"{side}.ids") == vocabulary.ids
+        blob, at = arrays[f"{side}.ids.utf8"].tobytes(), arrays[f"{side}.ids.offsets"]  # as the documentation says
+        assert [blob[a:b].decode() for a, b in itertools.pairwise(at)] == vocabulary.ids
+
+
+@pytest.mark.parametrize(("side", "other"), [("items", "users"), ("users", "items")])
+def test_one_side_alone(trained, tmp_path, side, other):
+    arrays, both = exported(trained, tmp_path / "one.npz", "--side", side), exported(trained, tmp_path / "both.npz")
+    assert not [name for name in arrays if name.startswith(other)]
+    np.testing.assert_array_equal(arrays[f"{side}.vectors"], both[f"{side}.vectors"])
+
+
+def test_many_small_blocks_make_the_same_vectors(trained, tmp_path, monkeypatch):
+    whole = exported(trained, tmp_path / "whole.npz")
+    largest = []
+    monkeypatch.setattr(export_module, "BLOCK_ROWS", 5)
+    of_items = export_module.item_vectors
+    monkeypatch.setattr(export_module, "item_vectors", lambda x, rows: largest.append(len(rows)) or of_items(x, rows))
+    parts = exported(trained, tmp_path / "parts.npz")
+    assert max(largest) == 5
+    assert whole.keys() == parts.keys()
+    for name in whole:
+        np.testing.assert_allclose(whole[name], parts[name], atol=1e-6)
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(trained, tmp_path, monkeypatch):
+    out = tmp_path / "vectors.npz"
+    out.write_bytes(b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export_module, "user_vectors", full)  # after the items are written
+    result = invoke("export", "--data-dir", trained.data_dir, "--out", out)
+    assert isinstance(result.exception, StreamerError)
+    assert "No space left on device" in str(result.exception)
+    assert out.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_missing_directory_is_named(trained, tmp_path):
+    result = invoke("export", "--data-dir", trained.data_dir, "--out", tmp_path / "no" / "vectors.npz")
+    assert isinstance(result.exception, StreamerError)
+    assert str(tmp_path / "no" / "vectors.npz") in str(result.exception)
+
+
+def test_an_old_file_is_replaced_and_the_summary_tells_what_was_written(trained, tmp_path):
+    out = tmp_path / "vectors.npz"
+    out.write_bytes(b"old")
+    summary = json.loads(output("export", "--data-dir", trained.data_dir, "--out", out, "--json"))
+    learner = trained.learner()
+    assert zipfile.is_zipfile(out)
+    assert summary == {
+        "out": str(out),
+        "checkpoint": str(load(trained.directory).path),
+        "items": len(learner.items),
+        "users": len(learner.users),
+        "dim": 9,
+        "bytes": out.stat().st_size,
+    }
+    assert f"{len(learner.items)} items and {len(learner.users)} users" in output(
+        "export", "--data-dir", trained.data_dir, "--out", out
+    )
+
+
+def test_other_kinds_of_files_are_refused(trained, tmp_path):
+    result = invoke("export", "--data-dir", trained.data_dir, "--out", tmp_path / "vectors.csv")
+    assert result.exit_code == 2
+    assert ".npz or .parquet" in result.output
+
+
+def test_parquet_without_pyarrow_says_what_to_install(trained, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    result = invoke("export", "--data-dir", trained.data_dir, "--out", tmp_path / "vectors.parquet")
+    assert isinstance(result.exception, StreamerError)
+    assert "pip install 'streamer[parquet]'" in str(result.exception)
+
+
+def test_parquet_holds_the_same_as_npz(trained, tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(export_module, "BLOCK_ROWS", 5)
+    output("export", "--data-dir", trained.data_dir, "--out", tmp_path / "vectors.parquet")
+    arrays = exported(trained, tmp_path / "vectors.npz")
+    table = parquet.read_table(tmp_path / "vectors.parquet")
+    assert table.schema.metadata[b"about"] == arrays["about"].tobytes()
+    rows = table.to_pylist()
+    for side in ("items", "users"):
+        of_side = [row for row in rows if row["side"] == side]
+        assert [row["id"] for row in of_side] == unpack_strings(arrays, f"{side}.ids")
+        np.testing.assert_array_equal(np.array([row["vector"] for row in of_side], "f4"), arrays[f"{side}.vectors"])
+
+
+# --- as a process --------------------------------------------------------------------------------------------
+
+
+def streamer(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "streamer", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
+def test_the_program_answers_and_takes_the_directory_from_the_environment(trained):
+    done = streamer("recommend", "--user", "u3", "--json", STREAMER_CHECKPOINT_DIR=str(trained.directory))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["recommendations"] == answers(trained, "--user", "u3")
+
+
+def test_an_error_is_one_line_and_exit_code_1(tmp_path):
+    done = streamer("inspect", "--checkpoint-dir", tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"streamer: there is no checkpoint in {tmp_path}")
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from streamer.cli import cli\n"
+        "for command in ('recommend', 'inspect', 'export', 'doctor'):\n"
+        "    cli([command, '--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'numba', 'kafka', 'redis'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for option in ("--leave-out-known", "--top", "--side", "--redis-url"):
+        assert option in done.stdout

@@ -1,0 +1,54 @@
+"""Shares of the cache by popularity band."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.popularity import ExactPopularity
+from streamer.composition import composition
+
+
+def popularity_of(counts: list[int]) -> ExactPopularity:
+    popularity = ExactPopularity()
+    popularity.add(np.arange(len(counts)), np.array(counts, np.float64))
+    return popularity
+
+
+def slow_composition(cache: list[int], counts: list[int]) -> tuple[float, float, float]:
+    """Walk down the items from the most popular one; an item is where its first event is."""
+    bands: dict[int, int] = {}
+    seen = 0
+    for item in sorted(range(len(counts)), key=lambda j: -counts[j]):
+        share = seen / sum(counts)
+        bands[item] = 0 if share < 0.5 else 1 if share < 0.8 else 2
+        seen += counts[item]
+    slots = [bands[item] for item in cache]
+    return tuple(slots.count(band) / len(slots) for band in range(3))  # type: ignore[return-value]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.data())
+def test_bands_agree_with_a_walk_down_the_items(counts, data):
+    cache = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1, max_size=50))
+    found = composition(np.array(cache), popularity_of(counts))
+    assert found == pytest.approx(slow_composition(cache, counts))
+    assert sum(found) == pytest.approx(1)
+
+
+def test_the_head_has_half_of_all_events():
+    popularity = popularity_of([50, 30, 10, 5, 5])
+    assert composition(np.array([0]), popularity) == (1, 0, 0)
+    assert composition(np.array([1]), popularity) == (0, 1, 0)
+    assert composition(np.array([2, 3]), popularity) == (0, 0, 1)
+    assert composition(np.array([0, 0, 1, 4]), popularity) == (0.5, 0.25, 0.25)
+
+
+def test_an_item_with_nearly_all_events_is_the_head():
+    assert composition(np.array([0, 1]), popularity_of([97, 2, 1])) == (0.5, 0, 0.5)
+
+
+def test_an_empty_cache_has_no_composition():
+    assert composition(np.array([], np.int64), popularity_of([1, 2])) == (0, 0, 0)
+    assert composition(np.array([0]), ExactPopularity()) == (0, 0, 0)

@@ -1,0 +1,607 @@
+"""Reading ahead: the queue is bounded, and no rebalance loses or doubles an event."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from line_harness import TOPIC, append, events, memory_log, until, values_of
+
+from streamer.batcher import Batcher, MicroBatch
+from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
+from streamer.event import EventDecoder, EventSettings, encode
+from streamer.ingest import Ingest
+from streamer.progress import Progress
+from streamer.sources.base import AtLeast, Chunk, Listener, Partition, Positions
+from streamer.sources.memory import MemoryLog, MemorySource
+
+P0, P1, P2 = (Partition(TOPIC, number) for number in range(3))
+
+
+class Watched(MemorySource):
+    """A source that counts what it is asked."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.polls: Counter[int] = Counter()
+        self.closed = False
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
+        self.polls[max_records] += 1
+        return super().poll(max_records, timeout_s)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+class Line:
+    """An ingest with the trainer's side in the hands of the test."""
+
+    def __init__(self, source: Any, batch_size: int = 8, settings: EventSettings | None = None, **options: Any) -> None:
+        self.source = source
+        self.trained: list[tuple[Partition, int]] = []  # partition and offset of every event
+        self.accounted = 0
+        self.ingest = Ingest(lambda: source, EventDecoder(settings), Batcher(batch_size, None), **options)
+
+    def step(self, timeout_s: float = 0.05) -> MicroBatch | None:
+        """Train one batch, and hand over what leaves."""
+        with self.ingest.batch(timeout_s) as batch:
+            if batch is not None:
+                self.train(batch)
+        self.hand_over()
+        return batch
+
+    def hand_over(self) -> None:
+        """Commit what leaves, if anything does."""
+        if self.ingest.handover_wanted:
+            standing = self.ingest.take_standing()
+            self.ingest.commit(standing.ours | standing.leaving)
+            self.ingest.handed_over(standing.leaving)
+
+    def lose(self, *partitions: Partition) -> None:
+        """Have partitions revoked, without training meanwhile."""
+        self.source.revoke(partitions)
+        until(lambda: not set(partitions) & set(self.ingest.positions()))
+        self.hand_over()
+
+    def train(self, batch: MicroBatch) -> None:
+        for partition, start, stop in batch.origins:
+            self.trained += [(partition, offset) for offset in batch.offsets[start:stop]]
+        self.accounted += batch.consumed
+
+    def run(self) -> None:
+        until(lambda: self.ingest.finished, self.step)
+
+    @property
+    def queued(self) -> int:
+        return self.ingest.queued_events
+
+
+@contextmanager
+def started(line: Line) -> Iterator[Line]:
+    line.ingest.start()
+    try:
+        yield line
+    finally:
+        line.ingest.stop()
+
+
+def all_of(log: MemoryLog) -> list[tuple[Partition, int]]:
+    return sorted((p, offset) for p, end in log.end_positions(TOPIC).items() for offset in range(end))
+
+
+# the queue ------------------------------------------------------------------------------------------------------------
+
+
+class TestQueue:
+    def test_never_more_than_the_limit_and_one_poll_wait(self):
+        line = Line(Watched(memory_log(values_of(events(2000))), TOPIC), max_queued_events=100, until_end=True)
+        largest = 0
+        with started(line):
+            until(lambda: line.queued >= 100)
+            while not line.ingest.finished:
+                largest = max(largest, line.queued)
+                line.step()
+        assert 100 <= largest < 100 + 25
+        assert max(line.source.polls) == 25, "a quarter of the queue at a time"
+        assert len(line.trained) == 2000
+
+    def test_a_full_queue_is_no_reason_not_to_poll(self):
+        """Polls for nothing keep the membership of a group, and serve its rebalances."""
+        line = Line(Watched(memory_log(values_of(events(400))), TOPIC), max_queued_events=40)
+        with started(line):
+            until(lambda: line.queued >= 40)
+            for _ in range(3):
+                before = line.source.polls[0]
+                until(lambda before=before: line.source.polls[0] > before)
+            assert line.queued < 40 + 10
+
+    def test_polls_for_nothing_go_on_while_the_last_batch_is_trained(self):
+        line = Line(Watched(memory_log(values_of(events(20))), TOPIC), until_end=True)
+        with started(line):
+            until(lambda: line.queued == 20)
+            with line.ingest.batch(1) as batch:
+                before = line.source.polls[0]
+                until(lambda: line.source.polls[0] > before + 1)
+            assert batch is not None
+
+    def test_what_is_not_trained_does_not_fill_memory_either(self):
+        """Dead letters are events' equals in memory: reading pauses when a batch is full of them."""
+        log = memory_log([b"no event " * 1000] * 400)
+        source = Watched(log, TOPIC)
+        batcher = Batcher(8, None, max_letter_bytes=100_000)
+        ingest = Ingest(lambda: source, EventDecoder(), batcher, max_queued_events=16)
+        ingest.start()
+        until(lambda: source.polls[0] > 2)
+        assert source.positions()[P0] <= 16
+        ingest.stop()
+
+    def test_a_trainer_that_waits_is_woken_by_events(self):
+        log = memory_log([])
+        line = Line(Watched(log, TOPIC), batch_size=4)
+        with started(line):
+            assert line.step(0.01) is None
+            append(log, values_of(events(4)))
+            until(lambda: line.step(5.0) is not None)
+
+    def test_a_batch_closes_by_age_while_nothing_more_comes(self):
+        source = Watched(memory_log(values_of(events(3))), TOPIC)
+        ingest = Ingest(lambda: source, EventDecoder(), Batcher(100, max_age_s=0.05))
+        ingest.start()
+        with ingest.batch(30) as batch:
+            assert batch is not None
+            assert len(batch) == 3
+        ingest.stop()
+
+    def test_reading_and_decoding_times_are_known(self):
+        line = Line(Watched(memory_log(values_of(events(200))), TOPIC), until_end=True)
+        with started(line):
+            line.run()
+        assert line.ingest.decode_seconds > 0
+        assert line.ingest.read_seconds > 0
+
+
+# where it stops -------------------------------------------------------------------------------------------------------
+
+
+class TestUntilEnd:
+    def test_it_stops_at_the_end_as_it_was_at_the_start_although_the_log_grows(self):
+        log = memory_log(values_of(events(300)), partitions=3)
+        line = Line(Watched(log, TOPIC), max_queued_events=40, until_end=True)
+        with started(line):
+            until(lambda: line.queued >= 40)
+            for _ in range(50):
+                append(log, values_of(events(6)))
+                line.step()
+            line.run()
+        assert sorted(line.trained) == [(p, offset) for p in (P0, P1, P2) for offset in range(100)]
+        assert line.ingest.positions() == {P0: 100, P1: 100, P2: 100}
+
+    def test_a_partition_that_was_empty_is_left_for_the_next_run(self):
+        log = memory_log([], partitions=2)
+        log.append(TOPIC, [(None, value, 0) for value in values_of(events(50))], partition=0)
+        line = Line(Watched(log, TOPIC), max_queued_events=20, until_end=True)
+        with started(line):
+            until(lambda: line.queued >= 20)
+            log.append(TOPIC, [(None, value, 0) for value in values_of(events(50))], partition=1)
+            line.run()
+        assert line.ingest.positions() == {P0: 50, P1: 0}
+
+    def test_nothing_new_is_the_end_at_once(self):
+        line = Line(Watched(memory_log([]), TOPIC), until_end=True)
+        with started(line):
+            line.run()
+        assert line.trained == []
+
+    @pytest.mark.parametrize("bad", [b"no event", encode("u", "i", 1.0, event_type="view")])
+    def test_records_without_events_at_the_end_are_accounted_for(self, bad):
+        values = [encode("u", f"i{k}", 1.0, event_type="buy") for k in range(10)] + [bad] * 3
+        settings = EventSettings(event_types=("buy",))
+        line = Line(Watched(memory_log(values), TOPIC), 10, settings, until_end=True)
+        with started(line):
+            line.run()
+        assert len(line.trained) == 10
+        assert line.accounted == 13
+        assert line.ingest.positions() == {P0: 13}
+
+    def test_it_does_not_stop_while_partitions_are_away_for_a_rebalance(self):
+        log = memory_log(values_of(events(200)), partitions=2)
+        source = Watched(log, TOPIC)
+        line = Line(source, max_queued_events=20, until_end=True)
+        with started(line):
+            until(lambda: len(line.trained) > 40, line.step)
+            line.lose(P0, P1)
+            for _ in range(20):
+                line.step()
+                assert not line.ingest.finished
+            source.assign([P0, P1])
+            line.run()
+        assert sorted(line.trained) == all_of(log)
+
+    def test_the_end_of_a_partition_that_comes_back_is_still_that_of_the_start(self):
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, max_queued_events=20, until_end=True)
+        with started(line):
+            until(lambda: len(line.trained) > 10, line.step)
+            line.lose(P0)
+            append(log, values_of(events(100)))
+            source.assign([P0])
+            line.run()
+        assert line.ingest.positions() == {P0: 100}
+
+
+class TestMaxEvents:
+    def test_it_stops_after_so_many_events(self):
+        line = Line(Watched(memory_log(values_of(events(500)), partitions=2), TOPIC), max_events=123)
+        with started(line):
+            line.run()
+        assert len(line.trained) == 123
+        assert sum(line.ingest.positions().values()) == 123
+
+    def test_a_record_is_not_split_and_no_further_one_is_read(self):
+        record = b"[" + b",".join(values_of(events(10))) + b"]"
+        line = Line(Watched(memory_log([record] * 20), TOPIC), max_events=25)
+        with started(line):
+            line.run()
+        assert line.accounted == 30
+        assert line.ingest.positions() == {P0: 3}
+
+    def test_events_that_a_rebalance_drops_do_not_count(self):
+        source = Watched(memory_log(values_of(events(500)), partitions=2), TOPIC)
+        line = Line(source, batch_size=10, max_events=100)
+        with started(line):
+            until(lambda: line.queued == 100)
+            line.lose(P0)
+            line.run()
+        assert line.trained == [(P1, k) for k in range(100)]
+
+    def test_filtered_events_and_dead_letters_count(self):
+        values = [encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "view")] * 10 + [b"no event"] * 5
+        line = Line(Watched(memory_log(values), TOPIC), 8, EventSettings(event_types=("buy",)), max_events=22)
+        with started(line):
+            line.run()
+        assert (len(line.trained), line.accounted) == (10, 22)
+
+
+# where it goes on -----------------------------------------------------------------------------------------------------
+
+
+class TestPositions:
+    def test_it_goes_on_at_the_checkpoint_and_elsewhere_by_the_sources_policy(self):
+        log = memory_log(values_of(events(60)), partitions=2)
+        line = Line(Watched(log, TOPIC), progress=Progress({P0: 17}), until_end=True)
+        with started(line):
+            line.run()
+        assert sorted(line.trained) == [(P0, k) for k in range(17, 30)] + [(P1, k) for k in range(30)]
+
+    def test_at_the_first_assignment_the_checkpoint_rules_over_what_was_committed(self):
+        log = memory_log(values_of(events(60)))
+        log.committed["streamer"] = {P0: 50}
+        line = Line(Watched(log, TOPIC), progress=Progress({P0: 17}), until_end=True)
+        with started(line):
+            line.run()
+        assert line.trained[0] == (P0, 17)
+
+    def test_a_partition_from_which_nothing_came_yet_has_a_position_too(self):
+        """Without one, a restart would begin it at the latest record again, and lose what came in between."""
+        log = memory_log(values_of(events(60)), partitions=2)
+        line = Line(Watched(log, TOPIC, start="latest"))
+        with started(line):
+            until(lambda: len(line.ingest.positions()) == 2)
+            assert line.ingest.positions() == {P0: 30, P1: 30}
+
+    def test_positions_are_those_of_the_batches_that_ended_well(self):
+        line = Line(Watched(memory_log(values_of(events(60))), TOPIC), batch_size=10)
+        with started(line):
+            until(lambda: line.step() is not None)
+            assert line.ingest.positions() == {P0: 10}
+            with pytest.raises(ZeroDivisionError), line.ingest.batch(1):
+                _ = 1 / 0
+            assert line.ingest.positions() == {P0: 10}
+
+    def test_lag_is_what_is_not_trained_yet(self):
+        log = memory_log(values_of(events(60)), partitions=2)
+        line = Line(Watched(log, TOPIC), batch_size=10)
+        assert line.ingest.lag() == {}
+        with started(line):
+            until(lambda: sum(line.ingest.lag().values()) == 60)
+            until(lambda: line.step() is not None)
+            assert sum(line.ingest.lag().values()) == 50
+
+
+class TestProgress:
+    def test_the_first_assignment_is_ruled_by_the_checkpoint_and_later_ones_are_not(self):
+        progress = Progress({P0: 10, P1: 20}, left={P2: 5})
+        assert progress.assign([]) == {}
+        first = progress.assign([P0])
+        assert first == {P0: 10}
+        assert not isinstance(first[P0], AtLeast)
+        assert progress.positions() == {P0: 10}
+        later = progress.assign([P1, P2])
+        assert later == {P1: 20, P2: 5}
+        assert all(isinstance(position, AtLeast) for position in later.values())
+
+    def test_what_comes_back_goes_on_where_we_or_others_came_furthest(self):
+        progress = Progress()
+        assert progress.assign([P0]) == {}
+        progress.begin({P0: 3})
+        progress.train({P0: 7})
+        assert progress.revoke([P0]) == {P0: 7}
+        assert (progress.ours, progress.left) == ({}, {P0: 7})
+        assert isinstance(progress.assign([P0])[P0], AtLeast)
+        progress.begin({P0: 12})
+        assert (progress.ours, progress.left) == ({P0: 12}, {})
+
+    def test_what_is_not_ours_is_not_noted(self):
+        progress = Progress()
+        progress.begin({P0: 3})
+        progress.train({P0: 7})
+        assert progress.positions() == {}
+        assert progress.revoke([P0]) == {}
+
+
+# rebalances -----------------------------------------------------------------------------------------------------------
+
+
+class TestRevocation:
+    def test_what_waits_of_a_revoked_partition_is_dropped_and_counted_nowhere(self):
+        log = memory_log(values_of(events(200)), partitions=2)
+        source = Watched(log, TOPIC)
+        line = Line(source, until_end=True)
+        with started(line):
+            until(lambda: line.step() is not None)
+            until(lambda: line.queued == 192)
+            line.lose(P0)
+            assert line.queued == 96
+            line.run()
+        assert sorted(line.trained) == [(P0, k) for k in range(4)] + [(P1, k) for k in range(100)]
+        assert line.accounted == 104
+        assert log.committed["streamer"][P0] == 4, "what was trained of it, and no more, is committed"
+
+    def test_it_waits_for_the_batch_in_flight(self):
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10)
+        with started(line):
+            until(lambda: line.queued == 100)
+            with line.ingest.batch(1) as batch:
+                source.revoke([P0])
+                until(lambda: line.queued == 0)
+                time.sleep(0.05)
+                assert line.ingest.positions() == {P0: 0}, "still ours while it is trained"
+                assert batch is not None
+            until(lambda: not line.ingest.positions(), line.step)
+        assert log.committed["streamer"] == {P0: 10}
+
+    def test_it_does_not_wait_for_a_batch_of_other_partitions(self):
+        log = memory_log([], partitions=2)
+        log.append(TOPIC, [(None, value, 0) for value in values_of(events(10))], partition=1)
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10)
+        with started(line):
+            until(lambda: line.queued == 10)
+            with line.ingest.batch(1):
+                source.revoke([P0])
+                until(lambda: line.ingest.handover_wanted)
+
+    def test_it_waits_until_the_trainer_has_handed_over(self):
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10)
+        with started(line):
+            until(lambda: line.step() is not None)
+            source.revoke([P0])
+            until(lambda: line.ingest.handover_wanted)
+            standing = line.ingest.take_standing()
+            assert standing.ours == {}
+            assert standing.left == standing.leaving == {P0: 10}
+            assert not line.ingest.handover_wanted, "once is enough"
+            polls = source.polls.total()
+            time.sleep(0.05)
+            assert source.polls.total() == polls
+            line.ingest.handed_over(standing.leaving)
+            until(lambda: source.polls.total() > polls)
+
+    def test_a_stop_does_not_wait_for_it(self):
+        source = Watched(memory_log(values_of(events(100))), TOPIC)
+        line = Line(source)
+        with started(line):
+            until(lambda: line.queued == 100)
+            source.revoke([P0])
+            until(lambda: line.ingest.handover_wanted)
+        assert source.closed
+
+    def test_a_partition_that_others_read_meanwhile_goes_on_behind_them(self):
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10, until_end=True)
+        with started(line):
+            until(lambda: line.step() is not None)
+            line.lose(P0)
+            log.committed["streamer"][P0] = 70
+            source.assign([P0])
+            line.run()
+        assert [offset for _, offset in line.trained] == [*range(10), *range(70, 100)]
+
+    def test_a_commit_that_is_behind_does_not_bring_events_back(self):
+        """A handover that failed, or partitions that were lost: live progress counts, not what was committed."""
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10, until_end=True)
+        with started(line):
+            until(lambda: line.step() is not None)
+            line.lose(P0)
+            log.committed["streamer"][P0] = 3
+            source.assign([P0])
+            line.run()
+        assert [offset for _, offset in line.trained] == list(range(100))
+
+
+class Coordinator:
+    """Moves partitions between members at random, as a group would: taken from one before another gets them."""
+
+    def __init__(self, rng: random.Random, lines: list[Line], partitions: list[Partition]) -> None:
+        self.rng, self.lines = rng, lines
+        self.owner: dict[Partition, Line] = dict.fromkeys(partitions, lines[0])
+
+    def rebalance(self) -> None:
+        moved = self.rng.sample(sorted(self.owner), self.rng.randint(1, len(self.owner)))
+        for line in self.lines:
+            if gone := [p for p in moved if self.owner[p] is line]:
+                line.source.revoke(gone)
+                until(lambda gone=gone, line=line: not set(gone) & set(line.ingest.positions()), self.step)
+                until(lambda line=line: not line.ingest.handover_wanted, self.step)
+        for partition in moved:
+            self.owner[partition] = self.rng.choice(self.lines)
+            self.owner[partition].source.assign([partition])
+
+    def step(self) -> None:
+        self.rng.choice(self.lines).step(0.002)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_under_any_schedule_of_rebalances_every_event_is_trained_exactly_once(members, seed):
+    rng = random.Random(seed)
+    log = memory_log(values_of(events(3000)), partitions=3)
+    sources = [Watched(log, TOPIC, partitions=None if k == 0 else ()) for k in range(members)]
+    lines = [Line(source, batch_size=rng.randint(1, 40), max_queued_events=rng.randint(1, 400)) for source in sources]
+    for line in lines:
+        line.ingest.start()
+    group = Coordinator(rng, lines, [P0, P1, P2])
+    for _ in range(25):
+        for _ in range(rng.randint(0, 8)):
+            group.step()
+        group.rebalance()
+    for line in lines:
+        line.ingest._batcher._max_age_s = 0.0  # what does not fill a batch is trained now
+    until(lambda: sum(len(line.trained) for line in lines) >= 3000, group.step)
+    for line in lines:
+        line.ingest.stop()
+    assert sorted(event for line in lines for event in line.trained) == all_of(log)
+    for line in lines:
+        assert line.accounted == len(line.trained)
+
+
+# sources that fail ----------------------------------------------------------------------------------------------------
+
+
+class Failing(Watched):
+    """A source that fails so many times, in `open` or in `poll`, before it works."""
+
+    def __init__(self, log: MemoryLog, fail_open: int = 0, fail_poll: int = 0, error: Exception | None = None) -> None:
+        super().__init__(log, TOPIC)
+        self.error = error or SourceUnavailable("nobody answers")
+        self.fail_open, self.fail_poll = fail_open, fail_poll
+        self.failed_at: list[float] = []
+
+    def open(self, listener: Listener) -> None:
+        self._maybe_fail("fail_open")
+        super().open(listener)
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
+        self._maybe_fail("fail_poll")
+        return super().poll(max_records, timeout_s)
+
+    def _maybe_fail(self, which: str) -> None:
+        if getattr(self, which):
+            setattr(self, which, getattr(self, which) - 1)
+            self.failed_at.append(time.monotonic())
+            raise self.error
+
+
+class TestFailures:
+    @pytest.mark.parametrize("where", ["fail_open", "fail_poll"])
+    def test_a_source_that_is_away_is_tried_again_with_growing_pauses_and_says_so(self, where, caplog):
+        source = Failing(memory_log(values_of(events(50))), **{where: 4})
+        line = Line(source, until_end=True, first_backoff_s=0.01)
+        with caplog.at_level(logging.WARNING), started(line):
+            line.run()
+        assert len(line.trained) == 50
+        assert [record.getMessage() for record in caplog.records] == [
+            f"nobody answers; trying again in {pause:.1f} s" for pause in (0.01, 0.02, 0.04, 0.08)
+        ]
+        pauses = [b - a for a, b in zip(source.failed_at, source.failed_at[1:], strict=False)]
+        assert all(pause >= wanted for pause, wanted in zip(pauses, (0.01, 0.02, 0.04), strict=True))
+
+    def test_a_source_that_could_not_be_opened_is_closed_and_another_is_made(self):
+        log = memory_log(values_of(events(10)))
+        made = [Failing(log, fail_open=1), Failing(log, fail_open=1), Failing(log)]
+        left = iter(made)
+        ingest = Ingest(lambda: next(left), EventDecoder(), Batcher(8), until_end=True, first_backoff_s=0.01)
+        ingest.start()
+        until(lambda: ingest.queued_events == 10)
+        assert [source.closed for source in made] == [True, True, False]
+        ingest.stop()
+
+    @pytest.mark.parametrize("error", [SourceError("no such thing"), UnknownTopic("no topic"), ValueError("a bug")])
+    @pytest.mark.parametrize("where", ["fail_open", "fail_poll"])
+    def test_any_other_error_of_the_source_reaches_the_trainer(self, where, error):
+        source = Failing(memory_log(values_of(events(50))), error=error, **{where: 1})
+        line = Line(source)
+        with started(line), pytest.raises(type(error), match=str(error)):
+            until(lambda: False, line.step)
+        assert source.closed
+
+    def test_an_error_of_the_decoder_reaches_the_trainer(self):
+        class Broken:
+            def decode(self, chunk: Chunk) -> Any:
+                raise RuntimeError("a bug in the decoder")
+
+        source = Watched(memory_log(values_of(events(5))), TOPIC)
+        ingest = Ingest(lambda: source, Broken(), Batcher(8))  # type: ignore[arg-type]
+        ingest.start()
+        with pytest.raises(RuntimeError, match="a bug in the decoder"), ingest.batch(30):
+            pass
+        ingest.stop()
+
+    def test_a_stop_ends_the_pause(self):
+        line = Line(Failing(memory_log([]), fail_open=100), first_backoff_s=3600.0)
+        with started(line):
+            until(lambda: line.source.failed_at)
+
+    def test_a_source_that_never_returns_is_left_after_a_while(self, caplog):
+        released = threading.Event()
+
+        class Stuck(Watched):
+            def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
+                released.wait()
+                return []
+
+        line = Line(Stuck(memory_log([]), TOPIC))
+        line.ingest.start()
+        line.ingest.stop(timeout_s=0.05)
+        assert "did not close" in caplog.text
+        released.set()
+
+    def test_a_stop_before_anything_closes_the_source(self):
+        source = Watched(memory_log([]), TOPIC)
+        with started(Line(source)):
+            until(lambda: source.polls)
+        assert source.closed
+
+
+def test_the_listener_is_called_on_the_reading_thread():
+    threads: list[str] = []
+
+    class Noting(Ingest):
+        def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+            threads.append(threading.current_thread().name)
+            return super().on_assigned(partitions)
+
+    source = Watched(memory_log([]), TOPIC)
+    make: Callable[[], Any] = lambda: source  # noqa: E731
+    ingest = Noting(make, EventDecoder(), Batcher(8))
+    ingest.start()
+    until(lambda: threads)
+    ingest.stop()
+    assert threads == ["ingest"]

@@ -1,0 +1,333 @@
+"""The learner: what a micro-batch changes, and that all of it survives a restart."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from line_harness import (
+    assert_same_learner,
+    assert_same_state,
+    events,
+    learn_all,
+    micro_batch,
+    newest,
+    popularity_counts,
+    small,
+)
+
+from model.losses import METHODS
+from model.towers import TowerSettings
+from model.two_tower import ModelSettings
+from streamer.checkpoint import CheckpointStore
+from streamer.errors import IncompatibleCheckpoint, SettingsError
+from streamer.learner import Learner, LearnerSettings
+
+STREAMING = [name for name in METHODS if name != "full-softmax"]
+
+FEATURES = ModelSettings(
+    user=TowerSettings(dim=8, ids=False, categorical=("country",), numeric=("age",), layers=(8,)),
+    item=TowerSettings(dim=8, categorical=("brand", "colour"), numeric=("price",), layers=(8,)),
+    recent_items=3,
+    repeat_ranks=5,
+    prior="learned",
+)
+
+
+def featured(stream: list[tuple[str, str]], seed: int = 0) -> Any:
+    """A batch in which some events have features of users and items."""
+    rng = np.random.default_rng(seed)
+    users = [
+        {"country": str(rng.integers(4)), "age": float(rng.random())} if rng.random() < 0.5 else None for _ in stream
+    ]
+    items = [
+        {"brand": str(rng.integers(6)), "price": float(rng.random())} if rng.random() < 0.7 else None for _ in stream
+    ]
+    return micro_batch(stream, user_features=users, item_features=items)
+
+
+def all_finite(learner: Learner) -> bool:
+    tensors, _ = learner.snapshot()
+    arrays = [t.numpy() if isinstance(t, torch.Tensor) else t for t in tensors.values()]
+    return all(np.isfinite(array).all() for array in arrays)
+
+
+class TestLearning:
+    def test_new_ids_are_learned_from_their_first_event(self):
+        learner = Learner(small())
+        first = learner.learn(micro_batch([("ann", "tea"), ("bob", "milk"), ("ann", "milk")]))
+        assert (first.new_users, first.new_items) == (2, 2)
+        assert learner.users.ids == ["ann", "bob"]
+        assert learner.items.ids == ["tea", "milk"]
+        weights = learner.trainer.model.tables["item.id"].weight.clone()
+        assert len(weights) == 2
+        second = learner.learn(micro_batch([("eve", "milk"), ("ann", "rum")]))
+        assert (second.new_users, second.new_items) == (1, 1)
+        updates = learner.trainer.model.tables["item.id"].updates
+        assert (updates > 0).all(), "each item has been moved by its first event already"
+        assert not torch.equal(learner.trainer.model.tables["item.id"].weight[:2], weights)
+
+    def test_an_event_sees_its_users_earlier_events_also_of_the_same_batch(self):
+        learner, seen = Learner(small()), []
+        learner.learn(micro_batch([("ann", "tea")]))
+        learner.learn(micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), lambda batch: seen.append(batch))
+        tea, milk = learner.items.row_of("tea"), learner.items.row_of("milk")
+        assert [row[row >= 0].tolist() for row in seen[0].recent] == [[tea], [], [milk, tea]]
+
+    def test_popularity_counts_every_event_once(self):
+        learner, stream = Learner(small()), events(500)
+        learn_all(learner, stream)
+        assert popularity_counts(learner) == Counter(item for _, item in stream)
+
+    def test_it_learns(self):
+        """What follows what is learned: the loss on a pattern falls far below that of guessing."""
+        pairs = [(f"u{k}", f"{side}{k % 8}") for k in range(600) for side in "ab"]
+        learner, losses = Learner(small("ssl-pop")), []
+        for start in range(0, len(pairs), 40):
+            losses.append(float(learner.learn(micro_batch(pairs[start : start + 40])).step.loss))
+        assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:2])
+
+    def test_the_cache_holds_what_was_resampled(self):
+        learner = Learner(small("xir", cache_size=16))
+        learn_all(learner, events(200))
+        assert len(learner.cache) == 16
+        assert learner.cache.max() < len(learner.items)
+        assert len(Learner(small("bir")).cache) == 0
+
+    @pytest.mark.parametrize("method", STREAMING)
+    def test_batches_of_one_event_train_without_nan(self, method):
+        learner = Learner(small(method))
+        losses = [float(learner.learn(micro_batch([event])).step.loss) for event in events(40)]
+        assert np.isfinite(losses).all()
+        assert all_finite(learner)
+
+    @pytest.mark.parametrize("method", STREAMING)
+    def test_batches_in_which_all_items_are_equal_train_without_nan(self, method):
+        learner = Learner(small(method))
+        for _ in range(5):
+            result = learner.learn(micro_batch([(f"u{k}", "the only one") for k in range(16)]))
+            assert np.isfinite(float(result.step.loss))
+        learner.learn(micro_batch([("u", "another")] * 16))
+        assert all_finite(learner)
+
+    def test_all_wrong_settings_are_reported_at_once(self):
+        wrong = small(cache_size=-1, cache_scope="some", popularity="guess", prior_half_life=0.0)
+        with pytest.raises(SettingsError) as caught:
+            Learner(wrong)
+        for name in ("cache_size", "cache_scope", "popularity", "prior_half_life"):
+            assert name in str(caught.value)
+
+
+class TestFeatures:
+    def codes(self, learner: Learner, item: str) -> dict[str, str | None]:
+        """What is known of an item's categories."""
+        row = np.array([learner.items.row_of(item)])
+        found = {}
+        for k, name in enumerate(("brand", "colour")):
+            code = int(learner.trainer.model.item.features.codes(row, k)[0])
+            found[name] = learner.categories["item"][name].id_of(code) if code else None
+        return found
+
+    def price(self, learner: Learner, item: str) -> float:
+        return float(learner.trainer.model.item.features.numbers(np.array([learner.items.row_of(item)]))[0, 0])
+
+    def learn(self, learner: Learner, *given: tuple[str, dict[str, Any] | None]) -> None:
+        learner.learn(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
+
+    def test_unknown_known_and_changed(self):
+        learner = Learner(small(model=FEATURES))
+        self.learn(learner, ("tea", None))
+        assert self.codes(learner, "tea") == {"brand": None, "colour": None}
+        self.learn(learner, ("tea", {"brand": "x", "price": 2.5}))
+        assert self.codes(learner, "tea") == {"brand": "x", "colour": None}
+        assert self.price(learner, "tea") == 2.5
+        self.learn(learner, ("tea", {"brand": "y", "colour": "red"}))
+        assert self.codes(learner, "tea") == {"brand": "y", "colour": "red"}
+
+    def test_what_an_event_does_not_say_stays_known(self):
+        learner = Learner(small(model=FEATURES))
+        self.learn(learner, ("tea", {"brand": "x", "price": 2.5}))
+        self.learn(learner, ("tea", {"something else": "1"}), ("tea", None), ("tea", {"colour": "red"}))
+        assert self.codes(learner, "tea") == {"brand": "x", "colour": "red"}
+        assert self.price(learner, "tea") == 2.5
+
+    def test_in_a_batch_the_later_event_wins_feature_by_feature(self):
+        learner = Learner(small(model=FEATURES))
+        self.learn(learner, ("tea", {"brand": "x", "colour": "red"}), ("rum", None), ("tea", {"brand": "y"}))
+        assert self.codes(learner, "tea") == {"brand": "y", "colour": "red"}
+        assert self.codes(learner, "rum") == {"brand": None, "colour": None}
+
+    @pytest.mark.parametrize(
+        ("value", "number"),
+        [
+            (2.5, 2.5),
+            ("7", 7.0),
+            ("true", 1.0),
+            ("false", 0.0),
+            ("red", 0.5),
+            ("nan", 0.5),
+            ("1e999", 0.5),
+            (1e300, 0.5),
+        ],
+    )
+    def test_a_numeric_feature_is_a_number_or_left_as_it_was(self, value, number):
+        """Integers come as text, as they may be categories; what is no finite number must not reach a tower."""
+        learner = Learner(small(model=FEATURES))
+        self.learn(learner, ("tea", {"price": 0.5}))
+        self.learn(learner, ("tea", {"price": value}))
+        assert self.price(learner, "tea") == number
+
+    def test_large_numbers_do_not_ruin_the_model(self):
+        learner = Learner(small(model=FEATURES))
+        for k in range(5):
+            self.learn(learner, *((f"i{n}", {"price": 1e9 * (-1) ** n}) for n in range(8 + k)))
+        assert all_finite(learner)
+
+    def test_features_reach_the_vectors(self):
+        learner = Learner(small(model=FEATURES))
+        self.learn(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
+        before = learner.ranker().items().vectors
+        row = np.array([learner.items.row_of("tea")])
+        learner.trainer.model.item.features.set(row, np.array([[2, 0]]))
+        after = learner.ranker().items().vectors
+        assert not torch.equal(before[0], after[0])
+        assert torch.equal(before[1], after[1])
+
+
+class TestRestart:
+    """A learner that is saved, loaded and goes on ends as one that was never disturbed: to the last bit."""
+
+    def reloaded(self, learner: Learner, directory: Any) -> Learner:
+        state, values = learner.snapshot()
+        with CheckpointStore(directory) as store:
+            store.save(state, {"learner": values})
+        checkpoint = newest(directory)
+        fresh = Learner(dataclasses.replace(learner.settings))
+        fresh.restore(checkpoint.tensors, checkpoint.meta["learner"])
+        return fresh
+
+    @pytest.mark.parametrize("method", STREAMING)
+    def test_it_goes_on_with_the_same_bits(self, method, tmp_path):
+        undisturbed, stream = Learner(small(method, popularity_half_life=50.0, occurrence_half_life=10.0)), events(480)
+        learn_all(undisturbed, stream[:240])
+        restarted = self.reloaded(undisturbed, tmp_path)
+        assert_same_learner(restarted, undisturbed)
+        for learner in (undisturbed, restarted):
+            learn_all(learner, stream[240:])
+        assert_same_learner(restarted, undisturbed)
+
+    @pytest.mark.parametrize(
+        "settings", [small(model=FEATURES), small(cache_scope="touched"), small(popularity="hash")]
+    )
+    def test_so_do_features_and_other_settings(self, settings, tmp_path):
+        undisturbed = Learner(settings)
+        for k in range(6):
+            undisturbed.learn(featured(events(30, seed=k), seed=k))
+        restarted = self.reloaded(undisturbed, tmp_path)
+        for k in range(6, 12):
+            results = [learner.learn(featured(events(30, seed=k), seed=k)) for learner in (undisturbed, restarted)]
+            assert torch.equal(results[0].step.loss, results[1].step.loss)
+        assert_same_learner(restarted, undisturbed)
+        assert np.array_equal(restarted.cache, undisturbed.cache)
+        users = np.arange(len(undisturbed.users))
+        assert np.array_equal(restarted.recent_of(users), undisturbed.recent_of(users))
+        vocabularies = [learner.categories["item"] for learner in (restarted, undisturbed)]
+        assert [v.ids for v in vocabularies[0].values()] == [v.ids for v in vocabularies[1].values()]
+
+    def test_a_learner_that_never_learned_can_be_saved(self, tmp_path):
+        restarted = self.reloaded(Learner(small()), tmp_path)
+        learn_all(restarted, events(32))
+
+    def test_training_goes_on_while_a_snapshot_is_written(self):
+        learner = Learner(small())
+        learn_all(learner, events(100))
+        state, values = learner.snapshot()
+        copied = copy.deepcopy(state)
+        before = json.dumps(values)
+        learn_all(learner, events(200, seed=1))
+        assert_same_state(state, copied)
+        assert json.dumps(values) == before
+
+    def test_a_learner_comes_from_a_checkpoint_with_the_settings_it_had(self, tmp_path):
+        learner = Learner(small("bir", model=FEATURES))
+        learner.learn(featured(events(60)))
+        state, values = learner.snapshot()
+        with CheckpointStore(tmp_path) as store:
+            store.save(state, {"learner": values, "settings": msgspec.to_builtins(learner.settings)})
+        found = Learner.from_checkpoint(newest(tmp_path))
+        assert found.settings == learner.settings
+        assert_same_learner(found, learner)
+
+
+SAVED = small(model=FEATURES)
+
+
+def changed(**changes: Any) -> LearnerSettings:
+    return dataclasses.replace(SAVED, **changes)
+
+
+def changed_model(**changes: Any) -> LearnerSettings:
+    return changed(model=dataclasses.replace(FEATURES, **changes))
+
+
+def changed_item(**changes: Any) -> LearnerSettings:
+    return changed_model(item=dataclasses.replace(FEATURES.item, **changes))
+
+
+class TestIncompatible:
+    @pytest.mark.parametrize(
+        ("settings", "named"),
+        [
+            (changed_item(dim=16), ["item dim was 8 and is 16 now"]),
+            (changed_item(categorical=("colour", "brand")), ["item categorical"]),
+            (changed_item(numeric=()), ["item numeric"]),
+            (changed_item(ids=False), ["item ids was True and is False now"]),
+            (changed_model(prior="fixed"), ["prior was learned and is fixed now"]),
+            (changed_model(recent_items=7, repeat_ranks=0), ["recent_items was 3", "repeat_ranks was 5"]),
+            (changed(hash_slots=128), ["hash_slots was 64 and is 128 now"]),
+            (changed(hash_clock="batch"), ["hash_clock"]),
+            (changed(trainer=dataclasses.replace(SAVED.trainer, optimizer="sgd")), ["optimizer was", "is sgd now"]),
+        ],
+    )
+    def test_settings_that_do_not_fit_are_refused_with_what_differs(self, settings, named):
+        learner = Learner(SAVED)
+        learner.learn(featured(events(40)))
+        state, values = learner.snapshot()
+        with pytest.raises(IncompatibleCheckpoint) as caught:
+            Learner(settings).restore(state, json.loads(json.dumps(values)))
+        for text in [*named, "--checkpoint-dir"]:
+            assert text in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            changed(cache_size=8),
+            changed(popularity_half_life=100.0),
+            changed(trainer=dataclasses.replace(SAVED.trainer, rate=0.1, method="bir")),
+        ],
+    )
+    def test_rates_method_and_cache_may_change(self, settings):
+        learner = Learner(SAVED)
+        learner.learn(featured(events(40)))
+        state, values = learner.snapshot()
+        other = Learner(settings)
+        other.restore(state, json.loads(json.dumps(values)))
+        other.learn(featured(events(40, seed=1)))
+        assert all_finite(other)
+
+    def test_a_state_without_a_part_is_refused(self):
+        learner = Learner(SAVED)
+        learner.learn(featured(events(40)))
+        state, values = learner.snapshot()
+        for name in ("cache", "recent", "trainer.table.item.id.lines", "popularity.exact.counts", "ids.users.utf8"):
+            partial = {key: value for key, value in state.items() if key != name}
+            with pytest.raises(Exception, match=r"checkpoint|array") as caught:
+                Learner(SAVED).restore(partial, values)
+            assert type(caught.value).__name__ in ("IncompatibleCheckpoint", "CorruptCheckpoint")

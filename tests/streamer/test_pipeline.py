@@ -1,0 +1,576 @@
+"""The line: what is saved belongs together, what is committed is safe, and a restart ends where no crash would have."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from line_harness import (
+    TOPIC,
+    append,
+    assert_closed,
+    assert_same_checkpoint,
+    events,
+    memory_log,
+    micro_batch,
+    newest,
+    popularity_counts,
+    small,
+    until,
+    values_of,
+)
+
+from streamer.batcher import MicroBatch
+from streamer.checkpoint import CheckpointStore
+from streamer.dead_letters import DeadLetter, FileDeadLetters, MemoryDeadLetters
+from streamer.errors import CheckpointError, IncompatibleCheckpoint, SourceError, SourceUnavailable, StreamerError
+from streamer.event import EventDecoder, EventSettings, encode
+from streamer.learner import Learned, Learner
+from streamer.pipeline import Pipeline, PipelineSettings, Status
+from streamer.prequential import Prequential
+from streamer.sources.base import Partition
+from streamer.sources.memory import MemoryLog, MemorySource
+
+P0, P1 = Partition(TOPIC, 0), Partition(TOPIC, 1)
+SMALL = {"batch_size": 16, "max_age_s": None, "checkpoint_every_s": None, "until_end": True}
+
+
+class Store(CheckpointStore):
+    """Keeps the meta of every checkpoint, and fails when it is told to."""
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        super().__init__(directory, keep)
+        self.saved: list[dict[str, Any]] = []
+        self.failures_left = 0
+
+    def save(self, tensors: Any, meta: Any) -> Path:
+        if self.failures_left:
+            self.failures_left -= 1
+            raise CheckpointError("cannot write a checkpoint: no space left on device")
+        path = super().save(tensors, meta)
+        self.saved.append(json.loads(json.dumps(meta)))
+        return path
+
+
+class Line:
+    """A pipeline on a log in memory."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        directory: Path | None = None,
+        dead_letters: Any = None,
+        events: EventSettings | None = None,
+        store: CheckpointStore | None = None,
+        learner: Learner | None = None,
+        **settings: Any,
+    ) -> None:
+        self.log, self.letters = log, dead_letters or MemoryDeadLetters()
+        self.store = store or (Store(directory) if directory else None)
+        self.learner = learner or Learner(small())
+        self.source = MemorySource(log, TOPIC)
+        self.pipeline = Pipeline(
+            self.learner,
+            lambda: self.source,
+            EventDecoder(events),
+            self.letters,
+            PipelineSettings(**(SMALL | settings)),
+            self.store,
+        )
+
+    def run(self) -> dict[str, Any]:
+        self.pipeline.run()
+        return self.pipeline.summary()
+
+
+def mixed(count: int) -> list[bytes]:
+    """Records of which some are filtered, some are no events, and some hold several."""
+    values = values_of(events(count))
+    typed = [encode(user, item, 1.0, event_type="buy") for user, item in events(count)]
+    for k in range(0, count, 7):
+        typed[k] = encode("u", "i", 1.0, event_type="view")
+    for k in range(3, count, 11):
+        typed[k] = b"no event"
+    for k in range(5, count, 13):
+        typed[k] = b"[" + typed[k] + b"," + values[k] + b', {"user_id": 7, "event_type": "buy"}]'
+    return typed
+
+
+class TestAccounting:
+    def test_it_closes_at_every_checkpoint(self, tmp_path):
+        line = Line(
+            memory_log(mixed(600), partitions=2),
+            tmp_path,
+            events=EventSettings(event_types=("buy",)),
+            checkpoint_every_events=40,
+        )
+        summary = line.run()
+        assert len(line.store.saved) > 3
+        for meta in line.store.saved:
+            assert_closed(meta["accounting"])
+        last = line.store.saved[-1]
+        assert last["positions"] == [[TOPIC, 0, 300], [TOPIC, 1, 300]]
+        assert min(last["accounting"][key] for key in ("trained", "filtered", "dead_lettered")) > 0
+        assert {key: summary[key] for key in last["accounting"]} == last["accounting"]
+        assert sum(popularity_counts(line.learner).values()) == summary["trained"]
+
+    def test_what_a_checkpoint_counts_is_what_lies_before_its_positions(self, tmp_path):
+        """Each record holds one event, so the positions tell how many there must be."""
+        line = Line(memory_log(values_of(events(500)), partitions=2), tmp_path, checkpoint_every_events=20)
+        line.run()
+        for meta in line.store.saved:
+            assert meta["accounting"]["consumed"] == sum(offset for _, _, offset in meta["positions"])
+
+    def test_dead_letters_say_why_and_where(self, tmp_path):
+        log = memory_log(values_of(events(40)), partitions=2)
+        log.append(TOPIC, [(b"key", b"no event", 123)], partition=1)
+        log.append(TOPIC, [(None, b'[{"user_id": 1, "item_id": 2}, {"user_id": 1}]', 456)], partition=0)
+        path = tmp_path / "letters.jsonl"
+        summary = Line(log, dead_letters=FileDeadLetters(path)).run()
+        assert summary["dead_letters"] == {"not_json": 1, "missing_item_id": 1}
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        wanted = ("reason", "topic", "partition", "offset", "index", "timestamp_ms", "value")
+        assert [tuple(letter[key] for key in wanted) for letter in found] == [
+            ("not_json", TOPIC, 1, 20, None, 123, "no event"),
+            ("missing_item_id", TOPIC, 0, 20, 1, 456, '{"user_id": 1}'),
+        ]
+
+    def test_totals_go_on_through_restarts(self, tmp_path):
+        log = memory_log(mixed(200))
+        first = Line(log, tmp_path, max_events=90).run()
+        append(log, mixed(100))
+        line = Line(log, tmp_path)
+        second = line.run()
+        assert second["consumed"] > 300
+        assert second["events_this_run"] == second["consumed"] - first["consumed"]
+        assert_closed(second)
+
+
+class TestCheckpoints:
+    def test_by_events(self, tmp_path):
+        line = Line(memory_log(values_of(events(400))), tmp_path, checkpoint_every_events=100)
+        line.pipeline._ingest.start()
+        counts = []
+        while not line.pipeline._ingest.finished:
+            line.pipeline.step()
+            until(lambda: not line.pipeline._checkpoints._saver.busy)
+        line.pipeline.close()
+        counts = [meta["accounting"]["consumed"] for meta in line.store.saved]
+        assert counts == [112, 224, 336, 400], "after the batch with which a hundred more are reached; and at the end"
+
+    def test_by_time(self, tmp_path):
+        line = Line(memory_log(values_of(events(400))), tmp_path, checkpoint_every_s=10.0)
+        now = [0.0]
+        line.pipeline._checkpoints._clock = lambda: now[0]
+        line.pipeline._checkpoints._tried_at = 0.0
+        line.pipeline._ingest.start()
+        for seconds in range(25):
+            now[0] = float(seconds)
+            until(lambda: line.pipeline._ingest.queued_events > 0 or line.pipeline._ingest.finished)
+            line.pipeline.step()
+            until(lambda: not line.pipeline._checkpoints._saver.busy)
+        assert [meta["accounting"]["consumed"] for meta in line.store.saved] == [11 * 16, 21 * 16]
+        assert line.pipeline._checkpoints.age_s == 4.0
+        line.pipeline.close()
+
+    def test_none_is_written_where_nothing_is_new(self, tmp_path):
+        log = memory_log(values_of(events(100)))
+        Line(log, tmp_path).run()
+        line = Line(log, tmp_path)
+        summary = line.run()
+        assert line.store.saved == []
+        assert summary["checkpoint"] == str(newest(tmp_path).path)
+        assert summary["events_this_run"] == 0
+
+    def test_at_a_stop(self, tmp_path):
+        line = Line(memory_log(values_of(events(400))), tmp_path, until_end=False)
+        steps = []
+        line.pipeline.on_status = lambda status: None
+        learn = line.learner.learn
+
+        def learn_and_stop(batch: MicroBatch, look: Any = None) -> Learned:
+            steps.append(len(batch))
+            if len(steps) == 3:
+                line.pipeline.stop()
+            return learn(batch, look)
+
+        line.learner.learn = learn_and_stop  # type: ignore[method-assign]
+        summary = line.run()
+        assert steps == [16, 16, 16], "the step that ran was finished, and no other was begun"
+        assert summary["consumed"] == 48
+        assert line.store.saved[-1]["positions"] == [[TOPIC, 0, 48]]
+        assert line.log.committed["streamer"] == {P0: 48}
+
+    def test_without_a_store_it_just_trains(self):
+        line = Line(memory_log(values_of(events(100))))
+        summary = line.run()
+        assert summary["trained"] == 100
+        assert summary["checkpoint"] is None
+        assert line.log.committed == {}
+
+    def test_the_directory_is_free_again_after_a_run(self, tmp_path):
+        Line(memory_log(values_of(events(20))), tmp_path).run()
+        CheckpointStore(tmp_path).close()
+
+    def test_a_checkpoint_of_another_format_is_refused(self, tmp_path):
+        log = memory_log(values_of(events(20)))
+        Line(log, tmp_path).run()
+        old = newest(tmp_path)
+        with CheckpointStore(tmp_path) as store:
+            store.save(old.tensors, {**old.meta, "format": 99})
+        with pytest.raises(IncompatibleCheckpoint, match="format 99"):
+            Line(log, tmp_path)
+
+
+class SlowStore(Store):
+    """Takes its time, and looks at what is committed meanwhile."""
+
+    def __init__(self, directory: Path, log: MemoryLog) -> None:
+        super().__init__(directory, keep=100)
+        self.log = log
+        self.committed_before: list[dict[Partition, int]] = []
+
+    def save(self, tensors: Any, meta: Any) -> Path:
+        time.sleep(0.01)
+        self.committed_before.append(dict(self.log.committed.get("streamer", {})))
+        return super().save(tensors, meta)
+
+
+class TestCommits:
+    def test_a_commit_follows_its_checkpoint_and_never_runs_ahead(self, tmp_path):
+        log = memory_log(values_of(events(600)), partitions=2)
+        store = SlowStore(tmp_path, log)
+        Line(log, store=store, checkpoint_every_events=50).run()
+        saved = [{Partition(topic, n): offset for topic, n, offset in meta["positions"]} for meta in store.saved]
+        assert len(saved) > 3
+        assert store.committed_before == [{}, *saved[:-1]], "while one is written, the one before is committed"
+        assert log.committed["streamer"] == saved[-1] == {P0: 300, P1: 300}
+
+    def test_nothing_is_committed_when_nothing_could_be_saved(self, tmp_path):
+        line = Line(memory_log(values_of(events(100))), tmp_path, checkpoint_every_events=20)
+        line.store.failures_left = 1000
+        with pytest.raises(CheckpointError, match="no space left"):
+            line.run()
+        assert line.log.committed == {}
+
+    def test_partitions_that_leave_are_saved_and_committed_first(self, tmp_path):
+        log = memory_log(values_of(events(320)), partitions=2)
+        line = Line(log, tmp_path, until_end=False)
+        pipeline = line.pipeline
+        pipeline._ingest.start()
+        until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
+        line.source.revoke([P0])
+        until(lambda: P0 in log.committed.get("streamer", {}), pipeline.step)
+        saved = line.store.saved[0]
+        assert saved["left"] == [[TOPIC, 0, log.committed["streamer"][P0]]]
+        assert [p[:2] for p in saved["positions"]] == [[TOPIC, 1]]
+        assert saved["accounting"]["consumed"] == saved["left"][0][2] + saved["positions"][0][2]
+        pipeline.close()
+
+    def test_partitions_leave_also_when_the_checkpoint_fails(self, tmp_path):
+        log = memory_log(values_of(events(320)), partitions=2)
+        line = Line(log, tmp_path, until_end=False)
+        line.store.failures_left = 1
+        pipeline = line.pipeline
+        pipeline._ingest.start()
+        until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
+        line.source.revoke([P0])
+        until(lambda: P0 in pipeline._ingest._progress.left and not pipeline._ingest._leaving, pipeline.step)
+        assert log.committed == {}
+        pipeline.close()
+
+
+@pytest.fixture
+def files_of_at_most():
+    """A limit for the size of all files that this process writes."""
+
+    @contextmanager
+    def limited(size_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
+
+
+class TestFailingCheckpoints:
+    def test_training_goes_on_and_the_next_try_is_made(self, tmp_path, caplog):
+        line = Line(memory_log(values_of(events(600))), tmp_path, checkpoint_every_events=50)
+        line.store.failures_left = 2
+        with caplog.at_level(logging.ERROR):
+            summary = line.run()
+        assert caplog.text.count("no space left") == 2
+        assert summary["trained"] == 600
+        assert line.store.saved[-1]["accounting"]["consumed"] == 600
+
+    def test_a_failure_is_tried_again_though_the_stream_is_quiet(self, tmp_path):
+        log = memory_log(values_of(events(64)))
+        line = Line(log, tmp_path, until_end=False, checkpoint_every_s=0.05)
+        line.store.failures_left = 3
+        line.pipeline._ingest.start()
+        until(lambda: line.store.saved, line.pipeline.step)
+        assert line.store.saved[0]["accounting"]["consumed"] == 64
+        line.pipeline.close()
+
+    def test_the_age_is_that_of_the_last_one_that_is_safe(self, tmp_path):
+        line = Line(memory_log(values_of(events(64))), tmp_path, checkpoint_every_s=0.05, until_end=False)
+        line.store.failures_left = 10_000
+        line.pipeline._ingest.start()
+        until(lambda: line.store.failures_left < 9_990, line.pipeline.step)
+        line.pipeline._refresh_status(force=True)
+        assert line.pipeline.status.checkpoint_age_s is None
+        with pytest.raises(CheckpointError):
+            line.pipeline.close()
+
+    def test_a_full_disk(self, tmp_path, caplog, files_of_at_most):
+        """As the system tells it: writing beyond a limit fails in the middle of a file."""
+        line = Line(memory_log(values_of(events(640))), tmp_path, checkpoint_every_events=64)
+        line.pipeline._ingest.start()
+        with files_of_at_most(4096):
+            until(lambda: "not saved" in caplog.text, line.pipeline.step)
+        until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
+        line.pipeline.close()
+        assert line.store.saved[-1]["accounting"]["trained"] == 640
+        assert not list(tmp_path.glob(".tmp-*")), "what was half written is removed"
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    def test_a_directory_without_permission(self, tmp_path):
+        line = Line(memory_log(values_of(events(64))), tmp_path)
+        tmp_path.chmod(0o500)
+        try:
+            with pytest.raises(CheckpointError, match="permissions"):
+                line.run()
+        finally:
+            tmp_path.chmod(0o700)
+        assert line.pipeline.accounting.trained == 64
+
+    def test_a_directory_that_vanished(self, tmp_path, caplog):
+        directory = tmp_path / "checkpoints"
+        line = Line(memory_log(values_of(events(320))), directory, checkpoint_every_events=64)
+        directory.rename(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match="cannot write a checkpoint"):
+            line.run()
+        assert line.pipeline.accounting.trained == 320
+        assert "training goes on" in caplog.text
+
+
+class TestRestart:
+    def undisturbed(self, values: Sequence[bytes], directory: Path, partitions: int = 1) -> Any:
+        Line(memory_log(values, partitions), directory).run()
+        return newest(directory)
+
+    @pytest.mark.parametrize("partitions", [1, 3])
+    def test_many_restarts_end_with_the_same_bits(self, tmp_path, partitions):
+        values = mixed(600)
+        expected = self.undisturbed(values, tmp_path / "a", partitions)
+        log = memory_log(values, partitions)
+        for stop_after in (64, 16, 200, 128, 10_000):
+            line = Line(log, tmp_path / "b", until_end=True)
+            line.pipeline._ingest.start()
+            goal = line.pipeline.accounting.consumed + stop_after
+            while line.pipeline.accounting.consumed < goal and not line.pipeline._ingest.finished:
+                line.pipeline.step()
+            line.pipeline.close()
+        assert_same_checkpoint(newest(tmp_path / "b"), expected)
+
+    def test_a_corrupt_checkpoint_is_passed_over_and_its_events_are_trained_again(self, tmp_path, caplog):
+        values = values_of(events(480))
+        expected = self.undisturbed(values, tmp_path / "a")
+        log = memory_log(values)
+        for limit in (160, 160):
+            Line(log, tmp_path / "b", max_events=limit).run()
+        broken = newest(tmp_path / "b")
+        assert broken.meta["accounting"]["consumed"] == log.committed["streamer"][P0] == 320
+        state = broken.path / "state.safetensors"
+        state.write_bytes(state.read_bytes()[:-1] + b"\xff")
+        line = Line(log, tmp_path / "b")
+        assert line.pipeline.accounting.consumed == 160, "the one before, although more was committed"
+        assert "checkpoint skipped" in caplog.text
+        summary = line.run()
+        assert summary["consumed"] == 480
+        assert_same_checkpoint(newest(tmp_path / "b"), expected)
+
+    def test_what_was_trained_after_the_last_checkpoint_is_trained_again_once(self, tmp_path):
+        """As after SIGKILL: the process is gone, and only the store and the log are left."""
+        values = values_of(events(480))
+        expected = self.undisturbed(values, tmp_path / "a")
+        log = memory_log(values)
+        killed = Line(log, tmp_path / "b", checkpoint_every_events=100)
+        killed.pipeline._ingest.start()
+        until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
+        until(lambda: not killed.pipeline._checkpoints._saver.busy)
+        killed.pipeline._ingest.stop()
+        killed.store.close()
+        line = Line(log, tmp_path / "b")
+        assert 100 <= line.pipeline.accounting.consumed < killed.pipeline.accounting.consumed
+        line.run()
+        assert_same_checkpoint(newest(tmp_path / "b"), expected)
+
+    def test_settings_that_do_not_fit_are_refused(self, tmp_path):
+        log = memory_log(values_of(events(40)))
+        Line(log, tmp_path).run()
+        with pytest.raises(IncompatibleCheckpoint, match="hash_slots"):
+            Line(log, tmp_path, learner=Learner(small(hash_slots=128)))
+
+
+class FailingLetters(MemoryDeadLetters):
+    """Fails at the given calls; what it was given is kept, as Kafka's does."""
+
+    def __init__(self, error: StreamerError, writes: int = 0, flushes: int = 0) -> None:
+        super().__init__()
+        self.error, self.writes, self.flushes = error, writes, flushes
+
+    def write(self, letters: Sequence[DeadLetter]) -> None:
+        super().write(letters)
+        if self.writes:
+            self.writes -= 1
+            raise self.error
+
+    def flush(self) -> None:
+        if self.flushes:
+            self.flushes -= 1
+            raise self.error
+
+
+class TestErrors:
+    def test_a_batch_that_failed_halfway_is_never_saved(self, tmp_path):
+        """It was trained but its letters are lost: saving it with the old positions would train it twice."""
+        values = values_of(events(320))
+        values[200] = b"no event"
+        Line(memory_log(values), tmp_path / "a").run()
+        log = memory_log(values)
+        line = Line(
+            log,
+            tmp_path / "b",
+            FailingLetters(StreamerError("disk full"), writes=1),
+            checkpoint_every_events=32,
+        )
+        with pytest.raises(StreamerError, match="disk full"):
+            line.run()
+        assert line.learner.trainer.steps == 13
+        for meta in line.store.saved:
+            assert meta["accounting"]["consumed"] <= 192
+        Line(log, tmp_path / "b").run()
+        assert_same_checkpoint(newest(tmp_path / "b"), newest(tmp_path / "a"))
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
+    def test_nor_one_that_was_interrupted_while_it_was_learned(self, tmp_path, error):
+        log = memory_log(values_of(events(160)))
+        line = Line(log, tmp_path)
+        learn = line.learner.learn
+
+        def learn_and_fail(batch: MicroBatch, look: Any = None) -> Learned:
+            learned = learn(batch, look)
+            if line.learner.trainer.steps == 5:
+                raise error
+            return learned
+
+        line.learner.learn = learn_and_fail  # type: ignore[method-assign]
+        with pytest.raises(type(error)):
+            line.run()
+        assert line.store.saved == []
+        assert Line(log, tmp_path).run()["trained"] == 160
+
+    def test_dead_letters_that_must_wait_do_not_stop_training(self, tmp_path, caplog):
+        values = values_of(events(320))
+        values[100] = values[200] = b"no event"
+        away = FailingLetters(SourceUnavailable("nobody answers"), writes=2)
+        summary = Line(memory_log(values), tmp_path, away).run()
+        assert (summary["trained"], summary["dead_lettered"]) == (318, 2)
+        assert caplog.text.count("dead letters wait: nobody answers") == 2
+
+    def test_no_checkpoint_passes_letters_that_are_not_safe(self, tmp_path, caplog):
+        log = memory_log(values_of(events(320)))
+        away = FailingLetters(SourceUnavailable("nobody answers"), flushes=3)
+        line = Line(log, tmp_path, away, checkpoint_every_events=64)
+        summary = line.run()
+        assert caplog.text.count("its dead letters are not safe") == 3
+        assert line.store.saved[0]["accounting"]["consumed"] > 3 * 64
+        assert summary["checkpoint"] is not None
+
+    def test_letters_that_are_lost_at_the_end_are_an_error_and_no_checkpoint(self, tmp_path):
+        log = memory_log(values_of(events(64)))
+        away = FailingLetters(SourceUnavailable("nobody answers"), flushes=1000)
+        away.close = away.flush  # type: ignore[method-assign]
+        line = Line(log, tmp_path, away)
+        with pytest.raises(SourceUnavailable):
+            line.run()
+        assert line.store.saved == []
+
+    def test_an_error_of_the_source_ends_the_run_and_what_was_trained_is_saved(self, tmp_path):
+        line = Line(memory_log(values_of(events(160))), tmp_path, until_end=False)
+        poll, polled = line.source.poll, []
+
+        def poll_and_fail(max_records: int, timeout_s: float) -> Any:
+            polled.append(max_records)
+            if line.pipeline.accounting.consumed >= 160:
+                raise SourceError("the log was replaced")
+            return poll(max_records, timeout_s)
+
+        line.source.poll = poll_and_fail  # type: ignore[method-assign]
+        with pytest.raises(SourceError, match="the log was replaced"):
+            line.run()
+        assert line.store.saved[-1]["positions"] == [[TOPIC, 0, 160]]
+
+
+class TestStatus:
+    def test_what_a_person_sees(self, tmp_path):
+        log = memory_log(values_of(events(640)))
+        line = Line(log, tmp_path, max_queued_events=64, until_end=False)
+        line.pipeline._prequential = Prequential(line.learner, time_share=None)
+        seen: list[Status] = []
+        line.pipeline.on_status = seen.append
+        line.pipeline._ingest.start()
+        until(lambda: line.pipeline.accounting.trained >= 320, line.pipeline.step)
+        line.pipeline._refresh_status(force=True)
+        status = seen[-1]
+        trained = line.pipeline.accounting.trained
+        assert status.accounting["consumed"] == trained
+        assert status.lag == {P0: 640 - trained}
+        assert 0 < status.queued_events < 64 + 16
+        assert status.steps == trained // 16
+        assert (status.users, status.items) == (len(line.learner.users), len(line.learner.items))
+        assert status.loss is not None
+        assert 0 <= status.hit_rate <= 1
+        assert 0 <= status.most_popular_hit_rate <= 1
+        assert sum(status.cache) == pytest.approx(1)
+        assert status.checkpoint_age_s is None
+        line.pipeline.close()
+        assert status.checkpoint_age_s is not None
+
+    def test_the_cache_is_looked_at_more_rarely_the_longer_it_takes(self, monkeypatch):
+        import streamer.pipeline as module
+
+        line, looks = Line(memory_log([])), []
+
+        def slow(*_: Any) -> Any:
+            looks.append(time.monotonic())
+            time.sleep(0.05)
+            return module.Composition(1, 0, 0)
+
+        monkeypatch.setattr(module, "composition", slow)
+        monkeypatch.setattr(module, "STATUS_EVERY_S", 0.0)
+        for _ in range(20):
+            line.pipeline._refresh_status()
+        assert len(looks) == 1
+
+    def test_the_summary(self, tmp_path):
+        line = Line(memory_log(mixed(200)), tmp_path, events=EventSettings(event_types=("buy",)))
+        line.learner.learn(micro_batch(events(16)))
+        summary = line.run()
+        assert_closed(summary)
+        assert summary["checkpoint"] == str(newest(tmp_path).path)
+        assert summary["events_per_second"] > 0
+        assert summary["steps"] == line.learner.trainer.steps
+        json.dumps(summary)

@@ -1,0 +1,227 @@
+"""Test, then train: what is ranked, against what, and how much time it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from line_harness import Event, assert_same_learner, events, learn_all, micro_batch, small
+
+from model.batch import Batch
+from streamer.learner import Learner
+from streamer.prequential import HitRate, Prequential
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def slow_hits(
+    learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None
+) -> list[bool]:
+    """One event after the other: score every known item, look where the event's item stands."""
+    hits = []
+    ranker = learner.ranker()
+    vectors = ranker.items(known).vectors
+    for n in range(len(batch)):
+        recent = batch.recent[n : n + 1]
+        scores = (ranker.queries(batch.users[n : n + 1], recent) @ vectors.T)[0].double().numpy()
+        for rank, item in enumerate(recent[0]):
+            if 0 <= item < known:
+                scores[item] += ranker.bonus(recent)[0, rank]
+        item = int(batch.items[n])
+        if excluded is not None:
+            scores[[j for j in excluded[n] if j < known]] = -np.inf
+        better = sum(score > scores[item] - 1e-6 for j, score in enumerate(scores) if j != item) if item < known else k
+        hits.append(better < k)
+    return hits
+
+
+def had_before(batch: Batch, had: dict[int, set[int]]) -> list[set[int]]:
+    """What each event's user had before it; takes the events in."""
+    found = []
+    for user, item in zip(batch.users.tolist(), batch.items.tolist(), strict=True):
+        found.append(set(had.setdefault(user, set())))
+        had[user].add(item)
+    return found
+
+
+def ranked_by(learner: Learner, stream: list[Event], look: Callable[[Batch], None]) -> None:
+    learner.learn(micro_batch(stream), look)
+
+
+class TestAgainstTheSlowRanking:
+    @pytest.mark.parametrize("method", ["xir", "ssl-pop"])
+    def test_every_event_is_ranked_against_all_items_known_before_its_batch(self, method):
+        learner, stream = Learner(small(method)), events(480)
+        learn_all(learner, stream[:320])
+        test = Prequential(learner, k=5, time_share=None, sample=None)
+        expected: list[bool] = []
+
+        def look(batch: Batch) -> None:
+            expected.extend(slow_hits(learner, batch, learner.exact.size, k=5))
+            test(batch)
+
+        for start in range(320, 480, 40):
+            ranked_by(learner, stream[start : start + 40], look)
+        assert test.model.events == len(expected) == 160
+        assert test.model.hits == sum(expected)
+        assert 0 < test.model.hits < 160
+        assert test.model.overall == sum(expected) / 160
+
+    def test_events_new_to_their_user_are_ranked_without_what_the_user_had(self):
+        learner, stream = Learner(small()), events(400)
+        test = Prequential(learner, k=5, time_share=None, sample=None, new_only=True)
+        had: dict[int, set[int]] = {}
+        expected: list[bool] = []
+
+        def look(batch: Batch) -> None:
+            known, before = learner.exact.size, had_before(batch, had)
+            if known:
+                hits = zip(slow_hits(learner, batch, known, 5, before), batch.items, before, strict=True)
+                expected.extend(hit for hit, item, items in hits if item not in items)
+            test(batch)
+
+        for start in range(0, 400, 40):
+            ranked_by(learner, stream[start : start + 40], look)
+        assert test.new.events == len(expected)
+        assert test.new.hits == sum(expected)
+        assert 0 < test.new.hits < test.new.events < 360
+
+
+class TestWhatCounts:
+    def test_an_item_first_seen_in_the_batch_is_no_hit_however_few_items_there_are(self):
+        learner = Learner(small())
+        learn_all(learner, [("u0", "i0"), ("u1", "i1")])
+        test = Prequential(learner, k=10, time_share=None, sample=None, new_only=True)
+        ranked_by(learner, [("u0", "never seen"), ("u1", "nor this"), ("u0", "never seen")], test)
+        assert test.model.events == 3
+        assert test.model.hits == test.most_popular.hits == test.new.hits == 0
+
+    def test_a_known_item_among_fewer_than_k_is_always_a_hit(self):
+        learner = Learner(small())
+        learn_all(learner, [("u0", "i0"), ("u1", "i1")])
+        test = Prequential(learner, k=10, time_share=None, sample=None)
+        ranked_by(learner, [("u0", "i1"), ("new user", "i0")], test)
+        assert test.model.hits == test.most_popular.hits == 2
+
+    def test_an_event_sees_its_users_earlier_events_of_the_same_batch(self):
+        """After long training on alternating pairs, an item is foretold by its partner, and by nothing else."""
+        pairs = [(f"u{k}", f"{side}{k % 8}") for k in range(400) for side in "ab"]
+        learner = Learner(small("ssl-pop"))
+        learn_all(learner, pairs, batch_size=40)
+        test = Prequential(learner, k=1, time_share=None, sample=None)
+        ranked_by(learner, [("somebody", "a3"), ("somebody", "b3")], test)
+        assert (test.model.events, test.model.hits) == (2, 1)
+
+    def test_before_the_first_item_is_known_nothing_is_ranked(self):
+        learner = Learner(small())
+        test = Prequential(learner, time_share=None)
+        ranked_by(learner, [("u", "i")], test)
+        assert test.model.events == 0
+        assert test.model.overall is test.model.recent is None
+
+    def test_most_popular_is_the_share_of_events_among_the_most_counted_items(self):
+        learner = Learner(small())
+        learn_all(learner, [("u", item) for item in "aaaabbbccd"])
+        test = Prequential(learner, k=2, time_share=None, sample=None)
+        ranked_by(learner, [("v", item) for item in "abcdab"], test)
+        assert test.most_popular.hits == 4
+
+    def test_at_most_the_sample_is_ranked_of_a_batch(self):
+        learner = Learner(small())
+        learn_all(learner, events(64))
+        test = Prequential(learner, time_share=None, sample=10)
+        ranked_by(learner, events(64, seed=1), test)
+        ranked_by(learner, events(5, seed=2), test)
+        assert test.model.events == test.most_popular.events == 15
+
+    def test_ranking_changes_nothing_that_is_learned(self):
+        watched, alone = Learner(small()), Learner(small())
+        test = Prequential(watched, time_share=None, new_only=True)
+        stream = events(320)
+        for start in range(0, 320, 32):
+            ranked_by(watched, stream[start : start + 32], test)
+            alone.learn(micro_batch(stream[start : start + 32]))
+        assert test.model.events > 200
+        assert_same_learner(watched, alone)
+
+
+class TestTimeBudget:
+    """Every ranking takes a second; a batch comes every so often."""
+
+    def ranked(self, time_share: float | None, every_s: float, batches: int) -> list[int]:
+        learner, clock = Learner(small()), Clock()
+        learn_all(learner, events(32))
+        test = Prequential(learner, time_share=time_share, sample=None, clock=clock)
+        rank = test._rank
+
+        def slow(batch: Batch, known: int) -> None:
+            rank(batch, known)
+            clock.now += 1.0
+
+        test._rank = slow  # type: ignore[method-assign]
+        batch = Batch(np.array([0]), np.array([0]), learner.recent_of(np.array([0])))
+        done = []
+        for number in range(batches):
+            before = test.model.events
+            test(batch)
+            if test.model.events > before:
+                done.append(number)
+            clock.now += every_s
+        return done
+
+    def test_batches_are_passed_over_to_keep_to_the_share(self):
+        ranked = self.ranked(time_share=0.1, every_s=1.0, batches=200)
+        seconds = 200 + len(ranked)
+        assert len(ranked) / seconds == pytest.approx(0.1, abs=0.01)
+        assert ranked[0] == 0
+
+    def test_all_are_ranked_without_a_share(self):
+        assert self.ranked(time_share=None, every_s=0.01, batches=20) == list(range(20))
+
+    def test_a_quiet_hour_saves_nothing_up(self):
+        learner, clock = Learner(small()), Clock()
+        learn_all(learner, events(32))
+        test = Prequential(learner, time_share=0.5, clock=clock)
+        rank = test._rank
+
+        def slow(batch: Batch, known: int) -> None:
+            rank(batch, known)
+            clock.now += 1.0
+
+        test._rank = slow  # type: ignore[method-assign]
+        batch = Batch(np.array([0]), np.array([0]), learner.recent_of(np.array([0])))
+        clock.now += 3600
+        for _ in range(20):
+            test(batch)
+            clock.now += 0.1
+        assert test.model.events <= 3
+
+
+class TestHitRate:
+    def test_the_windowed_rate_is_that_of_the_last_events(self):
+        rng = np.random.default_rng(0)
+        rate, all_hits = HitRate(window=100), []
+        for _ in range(200):
+            hits = rng.random(rng.integers(1, 30)) < rng.random()
+            all_hits.append(hits)
+            rate.add(hits)
+            joined = np.concatenate(all_hits)
+            last: list[np.ndarray] = []
+            for batch in reversed(all_hits):
+                if sum(map(len, last)) >= 100:
+                    break
+                last.append(batch)
+            assert rate.overall == pytest.approx(joined.mean())
+            assert rate.recent == pytest.approx(np.concatenate(last).mean())
+
+    def test_there_is_no_rate_before_the_first_event(self):
+        assert HitRate(10).overall is HitRate(10).recent is None

@@ -1,0 +1,331 @@
+"""`streamer run` as a user meets it: where settings come from, what goes in, what comes out, what errors look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from crash_harness import TINY, Command, Zygote
+from line_harness import NOON_MS, TOPIC, assert_closed, events, newest, popularity_counts, values_of
+
+import streamer.commands.run as command
+from streamer import wiring
+from streamer.checkpoint import CheckpointStore
+from streamer.event import encode
+from streamer.learner import Learner
+from streamer.sources.embedded import EmbeddedLog
+
+QUICK = [part for part in TINY if part not in ("--event-type", "buy")]
+
+
+# where settings come from ---------------------------------------------------------------------------------------------
+
+
+class Given(Exception):  # noqa: N818
+    """The options that a run was given; it goes no further."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Answers the options that the arguments, a file and variables come to."""
+
+    def stop(options: dict[str, Any]) -> None:
+        raise Given(options)
+
+    monkeypatch.setattr(command, "build", stop)
+
+    def options_of(*arguments: str, config: str | None = None, **env: str) -> dict[str, Any]:
+        result = invoke(*arguments, config=config, **env)
+        assert isinstance(result.exception, Given), result.output
+        return result.exception.options
+
+    def invoke(*arguments: str, config: str | None = None, **env: str) -> Any:
+        if config is not None:
+            (tmp_path / "streamer.toml").write_text(config)
+            arguments = ("--config", str(tmp_path / "streamer.toml"), *arguments)
+        return CliRunner().invoke(command.run, arguments, env=env)
+
+    options_of.refused = lambda *arguments, **more: invoke(*arguments, **more)  # type: ignore[attr-defined]
+    return options_of
+
+
+CONFIG = """
+topic = ["clicks", "buys"]
+batch-size = 100
+
+[learning]
+rate = 0.5
+dense_rate = 0.25
+
+[field]
+user_id = "uid"
+item_id = "sku"
+
+[kafka]
+sasl_mechanism = "PLAIN"
+fetch_min_bytes = 5
+"""
+
+
+class TestSettings:
+    def test_a_file_sets_options_by_their_long_names_under_any_heading(self, given):
+        options = given(config=CONFIG)
+        assert options["topics"] == ("clicks", "buys")
+        assert options["batch_size"] == 100
+        assert (options["rate"], options["dense_rate"]) == (0.5, 0.25)
+        assert options["field"] == ("user_id=uid", "item_id=sku")
+        assert options["kafka"] == ("sasl_mechanism=PLAIN", "fetch_min_bytes=5")
+
+    def test_one_value_is_enough_where_several_may_be_given(self, given):
+        options = given(config='topic = "clicks"\nevent-type = "buy"\nitem-feature = "brand"')
+        assert options["topics"] == ("clicks",)
+        assert options["event_types"] == ("buy",)
+        assert options["item_features"] == ("brand",)
+
+    def test_the_command_line_wins_over_the_environment_which_wins_over_the_file(self, given):
+        config = "batch-size = 1\nrate = 1\ndim = 1"
+        options = given("--dim", "3", config=config, STREAMER_RATE="2", STREAMER_DIM="2")
+        assert (options["batch_size"], options["rate"], options["dim"]) == (1, 2.0, 3)
+
+    def test_variables_are_named_after_the_options(self, given):
+        options = given(
+            STREAMER_TOPIC="clicks buys",
+            STREAMER_EVENT_TYPE="buy",
+            STREAMER_USER_IDS="1",
+            STREAMER_UNTIL_END="true",
+            STREAMER_JSON="1",
+            STREAMER_CHECKPOINT_DIR="somewhere",
+        )
+        assert options["topics"] == ("clicks", "buys")
+        assert options["event_types"] == ("buy",)
+        assert options["user_ids"] is True
+        assert options["until_end"] is True
+        assert options["checkpoint_dir"] == Path("somewhere")
+
+    def test_the_file_itself_can_be_named_by_a_variable(self, given, tmp_path):
+        (tmp_path / "here.toml").write_text("batch-size = 77")
+        assert given(STREAMER_CONFIG=str(tmp_path / "here.toml"))["batch_size"] == 77
+
+    def test_an_unknown_key_is_refused_with_its_name(self, given):
+        result = given.refused(config="batch-size = 1\nbatchsize = 2\n[model]\ndimension = 3")
+        assert result.exit_code == 2
+        assert "batchsize, dimension" in result.output
+        assert "--help" in result.output
+
+    @pytest.mark.parametrize(("config", "said"), [("batch-size =", "is not TOML"), ('batch-size = "many"', "many")])
+    def test_a_file_that_is_wrong_is_refused(self, given, config, said):
+        result = given.refused(config=config)
+        assert result.exit_code == 2
+        assert said in result.output
+
+    def test_a_file_that_is_missing_is_refused(self, given):
+        result = given.refused("--config", "nowhere.toml")
+        assert result.exit_code == 2
+        assert "cannot read nowhere.toml" in result.output
+
+    def test_all_wrong_values_are_told_at_once(self, given):
+        result = given.refused("--batch-size", "0", "--method", "magic", "--cache-weight", "2", config='rate = "fast"')
+        assert result.exit_code == 2
+        for name in ("--batch-size", "--method", "--cache-weight", "--rate"):
+            assert name in result.output
+
+    def test_help_shows_every_option_under_a_heading(self):
+        text = CliRunner().invoke(command.run, ["--help"]).output
+        for parameter in command.run.params:
+            assert parameter.opts[0] in text
+            assert parameter.heading in text or parameter.name == "help"
+        assert "\nOptions:" in text, "only --help is left without a heading"
+
+    def test_the_settings_of_a_kafka_client_in_a_file_are_not_taken_for_one(self, monkeypatch):
+        """STREAMER_KAFKA_CONFIG names a file; it looks like a setting of the client, but is none."""
+        monkeypatch.setenv("STREAMER_KAFKA_CONFIG", "file.properties")
+        monkeypatch.setenv("STREAMER_KAFKA_FETCH_MIN_BYTES", "5")
+        options = command.run.make_context("run", ["--bootstrap-servers", "host:9092"]).params
+        assert wiring.kafka_settings(options | {"kafka_config": None}).client == {"fetch_min_bytes": 5}
+
+
+class TestWrongSettings:
+    """What single options cannot tell is told together, too, one line each."""
+
+    def test_all_problems_are_told_at_once(self, zygote, tmp_path):
+        wrong = ["--item-layers", "many", "--field", "colour=hue", "--start", "error"]
+        assert zygote.run(["run", "--data-dir", tmp_path, *wrong]) == 2
+        lines = zygote.errors.splitlines()
+        assert len(lines) == 3
+        assert all(line.startswith("streamer: ") for line in lines)
+        for text in ("item-layers", "colour", "--start error"):
+            assert text in zygote.errors
+
+
+# what goes in and what comes out --------------------------------------------------------------------------------------
+
+KEYS = {"consumed", "trained", "filtered", "dead_lettered", "events_per_second", "checkpoint"}
+
+
+def write_log(directory: Path, values: Sequence[bytes], topic: str = TOPIC, partitions: int = 1) -> None:
+    with EmbeddedLog(directory) as log:
+        log.create_topic(topic, partitions)
+        log.append(topic, [(None, value, NOON_MS) for value in values])
+
+
+def jsonl(path: Path, values: Sequence[bytes]) -> Path:
+    path.write_bytes(b"\n".join(values) + b"\n")
+    return path
+
+
+class TestRuns:
+    def test_the_json_summary(self, zygote, tmp_path):
+        write_log(tmp_path, [*values_of(events(200)), b"no event"])
+        summary = zygote.summary(["run", "--data-dir", tmp_path, "--until-end", *QUICK])
+        assert summary.keys() >= KEYS
+        assert_closed(summary)
+        assert (summary["consumed"], summary["trained"], summary["dead_lettered"]) == (201, 200, 1)
+        assert summary["events_per_second"] > 0
+        assert summary["checkpoint"] == str(newest(tmp_path / "checkpoints").path)
+        assert (tmp_path / f"{TOPIC}.dead-letters.jsonl").read_text().count("not_json") == 1
+
+    def test_without_json_the_summary_is_a_line_for_people(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(200)))
+        arguments = [part for part in QUICK if part != "--json"]
+        assert zygote.run(["run", "--data-dir", tmp_path, "--until-end", *arguments, "--log-format", "plain"]) == 0
+        assert zygote.output == ""
+        assert "200 = 200 trained + 0 filtered + 0 dead-lettered" in zygote.errors
+
+    def test_logs_can_be_json(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(200)))
+        assert zygote.run(["run", "--data-dir", tmp_path, "--until-end", *QUICK, "--log-format", "json"]) == 0
+        lines = [json.loads(line) for line in zygote.errors.splitlines()]
+        assert any("learning from" in line["message"] for line in lines)
+
+    def test_a_file(self, zygote, tmp_path):
+        path = jsonl(tmp_path / "events.jsonl", values_of(events(150)))
+        summary = zygote.summary(["run", "--source", path, "--data-dir", tmp_path / "data", *QUICK])
+        assert summary["trained"] == 150
+
+    def test_a_file_that_grew_is_read_on(self, zygote, tmp_path):
+        path = jsonl(tmp_path / "events.jsonl", values_of(events(150)))
+        arguments = ["run", "--source", path, "--until-end", "--data-dir", tmp_path / "data", *QUICK]
+        assert zygote.summary(arguments)["trained"] == 150
+        jsonl(path, values_of(events(150)) + values_of(events(50, seed=1)))
+        again = zygote.summary(arguments)
+        assert (again["trained"], again["events_this_run"]) == (200, 50)
+
+    @pytest.mark.parametrize("more", [[], ["--until-end"]])
+    def test_standard_input(self, tmp_path, more):
+        arguments = ["run", "--source", "-", "--data-dir", tmp_path / "data", *QUICK, *more]
+        with Command(arguments, tmp_path / "log") as run:
+            code, out = run.ended(b"\n".join(values_of(events(150))))
+        assert code == 0, run.said()
+        assert json.loads(out)["trained"] == 150
+
+    def test_field_names_and_filters(self, zygote, tmp_path):
+        rows = [
+            {"uid": f"u{k}", "sku": k % 9, "kind": kind, "stars": k % 5} for k in range(90) for kind in ("buy", "view")
+        ]
+        path = jsonl(tmp_path / "events.jsonl", [json.dumps(row).encode() for row in rows])
+        names = ["user_id=uid", "item_id=sku", "event_type=kind", "rating=stars"]
+        fields = [part for name in names for part in ("--field", name)]
+        filters = ["--event-type", "buy", "--min-rating", "3"]
+        summary = zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *fields, *filters, *QUICK])
+        assert (summary["trained"], summary["filtered"], summary["dead_lettered"]) == (36, 144, 0)
+        assert summary["items"] == 9
+
+    def test_features(self, zygote, tmp_path):
+        values = [
+            encode(f"u{k % 7}", f"i{k % 5}", 1.0, item_features={"brand": f"b{k % 2}", "price": k / 10})
+            for k in range(100)
+        ]
+        path = jsonl(tmp_path / "events.jsonl", values)
+        features = ["--item-feature", "brand", "--item-number", "price", "--item-layers", "8", "--user-layers", "8"]
+        zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
+        learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
+        assert learner.categories["item"]["brand"].ids == ["b0", "b1"]
+
+    def test_max_events_goes_on_where_it_stopped(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(stream := events(400)), partitions=2)
+        for expected in (150, 300, 400):
+            summary = zygote.summary(["run", "--data-dir", tmp_path, "--until-end", "--max-events", "150", *QUICK])
+            assert summary["consumed"] == expected
+        learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
+        assert popularity_counts(learner).total() == len(stream)
+
+    def test_several_topics(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(100)), "clicks")
+        write_log(tmp_path, values_of(events(50)), "buys")
+        topics = ["--topic", "clicks", "--topic", "buys"]
+        assert zygote.summary(["run", "--data-dir", tmp_path, *topics, "--until-end", *QUICK])["trained"] == 150
+
+    def test_the_number_of_checkpoints_that_are_kept(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(400)))
+        often = ["--checkpoint-every-events", "64", "--keep-checkpoints", "2"]
+        zygote.summary(["run", "--data-dir", tmp_path, "--until-end", *often, *QUICK])
+        assert len(CheckpointStore(tmp_path / "checkpoints", readonly=True).list()) <= 2
+
+
+# errors ---------------------------------------------------------------------------------------------------------------
+
+
+def only_line(zygote: Zygote) -> str:
+    """The one line of complaint; what was logged before does not count."""
+    lines = [line for line in zygote.errors.splitlines() if line.startswith("streamer: ")]
+    assert len(lines) == 1, zygote.errors
+    assert "Traceback" not in zygote.errors
+    return lines[0]
+
+
+class TestErrors:
+    def test_a_missing_file(self, zygote, tmp_path):
+        assert zygote.run(["run", "--source", tmp_path / "nothing.jsonl", "--data-dir", tmp_path, *QUICK]) == 1
+        assert "there is no file" in only_line(zygote)
+        assert "nothing.jsonl" in only_line(zygote)
+
+    def test_a_missing_topic(self, zygote, tmp_path):
+        write_log(tmp_path, [], "another")
+        assert zygote.run(["run", "--data-dir", tmp_path, "--until-end", *QUICK]) == 1
+        assert f"there is no topic '{TOPIC}'" in only_line(zygote)
+        assert "another" in only_line(zygote)
+
+    def test_a_checkpoint_directory_that_another_run_uses(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(10)))
+        with CheckpointStore(tmp_path / "checkpoints"):
+            assert zygote.run(["run", "--data-dir", tmp_path, *QUICK]) == 1
+        assert "another process (pid " in only_line(zygote)
+        assert "choose another checkpoint directory" in only_line(zygote)
+
+    def test_a_checkpoint_of_other_settings(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(100)))
+        arguments = ["run", "--data-dir", tmp_path, "--until-end", *QUICK]
+        zygote.summary(arguments)
+        assert zygote.run([*arguments, "--dim", "16"]) == 1
+        line = only_line(zygote)
+        assert "item dim was 8 and is 16 now" in line
+        assert "--checkpoint-dir" in line
+
+    def test_checkpoints_that_are_all_corrupt(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(100)))
+        arguments = ["run", "--data-dir", tmp_path, "--until-end", *QUICK]
+        zygote.summary(arguments)
+        for path in (tmp_path / "checkpoints").glob("ckpt-*/meta.json"):
+            path.write_text("{}")
+        assert zygote.run(arguments) == 1
+        assert "every checkpoint in" in only_line(zygote)
+
+    def test_dead_letters_that_cannot_be_written(self, zygote, tmp_path):
+        write_log(tmp_path, values_of(events(10)))
+        assert zygote.run(["run", "--data-dir", tmp_path, "--dead-letters", tmp_path, *QUICK]) == 1
+        assert "cannot open dead letters" in only_line(zygote)
+
+    def test_a_log_that_was_replaced(self, zygote, tmp_path):
+        write_log(tmp_path / "a", values_of(events(100)))
+        write_log(tmp_path / "b", values_of(events(10)))
+        kept = ["--checkpoint-dir", tmp_path / "checkpoints", "--until-end", *QUICK]
+        zygote.summary(["run", "--data-dir", tmp_path / "a", *kept])
+        assert zygote.run(["run", "--data-dir", tmp_path / "b", *kept]) == 1
+        assert "the log was replaced" in only_line(zygote)
