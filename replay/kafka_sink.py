@@ -45,7 +45,8 @@ class KafkaSink:
         """Hand records to the client; waits for the brokers when many are on their way."""
         send, topic = self._producer.send, self._topic
         with explained(self._where):
-            self._unsent += [send(topic, value, key, timestamp_ms=time_ms) for key, value, time_ms in events]
+            # The record's own time is that of writing: by the event's, a broker would remove old logs at once.
+            self._unsent += [send(topic, value, key) for key, value, _ in events]
             if len(self._unsent) > MOST_UNSENT:
                 self._flush()
 

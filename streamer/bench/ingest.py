@@ -114,12 +114,12 @@ def _batches(o: dict[str, Any]) -> list[MicroBatch]:
 
 
 def _ingest_only(o: dict[str, Any]) -> float:
-    """Seconds to poll, decode and cut all events, from the first batch's start to the last batch."""
+    """Seconds to poll, decode and cut all events, from the first batch on: joining a group is not counted."""
     ingest = _ingest(o)
-    started = time.perf_counter()
+    clock = _Clock()
     for _ in _read(ingest):
-        pass
-    seconds = time.perf_counter() - started
+        clock.begin()
+    seconds = clock.seconds()
     ingest.stop()
     return seconds
 
@@ -134,21 +134,45 @@ def _train_only(o: dict[str, Any], batches: list[MicroBatch]) -> float:
 
 
 def _whole_line(o: dict[str, Any], events: int) -> float:
-    """Seconds of the real line from the first poll to the last step; its last checkpoint is not counted."""
+    """Seconds of the real line, from the first batch to the last step: its last checkpoint is not counted."""
     pipeline = build(o)
-    finished: list[float] = []
-    close = pipeline.close
+    clock = _Clock()
+    learn, close = pipeline.learner.learn, pipeline.close
 
-    def note_and_close() -> None:
-        finished.append(time.perf_counter())
+    def timed_learn(*arguments: Any) -> Any:
+        clock.begin()
+        return learn(*arguments)
+
+    def timed_close() -> None:
+        clock.end()
         close()
 
-    pipeline.close = note_and_close
-    started = time.perf_counter()
+    pipeline.learner.learn, pipeline.close = timed_learn, timed_close
     pipeline.run()
     if pipeline.accounting.trained != events:
-        raise StreamerError(f"the line trained {pipeline.accounting.trained:,} of {events:,} events; nothing to compare")
-    return finished[0] - started
+        raise StreamerError(
+            f"the line trained {pipeline.accounting.trained:,} of {events:,} events; nothing to compare"
+        )
+    return clock.seconds()
+
+
+class _Clock:
+    """Seconds from the first `begin` to `end`, or to now."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._ended: float | None = None
+
+    def begin(self) -> None:
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def end(self) -> None:
+        self._ended = time.perf_counter()
+
+    def seconds(self) -> float:
+        assert self._began is not None, "nothing came"
+        return (self._ended or time.perf_counter()) - self._began
 
 
 def _records(events: int) -> list[tuple[bytes | None, bytes, int]]:
@@ -157,7 +181,7 @@ def _records(events: int) -> list[tuple[bytes | None, bytes, int]]:
     weight = np.cumsum(1.0 / (np.arange(20_000) + 10.0) ** 0.8)
     items = np.searchsorted(weight, rng.random(events) * weight[-1])
     users = rng.integers(0, 5_000, events)
-    now_s = 1_700_000_000
+    now_s = int(time.time()) - events  # a broker removes records by their age, however new they are to it
     return [
         (b"%d" % u, encode(f"user-{u}", f"item-{i}", now_s + k), (now_s + k) * 1000)
         for k, (u, i) in enumerate(zip(users.tolist(), items.tolist(), strict=True))
