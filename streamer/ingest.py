@@ -251,6 +251,8 @@ class Ingest:
             except BaseException:
                 source.close()
                 raise
+            if safe := self.positions():  # those of the checkpoint: a crash may have come before their commit
+                source.commit(safe)
             self._source = source
             return source
         return None

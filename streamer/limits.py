@@ -13,7 +13,7 @@ from streamer.sources.base import Chunk, Partition, Source
 logger = logging.getLogger(__name__)
 
 EMPTY_HANDED_S = 60.0
-"""After a rebalance that left us nothing, wait so long for what may come back before that counts as the end."""
+"""Once everything was taken from us, wait so long for what may come back before that counts as the end."""
 
 
 class Limits:
@@ -30,17 +30,17 @@ class Limits:
     ) -> None:
         self._until_end, self._events_left, self._clock = until_end, max_events, clock
         self._ends: dict[Partition, int] = {}
-        self._revoked_at: float | None = None  # partitions went, and none has come since
+        self._rebalancing, self._changed_at = False, clock()
 
     # partitions ------------------------------------------------------------------------------------------------------
 
     def assigned(self) -> None:
         """The group has settled who reads what."""
-        self._revoked_at = None
+        self._rebalancing, self._changed_at = False, self._clock()
 
     def revoked(self) -> None:
         """Partitions went; they may come back in a moment."""
-        self._revoked_at = self._clock()
+        self._rebalancing, self._changed_at = True, self._clock()
 
     def reached(self, source: Source, assigned: Collection[Partition]) -> bool:
         """Whether nothing more is to be read."""
@@ -48,11 +48,12 @@ class Limits:
             return True
         if not self._until_end:
             return False
-        if not assigned:
-            return self._revoked_at is None or self._clock() - self._revoked_at > EMPTY_HANDED_S
         self._note_ends(source, assigned)
         read = source.positions()
-        return all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
+        if not all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned):
+            return False
+        waits_s = EMPTY_HANDED_S if self._rebalancing and not assigned else source.settling_s
+        return self._clock() - self._changed_at >= waits_s
 
     def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
         """Keep the end that a partition had when it first came, also if it goes and comes back."""

@@ -272,7 +272,7 @@ def learner_options(function: F) -> F:
                 "--cache-correction",
                 type=click.Choice(["occurrence", "popularity"]),
                 default="occurrence",
-                help="Correct cached items by the weight they were drawn with, or by popularity as the paper does (xir).",
+                help="Correct cached items by the weight they were drawn with, or by popularity as in the paper (xir).",
             ),
             option(
                 _METHOD,

@@ -94,6 +94,11 @@ class Source(Protocol):
         """True when no record will ever come again: the end of a file or a pipe. A topic never ends."""
         ...
 
+    @property
+    def settling_s(self) -> float:
+        """How long after a rebalance more partitions may come: others' whose reader has died. 0 if all are ours."""
+        ...
+
     def positions(self) -> Positions:
         """For each of our partitions the offset that `poll` reads next. Called by the polling thread."""
         ...

@@ -139,6 +139,7 @@ class EmbeddedSource:
             time.sleep(min(IDLE_SLEEP_S, remaining_s))
 
     at_end = False
+    settling_s = 0.0
 
     def positions(self) -> Positions:
         """See `Source.positions`."""

@@ -93,6 +93,8 @@ class FileSource:
                 break
         return self._take(max_records)
 
+    settling_s = 0.0
+
     @property
     def at_end(self) -> bool:
         """True when the last record was returned; with `follow`, never."""

@@ -48,6 +48,8 @@ Records = Mapping[TopicPartition, Sequence[Any]]
 SLICE_S = 0.2
 """How long the client waits at a time; after it, new partitions are settled."""
 JOINING_SLICE_S = 0.05
+EXPIRY_S = 2.0
+"""How long it takes at most that the partitions of a member whose session has expired come to us."""
 
 
 class KafkaSource:
@@ -186,6 +188,14 @@ class KafkaSource:
     def positions(self) -> Positions:
         """See `Source.positions`. While a rebalance is going on, partitions that may come back are missing."""
         return self._progress.positions()
+
+    @property
+    def settling_s(self) -> float:
+        """See `Source.settling_s`. A member that died is one of the group until its session expires."""
+        existing = sum(len(self._consumer.partitions_for_topic(topic)) for topic in self._settings.topics)
+        if len(self._reading) >= existing:
+            return 0.0
+        return float(self._consumer.config["session_timeout_ms"] / 1000 + EXPIRY_S)
 
     def _step(self, max_records: int, timeout_s: float) -> Records:
         """1. send commits; 2. let the client work; 3. settle the partitions that it brought."""

@@ -137,6 +137,7 @@ class MemorySource:
                 return chunks
 
     at_end = False
+    settling_s = 0.0
 
     def positions(self) -> Positions:
         """See `Source.positions`."""

@@ -291,6 +291,13 @@ class TestPositions:
             line.run()
         assert line.trained[0] == (P0, 17)
 
+    def test_what_the_checkpoint_says_is_committed_at_once(self):
+        """A crash between a checkpoint and its commit would else look like lag until something new comes."""
+        log = memory_log(values_of(events(60)), partitions=2)
+        log.committed["streamer"] = {P0: 3}
+        with started(Line(Watched(log, TOPIC), progress=Progress({P0: 17}))):
+            until(lambda: log.committed["streamer"] == {P0: 17})
+
     def test_a_partition_from_which_nothing_came_yet_has_a_position_too(self):
         """Without one, a restart would begin it at the latest record again, and lose what came in between."""
         log = memory_log(values_of(events(60)), partitions=2)

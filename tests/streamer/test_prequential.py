@@ -23,9 +23,7 @@ class Clock:
         return self.now
 
 
-def slow_hits(
-    learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None
-) -> list[bool]:
+def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
     """One event after the other: score every known item, look where the event's item stands."""
     hits = []
     ranker = learner.ranker()

@@ -1,0 +1,119 @@
+"""Where reading stops."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.event import EventDecoder, encode
+from streamer.limits import EMPTY_HANDED_S, Limits
+from streamer.sources.base import Chunk, Partition, Positions
+
+A, B = Partition("t", 0), Partition("t", 1)
+
+
+class FakeSource:
+    """Says where it reads and where it ends."""
+
+    def __init__(self, read: Positions, ends: Positions, settling_s: float = 0.0) -> None:
+        self.read, self.ends, self.settling_s = dict(read), dict(ends), settling_s
+        self.at_end = False
+
+    def positions(self) -> Positions:
+        return self.read
+
+    def end_positions(self) -> Positions:
+        return self.ends
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def chunk_of(offsets: list[int], values: list[bytes] | None = None) -> Chunk:
+    return Chunk(A, offsets, [0] * len(offsets), [None] * len(offsets), values or [b""] * len(offsets))
+
+
+class TestUntilEnd:
+    def test_all_of_our_partitions_must_have_come_to_their_ends(self):
+        limits, source = Limits(until_end=True), FakeSource({A: 0, B: 5}, {A: 3, B: 5})
+        assert not limits.reached(source, {A, B})
+        source.read[A] = 3
+        assert limits.reached(source, {A, B})
+
+    def test_an_end_stays_where_it_was_when_the_partition_came(self):
+        limits, source = Limits(until_end=True), FakeSource({A: 0}, {A: 3})
+        limits.reached(source, {A})
+        source.ends[A], source.read[A] = 100, 4
+        assert limits.reached(source, {A})
+        assert limits.before_end(chunk_of([1, 2, 3, 7])).offsets == [1, 2]
+        assert limits.before_end(chunk_of([3, 4])).offsets == []
+
+    def test_a_partition_that_is_ours_but_not_read_yet_is_not_at_its_end(self):
+        limits = Limits(until_end=True)
+        assert not limits.reached(FakeSource({A: 3}, {A: 3}), {A, B})
+
+    def test_no_partition_at_all_is_the_end_but_not_in_the_middle_of_a_rebalance(self):
+        clock = Clock()
+        limits, nothing = Limits(until_end=True, clock=clock), FakeSource({}, {})
+        assert limits.reached(nothing, set())
+        limits.revoked()
+        assert not limits.reached(nothing, set())
+        clock.now = EMPTY_HANDED_S - 1
+        assert not limits.reached(nothing, set())
+        clock.now = EMPTY_HANDED_S
+        assert limits.reached(nothing, set())
+        limits.revoked()
+        limits.assigned()
+        assert limits.reached(nothing, set())
+
+    def test_partitions_of_a_reader_that_died_are_waited_for(self):
+        clock = Clock()
+        limits, source = Limits(until_end=True, clock=clock), FakeSource({A: 3}, {A: 3}, settling_s=10.0)
+        limits.assigned()
+        clock.now = 9.0
+        assert not limits.reached(source, {A})
+        limits.assigned()
+        clock.now = 18.0
+        assert not limits.reached(source, {A})
+        clock.now = 19.0
+        assert limits.reached(source, {A})
+
+    def test_without_it_only_the_source_knows_an_end(self):
+        limits, source = Limits(), FakeSource({A: 3}, {A: 3})
+        assert not limits.reached(source, {A})
+        source.at_end = True
+        assert limits.reached(source, {A})
+        assert limits.before_end(chunk_of([5])).offsets == [5]
+
+
+class TestMaxEvents:
+    @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(1, 30))
+    def test_records_are_taken_up_to_the_one_with_which_it_is_enough(self, sizes, most):
+        values = [b"[" + b",".join([encode("u", "i", 1.0)] * size) + b"]" for size in sizes]
+        chunk = chunk_of(list(range(len(sizes))), values)
+        limits = Limits(max_events=most)
+        found = limits.before_max(chunk, EventDecoder().decode(chunk))
+        needed = next((k + 1 for k in range(len(sizes)) if sum(sizes[: k + 1]) >= most), len(sizes))
+        assert len(found) == needed
+        limits.take(sum(sizes[:needed]))
+        assert limits.reached(FakeSource({}, {}), {A}) == (sum(sizes) >= most)
+
+    def test_no_more_records_are_asked_for_than_events_are_wanted(self):
+        limits = Limits(max_events=5)
+        assert limits.at_most(100) == 5
+        limits.take(3)
+        assert limits.at_most(100) == 2
+        limits.give_back(1)
+        assert limits.at_most(100) == 3
+        assert Limits().at_most(100) == 100
+
+    @pytest.mark.parametrize("events", [5, 9])
+    def test_enough_is_enough(self, events):
+        limits = Limits(max_events=5)
+        limits.take(events)
+        assert limits.reached(FakeSource({A: 0}, {A: 9}), {A})
