@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from contracts.source_contract import read
 from crash_harness import TINY, Command, Zygote, records, trained_items
-from kafka_harness import NOON_MS, KafkaHarness, letters_of, until
+from kafka_harness import KafkaHarness, letters_of, until
 from line_harness import assert_closed, assert_same_checkpoint, newest, popularity_counts
 
 from streamer.batcher import Batcher
@@ -31,6 +32,8 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 QUICK = ["retry_backoff_ms=20", "session_timeout_ms=1500", "heartbeat_interval_ms=200"]
 """Client settings with which a dead member is soon forgotten."""
+START_MS = int(time.time() * 1000) - 600_000
+"""When the records were written: not long ago, or the broker removes them for their age."""
 
 
 class Topic:
@@ -46,7 +49,7 @@ class Topic:
         """Append records, in turn on each partition."""
         for partition, written in self.values.items():
             share = list(values[partition.number :: self.partitions])
-            self.kafka.append(self.name, partition.number, share, first_time_ms=NOON_MS, **how)
+            self.kafka.append(self.name, partition.number, share, first_time_ms=START_MS, **how)
             written += share
 
     def run(self, name: str, *more: Any, group: str | None = None) -> list[Any]:
@@ -280,7 +283,7 @@ def test_dead_letters_come_to_their_topic(kafka: KafkaHarness, zygote: Zygote, m
 def test_it_begins_at_a_time(kafka: KafkaHarness, zygote: Zygote, make_topic: Any, tmp_path: Path) -> None:
     topic = make_topic(2)
     topic.append(records(1_000))  # a millisecond apart on each partition
-    start = (NOON_MS + 400) / 1000
+    start = (START_MS + 400) / 1000
     summary = zygote.summary(topic.run("run", "--until-end", "--start-timestamp", start))
     assert summary["consumed"] == 200
     again = zygote.summary(topic.run("run", "--until-end", "--start-timestamp", start))
