@@ -40,7 +40,7 @@ class StepOptions:
     users: int = 29_858
     many_items: int = 10_000_000
     threads: int | None = None
-    rounds: int = 12
+    rounds: int = 10
 
 
 class StepBench:

@@ -21,7 +21,7 @@ def bench() -> None:
 @click.option("--users", "-M", default=29_858, show_default=True, help="Users in the table.")
 @click.option("--many-items", default=10_000_000, show_default=True, help="Items of the large table; 0 leaves it out.")
 @click.option("--threads", default=None, type=int, help="Threads of torch; its own choice by default.")
-@click.option("--rounds", default=12, show_default=True, help="Interleaved rounds; the best of each method counts.")
+@click.option("--rounds", default=10, show_default=True, help="Interleaved rounds; the best of each method counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def step(as_json: bool, **options: int | None) -> None:
     """Time of a training step, forward + backward + update, for every method.
