@@ -299,7 +299,7 @@ class TestRefusals:
     def test_unknown_topic_is_an_error_with_near_names_and_is_not_created(self, kafka: KafkaHarness) -> None:
         topic = kafka.make_topic(1)
         wrong = topic + "x"
-        with pytest.raises(UnknownTopic, match=rf"'{wrong}'.*did you mean {topic}"):
+        with pytest.raises(UnknownTopic, match=rf"'{wrong}'.*did you mean .*{topic}"):
             kafka.open_source(wrong)
         with kafka.server.admin() as admin:
             assert wrong not in admin.list_topics()
