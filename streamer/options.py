@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,6 +125,16 @@ config_option = click.option(
     heading="Configuration",
     help="TOML file with defaults for any option by its long name.",
 )
+
+
+@contextlib.contextmanager
+def without_settings(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """An environment without settings of Streamer, for a moment: what is asked of a command then has its defaults."""
+    taken = {name: environ.pop(name) for name in list(environ) if name.startswith("STREAMER_")}
+    try:
+        yield
+    finally:
+        environ.update(taken)
 
 
 def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from streamer.errors import StreamerError
 from streamer.event import EventDecoder, encode
 from streamer.ingest import Ingest
 from streamer.learner import Learner
+from streamer.options import without_settings
+from streamer.sources.base import Listener, Source
 from streamer.sources.embedded_log import EmbeddedLog
 from streamer.wiring import event_settings, kafka_settings, learner_settings, source_factory
 
@@ -37,10 +40,10 @@ class IngestOptions:
         rounds: interleaved rounds; the best of each counts.
     """
 
-    events: int = 60_000
+    events: int = 40_000
     batch_size: int | None = None
     bootstrap_servers: str | None = None
-    rounds: int = 3
+    rounds: int = 6
 
 
 class IngestBench:
@@ -85,17 +88,47 @@ class IngestBench:
 
 
 def _options(arguments: list[str]) -> dict[str, Any]:
-    """Every option of `streamer run`, with its default unless it is given."""
-    group = f"bench-{uuid4().hex[:12]}"  # a group of its own each time: nothing is committed yet
-    with tempfile.TemporaryDirectory() as checkpoints:
-        given = [*arguments, "--until-end", "--group-id", group, "--checkpoint-dir", checkpoints]
-        return dict(run.make_context("run", given, resilient_parsing=False).params)
+    """Every option of `streamer run`, with its default unless it is given; whatever the environment says."""
+    name = f"bench-{uuid4().hex[:12]}"  # a group and checkpoints of its own each time
+    with without_settings(os.environ):
+        options: dict[str, Any] = run.make_context("run", [*arguments, "--until-end", "--group-id", name]).params
+    return options | {"checkpoint_dir": options["data_dir"] / name}
 
 
-def _ingest(o: dict[str, Any]) -> Ingest:
+class _Stopwatch:
+    """From the moment when a source is open, which for a group may take seconds, to when it is stopped."""
+
+    def __init__(self) -> None:
+        self._opened = self._stopped = 0.0
+
+    def watched(self, make: Callable[[], Source]) -> Callable[[], Source]:
+        """Makes the same sources, and starts when one is open."""
+
+        def make_watched() -> Source:
+            source = make()
+            opening = source.open
+
+            def open_and_start(listener: Listener) -> None:
+                opening(listener)
+                self._opened = time.perf_counter()
+
+            source.open = open_and_start  # type: ignore[method-assign]
+            return source
+
+        return make_watched
+
+    def stop(self) -> None:
+        self._stopped = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self._stopped - self._opened
+
+
+def _ingest(o: dict[str, Any], watch: _Stopwatch) -> Ingest:
     batcher = Batcher(o["batch_size"], o["max_age"] or None)
-    decoder = EventDecoder(event_settings(o))
-    return Ingest(source_factory(o), decoder, batcher, max_queued_events=o["max_queued_events"], until_end=True)
+    make_source, decoder = watch.watched(source_factory(o)), EventDecoder(event_settings(o))
+    return Ingest(make_source, decoder, batcher, max_queued_events=o["max_queued_events"], until_end=True)
 
 
 def _read(ingest: Ingest) -> Iterator[MicroBatch]:
@@ -107,21 +140,21 @@ def _read(ingest: Ingest) -> Iterator[MicroBatch]:
 
 
 def _batches(o: dict[str, Any]) -> list[MicroBatch]:
-    ingest = _ingest(o)
+    ingest = _ingest(o, _Stopwatch())
     batches = list(_read(ingest))
     ingest.stop()
     return batches
 
 
 def _ingest_only(o: dict[str, Any]) -> float:
-    """Seconds to poll, decode and cut all events, from the first batch on: joining a group is not counted."""
-    ingest = _ingest(o)
-    clock = _Clock()
+    """Seconds to poll, decode and cut all events."""
+    watch = _Stopwatch()
+    ingest = _ingest(o, watch)
     for _ in _read(ingest):
-        clock.begin()
-    seconds = clock.seconds()
+        pass
+    watch.stop()
     ingest.stop()
-    return seconds
+    return watch.seconds
 
 
 def _train_only(o: dict[str, Any], batches: list[MicroBatch]) -> float:
@@ -134,45 +167,20 @@ def _train_only(o: dict[str, Any], batches: list[MicroBatch]) -> float:
 
 
 def _whole_line(o: dict[str, Any], events: int) -> float:
-    """Seconds of the real line, from the first batch to the last step: its last checkpoint is not counted."""
-    pipeline = build(o)
-    clock = _Clock()
-    learn, close = pipeline.learner.learn, pipeline.close
+    """Seconds of the real line from the first poll to the last step; its last checkpoint is not counted."""
+    watch, pipeline = _Stopwatch(), build(o)
+    pipeline._ingest._make_source = watch.watched(pipeline._ingest._make_source)
+    close = pipeline.close
 
-    def timed_learn(*arguments: Any) -> Any:
-        clock.begin()
-        return learn(*arguments)
-
-    def timed_close() -> None:
-        clock.end()
+    def stop_and_close() -> None:
+        watch.stop()
         close()
 
-    pipeline.learner.learn, pipeline.close = timed_learn, timed_close
+    pipeline.close = stop_and_close
     pipeline.run()
-    if pipeline.accounting.trained != events:
-        raise StreamerError(
-            f"the line trained {pipeline.accounting.trained:,} of {events:,} events; nothing to compare"
-        )
-    return clock.seconds()
-
-
-class _Clock:
-    """Seconds from the first `begin` to `end`, or to now."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._ended: float | None = None
-
-    def begin(self) -> None:
-        if self._began is None:
-            self._began = time.perf_counter()
-
-    def end(self) -> None:
-        self._ended = time.perf_counter()
-
-    def seconds(self) -> float:
-        assert self._began is not None, "nothing came"
-        return (self._ended or time.perf_counter()) - self._began
+    if (trained := pipeline.accounting.trained) != events:
+        raise StreamerError(f"the line trained {trained:,} of {events:,} events: there is nothing to compare")
+    return watch.seconds
 
 
 def _records(events: int) -> list[tuple[bytes | None, bytes, int]]:

@@ -36,10 +36,10 @@ def step(as_json: bool, **options: int | None) -> None:
 
 
 @bench.command()
-@click.option("--events", default=60_000, show_default=True, help="Events of the stream.")
+@click.option("--events", default=40_000, show_default=True, help="Events of the stream.")
 @click.option("--batch-size", "-B", type=int, help="Events of a micro-batch. [default: that of `streamer run`]")
 @click.option("--bootstrap-servers", help="Kafka brokers; without them only the embedded log is measured.")
-@click.option("--rounds", default=3, show_default=True, help="Interleaved rounds; the best of each counts.")
+@click.option("--rounds", default=6, show_default=True, help="Interleaved rounds; the best of each counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def ingest(as_json: bool, **options: Any) -> None:
     """Events per second of reading alone, of training alone, and of the whole line, with the defaults of `run`."""

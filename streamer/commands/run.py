@@ -40,7 +40,7 @@ _RUN = "Run"
     _RUN,
     "--evaluate",
     type=click.FloatRange(0, 1),
-    default=0.05,
+    default=0.02,
     help="Share of the time for ranking events before they are trained; 0 for none.",
 )
 @option(
