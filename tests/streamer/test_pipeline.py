@@ -190,6 +190,17 @@ class TestCheckpoints:
         assert summary["checkpoint"] == str(newest(tmp_path).path)
         assert summary["events_this_run"] == 0
 
+    def test_none_is_written_while_the_stream_is_quiet(self, tmp_path):
+        line = Line(memory_log(values_of(events(64))), tmp_path, until_end=False, checkpoint_every_s=0.01)
+        line.pipeline._ingest.start()
+        until(lambda: line.pipeline.accounting.consumed == 64 and line.store.saved, line.pipeline.step)
+        until(lambda: line.store.saved[-1]["accounting"]["consumed"] == 64, line.pipeline.step)
+        count = len(line.store.saved)
+        for _ in range(10):
+            line.pipeline.step(timeout_s=0.02)
+        line.pipeline.close()
+        assert len(line.store.saved) == count
+
     def test_at_a_stop(self, tmp_path):
         line = Line(memory_log(values_of(events(400))), tmp_path, until_end=False)
         steps = []
