@@ -68,6 +68,8 @@ num.io.threads=2
 background.threads=2
 num.recovery.threads.per.data.dir=1
 log.cleaner.enable=false
+# tests write records with old times, which a broker would remove after a while
+log.retention.ms=-1
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1
 transaction.state.log.num.partitions=1
