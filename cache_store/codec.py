@@ -1,0 +1,133 @@
+"""How entries of the log, snapshots and caches are packed: a header in JSON, then plain little-endian arrays.
+
+    4 bytes: length of the header | header | array | array | ...
+
+Arrays of counts take 4 bytes a number where that is enough, 8 where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_store.base import Increments, Rows, Span
+
+FORMAT = 1
+_LARGEST_U4 = 2**32 - 1
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One addition to the shared state, as the log holds it. Rows are the store's.
+
+    Args:
+        trainer: who sent it; a name that lives as long as a process.
+        last: the number of the last contribution of that trainer that is in it.
+        events: how many events it counts.
+        spans: where they come from.
+        items: events of each item.
+        drawn: how often each item was resampled.
+    """
+
+    trainer: str
+    last: int
+    events: int
+    spans: tuple[Span, ...]
+    items: Increments
+    drawn: Increments
+
+
+class _Header(msgspec.Struct):
+    v: int
+    lengths: list[int]
+    widths: list[int]
+    meta: dict[str, Any]
+
+
+class Malformed(ValueError):  # noqa: N818
+    """These bytes were not packed by this version of the store."""
+
+
+def pack(meta: dict[str, Any], arrays: Sequence[NDArray[np.int64]]) -> bytes:
+    """A header and some arrays of numbers that are not negative."""
+    widths = [4 if not len(a) or int(a.max()) <= _LARGEST_U4 else 8 for a in arrays]
+    header = msgspec.json.encode(_Header(FORMAT, [len(a) for a in arrays], widths, meta))
+    body = [a.astype("<u4" if w == 4 else "<i8", copy=False).tobytes() for a, w in zip(arrays, widths, strict=True)]
+    return b"".join([len(header).to_bytes(4, "little"), header, *body])
+
+
+def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
+    """What `pack` was given.
+
+    Raises:
+        Malformed: it was not packed by us.
+    """
+    try:
+        at = 4 + int.from_bytes(packed[:4], "little")
+        header = msgspec.json.decode(packed[4:at], type=_Header)
+        if header.v != FORMAT:
+            raise Malformed(f"format {header.v}, this version reads {FORMAT}")
+        arrays = []
+        for length, width in zip(header.lengths, header.widths, strict=True):
+            found = np.frombuffer(packed, "<u4" if width == 4 else "<i8", length, at)
+            arrays.append(found.astype(np.int64))
+            at += length * width
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Malformed(str(error)) from error
+    if at != len(packed):
+        raise Malformed(f"{len(packed)} bytes where its header says {at}")
+    return header.meta, arrays
+
+
+def pack_entry(entry: Entry) -> bytes:
+    """An entry of the log."""
+    meta = {"t": entry.trainer, "n": entry.last, "e": entry.events, "s": entry.spans}
+    return pack(meta, [*entry.items, *entry.drawn])
+
+
+def unpack_entry(packed: bytes) -> Entry:
+    """What `pack_entry` was given.
+
+    Raises:
+        Malformed: it was not packed by us.
+    """
+    meta, arrays = unpack(packed)
+    try:
+        items, items_counts, drawn, drawn_counts = arrays
+        spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
+        return Entry(
+            meta["t"], meta["n"], meta["e"], spans, Increments(items, items_counts), Increments(drawn, drawn_counts)
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise Malformed(f"not an entry: {error}") from error
+
+
+def pack_rows(rows: Rows) -> bytes:
+    """A cache."""
+    return pack({}, [rows])
+
+
+def unpack_rows(packed: bytes) -> Rows:
+    """What `pack_rows` was given.
+
+    Raises:
+        Malformed: it was not packed by us.
+    """
+    _, arrays = unpack(packed)
+    if len(arrays) != 1:
+        raise Malformed("not a cache")
+    return arrays[0]
+
+
+def summed(parts: Sequence[Increments]) -> Increments:
+    """Increments with distinct rows, in ascending order: the sum of all of them."""
+    rows = np.concatenate([p.rows for p in parts]) if parts else np.empty(0, np.int64)
+    counts = np.concatenate([p.counts for p in parts]) if parts else np.empty(0, np.int64)
+    distinct, place = np.unique(rows, return_inverse=True)
+    total = np.zeros(len(distinct), np.int64)
+    np.add.at(total, place, counts)
+    keep = total > 0
+    return Increments(distinct[keep], total[keep])

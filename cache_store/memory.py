@@ -1,0 +1,183 @@
+"""A server in memory: the embedded default, and the twin of Redis that tests use.
+
+One that several trainers of a process share behaves as Redis does, without a network; `tests/contracts` holds both to
+the same contract. A single trainer's one costs next to nothing, and is saved in the trainer's checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from cache_store.base import Span
+from cache_store.replica import Position
+from cache_store.server import (
+    HARD_LOG_LENGTH,
+    Claim,
+    Pulled,
+    Push,
+    Pushed,
+    Seed,
+    Stamped,
+    Tip,
+)
+
+RESEED_S = 20.0
+"""How long after a seeding a trainer that knew more may seed again."""
+
+
+class MemoryServer:
+    """Shared state of one model, in this process.
+
+    Args:
+        hard_log_length: entries of the log beyond which nothing is added until it is trimmed.
+        clock: monotonic seconds.
+    """
+
+    kind = "memory"
+    inline = True
+
+    def __init__(self, hard_log_length: int = HARD_LOG_LENGTH, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._hard, self._clock = hard_log_length, clock
+        self._position: Position | None = None  # of the tip
+        self._log: deque[Stamped] = deque()
+        self._rows: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._next: dict[str, int] = {}
+        self._epochs: dict[str, int] = {}
+        self._cache: tuple[str, bytes] | None = None
+        self._snapshot: tuple[Position, bytes] | None = None
+        self._origin: tuple[Position | None, float] = (None, 0.0)
+
+    def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
+        with self._lock:
+            if not self._is(generation):
+                return None
+            for raw in ids:
+                if raw not in self._rows:
+                    self._rows[raw] = len(self._ids)
+                    self._ids.append(raw)
+            return [self._rows[raw] for raw in ids]
+
+    def ids(self, first: int, count: int) -> list[str]:
+        with self._lock:
+            return self._ids[first : first + count]
+
+    def claim(
+        self, generation: str, trainer: str, wanted: Mapping[str, tuple[int, int | None]]
+    ) -> dict[str, Claim] | None:
+        with self._lock:
+            if not self._is(generation):
+                return None
+            return {name: self._claimed(name, known, end) for name, (known, end) in wanted.items()}
+
+    def _claimed(self, name: str, known_epoch: int, end: int | None) -> Claim:
+        self._epochs[name] = max(self._epochs.get(name, 0), known_epoch) + 1
+        if end is not None and self._next.get(name, 0) > end:
+            del self._next[name]  # the partition has begun anew
+        return Claim(self._epochs[name], self._next.get(name))
+
+    def push(self, push: Push) -> Pushed:
+        with self._lock:
+            if self._position is None:
+                return Pushed("empty")
+            if not self._is(push.generation):
+                return Pushed("elsewhere")
+            refused = self._refused(push.spans)
+            if refused is not None:
+                return refused
+            if len(self._log) >= self._hard:
+                return Pushed("full", length=len(self._log))
+            self._append(push)
+            return Pushed("added", length=len(self._log))
+
+    def _refused(self, spans: Sequence[tuple[Span, int]]) -> Pushed | None:
+        """Why this cannot be added; None if it can."""
+        for span, epoch in spans:
+            if self._epochs.get(span.partition, 0) > epoch:
+                return Pushed("fenced", partition=span.partition)
+        known = [span.stop <= self._next.get(span.partition, -1) for span, _ in spans]
+        if spans and all(known):
+            return Pushed("known", length=len(self._log))
+        if any(span.start < self._next.get(span.partition, -1) for span, _ in spans):
+            return Pushed("overlap", next={s.partition: self._next.get(s.partition, 0) for s, _ in spans})
+        return None
+
+    def _append(self, push: Push) -> None:
+        assert self._position is not None
+        before, number = self._position.chain, self._position.number + 1
+        self._position = Position(push.generation, number, push.chain, f"{number}-0")
+        self._log.append(Stamped(self._position, before, push.packed))
+        self._next |= {span.partition: span.stop for span, _ in push.spans}
+        if push.cache is not None:
+            self._cache = (push.chain, push.cache)
+
+    def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
+        with self._lock:
+            if self._position is None:
+                return Pulled(None, [])
+            tip = Tip(*self._position[:3], len(self._ids), len(self._log))
+            entries: list[Stamped] = []
+            if self._is(after.generation):
+                first = self._log[0].position.number if self._log else 0
+                entries = list(islice(self._log, max(0, after.number + 1 - first), None))[:count]
+            if self._cache is None or self._cache[0] == cache_chain:
+                return Pulled(tip, entries)
+            return Pulled(tip, entries, self._cache[1], self._cache[0])
+
+    def snapshot(self) -> bytes | None:
+        with self._lock:
+            return self._snapshot[1] if self._snapshot is not None else None
+
+    def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
+        with self._lock:
+            if not self._is(position.generation) or self._snapshot is None:
+                return False
+            if self._snapshot[0].number >= position.number:
+                return False
+            self._snapshot = (position, packed)
+            while self._log and self._log[0].position.number <= position.number:
+                self._log.popleft()
+            return True
+
+    def may_snapshot(self, trainer: str) -> bool:
+        return True
+
+    def seed(self, seed: Seed) -> bool:
+        with self._lock:
+            if not self._may_seed(seed):
+                return False
+            self._position = Position.beginning(seed.generation)
+            self._log.clear()
+            self._ids, self._rows = list(seed.ids), {raw: row for row, raw in enumerate(seed.ids)}
+            self._next, self._epochs = dict(seed.next), dict(seed.epochs)
+            self._snapshot, self._cache = (self._position, seed.snapshot), None
+            self._origin = (seed.origin, self._clock())
+            return True
+
+    def _may_seed(self, seed: Seed) -> bool:
+        if self._position is None or self._position.generation == seed.instead_of:
+            return True
+        theirs, seeded_at = self._origin
+        if seed.origin is None or self._clock() - seeded_at > RESEED_S:
+            return False
+        return theirs is None or (theirs.generation == seed.origin.generation and theirs.number < seed.origin.number)
+
+    def beat(self, trainer: str, about: str) -> None:
+        """Nobody asks."""
+
+    def wipe(self) -> None:
+        """Lose everything, as a server does that is restarted empty."""
+        fresh = MemoryServer(self._hard, self._clock)
+        with self._lock:
+            self.__dict__ |= {name: value for name, value in fresh.__dict__.items() if name != "_lock"}
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _is(self, generation: str) -> bool:
+        return self._position is not None and self._position.generation == generation

@@ -1,0 +1,150 @@
+"""Contributions on their way: kept until they have come back in the log, and a while longer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_store.base import NOTHING, Contribution, Increments, Span
+from cache_store.codec import summed
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A contribution that is not in the replica yet.
+
+    Args:
+        number: grows by one with each contribution of a process.
+        contribution: what it adds.
+        sent: it was sent; the answer may not have come.
+        known: the server said that it has it; it comes in the log, unless others' contributions cover it.
+    """
+
+    number: int
+    contribution: Contribution
+    sent: bool = False
+    known: bool = False
+
+
+class Kept(NamedTuple):
+    """A contribution that is in the replica, and when it came."""
+
+    at_s: float
+    number: int
+    contribution: Contribution
+
+
+class Outbox:
+    """Contributions in their order. Not for several threads at once.
+
+    Args:
+        most: so many unsent contributions are kept one by one; beyond that, the older ones are added up.
+        keep_s: how long contributions are kept that are in the replica, for a server that loses them.
+        keep_bytes: how much of them at most.
+    """
+
+    def __init__(self, most: int = 256, keep_s: float = 30.0, keep_bytes: int = 32 * 1_048_576) -> None:
+        self._most, self._keep_s, self._keep_bytes = most, keep_s, keep_bytes
+        self.waiting: deque[Waiting] = deque()
+        self._kept: deque[Kept] = deque()
+        self._kept_bytes = 0
+        self._last = 0
+
+    def add(self, contribution: Contribution) -> None:
+        """One more."""
+        self._last += 1
+        self.waiting.append(Waiting(self._last, contribution))
+        self._bound()
+
+    def _bound(self) -> None:
+        unsent = [w for w in self.waiting if not w.sent]
+        if len(unsent) <= self._most:
+            return
+        older = unsent[: self._most // 2]
+        merged = Waiting(older[-1].number, added_up([w.contribution for w in older]))
+        gone = {w.number for w in older}
+        rest = [w for w in self.waiting if w.number not in gone]
+        before = [w for w in rest if w.number < merged.number]
+        self.waiting = deque([*before, merged, *(w for w in rest if w.number > merged.number)])
+
+    @property
+    def events(self) -> int:
+        """Events whose contribution is not in the replica yet."""
+        return sum(_events(w.contribution) for w in self.waiting)
+
+    def included(self, upto: int, now_s: float) -> None:
+        """Those up to this number have come in the log."""
+        while self.waiting and self.waiting[0].number <= upto:
+            done = self.waiting.popleft()
+            self._kept.append(Kept(now_s, done.number, done.contribution))
+            self._kept_bytes += size(done.contribution)
+        while self._kept and (self._kept_bytes > self._keep_bytes or self._kept[0].at_s < now_s - self._keep_s):
+            self._kept_bytes -= size(self._kept.popleft().contribution)
+
+    def recall(self, following: Mapping[str, int]) -> int:
+        """A server has lost something: whatever it does not have waits again. Answers how many do."""
+        numbered = [(k.number, k.contribution) for k in self._kept]
+        numbered += [(w.number, w.contribution) for w in self.waiting]
+        self._kept.clear()
+        self._kept_bytes = 0
+        left = [(number, c.after(following)) for number, c in numbered]
+        self.waiting = deque(Waiting(number, c) for number, c in left if c is not None)
+        return len(self.waiting)
+
+    def change(self, numbers: Iterable[int], to: Callable[[Contribution], Contribution | None]) -> None:
+        """Replace some of those that wait; None takes them away."""
+        wanted = set(numbers)
+        changed = [
+            Waiting(w.number, c) if w.number in wanted else w
+            for w in self.waiting
+            if (c := to(w.contribution) if w.number in wanted else w.contribution) is not None
+        ]
+        self.waiting = deque(changed)
+
+
+def added_up(contributions: list[Contribution]) -> Contribution:
+    """One contribution for several that follow each other; its events cannot be told apart any more."""
+    bounds: dict[str, tuple[int, int]] = {}
+    for contribution in contributions:
+        for span in contribution.spans:
+            start, stop = bounds.get(span.partition, (span.start, span.stop))
+            bounds[span.partition] = (min(start, span.start), max(stop, span.stop))
+    return Contribution(
+        spans=tuple(Span(name, *bound) for name, bound in bounds.items()),
+        sources=np.empty(0, np.int32),
+        offsets=np.empty(0, np.int64),
+        items=np.empty(0, np.int64),
+        drawn=summed([c.drawn for c in contributions]),
+        cache=contributions[-1].cache,
+        counted=summed([counted(c) for c in contributions]),
+    )
+
+
+def counted(contribution: Contribution) -> Increments:
+    """Events of each item."""
+    if contribution.counted is not None:
+        return contribution.counted
+    return Increments(contribution.items, np.ones(len(contribution.items), np.int64))
+
+
+def without(contribution: Contribution, partition: str) -> Contribution | None:
+    """The contribution without the events of a partition, None if it has no others."""
+    if all(span.partition != partition for span in contribution.spans):
+        return contribution
+    return contribution.after({partition: np.iinfo(np.int64).max})
+
+
+def _events(contribution: Contribution) -> int:
+    return int(counted(contribution).counts.sum())
+
+
+def size(contribution: Contribution) -> int:
+    """Bytes that it takes."""
+    arrays: list[NDArray[Any]] = [contribution.sources, contribution.offsets, contribution.items]
+    arrays += [*contribution.drawn, *(contribution.counted or NOTHING)]
+    return sum(a.nbytes for a in arrays) + (contribution.cache.nbytes if contribution.cache is not None else 0)

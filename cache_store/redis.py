@@ -1,0 +1,185 @@
+"""The shared state of a model in Redis (6.2 to 8) or Valkey. Keys are in `keys`, Lua in `scripts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from redis import exceptions
+
+from cache_store import scripts
+from cache_store.codec import FORMAT
+from cache_store.connection import connect, shown, translated
+from cache_store.errors import StoreRefused
+from cache_store.keys import TYPES, Keys
+from cache_store.memory import RESEED_S
+from cache_store.replica import Position
+from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Tip
+
+LEASE_MS = 30_000
+FORGET_TRAINERS_S = 3600
+NEW_KEYS_S = 300
+IDS_AT_ONCE = 1000
+
+
+class RedisServer:
+    """One model in Redis.
+
+    Args:
+        url: `redis://`, `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`, with user and password.
+        keys: the model's.
+        timeout_s: how long to wait for an answer.
+        hard_log_length: entries of the log beyond which nothing is added until it is trimmed.
+
+    Raises:
+        StoreRefused: the URL is wrong.
+    """
+
+    kind = "redis"
+    inline = False
+
+    def __init__(self, url: str, keys: Keys, timeout_s: float = 5.0, hard_log_length: int = HARD_LOG_LENGTH) -> None:
+        self.url, self.keys, self._hard = shown(url), keys, hard_log_length
+        self._client = connect(url, timeout_s)
+        self._scripts = {
+            name: self._client.register_script(getattr(scripts, name))
+            for name in ("ASSIGN", "CLAIM", "PUSH", "PULL", "SAVE_SNAPSHOT", "SEED", "BEAT")
+        }
+
+    def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
+        rows: list[int] = []
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            found = self._run("ASSIGN", ("meta", "rows", "items"), [generation, *ids[start : start + IDS_AT_ONCE]])
+            if found == [-1]:
+                return None
+            rows += found
+        return rows
+
+    def ids(self, first: int, count: int) -> list[str]:
+        found = self._do("lrange", self.keys.items, first, first + count - 1)
+        return [raw.decode() for raw in found]
+
+    def claim(
+        self, generation: str, trainer: str, wanted: Mapping[str, tuple[int, int | None]]
+    ) -> dict[str, Claim] | None:
+        arguments: list[Any] = [generation, trainer]
+        for name, (epoch, end) in wanted.items():
+            arguments += [name, epoch, -1 if end is None else end]
+        found = self._run("CLAIM", ("meta", "epochs", "next", "owners"), arguments)
+        if found == [-1]:
+            return None
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return {
+            name: Claim(epoch, None if following < 0 else following)
+            for name, (epoch, following) in zip(wanted, pairs, strict=True)
+        }
+
+    def push(self, push: Push) -> Pushed:
+        arguments: list[Any] = [push.generation, push.chain, push.packed, push.cache or b"", self._hard]
+        for span, epoch in push.spans:
+            arguments += [span.partition, epoch, span.start, span.stop]
+        outcome, length, *more = self._run("PUSH", ("meta", "log", "next", "epochs", "cache"), arguments)
+        name, told = outcome.decode(), [m.decode() for m in more]
+        if name == "overlap":
+            return Pushed(name, next=dict(zip(told[::2], map(int, told[1::2]), strict=True)))
+        return Pushed(name, partition=told[0] if told else "", length=length)
+
+    def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
+        found = self._run(
+            "PULL", ("meta", "log", "items", "cache"), [after.generation, after.entry, count, cache_chain]
+        )
+        if not found:
+            return Pulled(None, [])
+        generation, number, chain, items, length, entries, cache, newest = found
+        tip = Tip(generation.decode(), number, chain.decode(), items, length)
+        stamped = [_stamped(tip.generation, entry, fields) for entry, fields in entries]
+        return Pulled(tip, stamped, cache or None, newest.decode())
+
+    def snapshot(self) -> bytes | None:
+        found: bytes | None = self._do("get", self.keys.snapshot)
+        return found
+
+    def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
+        arguments = [position.generation, position.number, position.entry, packed, trainer]
+        return bool(self._run("SAVE_SNAPSHOT", ("meta", "log", "snapshot", "lease"), arguments))
+
+    def may_snapshot(self, trainer: str) -> bool:
+        return bool(self._do("set", self.keys.lease, trainer, nx=True, px=LEASE_MS))
+
+    def seed(self, seed: Seed) -> bool:
+        self._check_types()
+        items, rows = self.keys.new("items", seed.generation), self.keys.new("rows", seed.generation)
+        self._put_items(items, rows, seed.ids)
+        origin = seed.origin or Position("", 0, "", "")
+        arguments: list[Any] = [seed.generation, seed.snapshot, origin.generation, origin.number, seed.instead_of]
+        arguments += [RESEED_S, FORMAT, len(seed.next)]
+        arguments += [part for pair in seed.next.items() for part in pair]
+        arguments += [part for pair in seed.epochs.items() for part in pair]
+        named = ("meta", "log", "snapshot", "items", "rows", "next", "epochs", "cache")
+        keys = [*(getattr(self.keys, name) for name in named), items, rows, self.keys.owners]
+        seeded = bool(self._call(self._scripts["SEED"], keys=keys, args=arguments))
+        self._do("delete", items, rows)
+        if seeded:
+            self._do("sadd", self.keys.models, self.keys.model)
+        return seeded
+
+    def _put_items(self, items: str, rows: str, ids: Sequence[str]) -> None:
+        """Write items beside those that are there; they take their place when the generation begins."""
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            part = ids[start : start + IDS_AT_ONCE]
+            mapping = {raw: start + k for k, raw in enumerate(part)}
+            self._do("rpush", items, *part)
+            self._do("hset", rows, mapping=mapping)
+            for key in (items, rows):
+                self._do("expire", key, NEW_KEYS_S)
+
+    def beat(self, trainer: str, about: str) -> None:
+        self._run("BEAT", ("trainers",), [trainer, about, FORGET_TRAINERS_S])
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        named = [getattr(self.keys, name) for name in keys]
+        return self._call(self._scripts[script], keys=named, args=list(arguments))
+
+    def _do(self, command: str, *arguments: Any, **options: Any) -> Any:
+        return self._call(getattr(self._client, command), *arguments, **options)
+
+    def _call(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call Redis; its errors become ours.
+
+        Raises:
+            StoreRefused: it will never do that.
+            StoreUnavailable: it cannot do that now.
+        """
+        try:
+            return call(*arguments, **options)
+        except exceptions.RedisError as error:
+            if "WRONGTYPE" in str(error):
+                self._check_types()
+            raise translated(error, self.url) from error
+
+    def _check_types(self) -> None:
+        """See that our keys hold what we write.
+
+        Raises:
+            StoreRefused: with every key that does not.
+        """
+        wrong = []
+        for name, wanted in TYPES.items():
+            key = getattr(self.keys, name)
+            found = self._do("type", key).decode()
+            if found not in ("none", wanted):
+                wrong.append(f"{key} is a {found}, not a {wanted}")
+        if wrong:
+            raise StoreRefused(
+                f"{self.url} has something else under our keys: {'; '.join(wrong)}. "
+                "Choose another --model or --redis-namespace, or remove them"
+            )
+
+
+def _stamped(generation: str, entry: bytes, fields: list[bytes]) -> Stamped:
+    told = dict(zip(fields[::2], fields[1::2], strict=True))
+    position = Position(generation, int(told[b"n"]), told[b"c"].decode(), entry.decode())
+    return Stamped(position, told[b"b"].decode(), told[b"d"])

@@ -1,0 +1,153 @@
+"""Lua that runs inside Redis: each is one atomic operation of `cache_store.server.Server`.
+
+Every script is given all keys that it touches, and all of them have one hash tag. Offsets and numbers stay below 2^53,
+which Lua's numbers hold exactly.
+"""
+
+ASSIGN = """
+-- KEYS: meta, rows, items.  ARGV: generation, id ...
+-- Returns the row of each id, or {-1} if it is another generation.
+if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return {-1} end
+local found = {}
+local size = redis.call('LLEN', KEYS[3])
+for k = 2, #ARGV do
+    local row = redis.call('HGET', KEYS[2], ARGV[k])
+    if not row then
+        row = size
+        size = size + 1
+        redis.call('RPUSH', KEYS[3], ARGV[k])
+        redis.call('HSET', KEYS[2], ARGV[k], row)
+    end
+    found[k - 1] = tonumber(row)
+end
+return found
+"""
+
+CLAIM = """
+-- KEYS: meta, epochs, next, owners.  ARGV: generation, trainer, then partition, known epoch, end (-1: not known) ...
+-- Returns epoch and next (-1: none) of each partition, or {-1} if it is another generation.
+if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return {-1} end
+local found = {}
+for k = 3, #ARGV, 3 do
+    local partition, known, last = ARGV[k], tonumber(ARGV[k + 1]), tonumber(ARGV[k + 2])
+    local epoch = math.max(tonumber(redis.call('HGET', KEYS[2], partition) or '0'), known) + 1
+    redis.call('HSET', KEYS[2], partition, epoch)
+    redis.call('HSET', KEYS[4], partition, ARGV[2])
+    local following = tonumber(redis.call('HGET', KEYS[3], partition) or '-1')
+    if last >= 0 and following > last then
+        redis.call('HDEL', KEYS[3], partition)
+        following = -1
+    end
+    found[#found + 1] = epoch
+    found[#found + 1] = following
+end
+return found
+"""
+
+PUSH = """
+-- KEYS: meta, log, next, epochs, cache.
+-- ARGV: generation, chain, entry, cache ('': none), longest log, then partition, epoch, start, stop ...
+-- Returns {outcome, length of the log, more ...}: more is the partition for 'fenced', partition and next for 'overlap'.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'chain')
+if not meta[1] then return {'empty', 0} end
+if meta[1] ~= ARGV[1] then return {'elsewhere', 0} end
+local spans, known, overlap = (#ARGV - 5) / 4, 0, false
+local nexts = {'overlap', 0}
+for k = 6, #ARGV, 4 do
+    local partition = ARGV[k]
+    if tonumber(redis.call('HGET', KEYS[4], partition) or '0') > tonumber(ARGV[k + 1]) then
+        return {'fenced', 0, partition}
+    end
+    local following = tonumber(redis.call('HGET', KEYS[3], partition) or '-1')
+    if tonumber(ARGV[k + 3]) <= following then known = known + 1 end
+    if tonumber(ARGV[k + 2]) < following then overlap = true end
+    nexts[#nexts + 1] = partition
+    nexts[#nexts + 1] = tostring(math.max(following, 0))
+end
+local length = redis.call('XLEN', KEYS[2])
+if spans > 0 and known == spans then return {'known', length} end
+if overlap then return nexts end
+if length >= tonumber(ARGV[5]) then return {'full', length} end
+local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
+redis.call('XADD', KEYS[2], '*', 'n', number, 'b', meta[2], 'c', ARGV[2], 'd', ARGV[3])
+redis.call('HSET', KEYS[1], 'chain', ARGV[2])
+for k = 6, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
+if ARGV[4] ~= '' then
+    redis.call('SET', KEYS[5], ARGV[4])
+    redis.call('HSET', KEYS[1], 'cache', ARGV[2])
+end
+return {'added', length + 1}
+"""
+
+PULL = """
+-- KEYS: meta, log, items, cache.  ARGV: generation, id after which to read, how many, chain of the cache we have.
+-- Returns {generation, number, chain, items, length, entries, cache ('': none newer), its chain}, {} if empty.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'number', 'chain', 'cache')
+if not meta[1] then return {} end
+local entries, cache = {}, ''
+if meta[1] == ARGV[1] and tonumber(ARGV[3]) > 0 then
+    entries = redis.call('XRANGE', KEYS[2], '(' .. ARGV[2], '+', 'COUNT', ARGV[3])
+end
+if meta[4] and meta[4] ~= ARGV[4] then cache = redis.call('GET', KEYS[4]) or '' end
+local items, length = redis.call('LLEN', KEYS[3]), redis.call('XLEN', KEYS[2])
+return {meta[1], tonumber(meta[2]), meta[3], items, length, entries, cache, meta[4] or ''}
+"""
+
+SAVE_SNAPSHOT = """
+-- KEYS: meta, log, snapshot, lease.  ARGV: generation, number, id, snapshot, trainer.
+-- Returns 1, or 0 if there is a newer one or it is another generation.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'snapshot')
+local ours = redis.call('GET', KEYS[4]) == ARGV[5]
+if meta[1] ~= ARGV[1] or tonumber(meta[2] or '-1') >= tonumber(ARGV[2]) then
+    if ours then redis.call('DEL', KEYS[4]) end
+    return 0
+end
+redis.call('SET', KEYS[3], ARGV[4])
+redis.call('HSET', KEYS[1], 'snapshot', ARGV[2], 'snapshot_id', ARGV[3])
+redis.call('XTRIM', KEYS[2], 'MINID', ARGV[3])
+redis.call('XDEL', KEYS[2], ARGV[3])
+if ours then redis.call('DEL', KEYS[4]) end
+return 1
+"""
+
+SEED = """
+-- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners.
+-- ARGV: generation, snapshot, origin generation ('': none), origin number, instead of, seconds for seeding again,
+--       format, how many partitions in next, then partition, next ..., then partition, epoch ...
+-- Returns 1, or 0 if there is a state that is not to be replaced.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded')
+local now = tonumber(redis.call('TIME')[1])
+local may = not meta[1] or meta[1] == ARGV[5]
+if not may and ARGV[3] ~= '' and now - tonumber(meta[4] or '0') <= tonumber(ARGV[6]) then
+    may = meta[2] == '' or (meta[2] == ARGV[3] and tonumber(meta[3]) < tonumber(ARGV[4]))
+end
+if not may then return 0 end
+for k = 1, 8 do redis.call('DEL', KEYS[k]) end
+redis.call('DEL', KEYS[11])
+if redis.call('EXISTS', KEYS[9]) == 1 then
+    redis.call('RENAME', KEYS[9], KEYS[4])
+    redis.call('RENAME', KEYS[10], KEYS[5])
+    redis.call('PERSIST', KEYS[4])
+    redis.call('PERSIST', KEYS[5])
+end
+redis.call('SET', KEYS[3], ARGV[2])
+local first = 9 + 2 * tonumber(ARGV[8])
+for k = 9, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
+for k = first, #ARGV, 2 do redis.call('HSET', KEYS[7], ARGV[k], ARGV[k + 1]) end
+redis.call('HSET', KEYS[1], 'format', ARGV[7], 'generation', ARGV[1], 'number', 0, 'chain', ARGV[1],
+    'snapshot', 0, 'snapshot_id', '0-0', 'origin', ARGV[3], 'origin_number', ARGV[4], 'seeded', now)
+return 1
+"""
+
+BEAT = """
+-- KEYS: trainers.  ARGV: trainer, what it says of itself, seconds after which others are forgotten.
+local now = tonumber(redis.call('TIME')[1])
+local all = redis.call('HGETALL', KEYS[1])
+for k = 1, #all, 2 do
+    if now - tonumber(string.match(all[k + 1], '^%d+') or '0') > tonumber(ARGV[3]) then
+        redis.call('HDEL', KEYS[1], all[k])
+    end
+end
+redis.call('HSET', KEYS[1], ARGV[1], now .. ' ' .. ARGV[2])
+return 1
+"""

@@ -1,0 +1,181 @@
+"""What a server of shared state can do: each of these is atomic. `MemoryServer` and `RedisServer` are two of them.
+
+The trainer's side (`cache_store.shared`) is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from cache_store.base import Span
+from cache_store.replica import Position
+
+SOFT_LOG_LENGTH = 512
+"""Entries of the log after which a trainer writes a snapshot and trims it."""
+HARD_LOG_LENGTH = 4096
+"""Entries of the log beyond which nothing is added until it is trimmed."""
+
+
+class Claim(NamedTuple):
+    """A partition is ours."""
+
+    epoch: int
+    next: int | None
+    """The offset up to which the store has contributions; None if it has none."""
+
+
+class Stamped(NamedTuple):
+    """An entry of the log as it is stored."""
+
+    position: Position
+    before: str
+    """The chain of the entry before it."""
+    packed: bytes
+
+
+class Tip(NamedTuple):
+    """The end of the log now."""
+
+    generation: str
+    number: int
+    chain: str
+    items: int
+    """How many items have a row."""
+    length: int
+    """Entries in the log."""
+
+
+class Pulled(NamedTuple):
+    """Entries after a position, and where the log ends. `tip` is None if there is no state."""
+
+    tip: Tip | None
+    entries: list[Stamped]
+    cache: bytes | None = None
+    """The newest cache, if it is another one than that of the chain that was asked for."""
+    cache_chain: str = ""
+    """Of the entry that it came with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Something to add.
+
+    Args:
+        generation: that the rows belong to.
+        chain: a new name for the entry.
+        packed: the entry.
+        spans: where its events come from, with the epoch in which we claimed each partition.
+        cache: the next cache, packed; None leaves the one that is there.
+    """
+
+    generation: str
+    chain: str
+    packed: bytes
+    spans: Sequence[tuple[Span, int]]
+    cache: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of it.
+
+    Args:
+        outcome: `added`; `known` (all of it was there already); `overlap` (some of it was); `fenced` (a partition has
+            a newer epoch); `full` (the log must be trimmed first); `elsewhere` (another generation); `empty`.
+        next: for `overlap` what is there of each partition.
+        partition: for `fenced`.
+        length: entries in the log.
+    """
+
+    outcome: str
+    next: Mapping[str, int] = field(default_factory=dict)
+    partition: str = ""
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """State for a server that has none, or less than we have.
+
+    Args:
+        generation: the new one.
+        snapshot: packed, at the beginning of the new generation.
+        ids: of all items, by row.
+        next: of the snapshot.
+        epochs: as far as we know them.
+        origin: where our own state stood: a server that was seeded by somebody who knew less takes ours instead.
+        instead_of: the generation that has lost something; "" for an empty server.
+    """
+
+    generation: str
+    snapshot: bytes
+    ids: Sequence[str]
+    next: Mapping[str, int]
+    epochs: Mapping[str, int]
+    origin: Position | None
+    instead_of: str = ""
+
+
+class Server(Protocol):
+    """Atomic operations on the shared state of one model.
+
+    Every one of them raises `StoreUnavailable` if it cannot be done now, `StoreRefused` if it never can.
+    """
+
+    kind: str
+    inline: bool
+    """Whether it answers at once, so that nothing has to be done behind the trainer's back."""
+
+    def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
+        """The row of each id; new ids get the next rows. None if it is another generation."""
+        ...
+
+    def ids(self, first: int, count: int) -> list[str]:
+        """Ids of rows from `first` on, at most so many."""
+        ...
+
+    def claim(
+        self, generation: str, trainer: str, wanted: Mapping[str, tuple[int, int | None]]
+    ) -> dict[str, Claim] | None:
+        """Raise the epochs of some partitions. None if it is another generation.
+
+        Args:
+            generation: ours.
+            trainer: who claims.
+            wanted: for each partition the epoch that we knew last, and the offset after its last record if known.
+        """
+        ...
+
+    def push(self, push: Push) -> Pushed:
+        """Add an entry to the log, once."""
+        ...
+
+    def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
+        """Entries after a position, at most so many."""
+        ...
+
+    def snapshot(self) -> bytes | None:
+        """The newest snapshot."""
+        ...
+
+    def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
+        """Keep this snapshot, and trim the log at its position. False if there is a newer one."""
+        ...
+
+    def may_snapshot(self, trainer: str) -> bool:
+        """Whether it is our turn to write a snapshot: one trainer at a time."""
+        ...
+
+    def seed(self, seed: Seed) -> bool:
+        """Begin a new generation; False if there is a state that is not to be replaced."""
+        ...
+
+    def beat(self, trainer: str, about: str) -> None:
+        """Say that we are there."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+        ...
