@@ -60,6 +60,15 @@ class Occurrence:
         self._grow(int(rows.max()) + 1)
         _add(self._tree, self._starts, rows, counts.astype(np.float64) * self._weight)
 
+    def replace(self, rows: Rows, counts: NDArray[Any]) -> None:
+        """Forget everything, and take in so much of each row."""
+        self.size, self._weight = 0, 1.0
+        size = int(rows.max(initial=-1)) + 1
+        leaves = np.zeros(capacity_for(size, SMALLEST_CAPACITY))
+        np.add.at(leaves, rows, counts)
+        self._tree, self._starts = _tree_of(leaves)
+        self.size = size
+
     def step(self) -> None:
         """One step has passed: what was counted so far ages."""
         self._weight *= self._growth

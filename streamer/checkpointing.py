@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from streamer.accounting import Accounting
 from streamer.checkpoint import BackgroundSaver, Checkpoint, CheckpointStore
@@ -17,6 +18,7 @@ from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest import Standing
 from streamer.learner import Learner
 from streamer.progress import Progress
+from streamer.sharing import Sharing
 from streamer.sources.base import Partition, Positions
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Checkpointer:
         self.path: Path | None = None
         """The newest checkpoint that is safe."""
 
-    def restore(self, learner: Learner) -> Restored:
+    def restore(self, learner: Learner, sharing: Sharing) -> Restored:
         """Go on from the newest checkpoint that is sound, if there is one.
 
         Raises:
@@ -65,7 +67,7 @@ class Checkpointer:
         found = self._store.load()
         if found is None:
             return Restored(Accounting(), Progress())
-        restored = _restored(learner, found)
+        restored = _restored(learner, sharing, found)
         self.path = found.path
         self._tried_events = self._safe_events = restored.accounting.consumed
         self._safe_at = self._clock() - max(0.0, time.time() - found.meta["saved_at"])
@@ -86,20 +88,31 @@ class Checkpointer:
         """It was due, but cannot be saved now: try again when it is due again."""
         self._tried_at, self._tried_events = self._clock(), events
 
-    def save(self, learner: Learner, accounting: Accounting, standing: Standing, done: Callable[[bool], None]) -> None:
+    def save(
+        self,
+        learner: Learner,
+        sharing: Sharing,
+        accounting: Accounting,
+        standing: Standing,
+        done: Callable[[bool], None],
+    ) -> None:
         """Copy everything, between two batches; it is written while training goes on.
 
         Args:
             learner: what was learned.
+            sharing: what others must know of it, and what it knows of others.
             accounting: of the same events.
             standing: of the same events.
             done: called on another thread, when it is safe (True) or has failed.
         """
+        shared, shared_values = sharing.state()
         tensors, values = learner.snapshot()
+        tensors |= {f"sharing.{name}": array for name, array in shared.items()}
         meta = {
             "format": FORMAT,
             "settings": msgspec.to_builtins(learner.settings),
             "learner": values,
+            "sharing": shared_values,
             "positions": _listed(standing.ours),
             "left": _listed(standing.left),
             "accounting": accounting.to_json(),
@@ -133,13 +146,17 @@ class Checkpointer:
             self._last.result()
 
 
-def _restored(learner: Learner, found: Checkpoint) -> Restored:
+def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored:
     meta = found.meta
     if meta.get("format") != FORMAT:
         raise IncompatibleCheckpoint(
             f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}"
         )
     learner.restore(found.tensors, meta["learner"])
+    if "sharing" in meta:
+        prefix = "sharing."
+        arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
+        sharing.load_state(arrays, meta["sharing"])
     return Restored(
         Accounting.from_json(meta["accounting"]), Progress(_positions(meta["positions"]), _positions(meta["left"]))
     )

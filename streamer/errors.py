@@ -5,6 +5,7 @@ StreamerError
 ├── SourceError              a source of events cannot be used as asked
 │   ├── SourceUnavailable    the other side does not answer now; trying again may help
 │   └── UnknownTopic         the topic does not exist and is not created on reading
+├── SharingError             what trainers share cannot be used, or another trainer has taken our place
 └── CheckpointError          a checkpoint cannot be written or read
     ├── CorruptCheckpoint    its content does not match its checksums, or a part is missing
     └── IncompatibleCheckpoint  it was written by other settings or another version
@@ -44,6 +45,10 @@ class SourceUnavailable(SourceError):  # noqa: N818  (reads as a state, like Con
 
 class UnknownTopic(SourceError):  # noqa: N818
     """The topic does not exist and is not created on reading."""
+
+
+class SharingError(StreamerError):
+    """What trainers share cannot be used, or another trainer has taken our place."""
 
 
 class CheckpointError(StreamerError):

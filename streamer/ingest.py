@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from streamer.batcher import Batcher, MicroBatch
 from streamer.errors import SourceUnavailable
@@ -44,6 +44,22 @@ class Standing(NamedTuple):
     """Those of `left` that are being handed over: safe to commit once this is saved."""
 
 
+class Owner(Protocol):
+    """Who answers to others for our partitions. Called on the reading thread; may wait a while."""
+
+    def claim(self, partitions: Iterable[Partition]) -> None:
+        """These are ours now; nothing of them was read yet."""
+        ...
+
+    def flush(self) -> None:
+        """Some are about to be handed over: what was said of them must have arrived."""
+        ...
+
+    def release(self, partitions: Iterable[Partition]) -> None:
+        """These are others' now."""
+        ...
+
+
 class Ingest:
     """Feeds the trainer with micro-batches.
 
@@ -56,6 +72,7 @@ class Ingest:
         until_end: stop at the end of each partition as it was when its reading began.
         max_events: stop after the record with which so many events are read.
         first_backoff_s: the first pause after a source was not available; each further one is twice as long.
+        owner: is told when partitions come and go.
     """
 
     def __init__(
@@ -68,7 +85,9 @@ class Ingest:
         until_end: bool = False,
         max_events: int | None = None,
         first_backoff_s: float = FIRST_BACKOFF_S,
+        owner: Owner | None = None,
     ) -> None:
+        self._owner = owner
         self._make_source, self._decoder, self._batcher = make_source, decoder, batcher
         self._progress = progress or Progress()
         self._limits = Limits(until_end, max_events)
@@ -168,10 +187,12 @@ class Ingest:
 
     def lag(self) -> dict[Partition, int]:
         """For each of our partitions how many offsets are not trained yet."""
-        source = self._source
-        ends = source.end_positions() if source is not None else {}
         trained = self.positions()
-        return {p: max(0, end - trained[p]) for p, end in ends.items() if p in trained}
+        return {p: max(0, end - trained[p]) for p, end in self.ends().items() if p in trained}
+
+    def ends(self) -> Positions:
+        """The offset after the last record of each of our partitions, as far as is known."""
+        return self._source.end_positions() if self._source is not None else {}
 
     @property
     def queued_events(self) -> int:
@@ -198,21 +219,39 @@ class Ingest:
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
         """Reading goes on at the live position; the first time, at the checkpoint's."""
+        new = list(partitions)
+        if self._owner is not None:
+            self._owner.claim(new)
         with self._changed:
             self.rebalances += 1
             self._limits.assigned()
-            return self._progress.assign(partitions)
+            return self._progress.assign(new)
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        """1. forget what waits; 2. let the step that runs end; 3. note how far we came; 4. let it be handed over."""
+        """Let partitions go.
+
+        1. forget what waits, and let the step that runs end;
+        2. what was contributed to others is safe;
+        3. note how far we came, and let it be handed over;
+        4. they are others' now.
+        """
         gone = frozenset(partitions)
+        # 1.
         with self._changed:
             self._limits.give_back(self._batcher.drop(gone))
             self._changed.wait_for(lambda: self._stopping or not self._in_flight & gone)
+        # 2.
+        if self._owner is not None:
+            self._owner.flush()
+        # 3.
+        with self._changed:
             self._leaving = self._progress.revoke(gone)
             self._limits.revoked()
             self._at_end = self._drained = False  # what was enough may not be any more
             self._wait_for_handover()
+        # 4.
+        if self._owner is not None:
+            self._owner.release(gone)
 
     def _wait_for_handover(self) -> None:
         self._handover_wanted = bool(self._leaving)

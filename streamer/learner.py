@@ -110,6 +110,8 @@ class Learned:
     new_users: int
     new_items: int
     step: StepResult
+    drawn: tuple[Rows, NDArray[np.float32]]
+    """Items that were resampled, and how often; an item may occur twice."""
 
 
 class Learner:
@@ -154,8 +156,13 @@ class Learner:
             wanted = "hash" if self.trainer.method.popularity == "hash" else "exact"
         return self.hashed if wanted == "hash" else self.exact
 
-    def learn(self, batch: MicroBatch, before_training: Callable[[Batch], None] | None = None) -> Learned:
+    def learn(
+        self, batch: MicroBatch, before_training: Callable[[Batch], None] | None = None, counted: bool = True
+    ) -> Learned:
         """Take in one micro-batch of at least one event.
+
+        Events that come again after a crash, and that the counts of all trainers hold already, are trained without
+        being counted (`counted` False).
 
         1. ids become rows, features are remembered;
         2. each event gets its user's recent items, as of the event;
@@ -177,19 +184,27 @@ class Learner:
         if before_training is not None:
             before_training(rows)
         # 4.
-        for popularity in (self.exact, self.hashed, self.prior):
-            popularity.observe(items)
+        self.hashed.observe(items)
+        self.prior.observe(items)
+        if counted:
+            self.count(items)
         # 5.
         result = self.trainer.step(rows, View(self.popularity, self.cache, self.prior, self.occurrence))
         # 6.
-        self._refresh_cache(*result.occurrence())
-        return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result)
+        drawn = result.occurrence()
+        self._refresh_cache(*drawn, counted)
+        return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
 
-    def _refresh_cache(self, items: Rows, counts: NDArray[np.float32]) -> None:
+    def count(self, items: Rows) -> None:
+        """Events of these items have come: the exact counts, which trainers share."""
+        self.exact.observe(items)
+
+    def _refresh_cache(self, items: Rows, counts: NDArray[np.float32], counted: bool) -> None:
         if not self.trainer.method.resamples:
             return
         self.occurrence.step()
-        self.occurrence.add(items, counts)
+        if counted:
+            self.occurrence.add(items, counts)
         if self.trainer.method.extra != "cache":
             return
         if self.settings.cache_scope == "touched":

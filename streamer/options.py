@@ -154,6 +154,7 @@ def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
 
 _STREAM = "Stream"
 _EVENTS = "Events"
+_SHARING = "Sharing"
 _MODEL = "Model"
 _METHOD = "Method"
 _LEARNING = "Learning"
@@ -253,6 +254,23 @@ def event_options(function: F) -> F:
                 metavar="NAME",
                 help="Topic (Kafka) or file for records that are no events. [default: <topic>.dead-letters]",
             ),
+        ]
+    ):
+        function = decorate(function)
+    return function
+
+
+def store_options(function: F) -> F:
+    """Where trainers of a model share what they count, resample and cache."""
+    for decorate in reversed(
+        [
+            option(
+                _SHARING,
+                "--redis-url",
+                help="Redis that trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
+            ),
+            option(_SHARING, "--model", default="default", help="Name of the model; several may share a Redis."),
+            option(_SHARING, "--redis-namespace", default="streamer", help="What keys in Redis begin with."),
         ]
     ):
         function = decorate(function)

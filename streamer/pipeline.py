@@ -1,10 +1,11 @@
 """The line that a micro-batch goes along, run for ever.
 
-    poll -> decode -> batch -> rank -> learn -> dead letters -> account -> (checkpoint -> commit)
+    poll -> decode -> batch -> receive -> rank -> learn -> contribute -> dead letters -> account -> (save -> commit)
 
 Polling and decoding happen ahead of it on a thread of their own (`streamer.ingest`), writing checkpoints behind it on
-another (`streamer.checkpoint`). Whatever is trained, counted and positioned changes between two batches only, so a
-checkpoint taken there is consistent: killed at any instant, a restart continues as if nothing had happened.
+another (`streamer.checkpoint`), the exchange with other trainers beside it on a third (`cache_store.shared`). Whatever
+is trained, counted and positioned changes between two batches only, so a checkpoint taken there is consistent: killed
+at any instant, a restart continues as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cache_store.base import CacheStore, StoreStatus
 from streamer.accounting import Accounting
 from streamer.batcher import Batcher, MicroBatch
 from streamer.checkpoint import CheckpointStore
@@ -30,6 +33,7 @@ from streamer.ingest import Ingest, Standing
 from streamer.learner import Learned, Learner
 from streamer.prequential import Prequential
 from streamer.progress import Progress
+from streamer.sharing import Sharing
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
@@ -77,6 +81,7 @@ class Status:
     users: int = 0
     items: int = 0
     checkpoint_age_s: float | None = None
+    store: StoreStatus = field(default_factory=StoreStatus)
     accounting: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,6 +96,7 @@ class Pipeline:
         settings: how the line runs.
         checkpoints: where its state is kept; closed at the end, as `dead_letters` are. None keeps nothing.
         prequential: ranks events before they are trained; None for none.
+        store: what is shared with other trainers; closed at the end. None shares nothing.
     """
 
     def __init__(
@@ -102,16 +108,18 @@ class Pipeline:
         settings: PipelineSettings,
         checkpoints: CheckpointStore | None = None,
         prequential: Prequential | None = None,
+        store: CacheStore | None = None,
     ) -> None:
         self.learner, self.settings = learner, settings
         self.accounting, self.status = Accounting(), Status()
         self.on_status: Callable[[Status], None] | None = None
         self._dead_letters, self._prequential = dead_letters, prequential
+        self._sharing = Sharing(learner, store, lambda: self._ingest.ends())
         self._checkpoints, progress = None, Progress()
         if checkpoints is not None:
             every_s, every_events = settings.checkpoint_every_s, settings.checkpoint_every_events
             self._checkpoints = Checkpointer(checkpoints, every_s, every_events)
-            self.accounting, progress = self._checkpoints.restore(learner)
+            self.accounting, progress = self._checkpoints.restore(learner, self._sharing)
         self._ingest = Ingest(
             make_source,
             decoder,
@@ -120,7 +128,9 @@ class Pipeline:
             settings.max_queued_events,
             settings.until_end,
             settings.max_events,
+            owner=self._sharing,
         )
+        self._sharing.start()
         self._stop = threading.Event()
         self._torn = False
         self._started = self._status_at = self._composed_at = time.monotonic()
@@ -135,7 +145,7 @@ class Pipeline:
         """Train until the end, or until `stop`; then save, commit and leave.
 
         Raises:
-            StreamerError: the source cannot be used, or the last checkpoint could not be written.
+            StreamerError: the source or the store cannot be used, or the last checkpoint could not be written.
         """
         self._started = time.monotonic()
         if self.last_checkpoint is not None:
@@ -152,15 +162,17 @@ class Pipeline:
         # 1. the next batch: polled, decoded and cut ahead of us; it counts as trained when this block ends
         with self._next_batch(timeout_s) as batch:
             if batch is not None:
-                # 2. events are ranked, then learned from
+                # 2. what other trainers have found out since the last batch
+                self._sharing.receive()
+                # 3. events are ranked, then learned from; others are told
                 self._learn(batch)
-                # 3. what could not be decoded is put aside, with the reason
+                # 4. what could not be decoded is put aside, with the reason
                 self._put_aside(batch.dead_letters)
-                # 4. every event is accounted for
+                # 5. every event is accounted for
                 self.accounting.add(batch)
-        # 5. what a person wants to see
+        # 6. what a person wants to see
         self._refresh_status()
-        # 6. everything with its positions, now and then; committed when it is safe
+        # 7. everything with its positions, now and then; committed when it is safe
         if self._checkpoint_is_due():
             self.checkpoint()
 
@@ -173,8 +185,9 @@ class Pipeline:
         self._torn = False
 
     def _learn(self, batch: MicroBatch) -> None:
-        if len(batch):
-            self._learned = self.learner.learn(batch, self._prequential)
+        for part in self._sharing.parts(batch) if len(batch) else []:
+            self._learned = self.learner.learn(part.batch, self._prequential, part.counted)
+            self._sharing.contribute(part, self._learned)
 
     def _put_aside(self, letters: Sequence[DeadLetter]) -> None:
         """Write dead letters; if the other side is away, they wait for the flush before a checkpoint."""
@@ -213,7 +226,8 @@ class Pipeline:
         elif self._checkpoints.is_safe(self.accounting.consumed):
             self._saved(True, standing)
         else:
-            self._checkpoints.save(self.learner, self.accounting, standing, lambda safe: self._saved(safe, standing))
+            done = partial(self._saved, standing=standing)
+            self._checkpoints.save(self.learner, self._sharing, self.accounting, standing, done)
 
     def _flush_dead_letters(self) -> bool:
         try:
@@ -241,7 +255,9 @@ class Pipeline:
         """
         with ExitStack() as stack:  # each of these happens, whatever became of the others, the last one first
             stack.callback(self._dead_letters.close)
+            stack.callback(self._sharing.close)
             stack.callback(self._ingest.stop)
+            stack.callback(self._sharing.flush)
             stack.callback(self._refresh_status, force=True)
             if self._checkpoints is None:
                 return
@@ -270,6 +286,7 @@ class Pipeline:
         status.lag, status.queued_events = self._ingest.lag(), self._ingest.queued_events
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
+        status.store = self._sharing.status()
         status.accounting = self.accounting.to_json()
         if self.on_status is not None:
             self.on_status(status)

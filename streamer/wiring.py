@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cache_store.base import CacheStore
+from cache_store.errors import StoreRefused, StoreUnavailable
+from cache_store.keys import Keys
 from streamer.dead_letters import DeadLetters, FileDeadLetters
-from streamer.errors import SettingsError
+from streamer.errors import SettingsError, SharingError
 from streamer.event import EventSettings
 from streamer.options import pairs
 from streamer.sources.base import Source
@@ -202,6 +206,39 @@ def dead_letters(o: Options) -> DeadLetters:
         return KafkaDeadLetters(kafka, name)
     path = Path(o["dead_letters"]) if o["dead_letters"] else Path(o["data_dir"]) / f"{name}.jsonl"
     return FileDeadLetters(path)
+
+
+def store(o: Options) -> CacheStore | None:
+    """What is shared with other trainers; None if nothing is.
+
+    Raises:
+        SettingsError: the URL or a name is wrong.
+        SharingError: no node of a cluster answers.
+    """
+    if not o["redis_url"]:
+        return None
+    from cache_store.redis import RedisServer
+    from cache_store.shared import SharedSettings, SharedStore
+
+    try:
+        server = RedisServer(o["redis_url"], store_keys(o))
+    except StoreRefused as error:
+        raise SettingsError([f"--redis-url: {error}"]) from error
+    except StoreUnavailable as error:
+        raise SharingError(str(error)) from error
+    return SharedStore(server, SharedSettings(every_s=o["share_every"]), f"{socket.gethostname()}-{os.getpid()}")
+
+
+def store_keys(o: Options) -> Keys:
+    """The keys of a model in Redis.
+
+    Raises:
+        SettingsError: a name is wrong.
+    """
+    try:
+        return Keys(o["model"], o["redis_namespace"])
+    except ValueError as error:
+        raise SettingsError([f"--model or --redis-namespace: {error}"]) from error
 
 
 def described(o: Options) -> str:

@@ -59,6 +59,13 @@ class ExactPopularity:
         np.add.at(self._counts, rows, weights)
         self._total += float(weights.sum())
 
+    def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
+        """Forget everything, and take in so many events of each row, as if evenly mixed."""
+        self._counts, self.size, self._total, self._log2_weight = np.zeros(0), 0, 0.0, 0.0
+        if len(rows):
+            self._grow(int(rows.max()) + 1)
+            self.add(rows, counts)
+
     def _age(self, events: float) -> None:
         """So many events come. Rescaling before they are counted keeps their weights finite, however many they are."""
         if self.half_life_events is None:

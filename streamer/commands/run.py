@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from streamer.options import GroupedCommand, config_option, event_options, learner_options, option, stream_options
+from streamer.options import (
+    GroupedCommand,
+    config_option,
+    event_options,
+    learner_options,
+    option,
+    store_options,
+    stream_options,
+)
 
 _RUN = "Run"
 
@@ -66,6 +74,14 @@ _RUN = "Run"
     help="A live panel at a terminal, plain lines elsewhere.",
 )
 @option(_RUN, "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
+@store_options
+@option(
+    "Sharing",
+    "--share-every",
+    type=click.FloatRange(0.001, 10),
+    default=0.1,
+    help="Seconds between exchanges with Redis: how old what is seen of other trainers may be.",
+)
 @learner_options
 def run(as_json: bool, **options: Any) -> None:
     """Learn a two-tower retriever from a stream of events, for ever.
@@ -124,6 +140,7 @@ def build(options: dict[str, Any]) -> Any:
         ),
         checkpoints,
         Prequential(learner, time_share=options["evaluate"]) if options["evaluate"] else None,
+        wiring.store(options),
     )
 
 

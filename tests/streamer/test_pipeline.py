@@ -207,11 +207,11 @@ class TestCheckpoints:
         line.pipeline.on_status = lambda status: None
         learn = line.learner.learn
 
-        def learn_and_stop(batch: MicroBatch, look: Any = None) -> Learned:
+        def learn_and_stop(batch: MicroBatch, *rest: Any) -> Learned:
             steps.append(len(batch))
             if len(steps) == 3:
                 line.pipeline.stop()
-            return learn(batch, look)
+            return learn(batch, *rest)
 
         line.learner.learn = learn_and_stop  # type: ignore[method-assign]
         summary = line.run()
@@ -481,8 +481,8 @@ class TestErrors:
         line = Line(log, tmp_path)
         learn = line.learner.learn
 
-        def learn_and_fail(batch: MicroBatch, look: Any = None) -> Learned:
-            learned = learn(batch, look)
+        def learn_and_fail(batch: MicroBatch, *rest: Any) -> Learned:
+            learned = learn(batch, *rest)
             if line.learner.trainer.steps == 5:
                 raise error
             return learned

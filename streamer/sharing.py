@@ -1,0 +1,247 @@
+"""Between a learner and the store that trainers of a model share: rows are translated, contributions made and taken in.
+
+The learner counts and draws as if it were alone. What others count and draw is added to the same counters between two
+micro-batches, and the cache that it trains with is the newest that any trainer has drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_store.base import CacheStore, Contribution, Delta, Increments, Received, Span, StoreStatus, Totals
+from cache_store.errors import StoreError
+from cache_store.memory import MemoryServer
+from cache_store.shared import SharedSettings, SharedStore
+from model.batch import Rows
+from model.growing import grown
+from streamer.batcher import MicroBatch, Origin
+from streamer.errors import SharingError
+from streamer.learner import Learned, Learner
+from streamer.sources.base import Partition, Positions
+
+FLUSH_S = 5.0
+
+
+class Part(NamedTuple):
+    """Events of a micro-batch that are learned together."""
+
+    batch: MicroBatch
+    counted: bool
+    """Whether the store has no contribution of them yet."""
+
+
+def private_store() -> CacheStore:
+    """A store that is shared with nobody."""
+    return SharedStore(MemoryServer(), SharedSettings(soft_log_length=16))
+
+
+class Sharing:
+    """One learner's part in what trainers share. Used by the training thread, but for `claim`, `flush` and `release`.
+
+    Args:
+        learner: whose counters and cache are shared.
+        store: where; closed with this.
+        ends: the offset after the last record of each partition, as far as it is known.
+    """
+
+    def __init__(self, learner: Learner, store: CacheStore | None = None, ends: Callable[[], Positions] = dict) -> None:
+        self._learner, self._store = learner, store or private_store()
+        self.ends = ends
+        self._own = np.empty(0, np.int64)  # the learner's row of each of the store's
+        self._named = 0
+        self._cache: Rows | None = None
+
+    def start(self) -> None:
+        """Join, and take in what is there.
+
+        Raises:
+            SharingError: the store cannot be used.
+        """
+        with _clear():
+            self._store.start()
+        self.receive()
+
+    # along the line ---------------------------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Take in what others have added; never waits.
+
+        Raises:
+            SharingError: another trainer has taken over one of our partitions.
+        """
+        with _clear():
+            self._take_in(self._store.receive())
+
+    def parts(self, batch: MicroBatch) -> list[Part]:
+        """The batch, cut where the store has contributions of some of its events: after a crash they come again."""
+        if not batch.origins:
+            return [Part(batch, True)]
+        fresh = self._fresh(batch)
+        if fresh.all():
+            return [Part(batch, True)]
+        again = ~fresh
+        parts = [Part(_chosen(batch, again), False), Part(_chosen(batch, fresh), True)]
+        return [part for part in parts if len(part.batch)]
+
+    def _fresh(self, batch: MicroBatch) -> NDArray[np.bool_]:
+        where = _where(batch)
+        fresh = self._store.fresh(*where)
+        if fresh.all():
+            return fresh
+        anew = self._begun_anew({origin.partition for origin in batch.origins})
+        if anew:
+            self._store.claim(anew, FLUSH_S)
+            fresh = self._store.fresh(*where)
+        return fresh
+
+    def _begun_anew(self, partitions: Iterable[Partition]) -> dict[str, int | None]:
+        """Partitions that end before what the store has of them: they were deleted and made again."""
+        ends = self.ends()
+        return {str(p): ends[p] for p in partitions if p in ends and self._store.seen(str(p)) > ends[p]}
+
+    def contribute(self, part: Part, learned: Learned) -> None:
+        """Add what a part of a batch has counted and drawn; never waits."""
+        if not part.counted or not part.batch.origins:
+            return
+        spans, sources, offsets = _where(part.batch)
+        drawn = Increments(learned.drawn[0], np.rint(learned.drawn[1]).astype(np.int64))
+        cache = self._learner.cache if self._learner.trainer.method.extra == "cache" else None
+        contribution = Contribution(tuple(spans), sources, offsets, learned.items, drawn, cache)
+        with _clear():
+            self._store.contribute(contribution, self._learner.items.ids)
+
+    # what comes from others -------------------------------------------------------------------------------------------
+
+    def _take_in(self, received: Received) -> None:
+        """1. names; 2. totals, if they come anew; 3. what was added since; 4. the newest cache."""
+        learner = self._learner
+        # 1.
+        if received.reset is not None:
+            self._named = 0
+        self._name(received.ids)
+        # 2.
+        if received.reset is not None:
+            self._begin_with(received.reset)
+        # 3.
+        for delta in received.deltas:
+            self._add(delta)
+        # 4.
+        if received.cache is not None:
+            self._cache = self._own[received.cache]
+        if received.live and self._cache is not None and learner.trainer.method.extra == "cache":
+            learner.cache = self._cache
+
+    def _name(self, ids: list[str]) -> None:
+        if not ids:
+            return
+        self._own = grown(self._own, self._named + len(ids))
+        self._own[self._named : self._named + len(ids)] = self._learner.items.rows(ids)
+        self._named += len(ids)
+        self._learner.trainer.model.grow(len(self._learner.users), len(self._learner.items))
+
+    def _begin_with(self, totals: Totals) -> None:
+        learner, rows = self._learner, self._own[: len(totals.counts)]
+        learner.exact.replace(rows, totals.counts.astype(np.float64))
+        learner.occurrence.replace(rows, totals.drawn.astype(np.float64))
+        if not learner.prior.total and len(rows):
+            learner.prior.add(rows, totals.counts.astype(np.float64))
+        for contribution in totals.pending:
+            learner.count(contribution.items)
+            learner.occurrence.add(*contribution.drawn)
+            if contribution.counted is not None:
+                learner.exact.add(contribution.counted.rows, contribution.counted.counts.astype(np.float64))
+
+    def _add(self, delta: Delta) -> None:
+        learner = self._learner
+        rows, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
+        learner.exact.add(rows, counts)
+        learner.prior.add(rows, counts)
+        learner.occurrence.add(self._own[delta.drawn.rows], delta.drawn.counts)
+
+    # partitions come and go: on the reading thread --------------------------------------------------------------------
+
+    def claim(self, partitions: Iterable[Partition]) -> None:
+        """These are ours now. Waits for the store, a while; without an answer it is done later."""
+        self._store.claim({str(p): None for p in partitions}, FLUSH_S)
+
+    def flush(self) -> None:
+        """Wait, a while, until everything contributed is in the store."""
+        self._store.flush(FLUSH_S)
+
+    def release(self, partitions: Iterable[Partition]) -> None:
+        """These are others' now."""
+        self._store.release([str(p) for p in partitions])
+
+    # the recovery unit, and the end -----------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What a restart needs. Call it before the learner is copied: it takes in what has come."""
+        arrays, values, received = self._store.state()
+        self._take_in(received)
+        return arrays | {"own": self._own[: self._named].copy()}, values
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any]) -> None:
+        """Take over what `state` answered, before `start`; the learner is restored already."""
+        own = np.asarray(arrays["own"])
+        self._own, self._named = own.copy(), len(own)
+        self._store.load_state(arrays, values, self._learner.items.ids, own)
+
+    def status(self) -> StoreStatus:
+        """How the store is."""
+        return self._store.status()
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close(FLUSH_S)
+
+
+@contextmanager
+def _clear() -> Iterator[None]:
+    """Errors of the store become errors of Streamer."""
+    try:
+        yield
+    except StoreError as error:
+        raise SharingError(str(error)) from error
+
+
+def _where(batch: MicroBatch) -> tuple[list[Span], NDArray[np.int32], NDArray[np.int64]]:
+    """Spans of a batch's events, the span of each event, and its offset."""
+    offsets = np.array(batch.offsets, np.int64)
+    names: dict[Partition, int] = {}
+    sources = np.empty(len(offsets), np.int32)
+    for origin in batch.origins:
+        sources[origin.start : origin.stop] = names.setdefault(origin.partition, len(names))
+    spans = []
+    for partition, k in names.items():
+        ours = offsets[sources == k]
+        spans.append(Span(str(partition), int(ours.min()), int(ours.max()) + 1))
+    return spans, sources, offsets
+
+
+def _chosen(batch: MicroBatch, chosen: NDArray[np.bool_]) -> MicroBatch:
+    """Some events of a batch."""
+    at = np.flatnonzero(chosen).tolist()
+
+    def some(column: Any) -> Any:
+        return None if column is None else [column[k] for k in at]
+
+    names = ("users", "items", "timestamps_s", "user_features", "item_features", "offsets")
+    columns = {name: some(getattr(batch, name)) for name in names}
+    return MicroBatch(**columns, origins=_origins(batch.origins, chosen))
+
+
+def _origins(origins: list[Origin], chosen: NDArray[np.bool_]) -> list[Origin]:
+    """Where the chosen events come from."""
+    found: list[Origin] = []
+    begin = 0
+    for origin in origins:
+        count = int(chosen[origin.start : origin.stop].sum())
+        if count:
+            found.append(Origin(origin.partition, begin, begin + count))
+            begin += count
+    return found
