@@ -106,23 +106,11 @@ def run(log: tuple[list[str], list[str]], trial: LearnerSettings, batch_size: in
     test = Prequential(learner, time_share=None, sample=None, new_only=True)
     seconds = 0.0
     for start in range(0, len(users), batch_size):
-        if start <= half < start + batch_size:
-            fresh = Prequential(learner, time_share=None, sample=None, new_only=True)
-            fresh._had, test = test._had, fresh
         batch = MicroBatch(users=users[start : start + batch_size], items=items[start : start + batch_size])
-        ranking = test if start >= half else (lambda rows: None)
-        if start < half and test._had is not None:
-            _remember(test._had, learner, batch)
-        before, spent = time.perf_counter(), test._spent
-        learner.learn(batch, ranking)
-        seconds += time.perf_counter() - before - (test._spent - spent)
+        before, spent = time.perf_counter(), test.seconds
+        learner.learn(batch, test if start >= half else test.observe)
+        seconds += time.perf_counter() - before - (test.seconds - spent)
     return test.model.overall or 0.0, test.new.overall or 0.0, len(users) / seconds
-
-
-def _remember(had: dict[int, set[int]], learner: Learner, batch: MicroBatch) -> None:
-    users, items = learner.users.rows(batch.users), learner.items.rows(batch.items)
-    for user, item in zip(users.tolist(), items.tolist(), strict=True):
-        had.setdefault(user, set()).add(item)
 
 
 def main() -> None:

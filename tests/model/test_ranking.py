@@ -9,7 +9,7 @@ from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
 from model import ranking
-from model.ranking import Ranker
+from model.ranking import LeftOut, Ranker
 
 
 def slow_scores(trainer, batch, view) -> np.ndarray:
@@ -86,3 +86,46 @@ def test_ranking_leaves_no_gradient_behind():
     ranker = Ranker(trainer, view.prior)
     assert not ranker.items().vectors.requires_grad
     assert not torch.is_grad_enabled() or not ranker.queries(batch.users, batch.recent).requires_grad
+
+
+def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
+    trainer = make_trainer("xir", MODELS["all terms"])
+    batch, view = make_input(trainer)
+    ranker = Ranker(trainer, view.prior)
+    items = ranker.items()
+    rng = np.random.default_rng(0)
+    left_out = [np.setdiff1d(np.flatnonzero(rng.random(ITEMS + 4) < 0.4), [i]) for i in batch.items]
+    left_out[1] = np.empty(0, np.int64)
+    arguments = (items, batch.users, batch.items, batch.recent)
+    with_all, without = ranker.ranks_with_and_without(*arguments, LeftOut.of(left_out))
+    assert with_all.tolist() == ranker.ranks(*arguments).tolist()
+    assert without.tolist() == ranker.ranks(*arguments, excluded=left_out).tolist()
+    scores = slow_scores(trainer, batch, view)
+    for b, item in enumerate(batch.items):
+        better = {j for j in range(ITEMS) if scores[b, j] >= scores[b, item]} - set(left_out[b].tolist())
+        assert without[b] == len(better)
+    assert (without < with_all).any()
+
+
+def test_unknown_targets_among_known_ones_do_not_shift_the_others():
+    trainer = make_trainer("xir", MODELS["all terms"])
+    batch, view = make_input(trainer)
+    ranker = Ranker(trainer, view.prior)
+    items = ranker.items()
+    expected = ranker.ranks(items, batch.users, batch.items, batch.recent)
+    targets = batch.items.copy()
+    targets[::2] = ITEMS + 1
+    left_out = LeftOut.of([np.array([], np.int64) if b % 2 else np.arange(ITEMS) for b in range(len(targets))])
+    for ranks in ranker.ranks_with_and_without(items, batch.users, targets, batch.recent, left_out):
+        assert ranks[1::2].tolist() == expected[1::2].tolist()
+        assert (ranks[::2] == ITEMS + 1).all()
+
+
+def test_the_items_of_some_users_keep_their_order():
+    left_out = LeftOut.of([np.array([4, 2]), np.array([], np.int64), np.array([7]), np.array([1, 0, 9])])
+    rows, items = left_out.of_users(np.array([3, 1, 0]))
+    assert rows.tolist() == [0, 0, 0, 2, 2]
+    assert items.tolist() == [1, 0, 9, 4, 2]
+    some = left_out.only(np.array([1, 2]))
+    assert some.first.tolist() == [0, 0, 1]
+    assert some.items.tolist() == [7]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from line_harness import Event, assert_same_learner, events, learn_all, micro_batch, small
 
 from model.batch import Batch
+from streamer.errors import SettingsError
 from streamer.learner import Learner
-from streamer.prequential import HitRate, Prequential
+from streamer.prequential import FLOORS, MODEL, SLICES, Prequential
 
 
 class Clock:
@@ -101,7 +103,8 @@ class TestWhatCounts:
         test = Prequential(learner, k=10, time_share=None, sample=None, new_only=True)
         ranked_by(learner, [("u0", "never seen"), ("u1", "nor this"), ("u0", "never seen")], test)
         assert test.model.events == 3
-        assert test.model.hits == test.most_popular.hits == test.new.hits == 0
+        assert test.model.hits == test.new.hits == 0
+        assert test.most_popular.hits == 1  # a floor learns from every event at once
 
     def test_a_known_item_among_fewer_than_k_is_always_a_hit(self):
         learner = Learner(small())
@@ -152,20 +155,125 @@ class TestWhatCounts:
         assert_same_learner(watched, alone)
 
 
+class TestSlices:
+    def test_new_users_and_items_are_those_of_first_events_within_a_batch_too(self):
+        learner = Learner(small())
+        test = Prequential(learner, time_share=None, sample=None, new_only=True)
+        ranked_by(learner, [("u0", "a"), ("u1", "b")], test)
+        ranked_by(learner, [("u0", "a"), ("u2", "c"), ("u2", "c"), ("u1", "a"), ("u3", "c")], test)
+        counts = {name: test.tallies[MODEL].events(name) for name in SLICES}
+        assert counts["all"] == 5
+        assert (counts["new-users"], counts["returning-users"]) == (2, 3)
+        assert (counts["new-items"], counts["returning-items"]) == (1, 4)
+        assert counts["new"] == 3  # u2 c, u1 a, u3 c
+        assert counts["new/new-users"] == 2
+        assert counts["head"] + counts["torso"] + counts["tail"] == 4
+
+    def test_nobody_foretells_an_item_that_was_never_seen(self):
+        learner, stream = Learner(small()), events(400, items=200)
+        test = Prequential(learner, time_share=None, sample=None, new_only=True, floors=tuple(FLOORS), ks=(50,))
+        for start in range(0, 400, 40):
+            ranked_by(learner, stream[start : start + 40], test)
+        for name, tally in test.tallies.items():
+            assert tally.events("new-items") > 10
+            assert tally.overall("new-items", "hr", 50) == 0, name
+
+    def test_the_second_half_begins_at_its_event(self):
+        learner, stream = Learner(small()), events(200)
+        test = Prequential(learner, time_share=None, sample=None, half=110)
+        for start in range(0, 200, 20):
+            ranked_by(learner, stream[start : start + 20], test)
+        assert test.tallies[MODEL].events("all") == 180
+        assert test.tallies[MODEL].events("second-half/all") == 90
+
+    def test_a_learner_that_goes_on_from_a_checkpoint_knows_its_users_and_counts(self):
+        learner = Learner(small())
+        learn_all(learner, [("u", item) for item in "aaaabbbccd"])
+        test = Prequential(learner, k=2, time_share=None, sample=None)
+        ranked_by(learner, [("u", "a"), ("u", "new")], test)
+        assert test.most_popular.hits == 1
+        assert test.tallies[MODEL].events("new-users") == 0
+        assert test.tallies[MODEL].events("new-items") == 1
+        assert test.tallies[MODEL].events("head") == 1
+
+
+class TestFloors:
+    def test_floors_see_events_of_batches_that_are_not_ranked(self):
+        learner, clock = Learner(small()), Clock()
+        test = Prequential(learner, k=1, time_share=0.01, clock=clock)
+        ranked_by(learner, [("u", "a")] * 3, test)
+        test._not_before = 1.0
+        ranked_by(learner, [("u", "b")] * 5, test)
+        assert test.model.events == 0
+        clock.now = 1.0
+        ranked_by(learner, [("v", "b")], test)
+        assert (test.most_popular.hits, test.most_popular.events) == (1, 1)
+
+    def test_users_of_batches_that_are_not_ranked_are_no_new_ones(self):
+        learner, clock = Learner(small()), Clock()
+        test = Prequential(learner, time_share=0.01, clock=clock)
+        test._not_before = 1.0
+        ranked_by(learner, [("u", "a"), ("v", "b")], test)
+        clock.now = 1.0
+        ranked_by(learner, [("v", "b"), ("w", "c")], test)
+        assert test.tallies[MODEL].events("returning-users") == 1
+        assert test.tallies[MODEL].events("new-users") == 1
+        assert test.tallies[MODEL].events("new-items") == 1
+
+    def test_a_stream_of_returning_users_is_foretold_by_their_last_items(self):
+        learner = Learner(small())
+        test = Prequential(learner, time_share=None, sample=None, floors=("last-items",))
+        for _ in range(5):
+            ranked_by(learner, [(f"u{n}", f"i{n}") for n in range(20)], test)
+        assert test.figure("last-items").overall == 1.0
+        assert test.figure("last-items", metric="mrr").overall == 1.0
+
+    def test_observing_ranks_nothing_and_forgets_nothing(self):
+        learner, stream = Learner(small()), events(200)
+        tests = [
+            Prequential(learner, time_share=None, sample=None, new_only=True, floors=tuple(FLOORS)) for _ in range(2)
+        ]
+
+        def look(batch: Batch) -> None:
+            tests[0](batch)
+            tests[1].observe(batch)
+
+        for start in range(0, 160, 40):
+            ranked_by(learner, stream[start : start + 40], look)
+        assert tests[1].model.events == 0
+        before = {name: [tally.events(s) for s in SLICES] for name, tally in tests[0].tallies.items()}
+        sums = {name: tally._sums.copy() for name, tally in tests[0].tallies.items()}
+        ranked_by(learner, stream[160:], lambda batch: [test(batch) for test in tests] and None)
+        for name, tally in tests[1].tallies.items():
+            first = tests[0].tallies[name]
+            gained = [first.events(s) - n for s, n in zip(SLICES, before[name], strict=True)]
+            assert [tally.events(s) for s in SLICES] == gained
+            np.testing.assert_allclose(tally._sums, first._sums - sums[name], atol=1e-9)
+
+
+def test_wrong_settings_are_all_reported():
+    with pytest.raises(SettingsError) as caught:
+        Prequential(Learner(small()), k=0, window=0, time_share=2.0)
+    assert len(caught.value.problems) == 3
+
+
 class TestTimeBudget:
-    """Every ranking takes a second; a batch comes every so often."""
+    """Every ranking takes a second; a batch comes every so often. The first, which loads compiled loops, is free."""
+
+    def slow_down(self, test: Prequential, clock: Clock) -> None:
+        look = test._look
+
+        def slow(batch: Batch, chosen: np.ndarray, due: Any) -> None:
+            look(batch, chosen, due)
+            clock.now += 1.0 * bool(len(chosen))
+
+        test._look = slow  # type: ignore[method-assign]
 
     def ranked(self, time_share: float | None, every_s: float, batches: int) -> list[int]:
         learner, clock = Learner(small()), Clock()
         learn_all(learner, events(32))
         test = Prequential(learner, time_share=time_share, sample=None, clock=clock)
-        rank = test._rank
-
-        def slow(batch: Batch, known: int) -> None:
-            rank(batch, known)
-            clock.now += 1.0
-
-        test._rank = slow  # type: ignore[method-assign]
+        self.slow_down(test, clock)
         batch = Batch(np.array([0]), np.array([0]), learner.recent_of(np.array([0])))
         done = []
         for number in range(batches):
@@ -180,7 +288,7 @@ class TestTimeBudget:
         ranked = self.ranked(time_share=0.1, every_s=1.0, batches=200)
         seconds = 200 + len(ranked)
         assert len(ranked) / seconds == pytest.approx(0.1, abs=0.01)
-        assert ranked[0] == 0
+        assert ranked[:2] == [0, 1]
 
     def test_all_are_ranked_without_a_share(self):
         assert self.ranked(time_share=None, every_s=0.01, batches=20) == list(range(20))
@@ -189,37 +297,10 @@ class TestTimeBudget:
         learner, clock = Learner(small()), Clock()
         learn_all(learner, events(32))
         test = Prequential(learner, time_share=0.5, clock=clock)
-        rank = test._rank
-
-        def slow(batch: Batch, known: int) -> None:
-            rank(batch, known)
-            clock.now += 1.0
-
-        test._rank = slow  # type: ignore[method-assign]
+        self.slow_down(test, clock)
         batch = Batch(np.array([0]), np.array([0]), learner.recent_of(np.array([0])))
         clock.now += 3600
         for _ in range(20):
             test(batch)
             clock.now += 0.1
         assert test.model.events <= 3
-
-
-class TestHitRate:
-    def test_the_windowed_rate_is_that_of_the_last_events(self):
-        rng = np.random.default_rng(0)
-        rate, all_hits = HitRate(window=100), []
-        for _ in range(200):
-            hits = rng.random(rng.integers(1, 30)) < rng.random()
-            all_hits.append(hits)
-            rate.add(hits)
-            joined = np.concatenate(all_hits)
-            last: list[np.ndarray] = []
-            for batch in reversed(all_hits):
-                if sum(map(len, last)) >= 100:
-                    break
-                last.append(batch)
-            assert rate.overall == pytest.approx(joined.mean())
-            assert rate.recent == pytest.approx(np.concatenate(last).mean())
-
-    def test_there_is_no_rate_before_the_first_event(self):
-        assert HitRate(10).overall is HitRate(10).recent is None

@@ -1,0 +1,1 @@
+"""Methods compared on logs: offline as in the paper, and prequential on the production line."""

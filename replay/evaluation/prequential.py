@@ -1,0 +1,226 @@
+"""A method on a log, test then train: the production line itself, with every event ranked before it is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.evaluation.events_source import EventsSource
+from replay.evaluation.measure import Measure
+from replay.events import Events
+from streamer.batcher import MicroBatch
+from streamer.composition import composition
+from streamer.dead_letters import MemoryDeadLetters
+from streamer.errors import SettingsError
+from streamer.event import EventDecoder, EventSettings
+from streamer.learner import Learned, Learner, LearnerSettings
+from streamer.pipeline import Pipeline, PipelineSettings
+from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Delay, DelayedLearner, Prequential
+
+K = 10
+"""The length of the list that the curves look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrequentialSettings:
+    """How a method is evaluated on a stream.
+
+    Args:
+        learner: the method, and what it learns.
+        batch_size: events of a micro-batch.
+        ks: lengths of the lists.
+        window: events of the windowed figures.
+        floors: the trivial recommenders beside it.
+        delay_events: an event is trained only after so many further ones have been ranked.
+        delay_seconds: an event is trained only after so many further seconds of the stream have been ranked.
+        points: points of the curves.
+        events: what the wire format is told: limits and filters.
+    """
+
+    learner: LearnerSettings
+    batch_size: int = 512
+    ks: tuple[int, ...] = (1, 5, 10, 20, 50)
+    window: int = 5000
+    floors: tuple[str, ...] = tuple(FLOORS)
+    delay_events: int = 0
+    delay_seconds: float = 0.0
+    points: int = 200
+    events: EventSettings = field(default_factory=EventSettings)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these settings; empty if nothing is."""
+        found = self.learner.problems()
+        for name in ("batch_size", "window", "points"):
+            if getattr(self, name) < 1:
+                found.append(f"{name} must be at least 1, not {getattr(self, name)}")
+        found += [f"k must be at least 1, not {k}" for k in self.ks if k < 1]
+        found += [f"there is no floor {f!r}: choose among {', '.join(FLOORS)}" for f in self.floors if f not in FLOORS]
+        for name in ("delay_events", "delay_seconds"):
+            if not getattr(self, name) >= 0:
+                found.append(f"{name} must be at least 0, not {getattr(self, name)}")
+        return found
+
+
+@dataclass(slots=True)
+class PrequentialResult:
+    """What became of a method on a stream.
+
+    Args:
+        measures: every figure of the method and of the floors; a slice without events has none.
+        curve: points along the stream: `events`, `time` (seconds since the epoch), `loss`, and for the model and each
+            floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None before the first event.
+        composition: points along the stream: `events`, and shares `head`, `torso`, `tail` of the cache.
+        events: how many events each slice has.
+        occurrence: how often each item was resampled, by row, at the end.
+        popularity: how many events each item had, by row, at the end.
+        seconds: of the whole run.
+        events_per_second: of the whole run, ranking included.
+        train_events_per_second: the same without ranking.
+        accounting: what became of all events.
+    """
+
+    measures: list[Measure] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    composition: list[dict[str, Any]] = field(default_factory=list)
+    events: dict[str, int] = field(default_factory=dict)
+    occurrence: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    popularity: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    seconds: float = 0.0
+    events_per_second: float = 0.0
+    train_events_per_second: float = 0.0
+    accounting: dict[str, Any] = field(default_factory=dict)
+
+    def value(self, metric: str, k: int, slice_: str, floor: str | None = None) -> float | None:
+        """One figure; None if there is none."""
+        wanted = (metric, k, slice_, floor)
+        found = (m.value for m in self.measures if (m.metric, m.k, m.slice, m.floor) == wanted)
+        return next(found, None)
+
+
+class PrequentialRun:
+    """One method on one stream.
+
+    Args:
+        chunks: the events in the order of the stream, or a function that gives them.
+        total: how many there are: where the second half begins, and how far the run is.
+        settings: the method, and how it is evaluated.
+
+    Raises:
+        SettingsError: with every problem at once.
+    """
+
+    def __init__(
+        self, chunks: Iterable[Events] | Callable[[], Iterable[Events]], total: int, settings: PrequentialSettings
+    ) -> None:
+        if problems := settings.problems():
+            raise SettingsError(problems)
+        self._chunks, self._total, self._settings = chunks, total, settings
+        self._next_point = 0.0
+        self._result = PrequentialResult()
+
+    def run(self, on_progress: Callable[[int, int], None] | None = None) -> PrequentialResult:
+        """Send the events down the production line.
+
+        Args:
+            on_progress: called after every batch with the events so far and the total.
+        """
+        settings, started = self._settings, time.perf_counter()
+        learner = _Watched(settings, lambda batch, learned: self._after(batch, learned, on_progress))
+        self._learner = learner
+        self._test = Prequential(
+            learner,
+            K,
+            time_share=None,
+            sample=None,
+            window=settings.window,
+            new_only=True,
+            ks=settings.ks,
+            floors=settings.floors,
+            half=self._total // 2,
+        )
+        pipeline = self._pipeline()
+        pipeline.run()
+        return self._finished(pipeline, time.perf_counter() - started)
+
+    def _pipeline(self) -> Pipeline:
+        settings = self._settings
+        chunks = self._chunks() if callable(self._chunks) else self._chunks
+        line = PipelineSettings(batch_size=settings.batch_size, max_age_s=None, checkpoint_every_s=None)
+        return Pipeline(
+            self._learner,
+            lambda: EventsSource(chunks, self._total),
+            EventDecoder(settings.events),
+            MemoryDeadLetters(),
+            line,
+            prequential=self._test,
+        )
+
+    def _after(self, batch: MicroBatch, learned: Learned, on_progress: Callable[[int, int], None] | None) -> None:
+        """A batch was learned: now and then a point of the curves."""
+        done = self._test.events
+        if done >= self._next_point or done >= self._total:
+            self._next_point = done + self._total / self._settings.points
+            self._result.curve.append(self._point(batch, learned))
+            shares = composition(self._learner.cache, self._learner.exact)
+            self._result.composition.append({"events": done, **shares._asdict()})
+        if on_progress is not None:
+            on_progress(done, self._total)
+
+    def _point(self, batch: MicroBatch, learned: Learned) -> dict[str, Any]:
+        loss = float(learned.step.loss)
+        point: dict[str, Any] = {
+            "events": self._test.events,
+            "time": batch.timestamps_s[-1],
+            "loss": loss if np.isfinite(loss) else None,
+        }
+        for name in (MODEL, *self._settings.floors):
+            for slice_ in ("all", "new"):
+                figure = self._test.figure(name, slice_)
+                point[f"{name}/{slice_}/recent"] = figure.recent
+                point[f"{name}/{slice_}/overall"] = figure.overall
+        return point
+
+    def _finished(self, pipeline: Pipeline, seconds: float) -> PrequentialResult:
+        result, learner, test = self._result, self._learner, self._test
+        rows = np.arange(len(learner.items))
+        result.measures = self._measures()
+        result.events = {slice_: test.tallies[MODEL].events(slice_) for slice_ in SLICES}
+        result.occurrence, result.popularity = learner.occurrence.values(rows), learner.exact.counts(rows)
+        result.seconds, result.events_per_second = seconds, test.events / seconds
+        result.train_events_per_second = test.events / max(seconds - test.seconds, 1e-9)
+        result.accounting = pipeline.accounting.to_json()
+        return result
+
+    def _measures(self) -> list[Measure]:
+        found = []
+        for name in (MODEL, *self._settings.floors):
+            tally, floor = self._test.tallies[name], None if name == MODEL else name
+            for slice_ in SLICES:
+                for metric in METRICS:
+                    for k in self._settings.ks:
+                        value = tally.overall(slice_, metric, k)
+                        if value is not None:
+                            found.append(Measure(metric, k, slice_, value, floor))
+        return found
+
+
+class _Watched(DelayedLearner):
+    """Tells what each batch did."""
+
+    def __init__(self, settings: PrequentialSettings, after: Callable[[MicroBatch, Learned], None]) -> None:
+        super().__init__(settings.learner, Delay(settings.delay_events, settings.delay_seconds))
+        self._after = after
+
+    def learn(
+        self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
+    ) -> Learned:
+        learn = super().learn if self.delay else partial(Learner.learn, self)
+        learned = learn(batch, before_training, counted)
+        self._after(batch, learned)
+        return learned

@@ -1,0 +1,123 @@
+"""Feedback that comes late: an event is trained only after further events, or seconds of the stream, have been ranked.
+
+What users did last is known at once, as it is to whoever serves them; only learning waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from model.batch import Batch, Rows
+from model.recent import RecentItems
+from model.trainer import StepResult
+from streamer.batcher import MicroBatch
+from streamer.errors import SettingsError
+from streamer.learner import Learned, Learner, LearnerSettings
+
+
+class Due(NamedTuple):
+    """How many events of the stream may be learned from, as a batch comes.
+
+    Args:
+        before: [B] when each of its events is ranked; ascends.
+        after: when all are.
+    """
+
+    before: Rows
+    after: int
+
+    @classmethod
+    def at_once(cls, events: int, batch: int) -> Due:
+        """Without a delay: all that came before."""
+        return cls(np.arange(events, events + batch), events + batch)
+
+
+class Delay:
+    """Says which events are due.
+
+    Args:
+        events: so many further events come first.
+        seconds: so many further seconds of the stream pass first, by its events' times. With both, both must.
+
+    Raises:
+        SettingsError: with every wrong setting.
+
+    Examples:
+        >>> Delay(events=2).due([0.0, 0.0, 0.0, 0.0])
+        Due(before=array([0, 0, 0, 1]), after=2)
+        >>> Delay(seconds=10).due([100.0, 105.0, 110.0, 120.0])
+        Due(before=array([0, 0, 1, 3]), after=3)
+    """
+
+    def __init__(self, events: int = 0, seconds: float = 0.0) -> None:
+        given = {"events": events, "seconds": seconds}
+        if problems := [f"delay {name} must be at least 0, not {n}" for name, n in given.items() if not n >= 0]:
+            raise SettingsError(problems)
+        self.events, self.seconds = events, seconds
+        self._came = self._learned = 0
+        self._latest = -np.inf
+        self._times = np.empty(0)  # of events that are not due; the latest so far where times go back
+
+    def __bool__(self) -> bool:
+        return bool(self.events or self.seconds)
+
+    def due(self, times_s: Sequence[float]) -> Due:
+        """Take events in, and say how many are due before each of them and after all."""
+        now = np.maximum.accumulate(np.concatenate([[self._latest], times_s]))[1:]
+        self._times = np.concatenate([self._times, now])
+        came = self._came + np.arange(len(now) + 1)
+        old = self._learned + np.searchsorted(self._times, [*(now - self.seconds), now[-1] - self.seconds], "right")
+        due = np.minimum(np.maximum(came - self.events, 0), np.minimum(old, came))
+        self._times = self._times[due[-1] - self._learned :]
+        self._came, self._learned, self._latest = int(came[-1]), int(due[-1]), float(now[-1])
+        return Due(due[:-1], int(due[-1]))
+
+
+class DelayedLearner(Learner):
+    """Learns from a micro-batch when all of its events are due; ranks it when it comes.
+
+    What is not due at the end of the stream is never learned.
+
+    Args:
+        settings: what is learned, and how.
+        delay: when events are due.
+    """
+
+    def __init__(self, settings: LearnerSettings, delay: Delay) -> None:
+        super().__init__(settings)
+        self.delay = delay
+        self._held: deque[tuple[MicroBatch, bool]] = deque()
+        self._released = 0
+        self._live = RecentItems(self.recent.length)
+
+    def learn(
+        self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
+    ) -> Learned:
+        """1. rank the batch as it comes; 2. hold it back; 3. learn from those that are due."""
+        # 1.
+        due = self.delay.due(batch.timestamps_s)
+        users, items = self.users.rows(batch.users), self.items.rows(batch.items)
+        self.trainer.model.grow(len(self.users), len(self.items))
+        recent = self._live.observe(users, items) if self._live.length else None
+        if before_training is not None:
+            before_training(Batch(users, items, recent), due)
+        # 2.
+        self._held.append((batch, counted))
+        # 3.
+        learned = _nothing()
+        while self._held and self._released + len(self._held[0][0]) <= due.after:
+            held, counts = self._held.popleft()
+            self._released += len(held)
+            learned = super().learn(held, counted=counts)
+        return learned
+
+
+def _nothing() -> Learned:
+    """What no batch does."""
+    step, rows = StepResult(torch.tensor(torch.nan), {}, [], []), np.empty(0, np.int64)
+    return Learned(rows, rows, 0, 0, step, step.occurrence())

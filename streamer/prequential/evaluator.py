@@ -1,0 +1,230 @@
+"""Test, then train: how well events are foretold by the model that has not seen them yet.
+
+Before a micro-batch is trained, some of its events are ranked against all items known so far, with their users' recent
+items as of each event; trivial recommenders, which see every event, are asked the same. It looks at the learner and
+changes nothing in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from model.batch import Batch, Rows
+from model.growing import capacity_for
+from model.ranking import LeftOut
+from model.recent import RecentItems
+from streamer.errors import SettingsError
+from streamer.learner import Learner
+from streamer.prequential.delay import Due
+from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
+from streamer.prequential.known import Had, KnownItems
+from streamer.prequential.metrics import MISS, Figure, Tally
+from streamer.prequential.slices import SLICES, Seen, Traits
+from streamer.prequential.waiting import Waiting
+
+MODEL = "model"
+"""The name under which the model's own figures stand, beside those of the floors."""
+_NONE = np.empty(0, np.int64)
+
+
+class Prequential:
+    """Ranks a share of the events before they are trained.
+
+    Args:
+        learner: whose model ranks.
+        k: an event is a hit if its item is among the first k.
+        time_share: how much of the time ranking may take; batches are passed over to keep to it. None ranks all.
+        sample: at most so many events of a batch are ranked.
+        window: events of the windowed figures.
+        new_only: whether to rank events that are new to their user too, known items left out; keeps every user's
+            items in memory.
+        clock: seconds.
+        ks: further lengths of lists.
+        floors: names of the trivial recommenders that are asked the same.
+        half: number of the event with which the second half of the stream begins; None if nobody knows.
+
+    Raises:
+        SettingsError: with every wrong setting.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        k: int = 10,
+        time_share: float | None = 0.05,
+        sample: int | None = 64,
+        window: int = 5000,
+        new_only: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        ks: Sequence[int] = (),
+        floors: Sequence[str] = ("most-popular",),
+        half: int | None = None,
+    ) -> None:
+        self.learner, self.k, self.time_share, self.sample, self.half = learner, k, time_share, sample, half
+        ks = sorted({k, *ks})
+        if problems := _problems(ks, window, time_share):
+            raise SettingsError(problems)
+        self._popularity = MostPopular()
+        names = [name for name in floors if name != self._popularity.name]
+        self._floors: list[Floor] = [self._popularity, *make_floors(names)]
+        self.tallies = {name: Tally(SLICES, ks, window) for name in (MODEL, *(f.name for f in self._floors))}
+        self.events = 0
+        """Events that came so far, ranked or not."""
+        self.seconds = 0.0
+        """Seconds that looking at them took."""
+        self._ranker = learner.ranker()
+        self._vectors: Tensor | None = None
+        self._known = KnownItems() if new_only else None
+        self._lean = not names and not new_only  # nothing but what the learner counts is needed
+        self._recent = RecentItems(RECENT)
+        self._users, self._items = Seen(0), Seen(0)
+        self._waiting = Waiting()
+        self._clock, self._not_before, self._warm = clock, clock(), False
+        self._rng = np.random.default_rng(0)
+
+    def figure(self, name: str = MODEL, slice_: str = "all", metric: str = "hr", k: int | None = None) -> Figure:
+        """One figure of the model or of a floor, overall and over the window."""
+        return Figure(self.tallies[name], slice_, metric, k or self.k)
+
+    @property
+    def model(self) -> Figure:
+        """The model's hit rate on all events."""
+        return self.figure()
+
+    @property
+    def new(self) -> Figure:
+        """The model's hit rate on events new to their user."""
+        return self.figure(slice_="new")
+
+    @property
+    def most_popular(self) -> Figure:
+        """The hit rate of the most popular items."""
+        return self.figure("most-popular")
+
+    def __call__(self, batch: Batch, due: Due | None = None) -> None:
+        """Rank what time allows, and take the batch in. The learner calls this before it trains a batch.
+
+        Args:
+            batch: the events.
+            due: how many events are learned before each of these, with a feedback delay; None if all before it are.
+        """
+        started = self._clock()
+        chosen = self._chosen(len(batch)) if started >= self._not_before else _NONE
+        self._look(batch, chosen, due)
+        self._pause(started, ranked=bool(len(chosen)))
+
+    def observe(self, batch: Batch) -> None:
+        """Take a batch in without ranking anything."""
+        self._look(batch, _NONE, None)
+
+    def _chosen(self, events: int) -> Rows:
+        if not self.learner.exact.size:  # nobody knows any item
+            return _NONE
+        if self.sample is None or events <= self.sample:
+            return np.arange(events)
+        return np.sort(self._rng.choice(events, self.sample, replace=False))
+
+    def _pause(self, started: float, *, ranked: bool) -> None:
+        """Keep to the share of the time; a quiet stream saves nothing up for later.
+
+        The first ranking, and what comes before it, does not count: compiled loops are loaded then, once.
+        """
+        took = self._clock() - started
+        self.seconds += took
+        if self.time_share is not None and self._warm:
+            self._not_before = max(started, self._not_before) + took / self.time_share
+        self._warm = self._warm or ranked
+
+    def _look(self, batch: Batch, chosen: Rows, due: Due | None) -> None:
+        """1. what is known of the events; 2. the model ranks; 3. the floors rank and learn; 4. the figures."""
+        if not self.events:
+            self._go_on_from_learner(batch)
+        if self._lean and due is None:
+            if not len(chosen):
+                self._pass_over(batch)
+                return
+            self._count_anew()
+        # 1.
+        had = self._had(batch, chosen)
+        traits = self._traits(batch, chosen, had)
+        recent = self._recent.observe(batch.users, batch.items)
+        stretch = self._waiting.stretch(batch, recent, chosen, due or Due.at_once(self.events, len(batch)), had)
+        self.events += len(batch)
+        # 2.
+        ranks = {MODEL: self._rank(batch, chosen, had)}
+        # 3.
+        ranks |= {floor.name: floor.walk(stretch) for floor in self._floors}
+        # 4.
+        if len(chosen):
+            members = traits.members()
+            for name, found in ranks.items():
+                self.tallies[name].add(*found, members)
+
+    def _go_on_from_learner(self, batch: Batch) -> None:
+        """Before the first batch: the learner may have learned already, and knows counts and rows.
+
+        It does not say which users of the batch are new to it: then none counts as new.
+        """
+        if self.learner.exact.size:
+            self._count_anew()
+            self._users.know(int(batch.users.max()) + 1)
+
+    def _count_anew(self) -> None:
+        """The most popular items by the learner's own counts."""
+        exact = self.learner.exact
+        self._popularity.start_from(np.rint(exact.counts(np.arange(exact.size))).astype(np.int64))
+
+    def _pass_over(self, batch: Batch) -> None:
+        """Where the learner counts all that is needed, a batch that is not ranked costs next to nothing."""
+        self._users.know(int(batch.users.max()) + 1)
+        self._waiting.pass_over(len(batch))
+        self.events += len(batch)
+
+    def _had(self, batch: Batch, chosen: Rows) -> Had:
+        if self._known is None:
+            return Had.unknown(len(chosen))
+        had = self._known.before(batch.users, batch.items, chosen)
+        self._known.observe(batch.users, batch.items)
+        return had
+
+    def _traits(self, batch: Batch, chosen: Rows, had: Had) -> Traits:
+        self._items.know(self.learner.exact.size)  # other trainers may have brought some
+        new_user, new_item = self._users.first(batch.users), self._items.first(batch.items)
+        late = self.events + chosen >= self.half if self.half is not None else np.zeros(len(chosen), np.bool_)
+        band = self._popularity.bands(batch.items[chosen]) if len(chosen) else _NONE
+        return Traits(new_user[chosen], new_item[chosen], band, had.fresh, late)
+
+    def _rank(self, batch: Batch, chosen: Rows, had: Had) -> Ranks:
+        """The model's ranks. An item that is not trained yet is in no list, however few there are."""
+        ranks = Ranks.missed(len(chosen))
+        known = np.flatnonzero(batch.items[chosen] < self.learner.exact.size)
+        if not len(known):
+            return ranks
+        at, ranker = chosen[known], self._ranker
+        recent = batch.recent[at] if batch.recent is not None else None
+        left_out = LeftOut(had.first, had.items).only(known)
+        items = ranker.items(self.learner.exact.size, self._room(self.learner.exact.size))
+        found = ranker.ranks_with_and_without(items, batch.users[at], batch.items[at], recent, left_out)
+        ranks.among_all[known] = found[0]
+        ranks.among_new[known] = np.where(had.fresh[known], found[1], MISS)
+        return ranks
+
+    def _room(self, items: int) -> Tensor:
+        """Memory for the vectors of so many items, the same each time until they are more."""
+        if self._vectors is None or len(self._vectors) < items:
+            self._vectors = self._ranker.room(capacity_for(items, 0))
+        return self._vectors
+
+
+def _problems(ks: Sequence[int], window: int, time_share: float | None) -> list[str]:
+    found = [f"k must be at least 1, not {k}" for k in ks if k < 1]
+    if window < 1:
+        found.append(f"window must be at least 1, not {window}")
+    if time_share is not None and not 0 < time_share <= 1:
+        found.append(f"time_share must be above 0 and at most 1, not {time_share}")
+    return found

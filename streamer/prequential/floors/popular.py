@@ -1,0 +1,162 @@
+"""The floors of popularity: all items by their number of events, of all events or of the last ones.
+
+Items stay sorted from event to event: those with equal counts are neighbours, so an item whose count changes by one
+only changes places with the first or the last of its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.batch import Rows
+from model.growing import grown
+from model.jit import compiled
+from streamer.composition import HEAD, TORSO
+from streamer.prequential.floors.base import Ranks, Stretch
+
+LAST_EVENTS = 5000
+
+
+class Order(NamedTuple):
+    """Items sorted by their counts.
+
+    Args:
+        items: [N] the most frequent first.
+        place: [N] where each item is in `items`.
+        counts: [N] events of each item.
+        above: [C] how many items have more than so many events: where those with just so many begin.
+    """
+
+    items: Rows
+    place: Rows
+    counts: Rows
+    above: Rows
+
+
+class MostPopular:
+    """Recommends the items with the most events.
+
+    Args:
+        window: count only so many last events; None for all.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        self.name = "most-popular" if window is None else "recently-popular"
+        self._last = np.full(window or 0, -1)
+        self._learned = np.zeros(1, np.int64)
+        self.start_from(np.zeros(0, np.int64))
+
+    def start_from(self, counts: Rows) -> None:
+        """Begin with so many events of each item."""
+        self.size = len(counts)
+        order = np.argsort(-counts, kind="stable")
+        above = len(counts) - np.cumsum(np.bincount(counts, minlength=1))
+        self._order = Order(order, np.argsort(order), counts.copy(), above)
+
+    def walk(self, stretch: Stretch) -> Ranks:
+        """Rank and learn, event by event."""
+        self._grow(int(stretch.items.max(initial=-1)) + 1, len(stretch.items))
+        ranks = Ranks.missed(len(stretch.ranked))
+        had = stretch.had
+        for_new = (had.fresh, had.first, had.items)
+        events = (stretch.items, stretch.ranked, stretch.due, stretch.end)
+        _walk(self._order, self._last, self._learned, *events, *for_new, ranks.among_all, ranks.among_new)
+        return ranks
+
+    def items(self) -> Rows:
+        """All items, the most popular first; those without events behind."""
+        return self._order.items[: self.size]
+
+    def bands(self, items: Rows) -> Rows:
+        """Popularity band of each item now: 0 the head, 1 the torso, 2 the tail and what was never seen."""
+        counts = self._order.counts[self.items()]
+        share = (np.cumsum(counts) - counts) / max(counts.sum(), 1)
+        begins = np.searchsorted(share, (HEAD, TORSO))
+        known = items < self.size
+        place = np.where(known, self._order.place[np.where(known, items, 0)], self.size) if self.size else items
+        return np.where(known, np.searchsorted(begins, place, side="right"), 2)
+
+    def _grow(self, size: int, events: int) -> None:
+        """Make room for so many items, and for counts that so many events can make."""
+        order, old = self._order, self.size
+        self.size = max(size, old)
+        self._order = Order(
+            grown(order.items, self.size),
+            grown(order.place, self.size),
+            grown(order.counts, self.size),
+            grown(order.above, int(order.counts[order.items[0]]) + events + 2 if old else events + 2),
+        )
+        new = np.arange(old, self.size)
+        self._order.items[new] = self._order.place[new] = new
+
+
+@compiled
+def _walk(
+    order: Order,
+    last: Rows,
+    learned: Rows,
+    items: Rows,
+    ranked: Rows,
+    due: Rows,
+    end: int,
+    fresh: NDArray[np.bool_],
+    had_first: Rows,
+    had: NDArray[np.int32],
+    among_all: Rows,
+    among_new: Rows,
+) -> None:
+    done = 0
+    for k in range(len(ranked)):
+        while done < due[k]:
+            _learn(order, last, learned, items[done])
+            done += 1
+        target = items[ranked[k]]
+        if order.counts[target] == 0:
+            continue
+        place = order.place[target]
+        among_all[k] = place + 1
+        if fresh[k]:
+            ahead = 0
+            for h in range(had_first[k], had_first[k + 1]):
+                ahead += order.place[had[h]] < place
+            among_new[k] = place + 1 - ahead
+    while done < end:
+        _learn(order, last, learned, items[done])
+        done += 1
+
+
+@compiled
+def _learn(order: Order, last: Rows, learned: Rows, item: int) -> None:
+    _one_more(order, item)
+    if len(last):
+        slot = learned[0] % len(last)
+        if last[slot] >= 0:
+            _one_less(order, last[slot])
+        last[slot] = item
+        learned[0] += 1
+
+
+@compiled
+def _one_more(order: Order, item: int) -> None:
+    count = order.counts[item]
+    _swap(order, order.place[item], order.above[count])
+    order.above[count] += 1
+    order.counts[item] = count + 1
+
+
+@compiled
+def _one_less(order: Order, item: int) -> None:
+    count = order.counts[item] - 1
+    order.above[count] -= 1
+    _swap(order, order.place[item], order.above[count])
+    order.counts[item] = count
+
+
+@compiled
+def _swap(order: Order, one: int, other: int) -> None:
+    a, b = order.items[one], order.items[other]
+    order.items[one], order.items[other] = b, a
+    order.place[a], order.place[b] = other, one

@@ -1,0 +1,121 @@
+"""Which items each user had, as of each event."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.batch import Rows
+from model.jit import compiled
+from streamer.prequential.pairs import Pairs, Pool, has
+
+
+class Had(NamedTuple):
+    """What the users of n events had before them, of those events whose item was new to its user.
+
+    Args:
+        fresh: [n] whether the event's item was new to its user.
+        first: [n + 1] event k's items are `items[first[k]:first[k + 1]]`; none if it is not fresh.
+        items: item rows, each once an event.
+    """
+
+    fresh: NDArray[np.bool_]
+    first: Rows
+    items: NDArray[np.int32]
+
+    @classmethod
+    def unknown(cls, events: int) -> Had:
+        """Nobody knows what the users had: no event counts as new."""
+        return cls(np.zeros(events, np.bool_), np.zeros(events + 1, np.int64), np.empty(0, np.int32))
+
+
+class KnownItems:
+    """The distinct items of every user, in compact tables: about twenty bytes a user and item."""
+
+    def __init__(self) -> None:
+        self._pairs = Pairs()
+
+    def before(self, users: Rows, items: Rows, ranked: Rows) -> Had:
+        """What the users of some events (`ranked`, ascending) of a batch had before them.
+
+        An event sees all earlier events of its user, those of the batch too.
+        """
+        earlier = _earlier_of_user(users)
+        fresh = np.empty(len(ranked), np.bool_)
+        first = np.zeros(len(ranked) + 1, np.int64)
+        _count(self._pairs.pool, users, items, earlier, ranked, fresh, first)
+        found = np.empty(first[-1], np.int32)
+        kept = _gather(self._pairs.pool, users, items, earlier, ranked, fresh, first, found)
+        return Had(fresh, first, found[:kept])
+
+    def observe(self, users: Rows, items: Rows) -> None:
+        """Take events in."""
+        self._pairs.add(users, items)
+
+
+def _earlier_of_user(users: Rows) -> Rows:
+    """For each event the one before it of the same user in this batch; -1 if there is none."""
+    order = np.argsort(users, kind="stable")
+    earlier = np.full(len(users), -1)
+    same = users[order][1:] == users[order][:-1]
+    earlier[order[1:][same]] = order[:-1][same]
+    return earlier
+
+
+@compiled
+def _count(
+    pool: Pool, users: Rows, items: Rows, earlier: Rows, ranked: Rows, fresh: NDArray[np.bool_], first: Rows
+) -> None:
+    """Tell fresh events, and leave room for all that their users may have had."""
+    for k in range(len(ranked)):
+        event = ranked[k]
+        user, item = users[event], items[event]
+        known = has(pool, user, item)
+        room = pool.used[user] if user < len(pool.used) else 0
+        before = earlier[event]
+        while before >= 0:
+            known = known or items[before] == item
+            room += 1
+            before = earlier[before]
+        fresh[k] = not known
+        first[k + 1] = first[k] + (0 if known else room)
+
+
+@compiled
+def _gather(
+    pool: Pool,
+    users: Rows,
+    items: Rows,
+    earlier: Rows,
+    ranked: Rows,
+    fresh: NDArray[np.bool_],
+    first: Rows,
+    found: NDArray[np.int32],
+) -> int:
+    """Write each fresh event's items without repetition, close together, and `first` anew; returns how many."""
+    to = 0
+    for k in range(len(ranked)):
+        first[k] = to
+        if not fresh[k]:
+            continue
+        user = users[ranked[k]]
+        if user < len(pool.start) and pool.start[user] >= 0:
+            for slot in range(pool.start[user], pool.start[user] + (1 << pool.bits[user])):
+                if pool.keys[slot] >= 0:
+                    found[to] = pool.keys[slot]
+                    to += 1
+        begin = to
+        before = earlier[ranked[k]]
+        while before >= 0:
+            item = items[before]
+            double = has(pool, user, item)
+            for place in range(begin, to):
+                double = double or found[place] == item
+            if not double:
+                found[to] = item
+                to += 1
+            before = earlier[before]
+    first[len(ranked)] = to
+    return to

@@ -1,0 +1,168 @@
+"""Counts of pairs (row, key), in one pool of memory: which items a user had, which items were seen together.
+
+Each row has a small hash table of its own, twice as large whenever it is three quarters full, so that a pair is found
+at once and a row's pairs lie side by side. Tables lie in one pool; what a table leaves when it moves is given to the
+next one of that size. No Python object is kept for any row or pair.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.batch import Rows
+from model.growing import grown
+from model.jit import compiled
+
+_FIRST_BITS = 2
+_CLASSES = 40
+_EMPTY = -1
+
+
+class Pool(NamedTuple):
+    """What the compiled loops work on.
+
+    Args:
+        keys: [P] the pool: key of each slot, -1 if it is empty.
+        counts: [P] count of each slot.
+        start: [R] where each row's table begins; -1 if it has none yet.
+        bits: [R] log2 of the size of each row's table.
+        used: [R] pairs of each row.
+        free: [40] for each log2 of a size, a table that was left: its first key leads to the next; -1 if there is none.
+        end: [1] the first slot of the pool that was never given to a table.
+    """
+
+    keys: NDArray[np.int32]
+    counts: NDArray[np.float32]
+    start: Rows
+    bits: NDArray[np.int8]
+    used: NDArray[np.int32]
+    free: Rows
+    end: Rows
+
+
+class Pairs:
+    """A sparse matrix of counts that grows by additions.
+
+    Examples:
+        >>> pairs = Pairs()
+        >>> pairs.add(np.array([3, 3, 0]), np.array([7, 7, 1]))
+        >>> sorted(pairs.of(3).items()), pairs.of(9)
+        ([(7, 2.0)], {})
+    """
+
+    def __init__(self) -> None:
+        self.pool = Pool(
+            np.empty(0, np.int32),
+            np.empty(0, np.float32),
+            np.empty(0, np.int64),
+            np.empty(0, np.int8),
+            np.empty(0, np.int32),
+            np.full(_CLASSES, -1),
+            np.zeros(1, np.int64),
+        )
+
+    def add(self, rows: Rows, keys: Rows) -> None:
+        """Count one more of each pair."""
+        self.reserve(int(rows.max(initial=-1)) + 1)
+        done = 0
+        while (done := _add_all(self.pool, rows, keys, done)) < len(rows):
+            self.extend()
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows."""
+        pool = self.pool
+        self.pool = pool._replace(
+            start=grown(pool.start, rows, fill=-1), bits=grown(pool.bits, rows), used=grown(pool.used, rows)
+        )
+
+    def extend(self) -> None:
+        """Make the pool larger: an addition found no room for its table."""
+        size = int(self.pool.end[0]) + room_for_one(self.pool)
+        keys = grown(self.pool.keys, size, fill=_EMPTY)
+        self.pool = self.pool._replace(keys=keys, counts=grown(self.pool.counts, len(keys)))
+
+    def of(self, row: int) -> dict[int, float]:
+        """The pairs of a row."""
+        if row >= len(self.pool.start) or self.pool.start[row] < 0:
+            return {}
+        table = slice(self.pool.start[row], self.pool.start[row] + (1 << int(self.pool.bits[row])))
+        found = zip(self.pool.keys[table].tolist(), self.pool.counts[table].tolist(), strict=True)
+        return {key: count for key, count in found if key != _EMPTY}
+
+
+def room_for_one(pool: Pool) -> int:
+    """Slots that the largest table needs to grow."""
+    return 2 << max(int(pool.bits.max(initial=0)), _FIRST_BITS)
+
+
+@compiled
+def slot_of(pool: Pool, row: int, key: int) -> int:
+    """The slot where a row's table has this key, or the empty one where it belongs; the row has a table."""
+    mask = (1 << pool.bits[row]) - 1
+    place = ((key * 0x9E3779B1) >> 7) & mask
+    first = pool.start[row]
+    while pool.keys[first + place] != key and pool.keys[first + place] != _EMPTY:
+        place = (place + 1) & mask
+    return int(first + place)
+
+
+@compiled
+def has(pool: Pool, row: int, key: int) -> bool:
+    """Whether the pair was ever counted."""
+    if row >= len(pool.start) or pool.start[row] < 0:
+        return False
+    return bool(pool.keys[slot_of(pool, row, key)] == key)
+
+
+@compiled
+def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
+    """Count a pair; False if the pool has no room for the table that this needs, and nothing was changed."""
+    if pool.start[row] < 0 and not _move(pool, row, _FIRST_BITS):
+        return False
+    slot = slot_of(pool, row, key)
+    if pool.keys[slot] == _EMPTY and 4 * (pool.used[row] + 1) > 3 << pool.bits[row]:
+        if not _move(pool, row, pool.bits[row] + 1):
+            return False
+        slot = slot_of(pool, row, key)
+    if pool.keys[slot] == _EMPTY:
+        pool.keys[slot] = key
+        pool.counts[slot] = 0.0
+        pool.used[row] += 1
+    pool.counts[slot] += count
+    return True
+
+
+@compiled
+def _move(pool: Pool, row: int, bits: int) -> bool:
+    """Give a row a table of another size, with what its old one holds; False if the pool has no room."""
+    size = 1 << bits
+    first = pool.free[bits]
+    if first >= 0:
+        pool.free[bits] = pool.keys[first]
+    elif pool.end[0] + size <= len(pool.keys):
+        first = pool.end[0]
+        pool.end[0] += size
+    else:
+        return False
+    pool.keys[first : first + size] = _EMPTY
+    old, old_bits = pool.start[row], pool.bits[row]
+    pool.start[row], pool.bits[row] = first, bits
+    if old >= 0:
+        for slot in range(old, old + (1 << old_bits)):
+            if pool.keys[slot] != _EMPTY:
+                to = slot_of(pool, row, pool.keys[slot])
+                pool.keys[to], pool.counts[to] = pool.keys[slot], pool.counts[slot]
+        pool.keys[old] = pool.free[old_bits]
+        pool.free[old_bits] = old
+    return True
+
+
+@compiled
+def _add_all(pool: Pool, rows: Rows, keys: Rows, done: int) -> int:
+    for k in range(done, len(rows)):
+        if not add_one(pool, rows[k], keys[k], 1.0):
+            return k
+    return len(rows)

@@ -1,0 +1,215 @@
+"""A method on a log, test then train, on the production line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from line_harness import events, micro_batch, small
+
+from replay.evaluation.events_source import EventsSource
+from replay.evaluation.prequential import PrequentialResult, PrequentialRun, PrequentialSettings
+from replay.events import Events
+from streamer.errors import SettingsError
+from streamer.learner import Learner
+from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Prequential
+from streamer.sources.base import Partition
+
+STREAM = events(900, users=60, items=80)
+LOG = Events([u for u, _ in STREAM], [i for _, i in STREAM], [1_000_000.0 + 10 * n for n in range(len(STREAM))])
+
+
+def cut(log: Events, size: int) -> Iterator[Events]:
+    for start in range(0, len(log), size):
+        yield log[start : start + size]
+
+
+def run(log: Events = LOG, chunk: int = 100, method: str = "xir", **changes: Any) -> PrequentialResult:
+    settings = PrequentialSettings(
+        **({"learner": small(method), "batch_size": 32, "window": 200, "points": 10} | changes)
+    )
+    return PrequentialRun(cut(log, chunk), len(log), settings).run()
+
+
+@pytest.fixture(scope="module")
+def result() -> PrequentialResult:
+    return run()
+
+
+class TestMeasures:
+    def test_they_are_those_of_learning_batch_by_batch_with_every_event_ranked(self, result):
+        learner = Learner(small())
+        test = Prequential(
+            learner, time_share=None, sample=None, new_only=True, ks=(1, 5, 20, 50), floors=tuple(FLOORS), half=450
+        )
+        for start in range(0, 900, 32):
+            learner.learn(micro_batch(STREAM[start : start + 32]), test)
+        expected = {
+            (metric, k, slice_, None if name == MODEL else name): tally.overall(slice_, metric, k)
+            for name, tally in test.tallies.items()
+            for slice_ in SLICES
+            for metric in METRICS
+            for k in (1, 5, 10, 20, 50)
+            if tally.events(slice_)
+        }
+        assert {(m.metric, m.k, m.slice, m.floor): m.value for m in result.measures} == expected
+        assert result.value("hr", 10, "all") == test.model.overall
+        assert result.events["all"] == 900 - 32  # nobody knows an item before the first batch is learned
+        assert result.events["second-half/all"] == 450
+
+    def test_every_floor_stands_beside_the_method(self, result):
+        assert {m.floor for m in result.measures} == {None, *FLOORS}
+        assert result.value("hr", 10, "all", "last-items") > 0
+        assert result.value("hr", 10, "new", "last-items") == 0
+
+    def test_only_the_floors_that_are_asked_for_are_told(self):
+        found = run(LOG[:200], floors=("co-visitation",))
+        assert {m.floor for m in found.measures} == {None, "co-visitation"}
+        assert "most-popular/all/recent" not in found.curve[-1]
+
+    def test_a_slice_without_events_has_no_figure(self):
+        found = run(Events(["u"] * 64, ["a", "b"] * 32, None))
+        assert found.value("hr", 10, "new") is None
+        assert found.value("hr", 10, "all") == 1.0
+
+    def test_how_the_log_is_cut_changes_nothing(self, result):
+        assert run(chunk=7).measures == result.measures
+
+    def test_chunks_may_be_made_anew_for_each_run(self, result):
+        settings = PrequentialSettings(small(), batch_size=32, window=200, points=10)
+        for _ in range(2):
+            assert PrequentialRun(lambda: cut(LOG, 300), 900, settings).run().measures == result.measures
+
+
+class TestCurves:
+    def test_points_lie_along_the_whole_stream(self, result):
+        done = [point["events"] for point in result.curve]
+        assert done == sorted(set(done))
+        assert done[-1] == 900
+        assert 8 <= len(done) <= 12
+        assert [point["events"] for point in result.composition] == done
+
+    def test_the_last_point_holds_the_overall_figures(self, result):
+        last = result.curve[-1]
+        for name in (None, *FLOORS):
+            for slice_ in ("all", "new"):
+                assert last[f"{name or MODEL}/{slice_}/overall"] == result.value("hr", 10, slice_, name)
+        assert last["time"] == 1_000_000.0 + 10 * 899
+        assert last["loss"] > 0
+
+    def test_before_the_first_ranked_event_there_is_no_figure(self, result):
+        assert result.curve[0]["events"] == 32
+        assert result.curve[0]["model/all/recent"] is None
+
+    def test_the_cache_is_made_of_three_bands(self, result):
+        assert sum(result.composition[-1][band] for band in ("head", "torso", "tail")) == pytest.approx(1)
+
+    def test_windowed_figures_are_of_the_last_events(self):
+        """In the second half of this stream everybody repeats one item; the window knows, the mean does not."""
+        users = [f"u{n % 10}" for n in range(1200)]
+        items = [f"i{n}" for n in range(600)] + [f"j{n % 10}" for n in range(600)]
+        last = run(Events(users, items, None)).curve[-1]
+        assert last["last-items/all/recent"] == 1.0
+        assert last["last-items/all/overall"] == pytest.approx(590 / 1168)
+
+
+class TestEnd:
+    def test_occurrence_and_popularity_are_by_item(self, result):
+        assert result.popularity.sum() == 900
+        assert result.occurrence.shape == result.popularity.shape == (len({i for _, i in STREAM}),)
+        assert result.occurrence.sum() > 0
+
+    def test_progress_is_told_after_every_batch(self):
+        told: list[tuple[int, int]] = []
+        PrequentialRun(cut(LOG, 50), 900, PrequentialSettings(small(), batch_size=300)).run(
+            lambda done, total: told.append((done, total))
+        )
+        assert told == [(300, 900), (600, 900), (900, 900)]
+
+    def test_what_the_line_refuses_is_counted_and_not_ranked(self):
+        broken = Events([*LOG.users[:100], ""], [*LOG.items[:100], "x"], [*LOG.timestamps_s[:100], 0.0])
+        found = run(broken)
+        assert (found.accounting["trained"], found.accounting["dead_lettered"]) == (100, 1)
+        assert found.events["all"] == 100 - 32
+
+    def test_speed_is_told_with_and_without_ranking(self, result):
+        assert 0 < result.events_per_second < result.train_events_per_second
+        assert result.events_per_second == pytest.approx(900 / result.seconds)
+
+
+class TestDelay:
+    @pytest.mark.parametrize("delay", [{"delay_events": 320}, {"delay_seconds": 3199.0}])
+    def test_events_are_learned_only_after_the_delay(self, delay):
+        found = run(**delay)
+        assert found.popularity.sum() == (900 - 320) // 32 * 32
+        assert found.events["all"] == 900 - 352
+        assert found.curve[0]["loss"] is None
+
+    def test_late_feedback_costs_hits_of_those_who_learn_and_none_of_last_items(self, result):
+        late = run(delay_events=400)
+        kept = {"hr": 0, "mrr": 0}
+        for metric in kept:
+            hits = [
+                found.value(metric, 10, "second-half/all", "last-items") * found.events["second-half/all"]
+                for found in (result, late)
+            ]
+            assert hits[0] == pytest.approx(hits[1])
+        for floor in ("co-visitation", "recently-popular"):
+            assert late.value("hr", 10, "second-half/all", floor) != result.value("hr", 10, "second-half/all", floor)
+        assert late.value("hr", 10, "second-half/all") != result.value("hr", 10, "second-half/all")
+
+
+def test_wrong_settings_are_all_reported():
+    wrong = PrequentialSettings(
+        dataclasses.replace(small(), cache_size=-1),
+        batch_size=0,
+        ks=(0, 10),
+        window=0,
+        floors=("nobody",),
+        delay_events=-1,
+        points=0,
+    )
+    with pytest.raises(SettingsError) as caught:
+        PrequentialRun([], 0, wrong)
+    assert len(caught.value.problems) == 7
+
+
+class TestSource:
+    class Listener:
+        def on_assigned(self, partitions: Any) -> dict[Partition, int]:
+            return {}
+
+        def on_revoked(self, partitions: Any) -> None: ...
+
+    def test_it_serves_every_event_once_in_order_and_ends(self):
+        source = EventsSource(cut(LOG, 64), len(LOG))
+        source.open(self.Listener())
+        values, offsets = [], []
+        while not source.at_end:
+            for chunk in source.poll(50, 0.0):
+                assert len(chunk) <= 50
+                values += chunk.values
+                offsets += chunk.offsets
+        assert values == [value for _, value, _ in LOG.records()]
+        assert offsets == list(range(900))
+        assert source.positions() == source.end_positions() == {Partition("events", 0): 900}
+
+    def test_a_poll_for_nothing_takes_nothing(self):
+        source = EventsSource(cut(LOG, 64), len(LOG))
+        assert source.poll(0, 0.0) == []
+        assert source.poll(3, 0.0)[0].offsets == [0, 1, 2]
+
+    def test_an_empty_chunk_is_not_the_end(self):
+        source = EventsSource([Events([], []), LOG[:2], Events([], []), LOG[2:5]], 5)
+        taken = [source.poll(10, 0.0) for _ in range(3)]
+        assert [chunk.offsets for chunks in taken for chunk in chunks] == [[0, 1], [2, 3, 4]]
+        assert source.at_end
+
+
+def test_an_empty_log_gives_an_empty_result():
+    found = run(Events([], []))
+    assert found.measures == found.curve == []
+    assert np.array_equal(found.popularity, [])

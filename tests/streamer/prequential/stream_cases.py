@@ -1,0 +1,82 @@
+"""Streams for the laws of ranking, and the slow, obvious keeping of what each event could know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from model.batch import Batch
+from model.recent import RecentItems
+from streamer.prequential.delay import Due
+from streamer.prequential.floors import RECENT, Floor, Ranks
+from streamer.prequential.known import KnownItems
+from streamer.prequential.metrics import MISS
+from streamer.prequential.waiting import Waiting
+
+
+def in_order_of_appearance(raw: list[int]) -> np.ndarray:
+    """Rows as a vocabulary gives them."""
+    rows: dict[int, int] = {}
+    return np.array([rows.setdefault(x, len(rows)) for x in raw], np.int64)
+
+
+@st.composite
+def streams(draw: st.DrawFn, longest: int = 120) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Users, items, and where batches end."""
+    length = draw(st.integers(1, longest))
+    users = draw(st.lists(st.integers(0, 5), min_size=length, max_size=length))
+    items = draw(st.lists(st.integers(0, 30), min_size=length, max_size=length))
+    ends = sorted(draw(st.sets(st.integers(1, length))) | {length})
+    return in_order_of_appearance(users), in_order_of_appearance(items), ends
+
+
+@dataclass
+class Moment:
+    """What the slow version knows when an event is ranked."""
+
+    user: int
+    item: int
+    had: set[int]
+    last: list[int]
+    learned: list[tuple[int, list[int]]]
+    """Each event that is learned from: its item, and its user's last ten before it."""
+
+    @property
+    def counts(self) -> Counter[int]:
+        return Counter(item for item, _ in self.learned)
+
+
+def moments(users: np.ndarray, items: np.ndarray, delay: int = 0) -> Iterator[Moment]:
+    """The stream event by event."""
+    had: dict[int, set[int]] = {}
+    last: dict[int, list[int]] = {}
+    events: list[tuple[int, list[int]]] = []
+    for t, (user, item) in enumerate(zip(users.tolist(), items.tolist(), strict=True)):
+        before = last.get(user, [])
+        yield Moment(user, item, set(had.get(user, ())), before[:RECENT], events[: max(0, t - delay)])
+        had.setdefault(user, set()).add(item)
+        last[user] = [item, *(i for i in before if i != item)]
+        events.append((item, before[:RECENT]))
+
+
+def walked(floor: Floor, users: np.ndarray, items: np.ndarray, ends: list[int], delay: int = 0) -> Ranks:
+    """All events through a floor, batch by batch."""
+    known, recent, waiting, found = KnownItems(), RecentItems(RECENT), Waiting(), []
+    for start, end in zip([0, *ends], ends, strict=False):
+        batch = Batch(users[start:end], items[start:end])
+        chosen = np.arange(len(batch))
+        had = known.before(batch.users, batch.items, chosen)
+        known.observe(batch.users, batch.items)
+        due = Due(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
+        lists = recent.observe(batch.users, batch.items)
+        found.append(floor.walk(waiting.stretch(batch, lists, chosen, due, had)))
+    return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def rank_in(listed: list[int], item: int) -> int:
+    """From 1; a miss if it is not there."""
+    return listed.index(item) + 1 if item in listed else MISS

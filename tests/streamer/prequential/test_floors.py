@@ -1,0 +1,144 @@
+"""Floors against slow, obvious versions of themselves, event by event."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_cases import Moment, in_order_of_appearance, moments, rank_in, streams, walked
+
+from model.popularity import ExactPopularity
+from streamer.composition import composition
+from streamer.errors import SettingsError
+from streamer.prequential.floors import FLOORS, CoVisitation, LastItems, MostPopular, make_floors
+from streamer.prequential.metrics import MISS
+
+delays = st.sampled_from([0, 1, 7])
+
+
+def together(moment: Moment) -> Counter[tuple[int, int]]:
+    """How often two items were seen together."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for item, last in moment.learned:
+        for other in last:
+            counts[other, item] += 1
+            if other != item:
+                counts[item, other] += 1
+    return counts
+
+
+def slow_co_visitation(moment: Moment) -> list[int]:
+    scores: Counter[int] = Counter()
+    for rank, item in enumerate(moment.last, start=1):
+        for (one, other), count in together(moment).items():
+            if one == item:
+                scores[other] += count * (1.0 / rank)
+    return sorted(scores, key=lambda item: (-scores[item], -item))
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams(60), delays)
+def test_co_visitation_ranks_by_what_was_seen_together_with_the_last_ten(stream, delay):
+    users, items, ends = stream
+    ranks = walked(CoVisitation(), users, items, ends, delay)
+    for t, moment in enumerate(moments(users, items, delay)):
+        listed = slow_co_visitation(moment)
+        assert ranks.among_all[t] == rank_in(listed, moment.item)
+        new = [item for item in listed if item not in moment.had]
+        assert ranks.among_new[t] == rank_in(new, moment.item)
+
+
+def test_co_visitation_goes_on_when_its_memory_must_grow():
+    rng = np.random.default_rng(0)
+    users = in_order_of_appearance(rng.integers(0, 40, 3000).tolist())
+    items = in_order_of_appearance(rng.integers(0, 300, 3000).tolist())
+    at_once, in_parts = CoVisitation(), CoVisitation()
+    whole = walked(at_once, users, items, [3000])
+    parts = walked(in_parts, users, items, list(range(1, 3001)))
+    np.testing.assert_array_equal(whole.among_all, parts.among_all)
+    expected = together(Moment(0, 0, set(), [], [(m.item, m.last) for m in moments(users, items)]))
+    for floor in (at_once, in_parts):
+        found = {(row, key): n for row in range(300) for key, n in floor._pairs.of(row).items()}
+        assert found == expected
+    assert len(at_once._pairs.pool.keys) > 32_768
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams(), delays)
+def test_last_items_are_the_users_last_ten_most_recent_first(stream, delay):
+    users, items, ends = stream
+    ranks = walked(LastItems(), users, items, ends, delay)
+    expected = [rank_in(moment.last, moment.item) for moment in moments(users, items)]
+    assert ranks.among_all.tolist() == expected
+    assert (ranks.among_new == MISS).all()
+
+
+def counted(moment: Moment, window: int | None) -> Counter[int]:
+    return moment.counts if window is None else Counter(item for item, _ in moment.learned[-window:])
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams(), st.sampled_from([None, 1, 3, 20]), delays)
+def test_popular_items_are_ranked_by_their_number_of_events(stream, window, delay):
+    """Between items with equal counts the order is free."""
+    users, items, ends = stream
+    ranks = walked(MostPopular(window), users, items, ends, delay)
+    for t, moment in enumerate(moments(users, items, delay)):
+        counts = counted(moment, window)
+        own = counts[moment.item]
+        if not own:
+            assert ranks.among_all[t] == ranks.among_new[t] == MISS
+            continue
+        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.had)):
+            if moment.item in left_out:
+                assert found == MISS
+                continue
+            others = [n for item, n in counts.items() if item != moment.item and item not in left_out]
+            more, as_many = sum(n > own for n in others), sum(n == own for n in others)
+            assert more < found <= more + as_many + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams(), st.sampled_from([None, 3, 20]))
+def test_popular_items_make_one_list_sorted_by_counts(stream, window):
+    users, items, ends = stream
+    floor = MostPopular(window)
+    walked(floor, users, items, ends)
+    counts = Counter(items.tolist() if window is None else items[-window:].tolist())
+    listed = floor.items().tolist()
+    assert sorted(listed) == list(range(items.max() + 1))
+    assert [counts[item] for item in listed] == sorted((counts[item] for item in listed), reverse=True)
+
+
+def test_popular_goes_on_from_given_counts():
+    floor = MostPopular()
+    floor.start_from(np.array([3, 0, 5]))
+    ranks = walked(floor, np.zeros(4, np.int64), np.array([0, 0, 0, 0]), [4])
+    assert ranks.among_all.tolist() == [2, 2, 2, 1]
+    assert floor.items().tolist() == [0, 2, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams())
+def test_bands_are_those_of_the_caches_composition(stream):
+    """Up to ties: as many items and events in each band."""
+    users, items, ends = stream
+    floor, popularity = MostPopular(), ExactPopularity()
+    walked(floor, users, items, ends)
+    popularity.observe(items)
+    known = np.arange(items.max() + 1)
+    shares = np.bincount(floor.bands(known), minlength=3) / len(known)
+    assert shares == pytest.approx(composition(known, popularity))
+    assert floor.bands(np.array([items.max() + 1])).tolist() == [2]
+
+
+def test_a_floor_that_nobody_knows_is_refused_with_the_names_of_all():
+    with pytest.raises(SettingsError, match="no floor 'random': choose among most-popular, recently-popular"):
+        make_floors(["most-popular", "random"])
+
+
+def test_every_floor_is_called_by_its_name():
+    assert [floor.name for floor in make_floors(list(FLOORS))] == list(FLOORS)

@@ -1,0 +1,58 @@
+"""Pairs in a pool, and what users had: against dictionaries and sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_cases import moments, streams
+
+from streamer.prequential.known import Had, KnownItems
+from streamer.prequential.pairs import Pairs
+
+PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(PAIR, max_size=150), max_size=4))
+def test_pairs_are_counted_as_a_dictionary_would(batches):
+    pairs, expected = Pairs(), Counter()
+    for batch in batches:
+        pairs.add(np.array([row for row, _ in batch], np.int64), np.array([key for _, key in batch], np.int64))
+        expected.update(batch)
+    for row in range(15):
+        assert pairs.of(row) == {key: n for (r, key), n in expected.items() if r == row}
+
+
+def test_tables_that_are_left_are_given_to_the_next():
+    pairs = Pairs()
+    for row in range(64):
+        pairs.add(np.full(400, row), np.arange(400))
+    tables = 64 * 1024  # 400 keys need 1,024 slots at three quarters
+    assert pairs.pool.end[0] < 1.05 * tables
+    assert all(len(pairs.of(row)) == 400 for row in range(64))
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams(), st.integers(1, 5))
+def test_each_event_sees_what_its_user_had_before_it(stream, every):
+    users, items, ends = stream
+    known, expected = KnownItems(), list(moments(users, items))
+    for start, end in zip([0, *ends], ends, strict=False):
+        ranked = np.arange(0, end - start, every)
+        had = known.before(users[start:end], items[start:end], ranked)
+        known.observe(users[start:end], items[start:end])
+        for k, event in enumerate(ranked + start):
+            moment = expected[event]
+            listed = had.items[had.first[k] : had.first[k + 1]].tolist()
+            assert had.fresh[k] == (moment.item not in moment.had)
+            assert len(listed) == len(set(listed))
+            assert set(listed) == (moment.had if had.fresh[k] else set())
+
+
+def test_where_nobody_knows_what_users_had_no_event_is_new():
+    had = Had.unknown(3)
+    assert not had.fresh.any()
+    assert had.first.tolist() == [0, 0, 0, 0]
