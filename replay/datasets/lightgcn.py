@@ -1,0 +1,22 @@
+"""Adjacency lists as LightGCN has them: a user and its items a line, spaces between; no time."""
+
+from __future__ import annotations
+
+from replay.datasets.base import DatasetFormat, Opened
+from replay.datasets.layout import Layout
+from replay.datasets.tables import AdjacencyTable
+from streamer.errors import SourceError
+
+
+def _lightgcn(log: Opened) -> Layout:
+    if not any(len(line.split()) > 1 for line in log.peek.lines):
+        raise SourceError(f"{log.where}: none of its first lines is a user and items: {log.peek.first[:60]!r}")
+    return Layout(AdjacencyTable(), "user_id", "item_id")
+
+
+LIGHTGCN = DatasetFormat(
+    "lightgcn",
+    "Adjacency lists: a user and its items a line (train.txt, test.txt).",
+    _lightgcn,
+    (("train.txt", "test.txt"),),
+)

@@ -1,0 +1,255 @@
+"""From files to a table of events: read, leave out what is none, filter, sort.
+
+    raw      rows of the files in their order: u, i (ids), t, r, e, a, b     rowid is the number of the row
+    ids_u    id, code: of all users; ids_i, ids_a and ids_b the same         a and b are features of item and user
+    events   n (number of the row), t, and codes u, i, a, b                  what the filters leave
+    stream   the same, in the order of the stream                            rowid is the position
+
+All but the stream and the ids are dropped on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from replay.datasets.base import Opened
+from replay.datasets.database import quoted, reading
+from replay.datasets.features import packed_sql
+from replay.datasets.files import LogFile
+from replay.datasets.layout import Layout
+from replay.datasets.malformed import MalformedRows, Rejected, lines_of_rows
+from replay.datasets.order import keyed_sql
+from replay.datasets.tables import DelimitedTable
+from replay.datasets.times import END_S
+from replay.lines import MOST_REPORTED
+from streamer.errors import SourceError
+
+
+def load(log: Opened, layout: Layout) -> MalformedRows:
+    """Fill the tables `ids_u`, `ids_i`, ... and `stream`; answer what was no event.
+
+    Raises:
+        SourceError: a file cannot be read, or holds no event.
+    """
+    loader = _Loader(log, layout)
+    # 1. the rows of all files, and what is wrong with some
+    loader.read()
+    # 2. ids as codes, and the filters that look at one event
+    loader.encode()
+    # 3. the filters that look at all of them
+    loader.sample_users()
+    loader.keep_core()
+    # 4. the stream
+    with reading(log.where):
+        sort(log, layout, "events", "stream", log.options.seed, log.options.limit)
+        log.connection.execute("DROP TABLE events")
+    return loader.malformed
+
+
+def coded(layout: Layout) -> dict[str, str]:
+    """The columns that become codes: their names, and their SQL."""
+    columns = {"u": layout.user, "i": layout.item}
+    if layout.item_features:
+        columns["a"] = packed_sql(layout.item_features)
+    if layout.user_features:
+        columns["b"] = packed_sql(layout.user_features)
+    return columns
+
+
+def sort(log: Opened, layout: Layout, source: str, target: str, seed: int, limit: int | None = None) -> None:
+    """Make a table of events in the order of the stream."""
+    by_time = "t, " if layout.time is not None else ""
+    upto = "" if limit is None else f"LIMIT {limit}"
+    log.connection.execute(
+        f"CREATE TABLE {target} AS SELECT * EXCLUDE (k) FROM ({keyed_sql(source, seed)}) ORDER BY {by_time}k, n {upto}"
+    )
+
+
+class UnbalancedQuotes(Exception):  # noqa: N818
+    """A quote is never closed, and took the lines after it with it: read the log without quotes."""
+
+
+class _Loader:
+    def __init__(self, log: Opened, layout: Layout) -> None:
+        self._log, self._layout, self._options = log, layout, log.options
+        self._connection = log.connection
+        self.malformed = MalformedRows()
+        self._needs_rating = layout.above_average or self._options.min_rating is not None
+        self._coded = coded(layout)
+
+    # 1 ----------------------------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Fill `raw`, file by file."""
+        first = 0
+        for file in self._log.files:
+            with reading(file.name):
+                self._insert(file, first)
+                after = self._count("raw")
+                self._report(file, first, after)
+            first = after
+        if not first and not self.malformed.total:
+            raise SourceError(f"{self._log.where} is empty: it has no row")
+        if self._count("raw WHERE bad IS NULL") == 0:
+            example = f", e.g. {self.malformed.places[0]}" if self.malformed.places else ""
+            raise SourceError(
+                f"{self._log.where}: none of its {self.malformed.total:,} rows is an event{example}; "
+                "is it of another format, or are its columns called otherwise?"
+            )
+
+    def _insert(self, file: LogFile, first: int) -> None:
+        rejected = Rejected(self._connection)
+        rejected.clear()
+        into = "INSERT INTO raw" if first else "CREATE OR REPLACE TABLE raw AS"
+        self._run(f"{into} {self._select(file)}")
+        table = self._layout.table
+        if isinstance(table, DelimitedTable) and table.quotes and rejected.swallowed_lines():
+            raise UnbalancedQuotes
+
+    def _select(self, file: LogFile) -> str:
+        """SQL of the rows of a file."""
+        sql = f"SELECT {', '.join(self._columns())} FROM {self._layout.table.scan(file)}"
+        if self._layout.time is not None:
+            sql = f"SELECT *, {self._layout.time.y} AS y FROM ({sql})"
+            sql = f"SELECT * EXCLUDE (x, y), {self._layout.time.t} AS t FROM ({sql})"
+        return f"SELECT *, {self._bad()} AS bad FROM ({sql})"
+
+    def _columns(self) -> Iterator[str]:
+        layout = self._layout
+        yield from (f"{sql} AS {name}" for name, sql in self._coded.items())
+        if layout.time is not None:
+            yield f"{layout.time.x} AS x"
+        if self._needs_rating:
+            yield f"{layout.rating} AS r"
+        if self._options.event_types:
+            yield f"{layout.event_type} AS e"
+        if layout.problem is not None:
+            yield f"{layout.problem} AS p"
+
+    def _bad(self) -> str:
+        """SQL of the reason why a row is no event; null if it is one."""
+        cases = ["WHEN u IS NULL THEN 'missing_user_id'", "WHEN i IS NULL THEN 'missing_item_id'"]
+        if self._layout.problem is not None:
+            cases.insert(0, "WHEN p IS NOT NULL THEN p")
+        if self._layout.time is not None:
+            cases.append(f"WHEN t IS NULL OR t < 0 OR t >= {END_S} THEN 'bad_timestamp'")
+        if self._needs_rating:
+            cases.append("WHEN r IS NULL OR NOT isfinite(r) THEN 'bad_rating'")
+        return f"CASE {' '.join(cases)} END"
+
+    def _report(self, file: LogFile, first: int, after: int) -> None:
+        """Count the rows of a file that are no events, and say where the first ones are."""
+        table, rejected = self._layout.table, Rejected(self._connection)
+        places: list[tuple[int, str]] = []
+        if table.encoding is not None:
+            for reason, rows in rejected.by_reason():
+                self.malformed.found(reason, rows)
+            places += rejected.places()
+        sql = f"SELECT bad, count(*) FROM raw WHERE rowid >= {first} AND bad IS NOT NULL GROUP BY bad ORDER BY bad"
+        found = self._rows(sql)
+        for reason, rows in found:
+            self.malformed.found(reason, rows)
+        if found:
+            places += self._places_of_rows(file, first)
+        unit = "row" if table.encoding is None else "line"
+        prefix = f"{file.name}, " if len(self._log.files) > 1 else ""
+        for number, text in sorted(places):
+            self.malformed.place(f"{prefix}{unit} {number}: {text}")
+
+    def _places_of_rows(self, file: LogFile, first: int) -> Iterator[tuple[int, str]]:
+        bad = f"SELECT rowid, bad FROM raw WHERE rowid >= {first} AND bad IS NOT NULL"
+        reasons = {row - first: reason for row, reason in self._rows(f"{bad} ORDER BY rowid LIMIT {MOST_REPORTED}")}
+        table = self._layout.table
+        if table.encoding is None:
+            yield from ((row + 1, reason) for row, reason in reasons.items())
+            return
+        lines = lines_of_rows(self._connection, file, list(reasons), table.encoding, table.header)
+        for row, (line, text) in lines.items():
+            yield line, f"{reasons[row]}: {text}"
+
+    # 2 ----------------------------------------------------------------------------------------------------------------
+
+    def encode(self) -> None:
+        """Fill the tables of ids, and `events`; drop `raw`."""
+        with reading(self._log.where):
+            for name in self._coded:
+                self._run(
+                    f"CREATE TABLE ids_{name} AS SELECT id, (row_number() OVER () - 1)::INTEGER AS code FROM"
+                    f" (SELECT DISTINCT {name} AS id FROM raw WHERE bad IS NULL)"
+                )
+            codes = "".join(f", ids_{name}.code AS {name}" for name in self._coded)
+            joins = " ".join(f"JOIN ids_{name} ON raw.{name} = ids_{name}.id" for name in self._coded)
+            time = ", t" if self._layout.time is not None else ""
+            self._run(
+                f"CREATE TABLE events AS SELECT raw.rowid AS n {time} {codes} FROM raw {joins} {self._averages()}"
+                f" WHERE {' AND '.join(self._conditions())}"
+            )
+            self._run("DROP TABLE raw")
+
+    def _averages(self) -> str:
+        """A join with the average rating of each user, if that is what a rating is held against."""
+        if not self._is_above_average:
+            return ""
+        return "JOIN (SELECT u, avg(r) AS mean FROM raw WHERE bad IS NULL GROUP BY u) AS average ON average.u = raw.u"
+
+    @property
+    def _is_above_average(self) -> bool:
+        return self._layout.above_average and self._options.min_rating is None
+
+    def _conditions(self) -> Iterator[str]:
+        options = self._options
+        yield "bad IS NULL"
+        if options.event_types:
+            names = self._layout.type_names
+            yield f"e IN ({', '.join(quoted(names.get(t.lower(), t)) for t in options.event_types)})"
+        if self._is_above_average:
+            yield "r > mean + 1e-9"
+        if options.min_rating is not None:
+            yield f"r >= {options.min_rating!r}"
+        if options.since_s is not None:
+            yield f"t >= {options.since_s!r}"
+        if options.until_s is not None:
+            yield f"t < {options.until_s!r}"
+
+    # 3 ----------------------------------------------------------------------------------------------------------------
+
+    def sample_users(self) -> None:
+        """Keep the users that the seed chooses: a share of them is part of any larger one."""
+        sample = self._options.sample_users
+        if sample is None:
+            return
+        with reading(self._log.where):
+            users = self._rows("SELECT count(DISTINCT u) FROM events")[0][0]
+            chosen = max(1, round(sample * users)) if sample < 1 else int(sample)
+            self._run(
+                f"""DELETE FROM events WHERE u NOT IN (
+                    SELECT code FROM ids_u WHERE code IN (SELECT u FROM events)
+                    ORDER BY md5('{self._options.seed}:' || id), id LIMIT {chosen})"""
+            )
+
+    def keep_core(self) -> None:
+        """Drop users and items with too few events, again and again until none is left."""
+        least = {"u": self._options.min_user_events, "i": self._options.min_item_events}
+        dropped = True
+        while dropped:
+            with reading(self._log.where):
+                dropped = sum(self._drop_rare(column, events) for column, events in least.items()) > 0
+
+    def _drop_rare(self, column: str, least: int) -> int:
+        """Drop the events of those with fewer; answer how many that were."""
+        if least <= 1:
+            return 0
+        rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {least}"
+        return int(self._rows(f"DELETE FROM events WHERE {column} IN ({rare})")[0][0])
+
+    # helpers ----------------------------------------------------------------------------------------------------------
+
+    def _run(self, sql: str) -> None:
+        self._connection.execute(sql)
+
+    def _rows(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        return self._connection.execute(sql).fetchall()
+
+    def _count(self, table: str) -> int:
+        return int(self._rows(f"SELECT count(*) FROM {table}")[0][0])

@@ -1,0 +1,123 @@
+"""Opening a log: which format it is of, and where its files are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from replay.datasets.amazon import AMAZON
+from replay.datasets.base import DatasetFormat, Opened
+from replay.datasets.database import Connection, connect
+from replay.datasets.echonest import ECHONEST
+from replay.datasets.files import NO_LINES, Origin, matches
+from replay.datasets.generic import CSV, JSONL, PARQUET, TSV
+from replay.datasets.gowalla import GOWALLA
+from replay.datasets.layout import check_filters
+from replay.datasets.lightgcn import LIGHTGCN
+from replay.datasets.loading import UnbalancedQuotes
+from replay.datasets.log import Log
+from replay.datasets.movielens import MOVIELENS
+from replay.datasets.options import LogOptions
+from replay.datasets.recbole import RECBOLE
+from replay.datasets.ta_feng import TA_FENG
+from replay.datasets.tmall import TMALL
+from streamer.errors import SettingsError, SourceError
+
+SPECIAL = (GOWALLA, TMALL, TA_FENG, AMAZON, ECHONEST, RECBOLE, LIGHTGCN, MOVIELENS)
+GENERIC = (CSV, TSV, JSONL, PARQUET)
+DATASETS: dict[str, DatasetFormat] = {format.name: format for format in (*SPECIAL, *GENERIC)}
+"""All formats by their names; of several that fit a file, the first is meant."""
+
+
+def open_log(path: str | Path, name: str | None = None, options: LogOptions | None = None) -> Log:
+    """Read a log, filter it and put it in order.
+
+    Args:
+        path: a file, plain or compressed; a pattern or a directory for several; a zip archive.
+        name: one of `DATASETS`; None: guessed from the names of the files and the first lines.
+        options: what of it, and in which order.
+
+    Raises:
+        SettingsError: with every wrong option.
+        SourceError: it is not there, cannot be read, or holds no event.
+    """
+    options = options or LogOptions()
+    problems = options.problems()
+    if name is not None and name not in DATASETS:
+        near = difflib.get_close_matches(name.lower(), DATASETS, 1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        problems.append(f"there is no format {name!r}{hint} There are {', '.join(sorted(DATASETS))}")
+    if problems:
+        raise SettingsError(problems)
+    scratch = _scratch(options)
+    try:
+        return _open(path, name, options, scratch)
+    except BaseException:
+        scratch.cleanup()
+        raise
+
+
+def _scratch(options: LogOptions) -> TemporaryDirectory[str]:
+    try:
+        return TemporaryDirectory(prefix="streamer-log-", dir=options.temp_dir, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise SettingsError([f"temp_dir {options.temp_dir} cannot be used: {error}"]) from error
+
+
+def _open(path: str | Path, name: str | None, options: LogOptions, scratch: TemporaryDirectory[str]) -> Log:
+    directory = Path(scratch.name)
+    connection = connect(options, directory)
+    try:
+        # 1. where it is, and of which format
+        origin = Origin(path, directory)
+        format = DATASETS[name] if name is not None else _guess(origin, connection)
+        # 2. its files
+        files = tuple(origin.open(name) for name in origin.choose(format.groups))
+        peek = files[0].peek(connection) if format.is_text else NO_LINES
+        log = Opened(connection, origin, files, peek, options)
+        if format.is_text and not peek.first:
+            raise SourceError(f"{log.where} is empty: no line in it has a text")
+        # 3. its columns, and the events
+        try:
+            return _read(format, log, scratch)
+        except UnbalancedQuotes:
+            return _read(format, replace(log, quotes=False), scratch)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read(format: DatasetFormat, log: Opened, scratch: TemporaryDirectory[str]) -> Log:
+    layout = format.layout(log)
+    check_filters(layout, log.options)
+    return Log(format.name, log, layout, scratch)
+
+
+def _guess(origin: Origin, connection: Connection) -> DatasetFormat:
+    """The format that the names of the files tell, or their first lines, or their endings.
+
+    Raises:
+        SourceError: nothing does.
+    """
+    names = list(origin.given or origin.names)
+    found = _by_name(names, SPECIAL) or _by_first_lines(origin, names, connection) or _by_name(names, GENERIC)
+    if found is None:
+        raise SourceError(f"{origin.path}: its format cannot be guessed; name it: {', '.join(sorted(DATASETS))}")
+    return found
+
+
+def _by_name(names: Sequence[str], formats: Sequence[DatasetFormat]) -> DatasetFormat | None:
+    for format in formats:
+        if any(matches(name, pattern) for group in format.groups for pattern in group for name in names):
+            return format
+    return None
+
+
+def _by_first_lines(origin: Origin, names: Sequence[str], connection: Connection) -> DatasetFormat | None:
+    if not origin.given or any(matches(names[0], pattern) for group in PARQUET.groups for pattern in group):
+        return None
+    peek = origin.open(names[0]).peek(connection)
+    return next((format for format in DATASETS.values() if format.recognises(peek)), None)

@@ -1,0 +1,68 @@
+"""Files that say something of items or users: one line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replay.datasets.database import Connection, reading
+from replay.datasets.files import LogFile
+from replay.datasets.layout import LONGEST_FEATURE, number, same_name
+from replay.datasets.tables import DelimitedTable
+from streamer.errors import SourceError
+from streamer.event import Features
+
+FEW = 10
+"""So many different values make a feature, however few lines there are."""
+
+
+def about(
+    connection: Connection,
+    file: LogFile,
+    table: DelimitedTable,
+    keys: Sequence[str],
+    asked: tuple[str, ...] | None,
+    numbers: Sequence[str] = (),
+) -> dict[str, Features]:
+    """What a file says, by id.
+
+    Args:
+        file: the file.
+        table: its columns.
+        keys: what the column with the id may be called.
+        asked: the columns to take; None: all that are features. A column that tells more than half of the lines
+            apart, a title say, is a name rather than a feature.
+        numbers: columns that hold numbers; so does `price:float` among those asked for.
+
+    Raises:
+        SourceError: a column is not there.
+    """
+    key = next((k for k in (same_name(key, table.names) for key in keys) if k), None)
+    if key is None:
+        raise SourceError(
+            f"{file.name}: no column is called {' or '.join(keys[:3])}; there is {', '.join(table.names)}"
+        )
+    names = [n for n in table.names if n != key] if asked is None else [_there(n, table, file) for n in asked]
+    floats = {*numbers, *(n.removesuffix(":float") for n in asked or () if n.endswith(":float"))}
+    columns = [number(table.column(n)) if n in floats else table.column(n) for n in names]
+    with reading(file.name):
+        sql = f"SELECT {', '.join([table.column(key), *columns])} FROM {table.scan(file)}"
+        rows = connection.execute(sql).fetchall()
+        connection.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
+    used = [k for k, n in enumerate(names, 1) if asked is not None or n in floats or _is_feature([r[k] for r in rows])]
+    found = {row[0]: {names[k - 1]: _cut(row[k]) for k in used if row[k] is not None} for row in rows if row[0]}
+    return {id_: features for id_, features in found.items() if features}
+
+
+def _cut(value: str | float) -> str | float:
+    return value[:LONGEST_FEATURE] if isinstance(value, str) else value
+
+
+def _is_feature(values: Sequence[object]) -> bool:
+    return len(set(values)) <= max(FEW, len(values) // 2)
+
+
+def _there(name: str, table: DelimitedTable, file: LogFile) -> str:
+    found = same_name(name.removesuffix(":float"), table.names)
+    if found is None:
+        raise SourceError(f"{file.name}: there is no column {name!r}; the columns are {', '.join(table.names)}")
+    return found

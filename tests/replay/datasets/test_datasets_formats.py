@@ -1,0 +1,414 @@
+"""Each format, on a few lines as its real files have them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from replay.datasets import DATASETS, LogOptions, open_log
+from replay.events import Events
+from streamer.errors import SettingsError, SourceError
+
+GOWALLA = (
+    "0\t2010-10-19T23:55:27Z\t30.2359091167\t-97.7951395833\t22847\n"
+    "0\t2010-10-18T22:17:43Z\t30.2691029532\t-97.7493953705\t420315\n"
+    "1\t2010-10-17T23:42:03Z\t30.2557309927\t-97.7633857727\t316637\n"
+)
+TMALL = (
+    "user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type\n"
+    "328862,323294,833,2882,2661,0829,0\n"
+    "328862,844400,1271,2882,,0829,2\n"
+    "234512,575153,1271,2882,2661,1111,3\n"
+    "234512,996875,1271,4044,2661,0511,1\n"
+)
+TA_FENG_MERGED = (
+    '"TRANSACTION_DT","CUSTOMER_ID","AGE_GROUP","PIN_CODE","PRODUCT_SUBCLASS","PRODUCT_ID","AMOUNT","ASSET","SALES_PRICE"\n'
+    '"11/2/2000","01104905","45-49","115","110411","4710199010372","2","24","30"\n'
+    '"11/1/2000","01849332","45-49","Others","120108","0078895770025","1","32","38"\n'
+)
+TA_FENG_HEADER = "日期;會員卡號;年齡;區域;商品分類;商品編碼;數量;成本;銷售\n".encode("big5")
+TA_FENG_D11 = TA_FENG_HEADER + b"2000-11-01 00:00:00;00046855  ;D ;E ;110411;4710085120468;3;51;57\n"
+TA_FENG_D01 = TA_FENG_HEADER + b"2001-01-13 00:00:00;00539166  ;E ;F ;130315;4714981010038;2;56;48\n"
+AMAZON = "A1N4O8VOJZTDVB,B004A9SDD8,4.0,1383350400\nA2HQWU6HUKIEC7,0786280220,1.0,1376006400\n"
+
+
+def events_of(path: Path, name: str | None = None, options: LogOptions | None = None) -> Events:
+    with open_log(path, name, options) as log:
+        batches = list(log.batches())
+    assert len(batches) == 1
+    return batches[0]
+
+
+# the paper's five -----------------------------------------------------------------------------------------------------
+
+
+def test_gowalla_check_ins_are_users_locations_and_seconds_in_the_order_of_time(write):
+    events = events_of(write("loc-gowalla_totalCheckins.txt.gz", GOWALLA), "gowalla")
+    assert events.users == ["1", "0", "0"]
+    assert events.items == ["316637", "420315", "22847"]
+    assert events.timestamps_s == [1287358923.0, 1287440263.0, 1287532527.0]
+    assert events.item_features is None
+
+
+def test_gowalla_coordinates_are_features_on_demand(write):
+    options = LogOptions(item_features=("latitude:float", "longitude:float"))
+    events = events_of(write("loc-gowalla_totalCheckins.txt", GOWALLA), "gowalla", options)
+    assert events.item_features[0] == {"latitude": 30.2557309927, "longitude": -97.7633857727}
+
+
+def test_tmall_days_are_of_2014_and_seller_category_and_brand_are_features(write):
+    events = events_of(write("user_log_format1.csv", TMALL), "tmall")
+    assert events.timestamps_s == [1399766400.0, 1409270400.0, 1409270400.0, 1415664000.0]
+    assert events.users[0] == "234512"
+    assert events.items[0] == "996875"
+    about = dict(zip(events.items, events.item_features, strict=True))
+    assert about["323294"] == {"cat_id": "833", "seller_id": "2882", "brand_id": "2661"}
+    assert about["844400"] == {"cat_id": "1271", "seller_id": "2882"}
+
+
+@pytest.mark.parametrize(
+    ("types", "items"),
+    [
+        (("purchase",), {"844400"}),
+        (("2",), {"844400"}),
+        (("Click", "favourite"), {"323294", "575153"}),
+        (("cart",), {"996875"}),
+    ],
+)
+def test_tmall_actions_are_chosen_by_name_or_number(write, types, items):
+    events = events_of(write("user_log_format1.csv", TMALL), "tmall", LogOptions(event_types=types))
+    assert set(events.items) == items
+
+
+def test_tmall_action_that_does_not_exist_is_told_with_those_that_do(write):
+    with pytest.raises(SettingsError, match=r"no 'sell', only click, cart"):
+        open_log(write("user_log_format1.csv", TMALL), "tmall", LogOptions(event_types=("sell",)))
+
+
+def test_tmall_without_its_header_has_the_same_columns(write):
+    headless = TMALL.split("\n", 1)[1]
+    assert events_of(write("a.csv", headless), "tmall") == events_of(write("b.csv", TMALL), "tmall")
+
+
+def test_tmall_day_that_is_no_day_is_malformed(write):
+    with open_log(write("user_log_format1.csv", TMALL + "1,2,3,4,5,1332,0\n1,2,3,4,5,11110,0\n"), "tmall") as log:
+        assert log.malformed.by_reason == {"bad_timestamp": 2}
+        assert len(log) == 4
+
+
+def test_ta_feng_merged_file_is_read_without_its_quotes(write):
+    events = events_of(write("ta_feng_all_months_merged.csv", TA_FENG_MERGED), "ta-feng")
+    assert events.users == ["01849332", "01104905"]
+    assert events.items == ["0078895770025", "4710199010372"]
+    assert events.timestamps_s == [973036800.0, 973123200.0]
+    assert events.item_features[0] == {"PRODUCT_SUBCLASS": "120108"}
+    assert events.user_features[0] == {"AGE_GROUP": "45-49", "PIN_CODE": "Others"}
+
+
+def test_ta_feng_directory_of_months_is_one_log(write):
+    write("D01", TA_FENG_D01)
+    path = write("D11", TA_FENG_D11)
+    events = events_of(path.parent, "ta-feng")
+    assert events.users == ["00046855", "00539166"]
+    assert events.items == ["4710085120468", "4714981010038"]
+    assert events.timestamps_s == [973036800.0, 979344000.0]
+    assert events.user_features[0] == {"AGE_GROUP": "D", "PIN_CODE": "E"}
+
+
+def test_ta_feng_month_is_read_alone_and_by_a_pattern(write):
+    path = write("D11", TA_FENG_D11)
+    write("D01", TA_FENG_D01)
+    assert events_of(path, "ta-feng").users == ["00046855"]
+    assert events_of(path.parent / "D*", "ta-feng").users == ["00046855", "00539166"]
+
+
+def test_amazon_keeps_ratings_above_the_average_of_their_user(write):
+    lines = ["u1,B000000001,5.0,1", "u1,B000000002,3.0,2", "u1,B000000003,4.0,3", "u2,B000000001,5.0,4"]
+    events = events_of(write("ratings_Books.csv", "\n".join(lines)), "amazon")
+    assert list(zip(events.users, events.items, strict=True)) == [("u1", "B000000001")]
+
+
+def test_amazon_threshold_replaces_the_average(write):
+    events = events_of(write("ratings_Books.csv", AMAZON), "amazon", LogOptions(min_rating=1))
+    assert events.users == ["A2HQWU6HUKIEC7", "A1N4O8VOJZTDVB"]
+    assert events.timestamps_s == [1376006400.0, 1383350400.0]
+
+
+def test_amazon_layout_with_the_item_first_is_told_by_its_ids(write):
+    swapped = "\n".join(",".join([i, u, r, t]) for u, i, r, t in (line.split(",") for line in AMAZON.split()))
+    options = LogOptions(min_rating=0)
+    assert events_of(write("a.csv", swapped), "amazon", options) == events_of(write("b.csv", AMAZON), "amazon", options)
+
+
+def test_amazon_file_with_a_header_and_milliseconds_is_read(write):
+    text = "user_id,parent_asin,rating,timestamp\nAGKASBHYZPGTEPO6LWZPVJWB2BVA,B006GBITXC,3.0,1452647382000\n"
+    events = events_of(write("Toys.csv", text), "amazon", LogOptions(min_rating=0))
+    assert (events.users, events.items) == (["AGKASBHYZPGTEPO6LWZPVJWB2BVA"], ["B006GBITXC"])
+    assert events.timestamps_s == [1452647382.0]
+
+
+def test_amazon_reviews_as_json_are_held_against_the_average_too(write):
+    line = '{{"reviewerID": "A1", "asin": "B00000000{}", "overall": {}, "unixReviewTime": 1252800000}}\n'
+    events = events_of(write("reviews.json.gz", line.format(1, 5.0) + line.format(2, 2.0)), "amazon")
+    assert events.items == ["B000000001"]
+
+
+def test_echonest_has_no_time_and_its_plays_are_a_threshold(write):
+    user = "b80344d063b5ccb3212f76538f3d9e43d87dca9e"
+    path = write("train_triplets.txt", f"{user}\tSOAKIMP12A8C130995\t1\n{user}\tSOBBMDR12A8C13253B\t7\n")
+    events = events_of(path, "echonest")
+    assert events.timestamps_s is None
+    assert set(events.items) == {"SOAKIMP12A8C130995", "SOBBMDR12A8C13253B"}
+    assert events_of(path, "echonest", LogOptions(min_rating=2)).items == ["SOBBMDR12A8C13253B"]
+
+
+# other people's formats -----------------------------------------------------------------------------------------------
+
+INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\tshop:token\n1\t7\t4.0\t20\ts\n2\t8\t1.0\t10\tt\n"
+ITEM = "item_id:token\tprice:float\tclass:token_seq\n7\t9.5\tjazz blues\n8\t\tpop\n"
+USER = "user_id:token\tage:token\n1\t31\n"
+
+
+def test_recbole_takes_features_from_the_log_and_from_the_files_beside_it(write):
+    write("x.item.gz", ITEM)
+    write("x.user", USER)
+    events = events_of(write("x.inter.gz", INTER), "recbole")
+    assert events.users == ["2", "1"]
+    assert events.timestamps_s == [10.0, 20.0]
+    assert events.item_features == [{"shop": "t", "class": "pop"}, {"shop": "s", "price": 9.5, "class": "jazz blues"}]
+    assert events.user_features == [None, {"age": "31"}]
+
+
+def test_recbole_features_are_only_those_asked_for(write):
+    write("x.item", ITEM)
+    write("x.user", USER)
+    options = LogOptions(item_features=("class",), user_features=())
+    events = events_of(write("x.inter", INTER), "recbole", options)
+    assert events.item_features == [{"class": "pop"}, {"class": "jazz blues"}]
+    assert events.user_features is None
+
+
+def test_recbole_column_that_tells_items_apart_is_no_feature(write):
+    rows = "".join(f"{n}\ttitle {n}\tg{n % 3}\n" for n in range(30))
+    write("x.item", "item_id:token\ttitle:token_seq\tgenre:token\n" + rows)
+    events = events_of(write("x.inter", "user_id:token\titem_id:token\n1\t7\n"), "recbole")
+    assert events.item_features == [{"genre": "g1"}]
+
+
+def test_recbole_archive_holds_the_files_beside_the_log_too(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name, text in (
+            ("x/x.inter", INTER),
+            ("x/x.item", ITEM),
+            ("x/README.md", "#"),
+            ("__MACOSX/x/._x.inter", ""),
+        ):
+            archive.writestr(name, text)
+    events = events_of(tmp_path / "x.zip")
+    assert events.item_features[0] == {"shop": "t", "class": "pop"}
+
+
+def test_recbole_feature_that_is_nowhere_is_told(write):
+    with pytest.raises(SourceError, match=r"no column 'colour', and no x.item beside it"):
+        open_log(write("x.inter", INTER), "recbole", LogOptions(item_features=("colour",)))
+
+
+def test_lightgcn_line_is_a_user_and_its_items(write):
+    with open_log(write("train.txt", "0 1 2 3\n1\n2  3\t4 \r\n\n"), "lightgcn") as log:
+        (events,) = log.batches()
+        assert sorted(zip(events.users, events.items, strict=True)) == [
+            ("0", "1"), ("0", "2"), ("0", "3"), ("2", "3"), ("2", "4"),
+        ]  # fmt: skip
+        assert log.malformed.total == 0
+
+
+def test_lightgcn_directory_is_train_and_test_together(write):
+    write("test.txt", "0 9\n")
+    path = write("train.txt", "0 1 2\n")
+    write("user_list.txt", "org_id remap_id\n")
+    assert sorted(events_of(path.parent, "lightgcn").items) == ["1", "2", "9"]
+
+
+MOVIELENS = {
+    "u.data": "196\t242\t3\t881250949\n186\t302\t4\t891717742\n",
+    "ratings.dat": "196::242::3::881250949\n186::302::4::891717742\n",
+    "ratings.csv": "userId,movieId,rating,timestamp\n196,242,3.0,881250949\n186,302,4.0,891717742\n",
+}
+
+
+@pytest.mark.parametrize("name", MOVIELENS)
+def test_movielens_is_read_in_all_its_layouts(write, name):
+    path = write(name, MOVIELENS[name])
+    events = events_of(path, "movielens")
+    assert (events.users, events.items) == (["196", "186"], ["242", "302"])
+    assert events.timestamps_s == [881250949.0, 891717742.0]
+    assert events_of(path, None, LogOptions(min_rating=4)).items == ["302"]
+
+
+def test_movielens_genres_and_people_are_features(write):
+    write("movies.dat", "242::Les Misérables (1995)::Drama|Musical\n".encode("latin-1"))
+    write("users.dat", "196::F::1::10::48067\n")
+    events = events_of(write("ratings.dat", MOVIELENS["ratings.dat"]), "movielens")
+    assert events.item_features == [{"genres": "Drama|Musical"}, None]
+    assert events.user_features == [{"gender": "F", "age": "1", "occupation": "10"}, None]
+
+
+def test_movielens_titles_with_commas_and_quotes_are_read(write):
+    write("movies.csv", 'movieId,title,genres\n242,"American President, The ""x"" (1995)",Comedy|Drama\n302,A,Drama\n')
+    events = events_of(write("ratings.csv", MOVIELENS["ratings.csv"]), "movielens")
+    assert events.item_features == [{"genres": "Comedy|Drama"}, {"genres": "Drama"}]
+
+
+# any columns ----------------------------------------------------------------------------------------------------------
+
+
+def test_csv_columns_are_named_by_the_user(write):
+    path = write("log.csv", "when,who,what,colour,price\n5,ann,x,red,1.5\n4,bob,y,,2\n")
+    columns = {"user_id": "who", "item_id": "what", "timestamp": "when"}
+    events = events_of(path, "csv", LogOptions(columns=columns, item_features=("colour", "price:float")))
+    assert events.users == ["bob", "ann"]
+    assert events.item_features == [{"price": 2.0}, {"colour": "red", "price": 1.5}]
+
+
+def test_csv_without_a_header_has_numbered_columns(write):
+    columns = {"user_id": "2", "item_id": "3", "timestamp": "1"}
+    events = events_of(write("log.csv", "5,ann,x\n4,bob,y\n"), "csv", LogOptions(columns=columns))
+    assert events.users == ["bob", "ann"]
+
+
+def test_csv_header_can_be_counted_over(write):
+    columns = {"user_id": "2", "item_id": "3", "timestamp": "1"}
+    path = write("log.csv", "t,u,i\n5,ann,x\n4,bob,y\n")
+    assert events_of(path, "csv", LogOptions(columns=columns, header=True)).users == ["bob", "ann"]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t", "::"])
+def test_csv_delimiter_is_seen_in_the_first_lines(write, delimiter):
+    text = "user_id,item_id,timestamp\nann,x,5\nbob,y,4\n".replace(",", delimiter)
+    assert events_of(write("log.csv", text), "csv").users == ["bob", "ann"]
+
+
+def test_tsv_quotes_are_characters_like_others(write):
+    path = write("log.tsv", 'user_id\titem_id\nann\t12" single\nbob\t7" single\n')
+    assert sorted(events_of(path, "tsv").items) == ['12" single', '7" single']
+
+
+def test_jsonl_takes_fields_of_any_depth_and_features_as_on_the_wire(write):
+    lines = (
+        '{"user_id": 7, "item_id": "x", "timestamp": "2014-11-11T00:00:00Z", "item_features": {"n": 3, "p": 1.5}}\n'
+        '{"user_id": "é", "item_id": "y", "timestamp": 1, "user": {"land": "NL"}}\n'
+    )
+    path = write("log.jsonl", lines)
+    events = events_of(path, "jsonl")
+    assert (events.users, events.items, events.timestamps_s) == (["é", "7"], ["y", "x"], [1.0, 1415664000.0])
+    assert events.item_features == [None, {"n": "3", "p": 1.5}]
+    assert events_of(path, None, LogOptions(user_features=("user.land",))).user_features == [{"user.land": "NL"}, None]
+
+
+def test_parquet_times_and_features_follow_their_types(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for number, (kind, times) in enumerate(
+        [(arrow.timestamp("us"), [5_000_000, 4_000_000]), (arrow.int64(), [5, 4]), (arrow.string(), ["5", "4"])]
+    ):
+        table = arrow.table(
+            {
+                "user_id": arrow.array([1, 2]),
+                "item_id": arrow.array(["x", "y"]),
+                "timestamp": arrow.array(times, kind),
+                "price": arrow.array([1.5, None], arrow.float64()),
+                "shop": arrow.array([7, 8], arrow.int32()),
+            }
+        )
+        path = tmp_path / f"{number}.parquet"
+        parquet.write_table(table, path)
+        events = events_of(path, None, LogOptions(item_features=("price", "shop")))
+        assert (events.users, events.timestamps_s) == (["2", "1"], [4.0, 5.0])
+        assert events.item_features == [{"shop": "8"}, {"price": 1.5, "shop": "7"}]
+
+
+def test_parquet_row_without_an_item_is_counted_with_its_number(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"user_id": ["a", "b"], "item_id": ["x", None]}), tmp_path / "x.parquet")
+    with open_log(tmp_path / "x.parquet") as log:
+        assert log.malformed.places == ["row 2: missing_item_id"]
+
+
+# guessing -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("gowalla", "loc-gowalla_totalCheckins.txt.gz", GOWALLA),
+        ("gowalla", "renamed.txt", GOWALLA),
+        ("tmall", "user_log_format1.csv", TMALL),
+        ("tmall", "tmall.csv.gz", TMALL),
+        ("ta-feng", "ta_feng_all_months_merged.csv", TA_FENG_MERGED),
+        ("ta-feng", "D11", TA_FENG_D11),
+        ("amazon", "ratings_Books.csv", AMAZON),
+        ("amazon", "books.csv", AMAZON),
+        ("echonest", "train_triplets.txt", "u\tSOAKIMP12A8C130995\t1\n"),
+        ("recbole", "x.inter", INTER),
+        ("recbole", "x.txt", INTER),
+        ("lightgcn", "train.txt", "0 1 2\n"),
+        ("movielens", "u.data", MOVIELENS["u.data"]),
+        ("csv", "log.csv", "user_id,item_id\na,b\n"),
+        ("tsv", "log.tsv.gz", "user_id\titem_id\na\tb\n"),
+        ("jsonl", "log.ndjson", '{"user_id": 1, "item_id": 2}\n'),
+    ],
+)
+def test_format_is_guessed_from_the_name_or_the_first_lines(write, name, file, content):
+    with open_log(write(file, content), options=LogOptions(min_rating=0) if name == "amazon" else None) as log:
+        assert log.name == name
+
+
+def test_format_that_cannot_be_guessed_is_asked_for(write):
+    with pytest.raises(SourceError, match=r"cannot be guessed; name it: amazon, csv, .*tsv"):
+        open_log(write("log.txt", "a b c\n"))
+
+
+def test_every_format_has_its_name_and_a_line_of_help():
+    expected = "gowalla tmall ta-feng amazon echonest recbole lightgcn movielens csv tsv jsonl parquet"
+    assert set(DATASETS) == set(expected.split())
+    assert all(format.name == name and format.help.endswith(".") for name, format in DATASETS.items())
+
+
+# features -------------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_cut_to_what_the_wire_takes(write):
+    write("x.item", f"item_id:token\tstory:token\n7\t{'s' * 300}\n")
+    events = events_of(write("x.inter", f"user_id:token\titem_id:token\tnote:token\n1\t7\t{'n' * 300}\n"), "recbole")
+    assert events.item_features == [{"story": "s" * 256, "note": "n" * 256}]
+    line = '{"user_id": 1, "item_id": 2, "item_features": {"a": "%s", "b": [1], "c": null, "d": true}}' % ("a" * 300)
+    assert events_of(write("log.jsonl", line), "jsonl").item_features == [{"a": "a" * 256, "d": "true"}]
+
+
+def test_features_of_events_are_right_in_every_chunk_and_pass(write):
+    rows = [f"u{n % 3},i{n % 5},{n % 4},c{n % 7},{'' if n % 2 else n}" for n in range(100)]
+    path = write("log.csv", "user_id,item_id,timestamp,colour,size\n" + "\n".join(rows))
+    options = LogOptions(item_features=("colour",), user_features=("size:float",))
+    expected = [(f"i{n % 5}", f"c{n % 7}", None if n % 2 else float(n)) for n in range(100)]
+    with open_log(path, "csv", options) as log:
+        for pass_seed in (None, 1):
+            found = [
+                (item, about["colour"], (known or {}).get("size"))
+                for events in log.batches(7, pass_seed)
+                for item, about, known in zip(
+                    events.items,
+                    events.item_features,
+                    events.user_features or [None] * len(events),
+                    strict=True,
+                )
+            ]
+            assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_many_different_features_are_made_one_by_one_with_the_same_result(write, monkeypatch):
+    path = write("log.csv", "user_id,item_id,colour\n" + "".join(f"u,i{n},c{n}\n" for n in range(20)))
+    shared = events_of(path, "csv", LogOptions(item_features=("colour",)))
+    monkeypatch.setattr("replay.datasets.features.MOST_SHARED", 5)
+    assert events_of(path, "csv", LogOptions(item_features=("colour",))) == shared
+    assert all(f == {"colour": f"c{i[1:]}"} for i, f in zip(shared.items, shared.item_features, strict=True))

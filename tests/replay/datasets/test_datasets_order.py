@@ -1,0 +1,172 @@
+"""The order of a stream: by time, ties by the seed, the same for ever."""
+
+from __future__ import annotations
+
+import random
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from replay.datasets import Log, LogOptions, open_log
+from replay.datasets.order import keyed_sql, keys
+from replay.events import Events
+
+
+def rows_of(log: Log, **arguments) -> list[tuple]:
+    """All events of a log as tuples."""
+    return [row for events in log.batches(**arguments) for row in tuples(events)]
+
+
+def tuples(events: Events) -> list[tuple]:
+    return list(zip(events.users, events.items, events.timestamps_s or [None] * len(events), strict=True))
+
+
+def csv_of(times: list[int]) -> str:
+    return "user_id,item_id,timestamp\n" + "".join(f"u{n % 7},i{n},{t}\n" for n, t in enumerate(times))
+
+
+def slow_order(times: list[int] | None, rows: int, seed: int) -> list[int]:
+    """Numbers of the rows in the order of the stream, one at a time."""
+    shuffled = keys(np.arange(rows), seed).tolist()
+    return sorted(range(rows), key=lambda n: (times[n] if times else 0, shuffled[n], n))
+
+
+# keys -----------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50), st.integers(0, 2**70))
+@settings(max_examples=15, deadline=None)
+def test_database_and_numpy_compute_the_same_keys(rows, seed):
+    sql = keyed_sql(f"(SELECT unnest({rows}) AS n)", seed)
+    assert duckdb.connect().execute(sql).fetchall() == list(zip(rows, keys(np.array(rows), seed).tolist(), strict=True))
+
+
+def test_keys_of_a_seed_never_change():
+    assert keys(np.arange(4), 0).tolist() == [4204088601, 598980972, 3000669939, 901121361]
+    assert keys(np.arange(4), 1).tolist() == [254469030, 3435076264, 2219454771, 2785206330]
+
+
+def test_no_two_rows_share_a_key():
+    assert len(np.unique(keys(np.arange(300_000), 3))) == 300_000
+
+
+def test_orders_of_neighbouring_seeds_have_nothing_in_common():
+    first, second = (np.argsort(np.argsort(keys(np.arange(20_000), seed))) for seed in (0, 1))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
+    assert abs(np.corrcoef(first, np.arange(20_000))[0, 1]) < 0.03
+    assert np.mean(first == second) < 0.001
+
+
+# order ----------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 99), st.integers(1, 9))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_stream_is_sorted_by_time_and_ties_by_the_keys_of_the_rows(write, times, seed, chunk):
+    with open_log(write("log.csv", csv_of(times)), "csv", LogOptions(seed=seed)) as log:
+        expected = [(f"u{n % 7}", f"i{n}", float(times[n])) for n in slow_order(times, len(times), seed)]
+        assert rows_of(log, chunk=chunk) == expected
+        assert len(log) == len(times)
+
+
+def test_log_without_time_is_shuffled_by_the_seed(write):
+    text = "user_id,item_id\n" + "".join(f"u,i{n}\n" for n in range(200))
+    with open_log(write("log.csv", text), "csv", LogOptions(seed=4)) as log:
+        assert [item for _, item, _ in rows_of(log)] == [f"i{n}" for n in slow_order(None, 200, 4)]
+        assert not log.has_time
+
+
+@pytest.fixture
+def ties(write):
+    rng = random.Random(0)
+    return write("log.csv", csv_of([rng.randrange(50) for _ in range(300_000)]))
+
+
+def test_order_is_the_same_with_one_thread_and_with_two(ties):
+    orders = []
+    for threads in (1, 2):
+        with open_log(ties, "csv", LogOptions(threads=threads, seed=9)) as log:
+            orders.append(rows_of(log))
+    assert orders[0] == orders[1]
+    times = [t for _, _, t in orders[0]]
+    assert times == sorted(times)
+    assert len(set(orders[0])) == 300_000
+
+
+def test_order_is_the_same_when_memory_does_not_hold_the_log(ties):
+    with open_log(ties, "csv") as plenty, open_log(ties, "csv", LogOptions(memory_limit="40MB", threads=1)) as little:
+        assert rows_of(plenty) == rows_of(little)
+
+
+def test_start_leaves_out_so_many_events(write):
+    with open_log(write("log.csv", csv_of([3, 1, 2, 2, 2, 9])), "csv") as log:
+        everything = rows_of(log)
+        for start in range(8):
+            assert rows_of(log, start=start, chunk=2) == everything[start:]
+
+
+def test_further_pass_has_another_order_of_ties_and_the_same_events(write):
+    times = [n // 20 for n in range(200)]
+    with open_log(write("log.csv", csv_of(times)), "csv") as log:
+        first, second, again = rows_of(log), rows_of(log, pass_seed=1), rows_of(log, pass_seed=1)
+        assert second == again != first
+        assert sorted(first) == sorted(second)
+        assert [t for *_, t in second] == sorted(times)
+        assert rows_of(log, pass_seed=1, start=50) == second[50:]
+        assert rows_of(log, pass_seed=0) == first
+
+
+def test_pass_with_a_seed_is_the_order_that_the_seed_gives_from_the_start(write):
+    path = write("log.csv", csv_of([1, 1, 1, 2, 2, 2]))
+    with open_log(path, "csv", LogOptions(seed=5)) as log, open_log(path, "csv") as other:
+        assert rows_of(other, pass_seed=5) == rows_of(log)
+
+
+def test_passes_may_run_at_the_same_time(write):
+    with open_log(write("log.csv", csv_of([1] * 50)), "csv") as log:
+        one, two = log.batches(10, pass_seed=1), log.batches(10, pass_seed=2)
+        mixed = [(tuples(a), tuples(b)) for a, b in zip(one, two, strict=True)]
+        assert [row for a, _ in mixed for row in a] == rows_of(log, pass_seed=1)
+        assert [row for _, b in mixed for row in b] == rows_of(log, pass_seed=2)
+
+
+def test_limit_is_the_beginning_of_the_stream_in_every_pass(write):
+    path = write("log.csv", csv_of([n // 10 for n in range(100)]))
+    with open_log(path, "csv") as whole, open_log(path, "csv", LogOptions(limit=15)) as log:
+        assert rows_of(log) == rows_of(whole)[:15]
+        assert sorted(rows_of(log, pass_seed=3)) == sorted(rows_of(log))
+        assert len(log) == 15
+
+
+@pytest.mark.parametrize("arguments", [{"chunk": 0}, {"start": -1}])
+def test_batches_that_cannot_be_are_refused_at_once(write, arguments):
+    with open_log(write("log.csv", csv_of([1])), "csv") as log, pytest.raises(ValueError, match="must be at least"):
+        log.batches(**arguments)
+
+
+# arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def test_interactions_are_the_stream_with_codes_by_first_appearance(write):
+    with open_log(write("log.csv", csv_of([n * 7 % 11 for n in range(60)])), "csv") as log:
+        found, rows = log.interactions(), rows_of(log)
+    assert [found.user_ids[code] for code in found.users] == [user for user, _, _ in rows]
+    assert [found.item_ids[code] for code in found.items] == [item for _, item, _ in rows]
+    assert found.timestamps_s.tolist() == [time for *_, time in rows]
+    assert found.user_ids == list(dict.fromkeys(user for user, _, _ in rows))
+    assert found.users.dtype == found.items.dtype == np.int64
+    assert len(found) == 60
+
+
+def test_interactions_know_only_ids_that_the_filters_left(write):
+    with open_log(write("log.csv", csv_of([1] * 20)), "csv", LogOptions(limit=3)) as log:
+        found = log.interactions()
+    assert sorted(set(found.items.tolist())) == list(range(len(found.item_ids))) == [0, 1, 2]
+
+
+def test_interactions_of_a_log_without_time_have_none(write):
+    with open_log(write("log.csv", "user_id,item_id\na,x\n"), "csv") as log:
+        assert log.interactions().timestamps_s is None
