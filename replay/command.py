@@ -1,13 +1,8 @@
-"""`streamer replay`: write events to a topic, at a pace."""
+"""`streamer replay`: write the events of a data set to a topic, at a pace."""
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,21 +12,42 @@ import click
 from streamer.options import F, GroupedCommand, option, pairs
 
 if TYPE_CHECKING:
-    from replay.events import Record
-    from replay.producer import EventSink
+    from replay.datasets import DatasetFormat, LogOptions
 
 Options = dict[str, Any]
 
-_TOPIC, _PACE, _EVENTS, _OUTPUT = "Topic", "Pace", "Events", "Output"
+_TOPIC, _PACE, _EVENTS, _FILTERS = "Topic", "Pace", "Events", "Filters, in this order"
+_READING, _OUTPUT = "Reading", "Output"
 
 _own_option = partial(option, envvar=None)  # `run` has options of these names that mean something else
 
 
-@click.group()
-def replay() -> None:
-    """Write events to a topic, at a pace, for `streamer run` to learn from.
+class DatasetGroup(click.Group):
+    """A command for each data set, beside those that are defined here."""
 
-    Without --bootstrap-servers they go to the embedded log, which is created if it is not there.
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from replay.datasets import DATASETS
+
+        return [*DATASETS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        from replay.datasets import DATASETS
+
+        return dataset_command(DATASETS[cmd_name]) if cmd_name in DATASETS else None
+
+
+@click.group(cls=DatasetGroup)
+def replay() -> None:
+    """Write the events of a data set to a topic, at a pace, for `streamer run` to learn from.
+
+    Events come in the order of their times, those of equal time shuffled by a seed, and keyed by their user. Without
+    --bootstrap-servers they go to the embedded log, which is created if it is not there.
+
+    A replay that was stopped, or killed, goes on where it was when the same command is given again: no event is lost,
+    none is doubled. --restart writes all of them again.
     """
 
 
@@ -71,6 +87,18 @@ def topic_options(function: F) -> F:
                 type=click.Path(dir_okay=False, path_type=Path),
                 help="File with settings of the Kafka client (.properties or .toml).",
             ),
+            _own_option(
+                _TOPIC,
+                "--restart",
+                is_flag=True,
+                help="Write all events again, also those that the topic has from the same command.",
+            ),
+            _own_option(
+                _TOPIC,
+                "--no-resume",
+                is_flag=True,
+                help="The same, and remember nothing: needs no right to Kafka's group streamer-replay-<name>.",
+            ),
             _own_option(_PACE, "--rate", type=float, help="Events a second. [default: as fast as possible]"),
             _own_option(_PACE, "--speed", type=float, help="Times real time: 60 writes an hour of events in a minute."),
             _own_option(_PACE, "--max-gap", type=float, help="With --speed: longest pause between events, in seconds."),
@@ -81,41 +109,168 @@ def topic_options(function: F) -> F:
     return function
 
 
-@replay.command(cls=GroupedCommand)
-@_own_option(
-    _EVENTS,
-    "--path",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="File of JSON lines, plain or .gz; - for standard input.",
-)
-@_own_option(
-    _EVENTS,
-    "--field",
-    multiple=True,
-    metavar="OURS=THEIRS",
-    help="Name of a field in the file, e.g. user_id=uid; it is written by our name. Repeat it for several.",
-)
-@_own_option(_EVENTS, "--limit", type=click.IntRange(1), help="Write no more than so many events.")
+def log_options(function: F) -> F:
+    """What of a log becomes events."""
+    columns = ("--column", "--field", "columns")
+    for decorate in reversed(
+        [
+            _own_option(
+                _EVENTS,
+                *columns,
+                multiple=True,
+                metavar="OURS=THEIRS",
+                help="Column of a field, e.g. user_id=uid, or by its number, user_id=1; ours are user_id, item_id, "
+                "timestamp, rating, event_type. Repeat it for several.",
+            ),
+            _own_option(
+                _EVENTS,
+                "--item-feature",
+                "item_features",
+                multiple=True,
+                metavar="COLUMN",
+                help="Column that says something of the item; price:float for a number. Repeat it for several. "
+                "[default: those that the data set is known for]",
+            ),
+            _own_option(
+                _EVENTS,
+                "--user-feature",
+                "user_features",
+                multiple=True,
+                metavar="COLUMN",
+                help="The same of the user.",
+            ),
+            _own_option(
+                _EVENTS,
+                "--seed",
+                type=click.IntRange(0),
+                default=0,
+                help="Orders events of equal time, and chooses users.",
+            ),
+            _own_option(
+                _EVENTS,
+                "--passes",
+                type=click.IntRange(1),
+                default=1,
+                help="Write the log so many times; each pass shuffles equal times anew, and its times follow on.",
+            ),
+            _own_option(
+                _FILTERS,
+                "--event-type",
+                "event_types",
+                multiple=True,
+                help="Only events of this type. Repeat it for several.",
+            ),
+            _own_option(_FILTERS, "--min-rating", type=float, help="Only events with at least this rating."),
+            _own_option(
+                _FILTERS, "--since", metavar="TIME", help="Only events at this time or later: ISO 8601, or seconds."
+            ),
+            _own_option(_FILTERS, "--until", metavar="TIME", help="Only events before this time."),
+            _own_option(
+                _FILTERS,
+                "--sample-users",
+                type=float,
+                metavar="N",
+                help="So many users, or a share of them (0.1), chosen by the seed.",
+            ),
+            _own_option(
+                _FILTERS,
+                "--k-core",
+                type=click.IntRange(0),
+                metavar="K",
+                help="Only users and items with K events each, once all others are gone.",
+            ),
+            _own_option(
+                _FILTERS, "--min-user-events", type=click.IntRange(0), help="The same for users alone. [default: K]"
+            ),
+            _own_option(
+                _FILTERS, "--min-item-events", type=click.IntRange(0), help="The same for items alone. [default: K]"
+            ),
+            _own_option(_FILTERS, "--limit", type=click.IntRange(1), help="Only the first so many events."),
+            _own_option(_READING, "--delimiter", help="Between columns. [default: as the file shows]"),
+            _own_option(
+                _READING,
+                "--header/--no-header",
+                default=None,
+                help="Whether the first line names the columns. [default: as the file shows]",
+            ),
+            _own_option(_READING, "--memory-limit", default="1GB", help="Of sorting; what is more goes to disk."),
+            _own_option(
+                _READING,
+                "--temp-dir",
+                type=click.Path(file_okay=False, path_type=Path),
+                help="Where. [default: that of the system]",
+            ),
+        ]
+    ):
+        function = decorate(function)
+    return function
+
+
+def dataset_command(dataset: DatasetFormat) -> click.Command:
+    """The command of a data set."""
+    if dataset.name == "jsonl":
+        return jsonl
+
+    @click.command(name=dataset.name, cls=GroupedCommand, help=dataset.help)
+    @_path_option("File, directory or pattern; plain or compressed.")
+    @log_options
+    @topic_options
+    def command(path: str, **options: Any) -> None:
+        write_log(dataset.name, path, options)
+
+    return command
+
+
+def _path_option(text: str) -> Callable[[F], F]:
+    return _own_option(_EVENTS, "--path", required=True, metavar="PATH", help=text)
+
+
+@click.command(cls=GroupedCommand)
+@_path_option("File of JSON lines, plain or compressed; - for standard input.")
+@_own_option(_EVENTS, "--in-order", is_flag=True, help="Keep the lines as they are and in their order; only --limit.")
+@log_options
 @topic_options
-def jsonl(path: str, field: tuple[str, ...], limit: int | None, **options: Any) -> None:
+def jsonl(path: str, in_order: bool, **options: Any) -> None:
     """Write the events of a file of JSON lines.
 
-    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}, or an array of events. A line that
-    is none is reported with its number, and the rest goes on.
+    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}. A line that is none is reported with
+    its number, and the rest goes on. With --in-order, and from standard input, lines may also hold arrays of events;
+    they are written at once, with all their fields, and in the order in which they stand.
     """
+    if not in_order and path != "-":
+        write_log("jsonl", path, options)
+        return
+    _check_in_order()
     from replay.lines import JsonLines
+    from replay.resume import replay_name
+    from replay.streams import LinesStream
+    from replay.writing import finish, report, write
     from streamer.event import EventSettings
 
-    reader = JsonLines(path, EventSettings(fields=pairs(field, "field")))
-    result = write(reader, options, limit)
-    bad = reader.malformed
-    finish(result | {"malformed": bad.total, "reasons": dict(bad.by_reason)}, options)
-    for place in bad.places:
-        click.echo(f"{path}, {place}", err=True)
-    if bad.total:
-        more = f", the first {len(bad.places)} are listed" if bad.total > len(bad.places) else ""
-        click.echo(f"{bad.total:,} malformed events were left out{more}", err=True)
+    fields = pairs(options["columns"], "column")
+    reader = JsonLines(path, EventSettings(fields=fields))
+    name = None if path == "-" else replay_name("lines", {"fields": fields, "limit": options["limit"]}, [Path(path)])
+    stream = LinesStream(reader, name, options["limit"])
+    finish(write(stream, options), options, stream.malformed)
+    report(stream.malformed, path)
+
+
+def _check_in_order() -> None:
+    """Lines that are written as they come cannot be sorted, filtered, or written twice.
+
+    Raises:
+        SettingsError: with every option that needs the whole log first.
+    """
+    from click.core import ParameterSource
+
+    from streamer.errors import SettingsError
+
+    ctx, fitting = click.get_current_context(), {"path", "in_order", "columns", "limit"}
+    of_logs = [p for p in ctx.command.params if getattr(p, "heading", "") in (_EVENTS, _FILTERS, _READING)]
+    given = [p for p in of_logs if ctx.get_parameter_source(str(p.name)) is not ParameterSource.DEFAULT]
+    problems = [p.opts[0] for p in given if p.name not in fitting]
+    if problems:
+        raise SettingsError([f"{name} needs all events at once: not with --in-order, or --path -" for name in problems])
 
 
 @replay.command(cls=GroupedCommand)
@@ -124,100 +279,55 @@ def jsonl(path: str, field: tuple[str, ...], limit: int | None, **options: Any) 
 @topic_options
 def synthetic(events: int, seed: int, **options: Any) -> None:
     """Write a made-up stream: long-tailed, with tastes, sessions and drift."""
-    from replay.synthetic import SyntheticSettings, SyntheticStream
+    from replay.streams import SyntheticReplay
+    from replay.writing import finish, write
 
-    stream = SyntheticStream(SyntheticSettings(seed=seed))
-    finish(write((chunk.records() for chunk in stream), options, events), options)
-
-
-# what the subcommands share -------------------------------------------------------------------------------------------
+    finish(write(SyntheticReplay(events, seed), options), options)
 
 
-def write(chunks: Iterable[Sequence[Record]], options: Options, limit: int | None) -> Options:
-    """Write a stream to where the options say. Ctrl-C and SIGTERM end it; what was written stays.
+def write_log(kind: str, path: str, options: Options) -> None:
+    """Write the events of a data set.
 
     Raises:
-        StreamerError: the stream cannot be read, or not be written.
+        StreamerError: it cannot be read as asked, or not be written.
     """
+    from replay.datasets import open_log
     from replay.pacing import make_pace
-    from replay.producer import produce
+    from replay.streams import LogStream, log_name
+    from replay.writing import finish, report, write
 
-    pace = make_pace(options["rate"], options["speed"], options["max_gap"])
-    started, written, interrupted = time.monotonic(), 0, False
-    sink = open_sink(options)
-
-    def count(events: int) -> None:
-        nonlocal written
-        written += events
-        advance(events)
-
-    try:
-        with _progress(limit) as advance, _interrupted_by_sigterm():
-            produce(chunks, sink, pace, limit, count)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        sink.close()
-    seconds = time.monotonic() - started
-    return {"written": written, "seconds": round(seconds, 3), "interrupted": interrupted}
+    make_pace(options["rate"], options["speed"], options["max_gap"])  # before much is read in vain
+    chosen = as_log_options(options)
+    with open_log(path, kind, chosen) as log:
+        report(log.malformed, path)
+        name = log_name(kind, Path(path), chosen, options["passes"])
+        stream = LogStream(log, name, options["passes"], chosen.seed)
+        finish(write(stream, options), options, log.malformed)
 
 
-def open_sink(options: Options) -> EventSink:
-    """The topic that the options name."""
-    from streamer.wiring import kafka_settings
+def as_log_options(options: Options) -> LogOptions:
+    """Options of the command line as those of a log.
 
-    reading = {"topics": (options["topic"],), "group_id": "streamer", "start": "earliest", "start_timestamp": None}
-    settings = kafka_settings(options | reading)
-    if settings is not None:
-        from replay.kafka_sink import KafkaSink
+    Raises:
+        SettingsError: with every problem at once.
+    """
+    from replay.datasets import LogOptions
+    from streamer.errors import SettingsError
 
-        return KafkaSink(settings, options["topic"])
-    from replay.producer import EmbeddedSink
-
-    return EmbeddedSink(options["data_dir"], options["topic"], options["partitions"])
-
-
-def finish(result: Options, options: Options) -> None:
-    """Say what was done."""
-    if options["as_json"]:
-        click.echo(json.dumps(result | {"topic": options["topic"]}))
-        return
-    where = options["bootstrap_servers"] or f"the embedded log {options['data_dir']}"
-    stopped = "stopped: " if result["interrupted"] else ""
-    rate = result["written"] / max(result["seconds"], 1e-9)
-    click.echo(f"{stopped}{result['written']:,} events written to {options['topic']} in {where}, {rate:,.0f} a second")
-
-
-@contextmanager
-def _progress(total: int | None) -> Iterator[Any]:
-    """A progress bar for a person at a terminal; yields what to call with each number of events written."""
-    if not sys.stderr.isatty():
-        yield lambda events: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    speed = progress.TextColumn("{task.fields[speed]}")
-    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), speed, progress.TimeRemainingColumn())
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, speed="")
-
-        def advance(events: int) -> None:
-            bar.advance(task, events)
-            bar.update(task, speed=f"{bar.tasks[0].speed or 0:,.0f} events/s")
-
-        yield advance
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    core = options["k_core"] or 0
+    sample = options["sample_users"]
+    plain = ("event_types", "min_rating", "since", "until", "limit", "seed", "delimiter", "header")
+    chosen = LogOptions(
+        columns=pairs(options["columns"], "column"),
+        item_features=options["item_features"] or None,
+        user_features=options["user_features"] or None,
+        sample_users=int(sample) if sample is not None and sample >= 1 and sample == int(sample) else sample,
+        min_user_events=core if options["min_user_events"] is None else options["min_user_events"],
+        min_item_events=core if options["min_item_events"] is None else options["min_item_events"],
+        memory_limit=options["memory_limit"],
+        temp_dir=options["temp_dir"],
+        **{name: options[name] for name in plain},
+    )
+    if problems := chosen.problems():
+        raise SettingsError(problems)
+    return chosen

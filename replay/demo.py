@@ -206,7 +206,7 @@ def writer(
     options = {"events": events, "rate": rate, "seed": seed, "data-dir": directory, "topic": TOPIC}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "streamer", "replay", "synthetic", *arguments],
+        [sys.executable, "-P", "-m", "streamer", "replay", "synthetic", "--restart", *arguments],
         env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

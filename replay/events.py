@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
-from streamer.event import Features, encode
+import numpy as np
+
+from streamer.event import Features, encode_all
 from streamer.sources.positions import Record
 
 __all__ = ["Events", "Record"]
@@ -43,21 +44,12 @@ class Events:
 
     def records(self, clock: Callable[[], float] = time.time) -> list[Record]:
         """Each event in the wire format, keyed by its user, at its time."""
-        users, items, times_s = self.users, self.items, self.timestamps_s
-        if self.user_features is None and self.item_features is None:
-            values = list(map(encode, users, items, times_s or repeat(None)))
-        else:
-            values = self._values_with_features()
-        times_ms = [round(t * 1000) for t in times_s] if times_s else [round(clock() * 1000)] * len(users)
-        return list(zip([user.encode() for user in users], values, times_ms, strict=True))
+        times_s = self.timestamps_s or None
+        values = encode_all(self.users, self.items, times_s, self.user_features, self.item_features)
+        times_ms = [round(clock() * 1000)] * len(self) if times_s is None else _milliseconds(times_s)
+        return list(zip([user.encode() for user in self.users], values, times_ms, strict=True))
 
-    def _values_with_features(self) -> list[bytes]:
-        rows = zip(
-            self.users,
-            self.items,
-            self.timestamps_s or repeat(None, len(self)),
-            self.user_features or repeat(None, len(self)),
-            self.item_features or repeat(None, len(self)),
-            strict=True,
-        )
-        return [encode(u, i, t, user_features=known, item_features=about) for u, i, t, known, about in rows]
+
+def _milliseconds(times_s: list[float]) -> list[int]:
+    found: list[int] = np.rint(np.multiply(times_s, 1000)).astype(np.int64).tolist()
+    return found

@@ -4,7 +4,7 @@
 
 A reader is anything that yields chunks of records in stream order; `Events.records()` makes them from columns. A sink
 is a topic of the embedded log, or of Kafka (`replay.kafka_sink`). In both, a record is keyed by its user, so that a
-user's events stay in order.
+user's events stay in order. A sink knows which events of a replay it has (`replay.resume`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from replay.events import Record
 from replay.pacing import Pace, Unpaced
-from streamer.sources.embedded import EmbeddedLog
+from replay.resume import ReplayLog
 
 PARTITIONS = 4
 """Of a new topic of the embedded log."""
@@ -27,8 +27,23 @@ MOST_AT_ONCE = 16_384
 class EventSink(Protocol):
     """Where events are written. Called by one thread."""
 
-    def write(self, events: Sequence[Record]) -> None:
-        """Take some records, in their order; they are safe only after `close`.
+    def resume(self, replay: str, restart: bool = False) -> int:
+        """Be told before the first write which replay it is; answer from which of its events to write on, 0 at first.
+
+        Writes then begin with that event. The sink itself leaves out those that it has. Without this, all that is
+        written is new, and a replay that is killed cannot go on.
+
+        Args:
+            replay: its name, see `replay_name`.
+            restart: write all events again, whether they are there or not.
+
+        Raises:
+            StreamerError: it cannot be said where the replay stands.
+        """
+        ...
+
+    def write(self, events: Sequence[Record]) -> int:
+        """Take some records, in their order; they are safe only after `close`. Answer how many were not there.
 
         Raises:
             StreamerError: they cannot be written.
@@ -50,10 +65,20 @@ class MemorySink:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.writes: list[int] = []
+        self._positions: dict[str, int] = {}
+        self._replay = ""
 
-    def write(self, events: Sequence[Record]) -> None:
+    def resume(self, replay: str, restart: bool = False) -> int:
+        self._replay = replay
+        if restart:
+            self._positions.pop(replay, None)
+        return self._positions.get(replay, 0)
+
+    def write(self, events: Sequence[Record]) -> int:
         self.records += events
         self.writes.append(len(events))
+        self._positions[self._replay] = self._positions.get(self._replay, 0) + len(events)
+        return len(events)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -72,16 +97,28 @@ class EmbeddedSink:
     """
 
     def __init__(self, data_dir: str | Path, topic: str, partitions: int | None = None) -> None:
-        self._topic, self._log = topic, EmbeddedLog(data_dir)
+        self._topic, self._log = topic, ReplayLog(data_dir)
+        self._replay: str | None = None
+        self._at = 0
         try:
             self._log.create_topic(topic, partitions or self._log.topics().get(topic, PARTITIONS))
         except BaseException:
             self._log.close()
             raise
 
-    def write(self, events: Sequence[Record]) -> None:
+    def resume(self, replay: str, restart: bool = False) -> int:
+        """See `EventSink.resume`."""
+        self._replay, self._at = replay, self._log.begin(self._topic, replay, restart)
+        return self._at
+
+    def write(self, events: Sequence[Record]) -> int:
         """Append all of them, or none."""
-        self._log.append(self._topic, events)
+        if self._replay is None:
+            self._log.append(self._topic, events)
+        else:
+            self._log.append_next(self._topic, events, self._replay, self._at)
+            self._at += len(events)
+        return len(events)
 
     def close(self) -> None:
         self._log.close()
@@ -92,17 +129,17 @@ def produce(
     sink: EventSink,
     pace: Pace | None = None,
     limit: int | None = None,
-    on_written: Callable[[int], None] | None = None,
+    on_written: Callable[[int, int], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Write a stream until it ends; answer how many records were written. The sink stays open.
+    """Write a stream until it ends; answer how many records of it were written. The sink stays open.
 
     Args:
         chunks: records in stream order.
         sink: where they go.
         pace: when; None for as fast as possible.
         limit: write no more than so many.
-        on_written: called after each write with the number of records in it.
+        on_written: called after each write with the number of records in it, and how many were new to the sink.
         stopped: asked before each write; when it says so, writing ends.
     """
     pace, written = pace or Unpaced(), 0
@@ -111,10 +148,10 @@ def produce(
             part = rest[: pace.due([time_ms for _, _, time_ms in rest])]
             if stopped():
                 return written
-            sink.write(part)
+            new = sink.write(part)
             written += len(part)
             if on_written is not None:
-                on_written(len(part))
+                on_written(len(part), new)
             rest = rest[len(part) :]
     return written
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -47,3 +48,16 @@ def ingest(as_json: bool, **options: Any) -> None:
 
     result = IngestBench(IngestOptions(**options)).run()
     click.echo(json.dumps(result) if as_json else table(result))
+
+
+@bench.command()
+@click.option("--events", default=1_000_000, show_default=True, help="Events of the log.")
+@click.option("--plain-events", default=100_000, show_default=True, help="Of these, for the client's own producer.")
+@click.option("--bootstrap-servers", help="Kafka brokers; without them only the embedded log is measured.")
+@click.option("--rounds", default=3, show_default=True, help="Interleaved rounds; the best of each counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def replay(as_json: bool, **options: Any) -> None:
+    """Events per second from a file to events, and from there to a topic, each beside what one would write by hand."""
+    module = importlib.import_module("replay.bench")  # imports point to this package, never from it
+    result = module.ReplayBench(module.ReplayOptions(**options)).run()
+    click.echo(json.dumps(result) if as_json else module.table(result))

@@ -33,7 +33,7 @@ events, filtered and dead letters, always.
 from streamer.dead_letters import DeadLetter, Reason
 from streamer.event.decoded import Decoded, Features
 from streamer.event.decoder import EventDecoder
-from streamer.event.encoder import encode
+from streamer.event.encoder import encode, encode_all
 from streamer.event.settings import EventSettings
 
-__all__ = ["DeadLetter", "Decoded", "EventDecoder", "EventSettings", "Features", "Reason", "encode"]
+__all__ = ["DeadLetter", "Decoded", "EventDecoder", "EventSettings", "Features", "Reason", "encode", "encode_all"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain, repeat
 
 import msgspec
 
@@ -22,6 +23,7 @@ class _Wire(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 _encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def encode(
@@ -44,6 +46,27 @@ def encode(
         if features:
             _check_finite(features.values())
     return _encode(_Wire(user_id, item_id, timestamp, user_features, item_features, event_type, rating))
+
+
+def encode_all(
+    user_ids: Sequence[str | int],
+    item_ids: Sequence[str | int],
+    timestamps: Sequence[float] | None = None,
+    user_features: Sequence[Mapping[str, str | float] | None] | None = None,
+    item_features: Sequence[Mapping[str, str | float] | None] | None = None,
+) -> list[bytes]:
+    """Write many events, given as columns, as `encode` writes each; several times as fast.
+
+    Raises:
+        ValueError: as `encode`.
+    """
+    if timestamps is not None and not all(map(math.isfinite, timestamps)):
+        _check_finite(timestamps)
+    for features in filter(None, chain(user_features or (), item_features or ())):
+        _check_finite(features.values())
+    columns = (repeat(None) if column is None else column for column in (timestamps, user_features, item_features))
+    lines = _encode_lines(list(map(_Wire, user_ids, item_ids, *columns)))
+    return lines.split(b"\n")[:-1]  # JSON has no line ends within a text
 
 
 def _check_finite(values: Iterable[object]) -> None:

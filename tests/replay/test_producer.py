@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contracts.source_contract import RecordingListener
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replay.events import Events, Record
 from replay.producer import MOST_AT_ONCE, PARTITIONS, EmbeddedSink, MemorySink, produce
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
+from streamer.event import encode
 from streamer.sources.embedded import EmbeddedLog, EmbeddedSource
 from streamer.sources.kafka import KafkaSource
 from streamer.sources.kafka_settings import KafkaSettings
@@ -29,6 +33,13 @@ class FixedPace:
     def due(self, timestamps_ms: Sequence[int]) -> int:
         self.asked += 1
         return min(self.count, len(timestamps_ms))
+
+
+class HalfFullSink(MemorySink):
+    """Has half of everything already."""
+
+    def write(self, events: Sequence[Record]) -> int:
+        return super().write(events[::2])
 
 
 def test_everything_is_written_in_order():
@@ -66,9 +77,9 @@ def test_the_limit_is_kept_and_nothing_is_made_in_vain(limit: int):
 
 
 def test_progress_is_told():
-    told: list[int] = []
-    produce([records(10)], MemorySink(), FixedPace(6), on_written=told.append)
-    assert told == [6, 4]
+    told: list[tuple[int, int]] = []
+    produce([records(10)], HalfFullSink(), FixedPace(6), on_written=lambda *counts: told.append(counts))
+    assert told == [(6, 3), (4, 2)]
 
 
 def test_writing_ends_when_it_is_stopped():
@@ -118,6 +129,26 @@ def test_features_are_written_and_events_without_time_get_that_of_writing():
     assert [time_ms for _, _, time_ms in written] == [12_500, 12_500]
     assert written[0][1] == b'{"user_id":"a","item_id":"x","item_features":{"genre":"jazz"}}'
     assert written[1][1] == b'{"user_id":"b","item_id":"y"}'
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)
+features = st.none() | st.dictionaries(texts, texts | st.floats(allow_nan=False, allow_infinity=False), max_size=3)
+
+
+@given(st.lists(st.tuples(texts, texts, st.floats(0, 4e9), features, features), max_size=20))
+def test_many_events_are_written_as_each_one_is(rows: list[tuple[Any, ...]]):
+    users, items, times_s, about_users, about_items = map(list, zip(*rows, strict=True)) if rows else ([],) * 5
+    written = Events(users, items, times_s, about_users, about_items).records(clock=lambda: 0.0)
+    assert written == [
+        (u.encode(), encode(u, i, t, user_features=about, item_features=of), round(t * 1000))
+        for u, i, t, about, of in rows
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"timestamps_s": [1.0, math.nan]}, {"item_features": [None, {"price": math.inf}]}])
+def test_numbers_that_are_not_finite_are_not_written(wrong: dict[str, Any]):
+    with pytest.raises(ValueError, match="must be finite"):
+        Events(["a", "b"], ["x", "y"], **wrong).records()
 
 
 # Kafka ----------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 def test_lines_are_written_as_they_are_keyed_by_user(tmp_path: Path, file: Path):
     events = [{"user_id": k % 3, "item_id": f"i{k}", "timestamp": 1_700_000_000 + k, "extra": k} for k in range(20)]
     file.write_text("\n".join(map(json.dumps, events)))
-    result = invoked("jsonl", "--path", file, "--data-dir", tmp_path, "--topic", "t", "--partitions", 2)
+    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--topic", "t", "--partitions", 2)
     assert result.exit_code == 0, result.output
     assert "20 events written to t" in result.stdout
     found = in_topic(tmp_path, "t")
@@ -53,7 +53,7 @@ def test_malformed_lines_are_counted_and_named_and_the_rest_goes_on(tmp_path: Pa
     good = '{"user_id": "a", "item_id": "b"}'
     array = '[{"user_id": "c", "item_id": "d", "rating": 4}, {"user_id": "c"}, {"user_id": "e", "item_id": "f"}]'
     file.write_text(f'{good}\nno json\n\n{good}\n{{"user_id": "a"}}\n{array}\n')
-    result = invoked("jsonl", "--path", file, "--data-dir", tmp_path)
+    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path)
     assert result.exit_code == 0, result.output
     assert "4 events written" in result.stdout
     assert f"{file}, line 2: not_json" in result.stderr
@@ -67,7 +67,7 @@ def test_malformed_lines_are_counted_and_named_and_the_rest_goes_on(tmp_path: Pa
 
 def test_of_many_malformed_lines_the_first_are_listed(tmp_path: Path, file: Path):
     file.write_text("x\n" * 50)
-    result = invoked("jsonl", "--path", file, "--data-dir", tmp_path)
+    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path)
     assert result.exit_code == 0
     assert result.stderr.count("not_json") == 20
     assert "50 malformed events were left out, the first 20 are listed" in result.stderr
@@ -75,7 +75,7 @@ def test_of_many_malformed_lines_the_first_are_listed(tmp_path: Path, file: Path
 
 def test_json_has_the_counts(tmp_path: Path, file: Path):
     file.write_text('{"user_id": 1, "item_id": 2}\nx\n')
-    result = invoked("jsonl", "--path", file, "--data-dir", tmp_path, "--json")
+    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--json")
     found = json.loads(result.stdout)
     assert (found["written"], found["malformed"], found["reasons"]) == (1, 1, {"not_json": 1})
     assert found["interrupted"] is False
@@ -84,7 +84,7 @@ def test_json_has_the_counts(tmp_path: Path, file: Path):
 def test_fields_of_other_names_are_written_by_ours(tmp_path: Path, file: Path):
     file.write_text('{"uid": 1, "iid": 2, "at": 5, "user_id": "somebody else", "n": 1}\n[{"uid": 3, "iid": 4}]\n')
     fields = ["--field", "user_id=uid", "--field", "item_id=iid", "--field", "timestamp=at"]
-    result = invoked("jsonl", "--path", file, "--data-dir", tmp_path, *fields)
+    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, *fields)
     assert result.exit_code == 0, result.output
     assert sorted(in_topic(tmp_path)) == [
         (b"1", {"user_id": 1, "item_id": 2, "timestamp": 5, "n": 1}),
@@ -95,30 +95,33 @@ def test_fields_of_other_names_are_written_by_ours(tmp_path: Path, file: Path):
 def test_a_limit_and_a_gzip_file(tmp_path: Path):
     path = tmp_path / "events.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"user_id": "a", "item_id": "b"}\n' * 100))
-    result = invoked("jsonl", "--path", path, "--data-dir", tmp_path, "--limit", 7)
+    result = invoked("jsonl", "--in-order", "--path", path, "--data-dir", tmp_path, "--limit", 7)
     assert result.exit_code == 0, result.output
     assert len(in_topic(tmp_path)) == 7
 
 
-def test_standard_input_is_read(tmp_path: Path):
+def test_standard_input_is_written_each_time_it_is_read(tmp_path: Path):
     import subprocess
     import sys
 
     arguments = ["replay", "jsonl", "--path", "-", "--data-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "streamer", *arguments],
-        input=b'{"user_id": "a", "item_id": "b"}\n',
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert in_topic(tmp_path) == [(b"a", {"user_id": "a", "item_id": "b"})]
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "streamer", *arguments],
+            input=b'{"user_id": "a", "item_id": "b"}\n',
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert in_topic(tmp_path) == [(b"a", {"user_id": "a", "item_id": "b"})] * 2
 
 
-def test_a_missing_file_is_named_and_nothing_is_created(tmp_path: Path):
-    result = invoked("jsonl", "--path", tmp_path / "none.jsonl", "--data-dir", tmp_path / "data")
-    assert result.exit_code == 2
-    assert "none.jsonl' does not exist" in result.stderr
+@pytest.mark.parametrize("how", [[], ["--in-order"]])
+def test_a_missing_file_is_named_and_nothing_is_created(tmp_path: Path, how: list[str]):
+    (tmp_path / "nine.jsonl").touch()
+    result = invoked("jsonl", *how, "--path", tmp_path / "none.jsonl", "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SourceError)
+    assert "none.jsonl" in str(result.exception)
     assert not (tmp_path / "data").exists()
 
 
@@ -129,8 +132,8 @@ def test_an_unknown_field_is_an_error(file: Path):
 
 def test_another_number_of_partitions_is_an_error(tmp_path: Path, file: Path):
     file.write_text('{"user_id": 1, "item_id": 2}\n')
-    assert invoked("jsonl", "--path", file, "--data-dir", tmp_path, "--partitions", 2).exit_code == 0
-    result = invoked("jsonl", "--path", file, "--data-dir", tmp_path, "--partitions", 3)
+    assert invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--partitions", 2).exit_code == 0
+    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--partitions", 3)
     assert isinstance(result.exception, SourceError)
 
 
@@ -152,6 +155,237 @@ def test_two_paces_are_an_error(tmp_path: Path):
     result = invoked("synthetic", "--rate", 5, "--speed", 2, "--data-dir", tmp_path / "data")
     assert isinstance(result.exception, SettingsError)
     assert not (tmp_path / "data").exists()
+
+
+# data sets -----------------------------------------------------------------------------------------------------------
+
+
+CSV = """uid,iid,at,stars
+ann,a,30,5
+bob,b,10,1
+ann,c,20,4
+cid,a,40,5
+ann,d,50,x
+bob,a,60,4
+"""
+NAMED = ["--column", "user_id=uid", "--column", "item_id=iid", "--column", "timestamp=at", "--column", "rating=stars"]
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    path = tmp_path / "log.csv"
+    path.write_text(CSV)
+    return path
+
+
+def pairs_in(data_dir: Path) -> list[tuple[str, str]]:
+    """User and item of each event in a topic of one partition."""
+    return [(event["user_id"], event["item_id"]) for _, event in in_topic(data_dir)]
+
+
+def test_events_come_in_the_order_of_their_times(tmp_path: Path, csv: Path):
+    result = invoked("csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--partitions", 1)
+    assert result.exit_code == 0, result.output
+    assert [event["timestamp"] for _, event in in_topic(tmp_path)] == [10, 20, 30, 40, 50, 60]
+    assert pairs_in(tmp_path)[:2] == [("bob", "b"), ("ann", "c")]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--min-rating", 5], [("ann", "a"), ("cid", "a")]),
+        (["--limit", 2], [("bob", "b"), ("ann", "c")]),
+        (["--since", "20", "--until", "1970-01-01T00:00:40"], [("ann", "c"), ("ann", "a")]),
+        (["--min-user-events", 3], [("ann", "c"), ("ann", "a"), ("ann", "d")]),
+        (
+            ["--k-core", 2, "--min-item-events", 0],
+            [("bob", "b"), ("ann", "c"), ("ann", "a"), ("ann", "d"), ("bob", "a")],
+        ),
+        (["--min-item-events", 3], [("ann", "a"), ("cid", "a"), ("bob", "a")]),
+    ],
+)
+def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any], expected: list[tuple[str, str]]):
+    result = invoked("csv", "--path", csv, *NAMED, *options, "--data-dir", tmp_path, "--partitions", 1)
+    assert result.exit_code == 0, repr(result.exception)
+    assert pairs_in(tmp_path) == expected
+
+
+def test_a_sample_of_users_has_all_their_events(tmp_path: Path, csv: Path):
+    counts = {"ann": 3, "bob": 2, "cid": 1}
+    result = invoked("csv", "--path", csv, *NAMED, "--sample-users", 2, "--data-dir", tmp_path, "--partitions", 1)
+    assert result.exit_code == 0, repr(result.exception)
+    users = [user for user, _ in pairs_in(tmp_path)]
+    assert len(set(users)) == 2
+    assert len(users) == sum(counts[user] for user in set(users))
+
+
+def test_a_seed_orders_events_of_equal_time(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text("user_id,item_id,timestamp\n" + "".join(f"u{k},i{k},7\n" for k in range(50)))
+    orders = []
+    for topic, seed in (("a", 1), ("b", 1), ("c", 2)):
+        options = ["--topic", topic, "--seed", seed, "--partitions", 1]
+        assert invoked("csv", "--path", path, "--data-dir", tmp_path, *options).exit_code == 0
+        orders.append([key for key, _ in in_topic(tmp_path, topic)])
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+
+
+def test_passes_write_the_log_again_at_later_times(tmp_path: Path, csv: Path):
+    result = invoked("csv", "--path", csv, *NAMED, "--passes", 2, "--data-dir", tmp_path, "--partitions", 1)
+    assert result.exit_code == 0, repr(result.exception)
+    assert [event["timestamp"] for _, event in in_topic(tmp_path)] == [10, 20, 30, 40, 50, 60, 61, 71, 81, 91, 101, 111]
+
+
+def test_malformed_rows_are_counted_and_named_and_the_rest_goes_on(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text("user_id,item_id,timestamp\na,b,1\n,b,2\na,c,never\na,d,4\n")
+    result = invoked("csv", "--path", path, "--data-dir", tmp_path, "--json")
+    assert result.exit_code == 0, repr(result.exception)
+    found = json.loads(result.stdout)
+    assert (found["written"], found["malformed"]) == (2, 2)
+    assert f"{path}, line 3: " in result.stderr
+    assert f"{path}, line 4: " in result.stderr
+
+
+def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, csv: Path):
+    result = invoked("csv", "--path", csv, "--column", "user_id=user", "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SourceError)
+    assert "'user'" in str(result.exception)
+    assert "uid, iid, at, stars" in str(result.exception)
+    assert not (tmp_path / "data").exists()
+
+
+def test_all_wrong_options_are_reported_at_once(tmp_path: Path, csv: Path):
+    options = ["--since", "tomorrow", "--sample-users", "1.5", "--column", "colour=red"]
+    result = invoked("csv", "--path", csv, *options, "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SettingsError)
+    assert len(result.exception.problems) == 3
+
+
+def test_json_lines_of_a_file_are_sorted_as_other_data_sets_are(tmp_path: Path, file: Path):
+    lines = [{"user_id": "a", "item_id": f"i{time}", "timestamp": time} for time in (30, 10, 20)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert invoked("jsonl", "--path", file, "--data-dir", tmp_path).exit_code == 0
+    assert [item for _, item in pairs_in(tmp_path)] == ["i10", "i20", "i30"]
+
+
+def test_lines_in_their_order_cannot_be_filtered(tmp_path: Path, file: Path):
+    file.write_text('{"user_id": 1, "item_id": 2}\n')
+    options = ["--min-rating", 3, "--passes", 2, "--limit", 5, "--field", "user_id=uid"]
+    result = invoked("jsonl", "--in-order", "--path", file, *options, "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SettingsError)
+    assert [problem.split()[0] for problem in result.exception.problems] == ["--passes", "--min-rating"]
+
+
+def test_every_data_set_has_a_command_with_help():
+    from replay.datasets import DATASETS
+
+    listed = invoked("--help").stdout
+    for name in (*DATASETS, "synthetic"):
+        assert f"\n  {name} " in listed
+        assert "--restart" in invoked(name, "--help").stdout
+
+
+def test_no_command_of_replay_loads_torch():
+    import subprocess
+    import sys
+
+    code = """
+import sys
+from replay.command import replay
+replay.main(["csv", "--help"], standalone_mode=False)
+import replay.kafka_sink, replay.producer, replay.streams, replay.writing
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+# going on -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_command_again_writes_nothing_and_says_so(tmp_path: Path, csv: Path):
+    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path]
+    assert "6 events written" in invoked(*command).stdout
+    assert "nothing left to write: 6 events are in interactions" in invoked(*command).stdout
+    assert len(in_topic(tmp_path)) == 6
+
+
+def test_more_memory_or_another_pace_is_the_same_replay(tmp_path: Path, csv: Path):
+    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
+    assert json.loads(invoked(*command).stdout)["written"] == 6
+    for same in (["--memory-limit", "300MB"], ["--rate", "100000"], ["--temp-dir", tmp_path]):
+        assert json.loads(invoked(*command, *same).stdout)["written"] == 0
+
+
+def test_other_events_are_another_replay(tmp_path: Path, csv: Path):
+    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
+    for other, count in ((["--seed", 1], 6), (["--min-rating", 4], 4), (["--passes", 2], 12), (["--topic", "t"], 6)):
+        assert json.loads(invoked(*command, *other).stdout)["written"] == count
+
+
+def test_a_restart_writes_all_again(tmp_path: Path, csv: Path):
+    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
+    assert json.loads(invoked(*command).stdout)["written"] == 6
+    assert json.loads(invoked(*command, "--restart").stdout)["written"] == 6
+    assert len(in_topic(tmp_path)) == 12
+
+
+def test_a_replay_that_is_not_to_be_remembered_is_not(tmp_path: Path, csv: Path):
+    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
+    for how in (["--no-resume"], ["--no-resume"], []):
+        assert json.loads(invoked(*command, *how).stdout)["written"] == 6
+    assert json.loads(invoked(*command).stdout)["written"] == 0
+
+
+def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
+    invoked("synthetic", "--events", 500, "--data-dir", tmp_path)
+    result = invoked("synthetic", "--events", 800, "--data-dir", tmp_path, "--json")
+    assert "going on at event 500 of 800; --restart writes all again" in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["written"], found["already"], found["total"]) == (300, 500, 800)
+    assert len({json.dumps(event) for _, event in in_topic(tmp_path)}) == 800
+
+
+def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, file: Path):
+    file.write_text('{"user_id": 1, "item_id": 2}\n')
+    command = ["jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--json"]
+    assert json.loads(invoked(*command).stdout)["written"] == 1
+    assert json.loads(invoked(*command).stdout)["written"] == 0
+    file.write_text('{"user_id": 1, "item_id": 2}\n' * 3)
+    assert json.loads(invoked(*command).stdout)["written"] == 3
+
+
+# real logs ------------------------------------------------------------------------------------------------------------
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "events"),
+    [
+        ("recbole", "gowalla-time.inter.gz", 153_563),
+        ("recbole", "tmall.inter.gz", 217_620),
+        ("recbole", "ml-100k.inter.gz", 100_000),
+        ("tmall", "tmall_user_log_format1.sample.csv.gz", 10_000),
+    ],
+)
+def test_a_real_log_is_written_whole_and_in_order(tmp_path: Path, kind: str, name: str, events: int):
+    if not (DATA / name).exists():
+        pytest.skip(f"there is no {DATA / name}")
+    result = invoked(kind, "--path", DATA / name, "--data-dir", tmp_path, "--partitions", 1, "--json")
+    assert result.exit_code == 0, repr(result.exception)
+    assert json.loads(result.stdout)["written"] == events
+    source = EmbeddedSource(tmp_path, "interactions")
+    source.open(RecordingListener({}))
+    times = [time_ms for chunk in source.poll(1_000_000, 0.5) for time_ms in chunk.timestamps_ms]
+    source.close()
+    assert len(times) == events
+    assert times == sorted(times)
+
+
+# Kafka ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.servers

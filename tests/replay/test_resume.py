@@ -1,0 +1,272 @@
+"""A replay that is stopped at any moment goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts.source_contract import RecordingListener
+from crash_harness import Command, Zygote
+
+from replay.events import Events, Record
+from replay.producer import EmbeddedSink, EventSink, MemorySink, produce
+from replay.resume import SAMPLE_BYTES, ReplayLog, replay_name
+from replay.streams import LogStream, SyntheticReplay, up_to
+from streamer.errors import SourceError
+from streamer.sources.embedded import EmbeddedLog, EmbeddedSource
+
+
+def records(count: int) -> list[Record]:
+    return Events([f"u{k % 7}" for k in range(count)], [f"i{k}" for k in range(count)]).records(lambda: 1.7e9)
+
+
+def in_topic(data_dir: Path, topic: str = "t") -> dict[int, list[tuple[bytes | None, bytes]]]:
+    """Key and value of all records, by partition."""
+    source, found = EmbeddedSource(data_dir, topic), dict[int, list[tuple[bytes | None, bytes]]]()
+    source.open(RecordingListener({}))
+    while chunks := source.poll(100_000, 0.2):
+        for chunk in chunks:
+            found.setdefault(chunk.partition.number, []).extend(zip(chunk.keys, chunk.values, strict=True))
+    source.close()
+    return found
+
+
+def values(data_dir: Path, topic: str = "t") -> list[bytes]:
+    return sorted(value for rows in in_topic(data_dir, topic).values() for _, value in rows)
+
+
+# names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_content_has_the_same_name_wherever_it_lies(tmp_path: Path):
+    one, other = tmp_path / "a.csv", tmp_path / "sub" / "b.csv"
+    other.parent.mkdir()
+    one.write_bytes(b"u,i\n" * 100_000)
+    other.write_bytes(b"u,i\n" * 100_000)
+    assert replay_name("csv", {"seed": 1}, [one]) == replay_name("csv", {"seed": 1}, [other])
+
+
+def test_another_kind_setting_or_content_has_another_name(tmp_path: Path):
+    file = tmp_path / "a.csv"
+    contents = [b"a" * 10, b"b" * 10, b"a" * 11, b"a" * 3 * SAMPLE_BYTES, b"a" * (3 * SAMPLE_BYTES - 1) + b"b"]
+    names = [replay_name("csv", {"seed": 1}), replay_name("tsv", {"seed": 1}), replay_name("csv", {"seed": 2})]
+    for content in contents:
+        file.write_bytes(content)
+        names.append(replay_name("csv", {"seed": 1}, [file]))
+    assert len(set(names)) == len(names)
+
+
+# sinks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def open_sink(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """What opens the same topic again and again."""
+    if request.param == "embedded":
+        return lambda: EmbeddedSink(tmp_path, "t")
+    sink = MemorySink()
+    return lambda: sink
+
+
+def held(sink: EventSink, tmp_path: Path) -> list[bytes]:
+    return sorted(value for _, value, _ in sink.records) if isinstance(sink, MemorySink) else values(tmp_path)
+
+
+def test_a_sink_tells_how_many_events_of_a_replay_it_has(open_sink: Any, tmp_path: Path):
+    stream = records(100)
+    for until in (30, 31, 100):
+        sink = open_sink()
+        start = sink.resume("r")
+        assert produce([stream[start:until]], sink) == until - start
+        sink.close()
+    sink = open_sink()
+    assert sink.resume("r") == 100
+    sink.close()
+    assert held(sink, tmp_path) == sorted(value for _, value, _ in stream)
+
+
+def test_replays_do_not_know_of_each_other(open_sink: Any):
+    sink = open_sink()
+    assert sink.resume("r") == 0
+    sink.write(records(3))
+    sink.close()
+    sink = open_sink()
+    assert sink.resume("other") == 0
+    sink.close()
+
+
+def test_a_restarted_replay_writes_all_again(open_sink: Any, tmp_path: Path):
+    for expected in (0, 0):
+        sink = open_sink()
+        assert sink.resume("r", restart=True) == expected
+        sink.write(records(5))
+        sink.close()
+    sink = open_sink()
+    assert sink.resume("r") == 5
+    sink.close()
+    assert len(held(sink, tmp_path)) == 10
+
+
+def test_topics_of_a_log_have_positions_of_their_own(tmp_path: Path):
+    for topic in ("a", "b"):
+        sink = EmbeddedSink(tmp_path, topic)
+        assert sink.resume("r") == 0
+        sink.write(records(4))
+        sink.close()
+
+
+def test_two_writers_of_one_replay_do_not_double_events(tmp_path: Path):
+    one, other, stream = EmbeddedSink(tmp_path, "t"), EmbeddedSink(tmp_path, "t"), records(20)
+    assert one.resume("r") == other.resume("r") == 0
+    one.write(stream[:5])
+    with pytest.raises(SourceError, match="somebody else writes the same replay"):
+        other.write(stream[:10])
+    one.write(stream[5:])
+    one.close()
+    other.close()
+    assert values(tmp_path) == sorted(value for _, value, _ in stream)
+
+
+def test_events_that_cannot_be_appended_leave_the_position_where_it_was(tmp_path: Path):
+    with ReplayLog(tmp_path) as log:
+        log.create_topic("t", 2)
+        log.begin("t", "r", restart=False)
+        with pytest.raises(TypeError):
+            log.append_next("t", [(b"k", b"v", 1), (b"k", "no bytes", 1)], "r", 0)  # type: ignore[list-item]
+        assert log.begin("t", "r", restart=False) == 0
+        log.append("t", [(b"k", b"of somebody else", 1)])
+        assert log.begin("t", "r", restart=False) == 0
+
+
+def test_a_log_without_positions_gets_them(tmp_path: Path):
+    with EmbeddedLog(tmp_path) as log:
+        log.create_topic("t", 4)
+        log.append("t", records(3))
+    sink = EmbeddedSink(tmp_path, "t")
+    assert sink.resume("r") == 0
+    sink.close()
+
+
+# streams --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 1, 699, 1999, 2000, 5000])
+def test_a_synthetic_stream_goes_on_where_it_was(start: int):
+    stream = SyntheticReplay(2000, seed=5)
+    whole = [record for chunk in stream.chunks() for record in chunk]
+    assert len(whole) == 2000
+    assert [record for chunk in stream.chunks(start) for record in chunk] == whole[start:]
+
+
+def test_more_events_of_a_synthetic_stream_are_the_same_replay():
+    assert SyntheticReplay(10, 3).name == SyntheticReplay(20, 3).name != SyntheticReplay(10, 4).name
+
+
+def test_up_to_a_number_nothing_more_is_made():
+    def chunks() -> Any:
+        yield [1, 2]
+        yield [3, 4]
+        raise AssertionError("made in vain")
+
+    assert list(up_to(3, chunks())) == [[1, 2], [3]]
+    assert list(up_to(4, chunks())) == [[1, 2], [3, 4]]
+    assert list(up_to(0, chunks())) == []
+
+
+class TenEvents:
+    """A log of ten events in two times; a seed turns the order of each."""
+
+    has_time = True
+
+    def __len__(self) -> int:
+        return 10
+
+    def describe(self) -> dict[str, Any]:
+        return {"first_s": 100.0, "last_s": 160.0}
+
+    def batches(self, chunk: int = 4, pass_seed: int | None = None, start: int = 0) -> Any:
+        first, second = list(range(5)), list(range(5, 10))
+        rng = random.Random(pass_seed)
+        rng.shuffle(first)
+        rng.shuffle(second)
+        order = first + second
+        for begin in range(start, 10, chunk):
+            part = order[begin : begin + chunk]
+            yield Events([f"u{k}" for k in part], [f"i{k}" for k in part], [100.0 if k < 5 else 160.0 for k in part])
+
+
+def passes(count: int, start: int = 0) -> list[dict[str, Any]]:
+    stream = LogStream(TenEvents(), "ten", count, seed=7)  # type: ignore[arg-type]
+    assert stream.total == 10 * count
+    return [json.loads(value) for chunk in stream.chunks(start) for _, value, _ in chunk]
+
+
+def test_each_pass_has_all_events_in_an_order_of_its_own_and_times_go_on():
+    events = passes(3)
+    assert len(events) == 30
+    users = [[event["user_id"] for event in events[k : k + 10]] for k in (0, 10, 20)]
+    assert sorted(users[0]) == sorted(users[1]) == sorted(users[2])
+    assert len({tuple(order) for order in users}) == 3
+    times = [event["timestamp"] for event in events]
+    assert times == sorted(times)
+    assert times[0] == 100
+    assert times[9] < times[10]
+    assert times[19] < times[20]
+
+
+@pytest.mark.parametrize("start", [0, 3, 10, 14, 29, 30])
+def test_passes_go_on_where_they_were(start: int):
+    assert passes(3, start) == passes(3)[start:]
+
+
+# killed ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", [["--rate", "60000"], []])
+def test_killed_at_any_moment_and_started_again_every_event_is_there_once_and_in_order(
+    tmp_path: Path, zygote: Zygote, pace: list[str]
+):
+    events = 30_000 if pace else 60_000
+    command = ["replay", "synthetic", "--events", events, "--topic", "t", "--data-dir", tmp_path, "--json", *pace]
+    summary, kills = zygote.summary_after_kills(command, random.Random(5), 0.6)
+    assert kills >= 2
+    assert summary["written"] + summary["already"] == events
+    wanted = EmbeddedSink(tmp_path / "undisturbed", "t")
+    produce(SyntheticReplay(events).chunks(), wanted)
+    wanted.close()
+    assert in_topic(tmp_path) == in_topic(tmp_path / "undisturbed")
+    assert zygote.summary(command)["written"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_it_says_how_to_go_on_and_does(tmp_path: Path, number: int):
+    arguments = ["replay", "synthetic", "--events", 20_000, "--topic", "t", "--data-dir", tmp_path]
+
+    def begun() -> bool:
+        if not (tmp_path / "log.sqlite3").exists():
+            return False
+        with contextlib.suppress(SourceError), EmbeddedLog(tmp_path) as log:
+            return sum(log.end_positions("t").values()) > 0
+        return False
+
+    with Command([*arguments, "--rate", 2_000], tmp_path / "said") as command:
+        command.wait_until(begun)
+        command.process.send_signal(number)
+        code, out = command.ended()
+        assert code == 0, command.said()
+        assert out.startswith(b"stopped: ")
+        assert "The same command goes on from here." in command.said()
+    written = len(values(tmp_path))
+    assert 0 < written < 20_000
+    with Command([*arguments, "--json"], tmp_path / "said") as command:
+        code, out = command.ended()
+        assert f"going on at event {written:,} of 20,000" in command.said()
+    assert json.loads(out)["written"] == 20_000 - written
+    assert values(tmp_path) == sorted(value for chunk in SyntheticReplay(20_000).chunks() for _, value, _ in chunk)
