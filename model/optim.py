@@ -183,15 +183,54 @@ class DenseAdam:
         self.l2 = l2
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        w, m, v = table.weight, table.state(0), table.state(1)
-        full = w * self.l2
-        full.index_add_(0, rows, gradient)
         table.steps += 1  # counted on the host: never read from the device
-        t = table.steps
-        m.lerp_(full, 1 - BETA1)
-        v.mul_(BETA2).addcmul_(full, full, value=1 - BETA2)
-        denominator = (v.sqrt() / math.sqrt(1 - BETA2**t)).add_(EPSILON)
-        w.addcdiv_(m, denominator, value=-rate / (1 - BETA1**t))
+        step, unbias = rate / (1 - BETA1**table.steps), 1 / math.sqrt(1 - BETA2**table.steps)
+        if in_host_memory(table.lines):
+            lines, gradients = table.lines[: table.size].numpy(), gradient.contiguous().numpy()
+            _dense_adam(lines, rows.numpy(), gradients, step, unbias, self.l2)
+        else:
+            _dense_adam_whole(table, rows, gradient, step, unbias, self.l2)
+
+
+def _dense_adam_whole(table: Table, rows: Tensor, gradient: Tensor, step: float, unbias: float, l2: float) -> None:
+    """On any device: one operation after another, each on the whole table."""
+    w, m, v = table.weight, table.state(0), table.state(1)
+    full = w * l2
+    full.index_add_(0, rows, gradient)
+    m.lerp_(full, 1 - BETA1)
+    v.mul_(BETA2).addcmul_(full, full, value=1 - BETA2)
+    w.addcdiv_(m, (v.sqrt() * unbias).add_(EPSILON), value=-step)
+
+
+@compiled
+def _dense_adam(
+    lines: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    gradient: NDArray[np.float32],
+    step: float,
+    unbias: float,
+    l2: float,
+) -> None:
+    """Line by line: everything that a row needs is read and written once. Rows are distinct."""
+    d = gradient.shape[1]
+    b1, b2 = np.float32(BETA1), np.float32(BETA2)
+    a1, a2 = np.float32(1 - BETA1), np.float32(1 - BETA2)
+    decay, rate, factor, eps = np.float32(l2), np.float32(step), np.float32(unbias), np.float32(EPSILON)
+    place = np.full(len(lines), -1, np.int64)
+    for i in range(len(rows)):
+        place[rows[i]] = i
+    full = np.empty(d, np.float32)
+    for row in range(len(lines)):
+        i = place[row]
+        for k in range(d):
+            full[k] = decay * lines[row, k] + (gradient[i, k] if i >= 0 else np.float32(0))
+        for k in range(d):
+            g = full[k]
+            m = b1 * lines[row, d + k] + a1 * g
+            v = b2 * lines[row, 2 * d + k] + a2 * g * g
+            lines[row, d + k] = m
+            lines[row, 2 * d + k] = v
+            lines[row, k] -= rate * m / (np.sqrt(v) * factor + eps)
 
 
 class ParameterAdam:
