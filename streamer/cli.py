@@ -19,6 +19,9 @@ COMMANDS = {
     "doctor": "streamer.commands.doctor:doctor",
     "bench": "streamer.commands.bench:bench",
     "replay": "replay.command:replay",
+    "evaluate": "replay.evaluation.commands:evaluate",
+    "compare": "replay.evaluation.commands:compare",
+    "sweep": "replay.evaluation.commands:sweep",
     "demo": "replay.demo:demo",
 }
 """Command name -> where it is implemented."""

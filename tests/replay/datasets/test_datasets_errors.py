@@ -122,17 +122,24 @@ def test_place_for_temporary_files_that_is_none_is_told(write):
         open_log(path, "csv", LogOptions(temp_dir=path.parent / "nowhere"))
 
 
-@pytest.mark.parametrize("content", [GOOD, "", "one\ntwo\n"])
-def test_temporary_files_are_gone_at_the_end_whatever_happens(write, tmp_path, content):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    path = write("log.csv", content)
-    try:
-        with open_log(path, "csv", LogOptions(temp_dir=temporary)):
-            assert list(temporary.iterdir())
-    except SourceError:
-        assert content != GOOD
+@pytest.fixture
+def temporary(tmp_path):
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def test_temporary_files_are_gone_when_the_log_is_closed(write, temporary):
+    with open_log(write("log.csv", GOOD), "csv", LogOptions(temp_dir=temporary)):
+        assert list(temporary.iterdir())
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "one\ntwo\n", "user_id,item_id\n,\n"])
+def test_temporary_files_are_gone_when_the_log_cannot_be_opened(write, temporary, content):
+    with pytest.raises(SourceError) as caught:  # keeps all that the failed call knew alive
+        open_log(write("log.csv", content), "csv", LogOptions(temp_dir=temporary))
+    assert list(temporary.iterdir()) == []
+    assert caught.value.__traceback__ is not None
 
 
 def test_log_may_be_closed_twice(write):

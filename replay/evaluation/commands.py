@@ -1,0 +1,312 @@
+"""`streamer evaluate`, `compare` and `sweep`: methods on a log, before they go live."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replay.command import as_log_options, log_options
+from streamer.options import F, GroupedCommand, option
+
+if TYPE_CHECKING:
+    from replay.evaluation.record import Record
+    from replay.evaluation.running import Progress
+    from replay.evaluation.spec import Spec
+
+Options = dict[str, Any]
+
+_DATA, _RUNS, _OUTPUT = "Data", "Runs", "Output"
+_own = partial(option, envvar=None)
+
+METHODS = "ssl,ssl-pop,mns,g-tower,bir,xir"
+ABLATIONS = (
+    "lambda=0,0.1,0.2,0.4,0.6,0.8,1",
+    "batch-size=512,1024,2048,4096",
+    "draws=128,512,1024,2048",
+    "cache-size=1024,2048,4096,8192",
+    "rate=0.003,0.01,0.03",
+)
+"""The paper's ablations, and the rate."""
+
+
+def evaluation_options(function: F) -> F:
+    """What is run, on what, and where figures go."""
+    for decorate in reversed(
+        [
+            _own(_DATA, "--data", required=True, multiple=True, metavar="PATH", help="Log; repeat it for several."),
+            _own(_DATA, "--format", "kind", help="Its format, as `streamer replay --help` lists. [default: guessed]"),
+            _own(_DATA, "--name", help="What figures call it. [default: the name of the file]"),
+            _own(
+                _RUNS,
+                "--protocol",
+                type=click.Choice(["offline", "prequential"]),
+                default="prequential",
+                help="Prequential: the production line, each event ranked before it is trained. Offline: the paper's.",
+            ),
+            _own(_RUNS, "--seeds", type=click.IntRange(1), default=1, help="How many, from 0."),
+            _own(
+                _RUNS,
+                "--set",
+                "changes",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="A setting: options of `streamer run` for prequential, of the protocol for offline (epochs, rate, "
+                "l2, dim, batch_size, cache_weight, draws, cache_size, ...). Repeat it for several.",
+            ),
+            _own(_RUNS, "--threads", type=click.IntRange(1), help="Of torch. [default: one for each core]"),
+        ]
+    ):
+        function = decorate(function)
+    return log_options(function)
+
+
+_out = _own(
+    _OUTPUT,
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Directory for results.json, results.md and report.html. What it holds already is not run again.",
+)
+
+
+@click.command(cls=GroupedCommand)
+@_own(_RUNS, "--method", default="xir", help="One method.")
+@evaluation_options
+@_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of a table.")
+@_own(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for the same and a report.")
+def evaluate(method: str, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Evaluate one method on a log, against trivial recommenders."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as scratch:
+        records = _run([method], [{}], out or Path(scratch), options)
+        if out is not None:
+            _finish(out, records, f"{method} on {', '.join(options['data'])}")
+    _show(records, as_json)
+
+
+@click.command(cls=GroupedCommand)
+@_own(_RUNS, "--methods", default=METHODS, show_default=True, help="Separated by commas.")
+@evaluation_options
+@_out
+@_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
+def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
+    """Compare methods on a log: the same events in the same order for all.
+
+    A comparison that was stopped goes on where it was when the same command is given again.
+    """
+    records = _run(_listed(methods), [{}], out, options)
+    _finish(out, records, f"Methods on {', '.join(Path(p).name for p in options['data'])}")
+    _show(records, as_json)
+
+
+@click.command(cls=GroupedCommand)
+@_own(_RUNS, "--method", default="xir", help="Methods, separated by commas.")
+@_own(
+    _RUNS,
+    "--over",
+    multiple=True,
+    metavar="NAME=V1,V2,...",
+    help="A setting and its values, all others at their defaults; lambda is the cache's weight, draws is |R_u|. Repeat "
+    f"it for several. [default: the paper's ablations: {'; '.join(ABLATIONS)}]",
+)
+@evaluation_options
+@_out
+@_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
+def sweep(method: str, over: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
+    """Change one setting at a time, as in the paper's ablations."""
+    from replay.evaluation.record import written
+    from replay.evaluation.spec import parsed
+
+    axes = {name: _listed(values) for name, values in parsed(over or ABLATIONS, "over").items()}
+    changes = [{name: value} for name, values in axes.items() for value in values]
+    records = _run(_listed(method), changes, out, options)
+    _finish(out, records, f"{method}: one setting at a time")
+    tables = _sweep_tables(records, list(axes))
+    written(out / "results.md", tables.encode())
+    if as_json:
+        _show(records, as_json)
+    else:
+        click.echo(tables)
+
+
+def _sweep_tables(records: Sequence[Record], names: Sequence[str]) -> str:
+    from replay.evaluation.tables import about, sweep_table
+
+    at = ("recall", 10, "all") if records[0].protocol == "offline" else ("hr", 10, "second-half/all")
+    parts = [about(records)]
+    for name in names:
+        ours = [r for r in records if name in r.settings]
+        parts += [f"## {name}", sweep_table(ours, name, *at)]
+    return "\n\n".join(parts) + "\n"
+
+
+# what the commands share ----------------------------------------------------------------------------------------------
+
+
+def _run(methods: Sequence[str], changes: Sequence[Options], out: Path, options: Options) -> list[Record]:
+    """Run every method with every change and seed, on every log; what is there already is kept.
+
+    Raises:
+        StreamerError: settings are wrong, or a log cannot be read.
+    """
+    if options["threads"]:
+        import torch
+
+        torch.set_num_threads(options["threads"])
+    from replay.datasets import open_log
+    from replay.evaluation.record import Records
+    from replay.evaluation.running import Data, run_all
+    from replay.evaluation.spec import Spec, parsed
+
+    _check_methods(methods)
+    fixed, chosen, kept = parsed(options["changes"], "set"), as_log_options(options), Records(out)
+    used = _told(options)
+    found = []
+    for path in options["data"]:
+        name = options["name"] or _name(path)
+        specs = [
+            Spec(name, options["protocol"], method, seed, fixed | change, used)
+            for change in changes
+            for seed in range(options["seeds"])
+            for method in methods
+        ]
+        _check_settings(specs)
+        with open_log(path, options["kind"], chosen) as log, _watching(len(specs)) as watcher:
+            found += run_all(specs, Data(name, log), kept, watcher)
+    return found
+
+
+def _check_methods(methods: Sequence[str]) -> None:
+    from model.losses import METHODS as KNOWN
+    from streamer.errors import SettingsError
+
+    unknown = [m for m in methods if m not in KNOWN]
+    if unknown:
+        raise SettingsError([f"there is no method {m!r}: choose among {', '.join(KNOWN)}" for m in unknown])
+
+
+def _check_settings(specs: Sequence[Spec]) -> None:
+    """See that every run can be run, before the first one takes its time."""
+    from replay.evaluation.spec import offline_settings, prequential_settings
+    from streamer.errors import SettingsError
+
+    problems: list[str] = []
+    for spec in specs:
+        settings = offline_settings(spec) if spec.protocol == "offline" else prequential_settings(spec)
+        problems += [p for p in settings.problems() if p not in problems]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _told(options: Options) -> Options:
+    """What of the log is used, where it is not all of it; part of a run's name."""
+    filters = ["event_types", "min_rating", "since", "until", "sample_users", "k_core", "limit", "seed"]
+    names = ["columns", *filters, "min_user_events", "min_item_events", "item_features", "user_features"]
+    return {name: options[name] for name in names if options[name]}
+
+
+def _name(path: str) -> str:
+    """`logs/gowalla.inter.gz` is gowalla."""
+    return Path(path).name.split(".")[0]
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _finish(out: Path, records: Sequence[Record], title: str) -> None:
+    """Write results.json, results.md and report.html."""
+    from replay.evaluation.record import result_rows, written
+    from replay.evaluation.report import page
+    from replay.evaluation.tables import markdown
+
+    rows = result_rows(records)
+    tables = markdown(records)
+    written(out / "results.json", json.dumps(rows, indent=1).encode())
+    written(out / "results.md", tables.encode())
+    written(out / "report.html", page(title, tables, records).encode())
+    click.echo(f"{out / 'results.json'}, {out / 'results.md'} and {out / 'report.html'} are written", err=True)
+
+
+def _show(records: Sequence[Record], as_json: bool) -> None:
+    from replay.evaluation.record import result_rows
+    from replay.evaluation.tables import markdown
+
+    if as_json:
+        click.echo(json.dumps(result_rows(records)))
+    else:
+        click.echo(markdown(records))
+
+
+class _Lines:
+    """Tells of runs in lines, where there is no terminal."""
+
+    def begin(self, spec: Spec) -> Progress:
+        click.echo(f"{_title(spec)} begins", err=True)
+        tenths = 0
+
+        def told(share: float, text: str) -> None:
+            nonlocal tenths
+            if int(10 * share) > tenths:
+                tenths = int(10 * share)
+                click.echo(f"{_title(spec)}: {share:.0%}, {text}", err=True)
+
+        return told
+
+    def end(self, spec: Spec, record: Record, kept: bool) -> None:
+        click.echo(f"{_title(spec)}: {'kept' if kept else _seconds(record)}", err=True)
+
+
+class _Bars:
+    """Tells of runs by progress bars."""
+
+    def __init__(self, bars: Any, runs: int) -> None:
+        self._bars = bars
+        self._all = bars.add_task("all runs", total=runs, text="")
+        self._one = bars.add_task("", total=1.0, text="", visible=False)
+
+    def begin(self, spec: Spec) -> Progress:
+        self._bars.reset(self._one, description=_title(spec), total=1.0, visible=True)
+        return lambda share, text: self._bars.update(self._one, completed=share, text=text)
+
+    def end(self, spec: Spec, record: Record, kept: bool) -> None:
+        self._bars.advance(self._all)
+
+
+@contextmanager
+def _watching(runs: int) -> Iterator[Any]:
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[text]}"),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
+        yield _Bars(bars, runs)
+
+
+def _title(spec: Spec) -> str:
+    from replay.evaluation.tables import told
+
+    changes = f" ({told(dict(spec.settings))})" if spec.settings else ""
+    return f"{spec.data}, {spec.protocol}, {spec.method}{changes}, seed {spec.seed}"
+
+
+def _seconds(record: Record) -> str:
+    return f"{record.about['seconds']:.0f} s"

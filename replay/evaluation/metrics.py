@@ -1,0 +1,117 @@
+"""How good the first k items of each user are. Every item is ranked, in blocks: no users x items matrix is ever held.
+
+With r the rank of a hit (an item of the user's test set T among the first k), from 1:
+
+    recall@k = hits / |T|
+    ndcg@k   = sum over hits of 1 / log2(r + 1)  /  sum over r = 1 .. min(k, |T|) of 1 / log2(r + 1)
+
+`authors-ndcg` is what the paper's code computes under the name of NDCG: it casts ranks to the type of a bool tensor, so
+that every hit after the first place gets the discount of the second, 1 / log2(3). It is larger than NDCG and good for
+one thing only, a comparison with the paper's table.
+
+Figures are means over the users that have a test item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.batch import Rows
+from replay.evaluation.measure import Measure
+from replay.evaluation.split import Split, UserItems
+
+BLOCK_CELLS = 1 << 22
+"""Scores that are held at a time."""
+
+Hits = NDArray[np.bool_]
+"""[U, K] whether the item at each rank is one of the user's test items; best first."""
+Figures = NDArray[np.float64]
+"""[U] one figure a user."""
+
+
+def recall(hits: Hits, relevant: Rows, k: int) -> Figures:
+    """Share of each user's test items (`relevant`, how many there are) that is among the first k."""
+    shares: Figures = hits[:, :k].sum(1) / relevant
+    return shares
+
+
+def ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
+    """Discounted gain of the first k, relative to the best possible one."""
+    return hits[:, :k] @ _discounts(hits[:, :k].shape[1]) / _ideal(relevant, k)
+
+
+def authors_ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
+    """What the paper's code computes: the discount of the second place for every later one; the ideal is right."""
+    discounts = _discounts(hits[:, :k].shape[1])
+    discounts[1:] = discounts[1:2]
+    return hits[:, :k] @ discounts / _ideal(relevant, k)
+
+
+METRICS: dict[str, Callable[[Hits, Rows, int], Figures]] = {
+    "recall": recall,
+    "ndcg": ndcg,
+    "authors-ndcg": authors_ndcg,
+}
+
+
+def _discounts(count: int) -> Figures:
+    discounts: Figures = 1.0 / np.log2(np.arange(2, count + 2))
+    return discounts
+
+
+def _ideal(relevant: Rows, k: int) -> Figures:
+    """The discounted gain of a list that begins with all test items."""
+    gains: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
+    return gains
+
+
+def evaluate(queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]) -> list[Measure]:
+    """Every metric at every k, over all items but those that the user trained.
+
+    Args:
+        queries: [U, d] vectors of all users.
+        items: [N, d] vectors of all items.
+        split: what is left out, and what is looked for.
+        ks: lengths of the lists.
+    """
+    relevant = split.test.counts
+    users = np.flatnonzero(relevant)
+    best = top_items(queries, items, users, max(ks), split.train)
+    hits = split.test.contain(users, best)
+    return [
+        Measure(name, k, "all", float(metric(hits, relevant[users], k).mean()) if len(users) else 0.0)
+        for k in ks
+        for name, metric in METRICS.items()
+    ]
+
+
+@torch.no_grad()
+def top_items(
+    queries: Tensor, items: Tensor, users: Rows, count: int, left_out: UserItems, block_cells: int = BLOCK_CELLS
+) -> NDArray[np.int64]:
+    """The best items of some users, [len(users), min(count, N)], best first; -1 where fewer are left.
+
+    Args:
+        queries: [U, d] vectors of all users.
+        items: [N, d] vectors of all items.
+        users: whom to rank for.
+        count: how many items each gets.
+        left_out: items that a user must not get.
+        block_cells: scores that are held at a time; at least one row of them.
+    """
+    count = min(count, len(items))
+    found = np.empty((len(users), count), np.int64)
+    rows = max(1, block_cells // max(len(items), 1))
+    for start in range(0, len(users), rows):
+        part = users[start : start + rows]
+        scores = queries[torch.from_numpy(part).to(queries.device)] @ items.T  # [R, N]
+        place, item = left_out.pairs(part)
+        scores.view(-1)[torch.from_numpy(place * len(items) + item).to(scores.device)] = -torch.inf
+        best = scores.topk(count, dim=1)
+        found[start : start + rows] = torch.where(best.values > -torch.inf, best.indices, -1).cpu().numpy()
+    return found

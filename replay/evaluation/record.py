@@ -1,0 +1,139 @@
+"""What a run found, as it is kept: a file for each run, so that a comparison can be stopped and goes on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.evaluation.measure import Measure
+from replay.evaluation.spec import Spec
+
+RANK_POINTS = 200
+Row = dict[str, Any]
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """Figures and curves of one run.
+
+    Args:
+        data, protocol, method, seed, settings, log: of its `Spec`.
+        measures: rows of `metric`, `k`, `slice`, `value`, `floor` (null: the method's own).
+        curve: points of the learning curves.
+        composition: points of the cache's composition.
+        ranks: `rank`, `popularity` and `occurrence` of items by popularity rank, thinned out on a log axis.
+        about: sizes, seconds, versions: what a reader wants to know.
+    """
+
+    data: str
+    protocol: str
+    method: str
+    seed: int
+    settings: dict[str, Any]
+    log: dict[str, Any]
+    measures: list[Row]
+    curve: list[dict[str, Any]] = []
+    composition: list[dict[str, Any]] = []
+    ranks: list[dict[str, float]] = []
+    about: dict[str, Any] = {}
+
+    @property
+    def spec(self) -> Spec:
+        """What was run."""
+        return Spec(self.data, self.protocol, self.method, self.seed, self.settings, self.log)
+
+    def rows(self) -> list[Row]:
+        """Rows of `results.json`; a floor's have `floor` instead of `method`."""
+        common = {"data": self.data, "protocol": self.protocol}
+        ours = {"method": self.method} | ({"settings": self.settings} if self.settings else {})
+        found = []
+        for m in self.measures:
+            who = {"floor": m["floor"]} if m["floor"] else ours
+            figure = {name: m[name] for name in ("metric", "k", "slice", "value")}
+            found.append(common | who | {"seed": self.seed} | figure)
+        return found
+
+
+def result_rows(records: Sequence[Record]) -> list[Row]:
+    """Rows of all records; those of a floor once, although every method of a comparison measures it again."""
+    found, floors = [], set()
+    for record in records:
+        for row in record.rows():
+            if "floor" in row:
+                at = tuple(row[name] for name in ("data", "protocol", "seed", "floor", "metric", "k", "slice"))
+                if at in floors:
+                    continue
+                floors.add(at)
+            found.append(row)
+    return found
+
+
+def measured(measures: Sequence[Measure]) -> list[Row]:
+    """Measures as they are kept."""
+    return [{"metric": m.metric, "k": m.k, "slice": m.slice, "value": m.value, "floor": m.floor} for m in measures]
+
+
+def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[dict[str, float]]:
+    """Popularity and occurrence against popularity rank, means over ranks that are near each other on a log axis."""
+    order = np.argsort(-popularity, kind="stable")
+    size = len(order)
+    if not size:
+        return []
+    spread = np.geomspace(1, size + 1, RANK_POINTS + 1) if size > RANK_POINTS else np.arange(1, size + 2)
+    edges = np.unique(spread.round().astype(np.int64))
+    found = []
+    for start, stop in itertools.pairwise(edges):
+        at = order[start - 1 : stop - 1]
+        means = {"popularity": float(popularity[at].mean()), "occurrence": float(occurrence[at].mean())}
+        found.append({"rank": float(np.sqrt(start * (stop - 1))), **means})
+    return found
+
+
+class Records:
+    """The runs of a comparison, in a directory.
+
+    Args:
+        directory: created if it is not there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._runs = directory / "runs"
+        self._runs.mkdir(parents=True, exist_ok=True)
+
+    def get(self, spec: Spec) -> Record | None:
+        """What this run found; None if it was not run, or its file is broken."""
+        path = self._path(spec)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Record)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def put(self, record: Record) -> None:
+        """Keep what a run found."""
+        written(self._path(record.spec), msgspec.json.encode(record))
+
+    def all(self) -> list[Record]:
+        """Every run that is there, in the order of their names."""
+        paths = sorted(self._runs.glob("*.json"))
+        return [msgspec.json.decode(path.read_bytes(), type=Record) for path in paths]
+
+    def _path(self, spec: Spec) -> Path:
+        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in spec.key)
+        return self._runs / f"{safe}.json"
+
+
+def written(path: Path, content: bytes) -> None:
+    """Write a file beside, then put it in place: it is there whole, or not at all."""
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

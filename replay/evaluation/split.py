@@ -1,0 +1,92 @@
+"""Which items of each user are for training and which for the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.batch import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class UserItems:
+    """Distinct items of each user, ascending: user u has `items[first[u] : first[u + 1]]`.
+
+    Args:
+        first: [U + 1] where each user's items begin.
+        items: [n] item codes.
+    """
+
+    first: Rows
+    items: Rows
+
+    @classmethod
+    def of(cls, users: Rows, items: Rows, user_count: int) -> UserItems:
+        """From pairs in any order; a pair that occurs twice counts once."""
+        order = np.lexsort((items, users))
+        users, items = users[order], items[order]
+        fresh = np.ones(len(users), bool)
+        fresh[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
+        first = np.concatenate([[0], np.cumsum(np.bincount(users[fresh], minlength=user_count))])
+        return cls(first.astype(np.int64), items[fresh])
+
+    def __len__(self) -> int:
+        """How many pairs there are."""
+        return len(self.items)
+
+    @property
+    def counts(self) -> Rows:
+        """[U] how many items each user has."""
+        return np.diff(self.first)
+
+    @property
+    def users(self) -> Rows:
+        """[n] the user of each pair."""
+        return np.repeat(np.arange(len(self.first) - 1), self.counts)
+
+    def pairs(self, users: Rows) -> tuple[Rows, Rows]:
+        """All pairs of some users: the place of each one's user in `users`, and its item."""
+        counts = self.counts[users]
+        begins = self.first[users] - (np.cumsum(counts) - counts)
+        at = np.arange(counts.sum()) + np.repeat(begins, counts)
+        return np.repeat(np.arange(len(users)), counts), self.items[at]
+
+    def contain(self, users: Rows, items: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[R, k] whether each of the items [R, k] belongs to the user of its row."""
+        width = max(int(self.items.max(initial=0)), int(items.max(initial=0))) + 1
+        known = self.users * width + self.items  # ascending
+        asked = users[:, None] * width + items
+        at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
+        return (known[at] == asked) & (items >= 0) if len(known) else np.zeros(items.shape, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Every distinct pair is either trained or tested."""
+
+    train: UserItems
+    test: UserItems
+
+
+def split_by_user(users: Rows, items: Rows, user_count: int, test_share: float, rng: np.random.Generator) -> Split:
+    """Draw each user's test items at random.
+
+    Of n distinct items a user trains round((1 - test_share) n), at least one, and the rest is the test: with a share of
+    0.2, users of one or two items have no test item, users of three to seven have one.
+
+    Args:
+        users: [n] user codes, below `user_count`.
+        items: [n] item codes; a user's repeated items count once.
+        user_count: U.
+        test_share: share of the items that is tested.
+        rng: draws the test items.
+    """
+    distinct = UserItems.of(users, items, user_count)
+    counts, owner = distinct.counts, distinct.users
+    kept = np.maximum(np.rint((1 - test_share) * counts), 1)
+    order = np.lexsort((rng.random(len(owner)), owner))  # each user's pairs, shuffled
+    place = np.arange(len(owner)) - distinct.first[owner]
+    trained, tested = order[place < kept[owner]], order[place >= kept[owner]]
+    return Split(*(UserItems.of(owner[at], distinct.items[at], user_count) for at in (trained, tested)))

@@ -1,0 +1,241 @@
+"""Comparisons: every method sees the same events, runs are kept, and figures are told as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from replay.evaluation.record import Record, Records, by_rank, result_rows
+from replay.evaluation.report import page
+from replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
+from replay.evaluation.tables import Figures, markdown, sweep_table
+from streamer.cli import cli
+from streamer.errors import SettingsError
+
+TINY = ["--set", "dim=8", "--set", "batch_size=64", "--threads", "1"]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A small log with time."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "tiny.csv"
+    lines = ["user_id,item_id,timestamp"]
+    lines += [f"u{rng.integers(30)},i{min(rng.geometric(0.1), 40)},{1_700_000_000 + k}" for k in range(600)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def streamer(*arguments: object) -> str:
+    """What a command prints; it must succeed."""
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def record(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Record:
+    """A run that was never run."""
+    measures = [
+        {"metric": "recall", "k": 10, "slice": "all", "value": value, "floor": None},
+        {"metric": "hr", "k": 10, "slice": "second-half/all", "value": value / 2, "floor": "most-popular"},
+    ]
+    about = {"users": 3, "items": 4, "events": 5, "epochs": 2}
+    base = {"data": "log", "protocol": "offline", "settings": {}, "log": {}, "measures": measures, "about": about}
+    return Record(method=method, seed=seed, **(base | more))  # type: ignore[arg-type]
+
+
+class TestCompare:
+    def test_rows_have_every_field_and_every_method_and_floor(self, log, tmp_path):
+        out = tmp_path / "out"
+        streamer("compare", "--data", log, "--methods", "ssl-pop,xir", "--seeds", 2, "--out", out, *TINY)
+        rows = json.loads((out / "results.json").read_text())
+        assert {row.get("method") for row in rows} == {"ssl-pop", "xir", None}
+        floors = {row["floor"] for row in rows if "floor" in row}
+        assert floors == {"most-popular", "recently-popular", "last-items", "co-visitation"}
+        for row in rows:
+            assert {"data", "protocol", "seed", "metric", "k", "slice", "value"} < row.keys()
+            assert ("method" in row) != ("floor" in row)
+            assert row["data"] == "tiny"
+            assert row["protocol"] == "prequential"
+        once = [(r["floor"], r["seed"], r["metric"], r["k"], r["slice"]) for r in rows if "floor" in r]
+        assert len(once) == len(set(once)), "a floor's figures do not depend on the method beside it"
+        assert {row["slice"] for row in rows} >= {"all", "new", "second-half/all", "second-half/new", "tail"}
+
+    def test_what_was_run_is_not_run_again_and_gives_the_same_figures(self, log, tmp_path):
+        out, command = tmp_path / "out", ["compare", "--data", log, "--methods", "bir", *TINY]
+        streamer(*command, "--out", out)
+        first, run = (out / "results.json").read_bytes(), next((out / "runs").iterdir())
+        before = run.stat().st_mtime_ns
+        streamer(*command, "--out", out)
+        assert run.stat().st_mtime_ns == before
+        assert (out / "results.json").read_bytes() == first
+        run.write_bytes(run.read_bytes()[:-20])
+        streamer(*command, "--out", out)
+        assert (out / "results.json").read_bytes() == first, "the same seed gives the same figures"
+
+    def test_other_settings_are_other_runs(self, log, tmp_path):
+        for dim in (4, 8):
+            streamer("compare", "--data", log, "--methods", "bir", "--out", tmp_path, "--set", f"dim={dim}")
+        assert len(list((tmp_path / "runs").iterdir())) == 2
+
+    def test_offline(self, log, tmp_path):
+        command = ["compare", "--data", log, "--methods", "ssl,xir", "--protocol", "offline", *TINY]
+        shown = streamer(*command, "--set", "epochs=2", "--out", tmp_path)
+        rows = json.loads((tmp_path / "results.json").read_text())
+        assert {(r["metric"], r["k"]) for r in rows if r["metric"] != "step-ms"} == {
+            (metric, k) for metric in ("recall", "ndcg", "authors-ndcg") for k in (10, 20)
+        }
+        assert "| `xir` |" in shown
+
+    def test_methods_see_the_same_events_in_the_same_order(self, log, tmp_path):
+        """Floors do not learn from the method: their figures are equal only if the events are."""
+        found = {}
+        for method in ("ssl", "mns"):
+            out = tmp_path / method
+            streamer("compare", "--data", log, "--methods", method, "--out", out, *TINY)
+            rows = json.loads((out / "results.json").read_text())
+            found[method] = [r for r in rows if "floor" in r]
+        assert found["ssl"] == found["mns"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--methods", "xirr"], "there is no method 'xirr'"),
+            (["--set", "dimm=3"], "there is no setting 'dimm'"),
+            (["--set", "dim"], "write NAME=VALUE"),
+            (["--set", "dim=x"], "'x' is not a valid"),
+            (["--protocol", "offline", "--set", "epochs=no"], "epochs is 'no'"),
+            (["--protocol", "offline", "--set", "epochs=0"], "epochs is 0"),
+            (["--set", "delay_events=-1"], "delay_events"),
+        ],
+    )
+    def test_what_is_wrong_is_said_before_anything_is_run(self, log, tmp_path, arguments, said):
+        with pytest.raises(SettingsError, match=re.escape(said)):
+            streamer("compare", "--data", log, "--out", tmp_path / "out", *arguments)
+        assert not list((tmp_path / "out").glob("runs/*"))
+
+
+class TestEvaluateAndSweep:
+    def test_one_method_as_json(self, log):
+        rows = json.loads(streamer("evaluate", "--data", log, "--method", "bir", "--json", *TINY))
+        assert {r["method"] for r in rows if "method" in r} == {"bir"}
+
+    def test_a_sweep_changes_one_setting_at_a_time(self, log, tmp_path):
+        over = ["--over", "lambda=0,0.5", "--over", "cache-size=16,32"]
+        shown = streamer("sweep", "--data", log, *over, "--out", tmp_path, "--protocol", "offline", "--set", "epochs=1")
+        rows = json.loads((tmp_path / "results.json").read_text())
+        changed = {json.dumps(r["settings"], sort_keys=True) for r in rows}
+        wanted = [("cache_weight", "0"), ("cache_weight", "0.5"), ("cache_size", "16"), ("cache_size", "32")]
+        assert changed == {
+            json.dumps({"epochs": "1", name: value}, sort_keys=True)
+            for name, value in wanted
+        }
+        assert "## cache_weight" in shown
+        assert "| 0.5 | xir |" in shown
+
+
+class TestSpecs:
+    def test_prequential_has_the_defaults_of_run(self):
+        from streamer.commands.run import run
+
+        settings = prequential_settings(Spec("d", "prequential", "bir", 3, {"dim": "16"}))
+        defaults = {p.name: p.default for p in run.params}
+        assert settings.learner.trainer.method == "bir"
+        assert settings.learner.trainer.seed == 3
+        assert settings.learner.model.item.dim == 16
+        assert settings.learner.trainer.rate == defaults["rate"]
+        assert settings.batch_size == defaults["batch_size"]
+
+    def test_the_environment_says_nothing(self, monkeypatch):
+        monkeypatch.setenv("STREAMER_RATE", "7")
+        assert prequential_settings(Spec("d", "prequential", "bir", 3)).learner.trainer.rate != 7
+
+    def test_offline_values_are_checked_by_type(self):
+        settings = offline_settings(Spec("d", "offline", "xir", 1, parsed(("lambda=0.3", "draws=64"), "set")))
+        assert (settings.cache_weight, settings.draws, settings.seed) == (0.3, 64, 1)
+
+    def test_a_key_changes_with_everything_that_changes_figures(self):
+        keys = {
+            Spec("d", "offline", "xir", 0).key,
+            Spec("e", "offline", "xir", 0).key,
+            Spec("d", "prequential", "xir", 0).key,
+            Spec("d", "offline", "bir", 0).key,
+            Spec("d", "offline", "xir", 1).key,
+            Spec("d", "offline", "xir", 0, {"dim": "3"}).key,
+            Spec("d", "offline", "xir", 0, {}, {"limit": 3}).key,
+        }
+        assert len(keys) == 7
+
+
+class TestFigures:
+    def test_means_and_deviations_over_seeds(self):
+        records = [record(seed=s, value=v) for s, v in enumerate([0.1, 0.2, 0.3])]
+        figure = Figures(records).of(("log", "offline", "xir", ""), "recall", 10, "all")
+        assert figure is not None
+        assert figure.mean == pytest.approx(0.2)
+        assert figure.deviation == pytest.approx(0.1)
+        assert str(figure) == "0.2000 ± 0.1000"
+
+    def test_a_floor_measured_beside_two_methods_counts_once_a_seed(self):
+        records = [record("xir", 0, 0.4), record("bir", 0, 0.4)]
+        figure = Figures(records).of(("log", "offline", "most-popular", ""), "hr", 10, "second-half/all")
+        assert figure is not None
+        assert figure.seeds == 1
+        assert len([r for r in result_rows(records) if "floor" in r]) == 1
+
+    def test_the_papers_figures_stand_only_beside_its_own_log(self):
+        about = {"users": 29858, "items": 40988, "events": 1_027_464, "epochs": 2}
+        assert "0.1169" in markdown([record(data="gowalla", about=about)])
+        assert "0.1169" not in markdown([record(data="gowalla")])
+
+    def test_sweep_table(self):
+        records = [record(settings={"draws": d}, value=v) for d, v in (("64", 0.1), ("128", 0.2))]
+        table = sweep_table(records, "draws", "recall", 10, "all")
+        assert "| 64 | xir | 0.1000 |" in table
+
+
+class TestRecords:
+    def test_round_trip(self, tmp_path):
+        records, ours = Records(tmp_path), record(settings={"dim": "8"})
+        assert records.get(ours.spec) is None
+        records.put(ours)
+        assert records.get(ours.spec) == ours
+        assert records.all() == [ours]
+
+    def test_ranks_keep_the_order_and_the_ends(self):
+        popularity = np.array([5.0, 100.0, 1.0, 20.0])
+        points = by_rank(popularity, popularity * 2)
+        assert [p["popularity"] for p in points] == [100.0, 20.0, 5.0, 1.0]
+        assert [p["occurrence"] for p in points] == [200.0, 40.0, 10.0, 2.0]
+        assert by_rank(np.empty(0), np.empty(0)) == []
+
+    def test_means_of_ranks_cover_every_item_once(self):
+        popularity = np.random.default_rng(0).integers(1, 100, 5000).astype(float)
+        points = by_rank(popularity, np.ones(5000))
+        assert len(points) <= 200
+        assert all(p["occurrence"] == 1.0 for p in points)
+
+
+class TestReport:
+    def test_it_is_one_page_without_anything_from_elsewhere(self):
+        curve = [{"epoch": 1, "loss": 2.0, "seconds": 1.0, "recall@10": 0.1}]
+        ranks = [{"rank": 1.0, "popularity": 3.0, "occurrence": 2.0}]
+        shares = [{"epoch": 1, "distinct": 3, "shares": [0.5, 0.5]}]
+        found = page(
+            "Title",
+            "## log\n\ntext\n\n| a | b |\n|---|---|\n| `x` | 1 |",
+            [record(curve=curve, ranks=ranks, composition=shares)],
+        )
+        assert not re.search(r"<(script|link|img)[^>]*(src|href)=", found)
+        assert "<td>x</td><td>1</td>" in found
+        assert found.count("<figure") == 4
+
+    def test_names_are_escaped(self):
+        found = page("<script>alert(1)</script>", "text", [record(data="<img src=x onerror=alert(2)>", curve=[])])
+        assert "<script>alert(1)" not in found
+        assert "<img src=x" not in found

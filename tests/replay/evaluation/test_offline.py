@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from model.losses import METHODS
+from model.popularity import ExactPopularity, HashPopularity
+from replay.datasets import Interactions
+from replay.evaluation.offline import OfflineRun, OfflineSettings, cache_composition
+from streamer.errors import SettingsError
+
+USERS, ITEMS, TASTES = 120, 60, 4
+SMALL = OfflineSettings(epochs=4, batch_size=64, dim=8, rate=0.03, ks=(5, 10), evaluate_every_epochs=0, device="cpu")
+
+
+def log(seed: int = 0) -> Interactions:
+    """Users of four tastes, each with half of the items of its own taste."""
+    rng = np.random.default_rng(seed)
+    of_taste = [np.arange(t, ITEMS, TASTES) for t in range(TASTES)]
+    liked = [rng.choice(of_taste[u % TASTES], ITEMS // TASTES // 2 + 1, replace=False) for u in range(USERS)]
+    users = np.repeat(np.arange(USERS), [len(items) for items in liked])
+    return Interactions(users, np.concatenate(liked), [f"u{k}" for k in range(USERS)], [f"i{k}" for k in range(ITEMS)])
+
+
+def run(**changes: object) -> OfflineRun:
+    return OfflineRun(log(), replace(SMALL, **changes))  # type: ignore[arg-type]
+
+
+def figures(result) -> dict[tuple[str, int], float]:
+    return {(m.metric, m.k): m.value for m in result.measures}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_the_tastes(method):
+    result = run(method=method, epochs=12).run()
+    assert figures(result)["recall", 10] > 0.8  # items at random: 10 of the 54 that are left, 0.19
+
+
+def test_every_metric_is_told_at_every_k():
+    names = {"recall", "ndcg", "authors-ndcg"}
+    assert set(figures(run(method="ssl").run())) == {(name, k) for name in names for k in (5, 10)}
+
+
+@pytest.mark.parametrize("method", ["xir", "mns", "g-tower"])
+def test_the_seed_determines_everything(method):
+    first, second = (run(method=method).run() for _ in range(2))
+    assert figures(first) == figures(second)
+    assert [e["loss"] for e in first.curve] == [e["loss"] for e in second.curve]
+    assert (first.occurrence == second.occurrence).all()
+    other = run(method=method, seed=1).run()
+    assert [e["loss"] for e in first.curve] != [e["loss"] for e in other.curve]
+
+
+def test_an_epoch_trains_every_training_pair_once_in_an_order_of_its_own():
+    offline = run()
+    train = sorted(zip(offline.split.train.users, offline.split.train.items, strict=True))
+    orders = []
+    for epoch in (1, 2):
+        batches = list(offline._batches(epoch))
+        assert {len(b) for b in batches[:-1]} == {64}
+        orders.append([pair for b in batches for pair in zip(b.users, b.items, strict=True)])
+        assert sorted(orders[-1]) == train
+    assert orders[0] != orders[1]
+
+
+def test_the_curve_has_an_entry_an_epoch_and_figures_where_it_was_evaluated():
+    told = []
+    result = run(method="bir", epochs=5, evaluate_every_epochs=2).run(told.append)
+    assert told == result.curve
+    assert [e["epoch"] for e in result.curve] == [1, 2, 3, 4, 5]
+    assert ["recall@10" in e and "ndcg@5" in e for e in result.curve] == [False, True, False, True, True]
+    assert result.curve[-1]["recall@10"] == figures(result)["recall", 10]
+    assert result.curve[-1]["loss"] < result.curve[0]["loss"]
+
+
+def test_times_come_from_the_clock():
+    ticks = iter(range(10_000))
+    offline = OfflineRun(log(), SMALL, clock=lambda: float(next(ticks)))
+    result = offline.run()
+    steps = -(-len(offline.split.train) // 64)
+    assert result.seconds_per_step == 1.0
+    assert result.curve[0]["seconds"] == 2 * steps + 1
+
+
+def test_popularity_is_the_share_of_training_pairs_from_the_first_step_on():
+    offline = run(method="ssl-pop")
+    counts = np.bincount(offline.split.train.items, minlength=ITEMS)
+    assert isinstance(offline.popularity, ExactPopularity)
+    expected = np.log(np.maximum(counts, 1) / counts.sum())
+    assert offline.popularity.log_pop(np.arange(ITEMS)) == pytest.approx(expected, abs=1e-6)
+    result = offline.run()
+    assert offline.popularity.log_pop(np.arange(ITEMS)) == pytest.approx(expected, abs=1e-6)
+    assert (result.popularity == counts).all()
+
+
+def test_g_tower_estimates_popularity_while_it_trains():
+    offline = run(method="g-tower")
+    assert isinstance(offline.popularity, HashPopularity)
+    before = offline.popularity.log_pop(np.arange(ITEMS))
+    offline.run()
+    counts = np.bincount(offline.split.train.items, minlength=ITEMS)
+    error = offline.popularity.log_pop(np.arange(ITEMS)) - np.log(counts / counts.sum())
+    assert (before == 0).all()
+    assert np.abs(error).mean() < 0.3
+
+
+def test_occurrence_counts_every_draw():
+    offline = run(method="bir", draws=10)
+    assert offline.run().occurrence.sum() == 10 * len(offline.split.train) * 4
+    assert run(method="ssl").run().occurrence.tolist() == [0] * ITEMS
+
+
+def test_xir_draws_half_from_the_batch_and_half_from_a_cache_of_the_batch_size():
+    offline = run(draws=10, epochs=2)
+    pairs = len(offline.split.train)
+    result = offline.run()
+    assert result.occurrence.sum() == 5 * pairs * 2 + 5 * (pairs * 2 - 64)  # the first step has no cache yet
+    assert len(offline.cache) == 64
+
+
+def steps_with_a_stranger(offline: OfflineRun) -> int:
+    """How many steps of an epoch left an item in the cache that was neither in the batch nor in the cache before."""
+    found = 0
+    for batch in offline._batches(1):
+        touched = set(batch.items.tolist()) | set(offline.cache.tolist())
+        offline._step(batch)
+        found += not set(offline.cache.tolist()) <= touched
+    return found
+
+
+def test_a_cache_is_drawn_among_all_items_or_those_touched_in_the_step():
+    assert steps_with_a_stranger(run(cache_scope="touched", cache_size=5, batch_size=8)) == 0
+    assert steps_with_a_stranger(run(cache_scope="all", cache_size=5, batch_size=8)) > 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cache_correction": "occurrence"}, {"resampler": "multinomial"}, {"cache_weight": 0.8}, {"draws": 6}],
+)
+def test_options_of_the_sampler_reach_it(change):
+    assert run(epochs=1).run().curve[0]["loss"] != run(epochs=1, **change).run().curve[0]["loss"]
+
+
+def test_the_clock_of_g_tower_is_chosen():
+    by_event, by_batch = (run(method="g-tower", epochs=1, hash_clock=clock) for clock in ("event", "batch"))
+    by_event.run()
+    by_batch.run()
+    rows = np.arange(ITEMS)
+    assert (by_event.popularity.log_pop(rows) != by_batch.popularity.log_pop(rows)).any()
+
+
+def test_another_seed_starts_from_other_weights_and_another_split():
+    first, second = run(), run(seed=1)
+    weights = [r.trainer.model.tables["item.id"].weight for r in (first, second)]
+    assert not torch.equal(*weights)
+    assert first.split.test.items.tolist() != second.split.test.items.tolist()
+
+
+def test_the_cache_is_told_of_every_epoch_and_only_where_there_is_one():
+    result = run(epochs=3).run()
+    assert [c["epoch"] for c in result.cache] == [1, 2, 3]
+    assert all(sum(c["shares"]) == pytest.approx(1) for c in result.cache)
+    assert run(method="bir").run().cache == []
+
+
+def test_composition_of_a_cache_by_popularity():
+    popularity = np.arange(20)  # items 18 and 19 are the first tenth, 0 and 1 the last
+    found = cache_composition(np.array([19, 19, 18, 0]), popularity)
+    assert found == {"distinct": 3, "shares": [0.75, *[0.0] * 8, 0.25]}
+
+
+def test_ssl_pop_is_a_plain_torch_loop_of_the_papers_protocol():
+    """Embeddings, whole score matrix, Adam with L2, the rate times 0.95 every epoch."""
+    changes = {"method": "ssl-pop", "l2": 1e-3, "decay_every_epochs": 1}
+    offline = run(**changes)
+    tables = offline.trainer.model.tables
+    users, items = (tables[n].weight.clone().requires_grad_() for n in ("user.id", "item.id"))
+    adam = torch.optim.Adam([users, items], lr=SMALL.rate, weight_decay=1e-3)
+    counts = np.bincount(offline.split.train.items, minlength=ITEMS)
+    log_pop = torch.from_numpy(np.log(counts / counts.sum())).float()
+    for epoch in range(1, SMALL.epochs + 1):
+        for batch in run(**changes)._batches(epoch):
+            u, i = torch.from_numpy(batch.users), torch.from_numpy(batch.items)
+            loss = cross_entropy(users[u] @ items[i].T - log_pop[i], torch.arange(len(i)))
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        adam.param_groups[0]["lr"] *= 0.95
+    offline.run()
+    assert torch.allclose(tables["user.id"].weight, users, atol=1e-3)
+    assert torch.allclose(tables["item.id"].weight, items, atol=1e-3)
+
+
+def test_users_and_items_without_a_training_pair_have_vectors_too():
+    few = Interactions(np.array([0, 0, 0]), np.array([0, 1, 2]), ["a", "b"], list("vwxyz"))
+    result = OfflineRun(few, replace(SMALL, ks=(10,))).run()
+    assert figures(result)["recall", 10] == 1.0
+    assert len(result.popularity) == len(result.occurrence) == 5
+    assert result.users_tested == 1
+
+
+def test_all_problems_are_reported_at_once():
+    wrong = replace(SMALL, method="magic", epochs=0, rate=0.0, l2=-1.0, test_share=1.0, ks=(), cache_weight=2.0)
+    wrong = replace(wrong, cache_scope="some", popularity="none", optimizer="lion", rate_decay=0.0, cache_size=-1)
+    with pytest.raises(SettingsError) as raised:
+        OfflineRun(log(), wrong)
+    for name in ("magic", "epochs", "rate is", "l2", "test_share", "ks", "cache_weight", "cache_scope"):
+        assert any(name in problem for problem in raised.value.problems), name
+    for name in ("popularity", "optimizer", "rate_decay", "cache_size"):
+        assert any(name in problem for problem in raised.value.problems), name
+    assert len(raised.value.problems) == 12
+
+
+def test_the_defaults_are_without_problems():
+    assert OfflineSettings().problems() == []
+
+
+def test_a_log_without_interactions_is_refused():
+    nothing = Interactions(np.empty(0, np.int64), np.empty(0, np.int64), [], [])
+    with pytest.raises(SettingsError, match="no interactions"):
+        OfflineRun(nothing, SMALL)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(SettingsError, match="no device"):
+        run(device="abacus")

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.evaluation.split import UserItems, split_by_user
+
+USERS, ITEMS = 6, 12
+PAIRS = st.lists(st.tuples(st.integers(0, USERS - 1), st.integers(0, ITEMS - 1)), max_size=60)
+Pairs = list[tuple[int, int]]
+
+
+def columns(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    array = np.array(pairs, np.int64).reshape(-1, 2)
+    return array[:, 0], array[:, 1]
+
+
+def split(pairs: Pairs, share: float = 0.2, seed: int = 0):
+    return split_by_user(*columns(pairs), USERS, share, np.random.default_rng(seed))
+
+
+def listed(held: UserItems) -> Pairs:
+    return list(zip(held.users.tolist(), held.items.tolist(), strict=True))
+
+
+@given(PAIRS, st.sampled_from([0.1, 0.2, 0.5, 0.9]))
+def test_every_distinct_pair_is_either_trained_or_tested(pairs, share):
+    found = split(pairs, share)
+    assert sorted(listed(found.train) + listed(found.test)) == sorted(set(pairs))
+
+
+@given(PAIRS, st.sampled_from([0.1, 0.2, 0.5, 0.9]))
+def test_a_user_trains_the_rounded_share_and_at_least_one_item(pairs, share):
+    trained = split(pairs, share).train.counts
+    for user in range(USERS):
+        items = {i for u, i in pairs if u == user}
+        assert trained[user] == (max(1, round((1 - share) * len(items))) if items else 0)
+
+
+def test_who_has_test_items_with_a_fifth_of_the_items_tested():
+    sizes = (1, 2, 3, 7, 8, 12)
+    pairs = [(user, item) for user, size in enumerate(sizes) for item in range(size)]
+    assert split(pairs).test.counts.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_seed_determines_the_split_and_the_order_of_the_log_does_not():
+    pairs = [(u, i) for u in range(USERS) for i in range(ITEMS)]
+    assert listed(split(pairs).test) == listed(split(pairs[::-1]).test)
+    assert listed(split(pairs).test) != listed(split(pairs, seed=1).test)
+
+
+def test_every_item_of_a_user_is_tested_equally_often():
+    pairs = [(u, i) for u in range(USERS) for i in range(5)]
+    tested = np.bincount(np.concatenate([split(pairs, seed=s).test.items for s in range(500)]), minlength=5)
+    assert tested.sum() == 500 * USERS
+    assert np.abs(tested - 100 * USERS).max() < 5 * np.sqrt(100 * USERS)  # five deviations
+
+
+@given(PAIRS, st.lists(st.integers(0, USERS - 1), max_size=8))
+def test_pairs_of_some_users_are_those_that_a_loop_finds(pairs, users):
+    held = UserItems.of(*columns(pairs), USERS)
+    place, items = held.pairs(np.array(users, np.int64))
+    slow = [(p, i) for p, user in enumerate(users) for i in sorted({i for u, i in pairs if u == user})]
+    assert list(zip(place.tolist(), items.tolist(), strict=True)) == slow
+
+
+@given(PAIRS, st.lists(st.tuples(st.integers(0, USERS - 1), st.integers(-1, ITEMS + 3)), min_size=1, max_size=20))
+def test_contain_answers_as_a_set_does(pairs, asked):
+    held = UserItems.of(*columns(pairs), USERS)
+    users, items = columns(asked)
+    assert held.contain(users, items[:, None])[:, 0].tolist() == [pair in set(pairs) for pair in asked]
