@@ -1,0 +1,163 @@
+"""Prometheus' rules and Grafana's dashboard: valid, tested, and about metrics that there are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import runpy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import deployment
+import pytest
+import yaml
+from deployment import Expression
+from servers.process import ServerUnavailable, skip_or_fail
+from servers.prometheus import program
+
+from streamer.metrics.catalogue import CATALOGUE
+
+SCRAPED_LABELS = {"job", "instance", "le"}
+"""Labels that Prometheus adds."""
+EXPRESSIONS = list(deployment.expressions())
+
+
+def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    try:
+        command = [program("promtool"), *map(str, arguments)]
+    except ServerUnavailable as error:
+        skip_or_fail(str(error))
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+# rules ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("check", "config", deployment.CONFIG), ("check", "rules", deployment.ALERTS)],
+    ids=["config", "rules"],
+)
+def test_promtool_accepts(arguments: tuple[object, ...]):
+    done = promtool(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_fire_when_they_should_and_only_then():
+    done = promtool("test", "rules", deployment.ALERT_TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tested_to_fire_and_not_to_fire():
+    groups = yaml.safe_load(deployment.ALERT_TESTS.read_text())["tests"]
+    cases = [(case["alertname"], bool(case["exp_alerts"])) for group in groups for case in group["alert_rule_test"]]
+    names = {rule["alert"] for rule in deployment.alerts()}
+    assert set(cases) == set(itertools.product(names, (True, False)))
+
+
+@pytest.mark.parametrize("rule", deployment.alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]):
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"].keys() == {"summary", "description"}
+
+
+# metrics --------------------------------------------------------------------------------------------------------------
+
+
+def selectors(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Metrics of ours with the labels that they are chosen by, and how."""
+    found = re.findall(r"\b(streamer_[a-z0-9_]+)(?:\{([^}]*)\})?", text)
+    return [(name, {k: (how, v) for k, how, v in re.findall(r'(\w+)\s*(=~|=)"([^"]*)"', w)}) for name, w in found]
+
+
+def labels_of(expression: str) -> set[str]:
+    """All labels that the metrics of an expression have."""
+    return {label.name for name in deployment.metrics_of(expression) for label in CATALOGUE[name].labels}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS, ids=lambda expression: expression.where)
+def test_metrics_and_labels_that_are_asked_for_exist(expression: Expression):
+    assert deployment.metrics_of(expression.text) <= CATALOGUE.keys()
+    known = labels_of(expression.text) | SCRAPED_LABELS
+    for group in re.findall(r"\b(?:by|on|ignoring) \(([^)]*)\)", expression.text):
+        assert set(group.split(", ")) <= known
+    for name, chosen in selectors(expression.text):
+        metric = CATALOGUE[re.sub(r"_(bucket|sum|count)$", "", name)]
+        own = {label.name: label for label in metric.labels}
+        assert chosen.keys() <= own.keys() | SCRAPED_LABELS
+        assert all(v in own[k].values for k, (how, v) in chosen.items() if k in own and how == "=" and own[k].values)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS, ids=lambda expression: expression.where)
+def test_rates_are_taken_of_counters_and_quantiles_of_histograms(expression: Expression):
+    for name in re.findall(r"(?:rate|increase)\((streamer_\w+)", expression.text):
+        metric = CATALOGUE[re.sub(r"_(bucket|sum|count)$", "", name)]
+        assert metric.kind == ("counter" if name == metric.name else "histogram")
+    for name, _ in selectors(expression.text):
+        assert name in CATALOGUE or CATALOGUE[re.sub(r"_(bucket|sum|count)$", "", name)].kind == "histogram"
+
+
+def test_every_metric_is_drawn():
+    variables = [variable["definition"] for variable in deployment.dashboard()["templating"]["list"]]
+    asked = [*(expression.text for expression in deployment.drawn()), *variables]
+    assert CATALOGUE.keys() - {name for text in asked for name in deployment.metrics_of(text)} == set()
+
+
+# the dashboard --------------------------------------------------------------------------------------------------------
+
+PANELS = [panel for panel in deployment.dashboard()["panels"] if panel["type"] != "row"]
+
+
+def test_the_dashboard_is_what_its_source_says():
+    written = runpy.run_path(str(deployment.DOCKER / "grafana" / "dashboard.py"))["text"]()
+    message = "run `python docker/grafana/dashboard.py`"
+    assert (deployment.DOCKER / "grafana" / "dashboards" / "streamer.json").read_text() == written, message
+
+
+def test_queries_of_the_dashboard_are_promql(tmp_path: Path):
+    rules = [{"record": f"query{k}", "expr": expression.text} for k, expression in enumerate(deployment.drawn())]
+    path = tmp_path / "rules.yml"
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))  # JSON is YAML
+    done = promtool("check", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap():
+    everything = deployment.dashboard()["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    taken: set[tuple[int, int]] = set()
+    for panel in everything:
+        x, y, width, height = (panel["gridPos"][name] for name in "xywh")
+        cells = set(itertools.product(range(x, x + width), range(y, y + height)))
+        assert x + width <= 24
+        assert not taken & cells, panel["title"]
+        taken |= cells
+
+
+def test_panels_ask_the_source_that_is_provisioned():
+    text = (deployment.DOCKER / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text()
+    (source,) = yaml.safe_load(text)["datasources"]
+    wanted = {"type": source["type"], "uid": source["uid"]}
+    asked = [panel["datasource"] for panel in PANELS]
+    asked += [target["datasource"] for panel in PANELS for target in panel["targets"]]
+    asked += [variable["datasource"] for variable in deployment.dashboard()["templating"]["list"]]
+    assert all(found == wanted for found in asked)
+
+
+def test_the_cache_comes_first_stacked_by_band():
+    rows = [panel["title"] for panel in deployment.dashboard()["panels"] if panel["type"] == "row"]
+    assert rows[:2] == ["At a glance", "What the cache is made of"]
+    first = next(panel for panel in PANELS if panel["title"] == "Slots of the cache by popularity band")
+    assert first["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
+    assert [target["legendFormat"] for target in first["targets"]] == ["head", "torso", "tail"]
+
+
+# documentation --------------------------------------------------------------------------------------------------------
+
+
+def test_every_alert_is_documented_and_no_other():
+    text = (deployment.ROOT / "docs" / "docker.md").read_text()
+    assert re.findall(r"^\| `(Streamer\w+)` \|", text, re.MULTILINE) == [rule["alert"] for rule in deployment.alerts()]

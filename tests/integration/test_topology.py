@@ -1,0 +1,241 @@
+"""compose.yaml as plain processes: a real Kafka, Redis and Prometheus, two trainers, one replay, and the right numbers.
+
+Commands, Prometheus' configuration, rules and dashboard are those of docker/; only addresses, folders, how much is
+replayed and how often things are looked at or saved are others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import deployment
+import pytest
+from crash_harness import Command
+from kafka_harness import KafkaHarness
+from servers.process import ServerUnavailable, free_ports, skip_or_fail
+from servers.prometheus import PrometheusServer
+from servers.redis import RedisServer
+
+from replay.streams import SyntheticReplay
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
+
+EVENTS, MORE_EVENTS, BAD = 6_000, 2_000, 5
+PATIENCE_S = 150.0
+"""When to give up on what should happen; no test waits this long unless it fails."""
+
+MAY_BE_EMPTY = {"Dead letters by reason", "Errors by reason", "Alerts that fire or are about to"}
+"""Panels that show trouble only."""
+
+
+class Topology:
+    """The services, each a process of this machine; they do not outlive it."""
+
+    def __init__(self, kafka: KafkaHarness, redis_url: str, folder: Path) -> None:
+        self._kafka, self._folder, self._processes = kafka, folder, ExitStack()
+        partitions = int(deployment.services()["kafka"]["environment"]["KAFKA_NUM_PARTITIONS"])
+        self.topic = kafka.make_topic(partitions)
+        self.partitions = partitions
+        ports = dict(zip(deployment.trainers(), free_ports(2), strict=True))
+        self._ports = ports
+        self._places = {
+            "kafka:9092": kafka.server.bootstrap,
+            "redis://redis:6379/0": redis_url,
+            "--topic=interactions": f"--topic={self.topic}",
+            "--checkpoint-every=30": "--checkpoint-every=5",
+            **{f"{name}:9308": f"127.0.0.1:{port}" for name, port in ports.items()},
+        }
+        self._own = {"STREAMER_GROUP_ID": self.topic, "STREAMER_REDIS_NAMESPACE": self.topic}
+        self.trainers: dict[str, Command] = {}
+
+    def __enter__(self) -> Topology:
+        for name in deployment.trainers():
+            self.trainers[name] = self._processes.enter_context(self._trainer(name))
+        self.prometheus = self._processes.enter_context(PrometheusServer(self._prometheus_config()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+
+    def instance(self, name: str) -> str:
+        """What Prometheus calls a trainer."""
+        return self._places[f"{name}:9308"]
+
+    @property
+    def instances(self) -> set[str]:
+        return {self.instance(name) for name in self._ports}
+
+    def replay(self, events: int, *more: str) -> int:
+        """Write a stream, quickly; answers how many events were written."""
+        changes = {"--events=5000000": f"--events={events}", "--rate=500": "--rate=4000"}
+        arguments = self._here(deployment.services()["replay"]["command"], changes)
+        with Command([*arguments, *more, "--json"], self._folder / "replay.log") as command:
+            code, out = command.ended()
+        assert code == 0, command.said()
+        return int(json.loads(out)["written"])
+
+    def write_nonsense(self, count: int) -> None:
+        self._kafka.append(self.topic, 0, [b"no event"] * count)
+
+    def stop(self, name: str) -> int:
+        """SIGTERM, as `docker compose stop` sends it; answers the return code."""
+        self.trainers[name].process.send_signal(signal.SIGTERM)
+        return self.trainers[name].ended()[0]
+
+    def becomes(self, expression: str, wanted: float | dict[str, float], label: str = "instance") -> None:
+        """Wait until Prometheus answers an expression with a value, or with values by label."""
+
+        def answer() -> Any:
+            return self.prometheus.value(expression) if isinstance(wanted, (int, float)) else self.by(expression, label)
+
+        self._wait(lambda: answer() == wanted, lambda: f"{expression} is {answer()}, not {wanted}")
+
+    def by(self, expression: str, label: str = "instance") -> dict[str, float]:
+        return self.prometheus.values(expression, label)
+
+    def _wait(self, done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < deadline, otherwise() + "\n" + self._said()
+            time.sleep(0.2)
+
+    def _said(self) -> str:
+        return "\n".join(f"{name}: {command.said()[-2000:]}" for name, command in self.trainers.items())
+
+    def _trainer(self, name: str) -> Command:
+        environment = {n: v for n, v in deployment.image_environment().items() if n.startswith("STREAMER_")}
+        here = {
+            "STREAMER_METRICS_HOST": "127.0.0.1",
+            "STREAMER_METRICS_PORT": str(self._ports[name]),
+            "STREAMER_DATA_DIR": str(self._folder / name),
+            "STREAMER_THREADS": "1",
+        }
+        arguments = self._here(deployment.services()[name]["command"])
+        return Command(arguments, self._folder / f"{name}.log", **environment | here | self._own)
+
+    def _prometheus_config(self) -> Path:
+        path = self._folder / "prometheus.yml"
+        often = {"scrape_interval: 5s": "scrape_interval: 1s", "evaluation_interval: 15s": "evaluation_interval: 1s"}
+        text = deployment.CONFIG.read_text()
+        for theirs, here in {**self._places, **often}.items():
+            text = text.replace(theirs, here)
+        path.write_text(text)
+        shutil.copy(deployment.ALERTS, self._folder)
+        return path
+
+    def _here(self, arguments: list[str], changes: dict[str, str] | None = None) -> list[str]:
+        """A command line with addresses of this machine."""
+        for theirs, here in {**self._places, **(changes or {})}.items():
+            arguments = [argument.replace(theirs, here) for argument in arguments]
+        return arguments
+
+
+@pytest.fixture(scope="module")
+def topology(
+    kafka_server: Any, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Topology]:
+    """Two trainers that have learned all of a stream with a few bad records in it."""
+    harness = KafkaHarness(kafka_server)
+    try:
+        with Topology(harness, redis_server.url, tmp_path_factory.mktemp("topology")) as topology:
+            topology.becomes("streamer_partitions", dict.fromkeys(topology.instances, topology.partitions / 2))
+            assert topology.replay(EVENTS) == EVENTS
+            topology.write_nonsense(BAD)
+            topology.becomes("sum(streamer_events_consumed_total)", EVENTS + BAD)
+            topology.becomes("sum(streamer_lag_records)", 0)
+            topology.becomes("count(streamer_checkpoint_size_bytes > 0)", len(topology.instances))
+            yield topology
+    except ServerUnavailable as error:
+        skip_or_fail(str(error))
+    finally:
+        harness.close()
+
+
+def users(events: int) -> int:
+    """How many people there are in the stream."""
+    records = (record for chunk in SyntheticReplay(events).chunks() for record in chunk)
+    return len({json.loads(value or b"")["user_id"] for _, value, _ in records})
+
+
+def test_every_event_is_trained_by_one_of_the_two_and_counted_once(topology: Topology):
+    ask = topology.prometheus.value
+    assert ask("sum(streamer_events_trained_total)") == EVENTS
+    assert ask('sum(streamer_dead_letters_total{reason="not_json"})') == ask("sum(streamer_dead_letters_total)") == BAD
+    assert ask("sum(streamer_batch_events_sum)") == EVENTS
+    assert ask("sum(streamer_new_users_total)") == users(EVENTS)
+    trained = topology.by("streamer_events_trained_total")
+    assert trained.keys() == topology.instances
+    assert min(trained.values()) > EVENTS / 10
+
+
+def test_what_was_taken_in_was_trained_filtered_or_put_aside(topology: Topology):
+    rest = "streamer_events_filtered_total - on(instance) sum by (instance) (streamer_dead_letters_total)"
+    left = topology.by(f"streamer_events_consumed_total - streamer_events_trained_total - {rest}")
+    assert left == dict.fromkeys(topology.instances, 0)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "streamer_cache_slot_share",
+        "streamer_cache_slot_share_decile",
+        "streamer_occurrence_share",
+        "streamer_occurrence_share_decile",
+    ],
+)
+def test_shares_of_the_cache_sum_to_one_at_each_trainer(topology: Topology, metric: str):
+    found = topology.by(f"sum by (instance) ({metric})")
+    assert found == pytest.approx(dict.fromkeys(topology.instances, 1.0))
+
+
+def test_both_are_up_ready_and_in_touch_with_the_store(topology: Topology):
+    for metric in ("up", "streamer_alive", "streamer_ready", "streamer_store_live"):
+        topology.becomes(metric, dict.fromkeys(topology.instances, 1))
+    topology.becomes("sum(streamer_store_backlog_events)", 0)
+    assert topology.by("count by (method) (streamer_build_info)", "method") == {"xir": 2}
+
+
+def test_every_panel_of_the_dashboard_has_something_to_show(topology: Topology):
+    empty = [
+        expression
+        for expression in deployment.drawn(rate_interval="5m")
+        if expression.where not in MAY_BE_EMPTY
+        and not any(math.isfinite(float(s["value"][1])) for s in topology.prometheus.query(expression.text))
+    ]
+    assert empty == []
+
+
+def test_bad_records_show_by_their_reason(topology: Topology):
+    (expression,) = [found for found in deployment.drawn("5m") if found.where == "Dead letters by reason"]
+    assert topology.by(expression.text, "reason").keys() == {"not_json"}
+
+
+def test_all_rules_are_evaluated_and_none_fires(topology: Topology):
+    rules = topology.prometheus.rules()
+    assert {rule["name"] for rule in rules} == {rule["alert"] for rule in deployment.alerts()}
+    assert {rule["name"]: rule["health"] for rule in rules if rule["health"] != "ok"} == {}
+    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+
+
+def test_when_one_is_stopped_the_other_trains_everything(topology: Topology):
+    """The last of all: it ends one of the two."""
+    one, two = deployment.trainers()
+    trained = f'streamer_events_trained_total{{instance="{topology.instance(one)}"}}'
+    before = topology.prometheus.value(trained)
+    assert before is not None
+    assert topology.stop(two) == 0, topology.trainers[two].said()
+    assert topology.replay(MORE_EVENTS, "--seed=1") == MORE_EVENTS
+    topology.becomes(trained, before + MORE_EVENTS)
+    topology.becomes("streamer_partitions", {topology.instance(one): topology.partitions})
+    topology.becomes("sum(streamer_lag_records)", 0)
+    topology.becomes("up == 0", {topology.instance(two): 0})
+    topology.becomes('ALERTS{alertname="StreamerDown", alertstate="pending"}', {topology.instance(two): 1})
+    assert topology.stop(one) == 0, topology.trainers[one].said()
