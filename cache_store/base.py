@@ -58,8 +58,9 @@ class Contribution:
         items: [B] item row of each event.
         drawn: how often items were resampled.
         cache: the cache that was drawn after it; None if none was.
-        counted: events of each item, for several contributions that were added up; the columns of events are then
-            empty, and what it adds cannot be told apart any more.
+        counted: events of each item, for several contributions that were added up: `items` is then empty, and `sources`
+            and `offsets` are those of its rows, each with the first offset of its span. What it adds of a span cannot
+            be told apart any more.
     """
 
     spans: tuple[Span, ...]
@@ -74,23 +75,28 @@ class Contribution:
         """What of it is new where a store has everything before these offsets; None if nothing is.
 
         Counts of items are cut event by event. What was resampled cannot be told apart by event, so that of a batch
-        that is new in part is left out: nothing is ever counted twice. The same goes for contributions that were added
-        up, as a whole.
+        that is new in part is left out: nothing is ever counted twice. The same goes for a span of contributions that
+        were added up, as a whole.
         """
-        if self.counted is not None:
-            return self if all(span.start >= following.get(span.partition, 0) for span in self.spans) else None
-        first = np.array([following.get(span.partition, 0) for span in self.spans], np.int64)
-        new = self.offsets >= first[self.sources]
-        if new.all():
+        first = [following.get(span.partition, 0) for span in self.spans]
+        if all(span.start >= f for span, f in zip(self.spans, first, strict=True)):
             return self
+        new = self.offsets >= np.array(first, np.int64)[self.sources]
         if not new.any():
             return None
-        spans = tuple(Span(s.partition, max(s.start, int(f)), s.stop) for s, f in zip(self.spans, first, strict=True))
-        left = np.flatnonzero([span.start < span.stop for span in spans])
-        place = np.full(len(spans), -1, np.int32)
+        left = np.unique(self.sources[new])
+        place = np.full(len(self.spans), -1, np.int32)
         place[left] = np.arange(len(left), dtype=np.int32)
-        kept = tuple(spans[k] for k in left)
-        return Contribution(kept, place[self.sources[new]], self.offsets[new], self.items[new], NOTHING, self.cache)
+        counted = Increments(self.counted.rows[new], self.counted.counts[new]) if self.counted is not None else None
+        return Contribution(
+            spans=tuple(self.spans[k]._replace(start=max(self.spans[k].start, first[k])) for k in left),
+            sources=place[self.sources[new]],
+            offsets=self.offsets[new],
+            items=self.items[new] if counted is None else self.items,
+            drawn=self.drawn if new.all() else NOTHING,
+            cache=self.cache,
+            counted=counted,
+        )
 
 
 class Delta(NamedTuple):
@@ -164,8 +170,8 @@ class StoreStatus:
 class CacheStore(Protocol):
     """One trainer's access to what all trainers of a model share.
 
-    `receive`, `contribute` and `fresh` are called by the training thread and never wait; `claim`, `release` and `flush`
-    may be called by any thread and wait for a bounded time.
+    `receive`, `contribute` and `fresh` are called by the training thread and never wait; `untold` and `refused` never
+    wait either; `claim`, `release` and `flush` may be called by any thread and wait for a bounded time.
     """
 
     def claim(self, partitions: Mapping[str, int | None], timeout_s: float = 5.0) -> bool:
@@ -184,6 +190,21 @@ class CacheStore(Protocol):
 
     def fresh(self, spans: Sequence[Span], sources: NDArray[np.int32], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[B] which of these events the store has no contribution of."""
+        ...
+
+    def seen(self, partition: str) -> int:
+        """Events of this partition before this offset are not fresh."""
+        ...
+
+    def untold(self, partition: str) -> int | None:
+        """The first offset of this partition whose contribution is not known to be in the store; None if all are."""
+        ...
+
+    def refused(self, partition: str) -> int | None:
+        """The first offset whose contribution was refused since this was last asked; None if none was.
+
+        The partition was others' by then: when it is ours again, it must be read from there, or nobody counts it.
+        """
         ...
 
     def receive(self) -> Received:

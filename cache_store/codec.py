@@ -7,14 +7,15 @@ Arrays of counts take 4 bytes a number where that is enough, 8 where it is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.base import Increments, Rows, Span
+from cache_store.base import Counts, Increments, Rows, Span
 
 FORMAT = 1
 _LARGEST_U4 = 2**32 - 1
@@ -70,15 +71,19 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
         header = msgspec.json.decode(packed[4:at], type=_Header)
         if header.v != FORMAT:
             raise Malformed(f"format {header.v}, this version reads {FORMAT}")
+        if min(header.lengths, default=0) < 0 or set(header.widths) - {4, 8}:
+            raise Malformed(f"arrays of lengths {header.lengths} and widths {header.widths}")
         arrays = []
         for length, width in zip(header.lengths, header.widths, strict=True):
             found = np.frombuffer(packed, "<u4" if width == 4 else "<i8", length, at)
             arrays.append(found.astype(np.int64))
             at += length * width
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise Malformed(str(error)) from error
     if at != len(packed):
         raise Malformed(f"{len(packed)} bytes where its header says {at}")
+    if any(len(a) and int(a.min()) < 0 for a in arrays):
+        raise Malformed("numbers below zero")
     return header.meta, arrays
 
 
@@ -96,13 +101,18 @@ def unpack_entry(packed: bytes) -> Entry:
     """
     meta, arrays = unpack(packed)
     try:
-        items, items_counts, drawn, drawn_counts = arrays
+        rows, counts, drawn_rows, drawn_counts = arrays
         spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
-        return Entry(
-            meta["t"], meta["n"], meta["e"], spans, Increments(items, items_counts), Increments(drawn, drawn_counts)
-        )
-    except (KeyError, ValueError, TypeError) as error:
+        items, drawn = _increments(rows, counts), _increments(drawn_rows, drawn_counts)
+        return Entry(str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, items, drawn)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise Malformed(f"not an entry: {error}") from error
+
+
+def _increments(rows: Rows, counts: Counts) -> Increments:
+    if len(rows) != len(counts):
+        raise ValueError(f"{len(rows)} rows with {len(counts)} counts")
+    return Increments(rows, counts)
 
 
 def pack_rows(rows: Rows) -> bytes:
@@ -120,6 +130,13 @@ def unpack_rows(packed: bytes) -> Rows:
     if len(arrays) != 1:
         raise Malformed("not a cache")
     return arrays[0]
+
+
+def fingerprint(ids: Iterable[str], before: str = "") -> str:
+    """Of item ids in the order of their rows; `before` is that of the ids before these."""
+    for raw in ids:
+        before = hashlib.sha1(before.encode() + raw.encode(), usedforsecurity=False).hexdigest()
+    return before
 
 
 def summed(parts: Sequence[Increments]) -> Increments:

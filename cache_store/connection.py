@@ -22,10 +22,12 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
+from redis.sentinel import Sentinel
 
 from cache_store.errors import StoreError, StoreRefused, StoreUnavailable
 
+ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
+"""Whatever redis-py raises."""
 PLAIN = ("redis", "rediss", "unix")
 SCHEMES = (*PLAIN, "redis+sentinel", "redis+sentinels", "redis+cluster", "redis+clusters")
 
@@ -42,14 +44,16 @@ def connect(url: str, timeout_s: float) -> Any:
         raise StoreRefused(
             f"{shown(url)} is no URL of Redis: begin with one of {', '.join(s + '://' for s in SCHEMES)}"
         )
-    options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
     try:
-        if scheme in PLAIN:
-            return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options)
-        return _sentinel(url, options) if "sentinel" in scheme else _cluster(url, options)
-    except ValueError as error:
+        if "cluster" in scheme:
+            return _cluster(url, options)
+        client = redis.Redis.from_url(url, **options) if scheme in PLAIN else _sentinel(url, options)
+        client.connection_pool.make_connection()  # connects to nothing, but looks at the options
+        return client
+    except (ValueError, TypeError) as error:
         raise StoreRefused(f"{shown(url)} is no URL of Redis: {error}") from error
-    except exceptions.RedisError as error:
+    except ERRORS as error:
         raise translated(error, shown(url)) from error
 
 
@@ -62,7 +66,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Any:
     hosts = parts.netloc.rpartition("@")[2].split(",")
     sentinel_options = {k: v for k, v in account.items() if k not in ("username", "password")}
     sentinel = Sentinel([_host(h, 26379) for h in hosts], sentinel_kwargs=sentinel_options, **account)  # type: ignore[no-untyped-call]
-    return sentinel.master_for(name, db=int(db or 0), retry=Retry(NoBackoff(), 0))  # type: ignore[no-untyped-call]
+    return sentinel.master_for(name, db=int(db or 0))  # type: ignore[no-untyped-call]
 
 
 def _cluster(url: str, options: dict[str, Any]) -> Any:
@@ -80,10 +84,10 @@ def _account(parts: Any, tls: bool) -> dict[str, Any]:
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
-    host, _, number = text.rpartition(":") if ":" in text else (text, "", str(port))
-    if not host:
+    address = urlsplit(f"//{text}")
+    if not address.hostname:
         raise ValueError(f"{text!r} is no host:port")
-    return host, int(number)
+    return address.hostname, address.port or port
 
 
 def shown(url: str) -> str:
@@ -91,7 +95,7 @@ def shown(url: str) -> str:
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
-def translated(error: exceptions.RedisError, where: str) -> StoreError:
+def translated(error: Exception, where: str) -> StoreError:
     """What an error of Redis means, and what to try."""
     text = str(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError) or "NOAUTH" in text:
@@ -104,7 +108,7 @@ def translated(error: exceptions.RedisError, where: str) -> StoreError:
         return StoreUnavailable("loading", f"{where} is loading its data")
     if isinstance(error, exceptions.TimeoutError):
         return StoreUnavailable("slow", f"{where} did not answer in time: {text}")
-    if isinstance(error, exceptions.ConnectionError | exceptions.ClusterDownError | MasterNotFoundError):
+    if isinstance(error, (exceptions.ConnectionError, exceptions.ClusterDownError, exceptions.RedisClusterException)):
         return StoreUnavailable("unreachable", f"{where} cannot be reached: {text}")
     if "WRONGTYPE" in text:
         return StoreRefused(f"{where} has a key of another type under our names: {text}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from cache_store.base import Span
+from cache_store.codec import fingerprint
 from cache_store.replica import Position
 from cache_store.server import (
     HARD_LOG_LENGTH,
@@ -23,6 +24,7 @@ from cache_store.server import (
     Seed,
     Stamped,
     Tip,
+    Wanted,
 )
 
 RESEED_S = 20.0
@@ -47,8 +49,10 @@ class MemoryServer:
         self._log: deque[Stamped] = deque()
         self._rows: dict[str, int] = {}
         self._ids: list[str] = []
+        self._names = ""
         self._next: dict[str, int] = {}
         self._epochs: dict[str, int] = {}
+        self._owners: dict[str, str] = {}
         self._cache: tuple[str, bytes] | None = None
         self._snapshot: tuple[Position, bytes] | None = None
         self._origin: tuple[Position | None, float] = (None, 0.0)
@@ -61,23 +65,25 @@ class MemoryServer:
                 if raw not in self._rows:
                     self._rows[raw] = len(self._ids)
                     self._ids.append(raw)
+                    self._names = fingerprint([raw], self._names)
             return [self._rows[raw] for raw in ids]
 
-    def ids(self, first: int, count: int) -> list[str]:
+    def ids(self, generation: str, first: int, count: int) -> list[str] | None:
         with self._lock:
-            return self._ids[first : first + count]
+            return self._ids[first : first + count] if self._is(generation) else None
 
-    def claim(
-        self, generation: str, trainer: str, wanted: Mapping[str, tuple[int, int | None]]
-    ) -> dict[str, Claim] | None:
+    def claim(self, generation: str, trainer: str, wanted: Mapping[str, Wanted]) -> dict[str, Claim] | None:
         with self._lock:
             if not self._is(generation):
                 return None
-            return {name: self._claimed(name, known, end) for name, (known, end) in wanted.items()}
+            return {name: self._claimed(name, trainer, one) for name, one in wanted.items()}
 
-    def _claimed(self, name: str, known_epoch: int, end: int | None) -> Claim:
-        self._epochs[name] = max(self._epochs.get(name, 0), known_epoch) + 1
-        if end is not None and self._next.get(name, 0) > end:
+    def _claimed(self, name: str, trainer: str, wanted: Wanted) -> Claim:
+        epoch = self._epochs.get(name, 0)
+        if not wanted.anew and epoch > wanted.epoch and self._owners.get(name) != trainer:
+            return Claim(epoch, self._next.get(name), ours=False)
+        self._epochs[name], self._owners[name] = max(epoch, wanted.epoch) + 1, trainer
+        if wanted.end is not None and self._next.get(name, 0) > wanted.end:
             del self._next[name]  # the partition has begun anew
         return Claim(self._epochs[name], self._next.get(name))
 
@@ -85,7 +91,7 @@ class MemoryServer:
         with self._lock:
             if self._position is None:
                 return Pushed("empty")
-            if not self._is(push.generation):
+            if not self._is(push.generation) or len(self._ids) < push.items:
                 return Pushed("elsewhere")
             refused = self._refused(push.spans)
             if refused is not None:
@@ -120,7 +126,7 @@ class MemoryServer:
         with self._lock:
             if self._position is None:
                 return Pulled(None, [])
-            tip = Tip(*self._position[:3], len(self._ids), len(self._log))
+            tip = Tip(*self._position[:3], len(self._ids), len(self._log), self._names)
             entries: list[Stamped] = []
             if self._is(after.generation):
                 first = self._log[0].position.number if self._log else 0
@@ -137,7 +143,7 @@ class MemoryServer:
         with self._lock:
             if not self._is(position.generation) or self._snapshot is None:
                 return False
-            if self._snapshot[0].number >= position.number:
+            if all(stamped.position != position for stamped in self._log):
                 return False
             self._snapshot = (position, packed)
             while self._log and self._log[0].position.number <= position.number:
@@ -154,7 +160,9 @@ class MemoryServer:
             self._position = Position.beginning(seed.generation)
             self._log.clear()
             self._ids, self._rows = list(seed.ids), {raw: row for row, raw in enumerate(seed.ids)}
+            self._names = fingerprint(seed.ids)
             self._next, self._epochs = dict(seed.next), dict(seed.epochs)
+            self._owners = {}
             self._snapshot, self._cache = (self._position, seed.snapshot), None
             self._origin = (seed.origin, self._clock())
             return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,11 +90,41 @@ class Outbox:
         """A server has lost something: whatever it does not have waits again. Answers how many do."""
         numbered = [(k.number, k.contribution) for k in self._kept]
         numbered += [(w.number, w.contribution) for w in self.waiting]
-        self._kept.clear()
-        self._kept_bytes = 0
         left = [(number, c.after(following)) for number, c in numbered]
         self.waiting = deque(Waiting(number, c) for number, c in left if c is not None)
+        again = {w.number for w in self.waiting}
+        self._keep([k for k in self._kept if k.number not in again])
         return len(self.waiting)
+
+    @property
+    def last(self) -> int:
+        """The number of the newest contribution; 0 if there was none."""
+        return self._last
+
+    def first(self, partition: str) -> int | None:
+        """The offset from which on contributions of this partition wait; None if none does."""
+        spans = [span for w in self.waiting for span in w.contribution.spans]
+        return min((span.start for span in spans if span.partition == partition), default=None)
+
+    def reach(self, partition: str) -> int:
+        """The offset up to which contributions of this partition wait; 0 if none does."""
+        spans = [span for w in self.waiting for span in w.contribution.spans]
+        return max((span.stop for span in spans if span.partition == partition), default=0)
+
+    def forget_beyond(self, partition: str, end: int) -> None:
+        """The partition ends here, it has begun anew: what was contributed of its former life is not sent any more."""
+
+        def left(contribution: Contribution) -> Contribution | None:
+            gone = any(span.partition == partition and span.stop > end for span in contribution.spans)
+            return without(contribution, partition) if gone else contribution
+
+        self.change([w.number for w in self.waiting if left(w.contribution) is not w.contribution], left)
+        kept = [(k, left(k.contribution)) for k in self._kept]
+        self._keep([Kept(k.at_s, k.number, c) for k, c in kept if c is not None])
+
+    def _keep(self, kept: list[Kept]) -> None:
+        self._kept = deque(kept)
+        self._kept_bytes = sum(size(k.contribution) for k in kept)
 
     def change(self, numbers: Iterable[int], to: Callable[[Contribution], Contribution | None]) -> None:
         """Replace some of those that wait; None takes them away."""
@@ -108,25 +138,41 @@ class Outbox:
 
 
 def added_up(contributions: list[Contribution]) -> Contribution:
-    """One contribution for several that follow each other; its events cannot be told apart any more."""
-    bounds: dict[str, tuple[int, int]] = {}
-    for contribution in contributions:
-        for span in contribution.spans:
-            start, stop = bounds.get(span.partition, (span.start, span.stop))
-            bounds[span.partition] = (min(start, span.start), max(stop, span.stop))
+    """One contribution for several that follow each other; events of a partition cannot be told apart any more."""
+    spans = joined([span for c in contributions for span in c.spans])
+    parts = [summed([_of(c, span.partition) for c in contributions]) for span in spans]
+    lengths = [len(part.rows) for part in parts]
+    caches = [c.cache for c in contributions if c.cache is not None]
     return Contribution(
-        spans=tuple(Span(name, *bound) for name, bound in bounds.items()),
-        sources=np.empty(0, np.int32),
-        offsets=np.empty(0, np.int64),
+        spans=spans,
+        sources=np.repeat(np.arange(len(spans), dtype=np.int32), lengths),
+        offsets=np.repeat(np.array([span.start for span in spans], np.int64), lengths),
         items=np.empty(0, np.int64),
         drawn=summed([c.drawn for c in contributions]),
-        cache=contributions[-1].cache,
-        counted=summed([counted(c) for c in contributions]),
+        cache=caches[-1] if caches else None,
+        counted=Increments(*(np.concatenate(columns) for columns in zip(*parts, strict=True))),
     )
 
 
+def joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """One span for each partition."""
+    found: dict[str, Span] = {}
+    for span in spans:
+        known = found.get(span.partition, span)
+        found[span.partition] = Span(span.partition, min(known.start, span.start), max(known.stop, span.stop))
+    return tuple(found.values())
+
+
+def _of(contribution: Contribution, partition: str) -> Increments:
+    """Events of each item, of one partition."""
+    ours = [k for k, span in enumerate(contribution.spans) if span.partition == partition]
+    rows, counts = counted(contribution)
+    chosen = np.isin(contribution.sources, ours)
+    return Increments(rows[chosen], counts[chosen])
+
+
 def counted(contribution: Contribution) -> Increments:
-    """Events of each item."""
+    """Events of each item; rows may repeat."""
     if contribution.counted is not None:
         return contribution.counted
     return Increments(contribution.items, np.ones(len(contribution.items), np.int64))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from redis import exceptions
-
 from cache_store import scripts
-from cache_store.codec import FORMAT
-from cache_store.connection import connect, shown, translated
-from cache_store.errors import StoreRefused
+from cache_store.codec import FORMAT, fingerprint
+from cache_store.connection import ERRORS, connect, shown, translated
+from cache_store.errors import StoreRefused, StoreUnavailable
 from cache_store.keys import TYPES, Keys
 from cache_store.memory import RESEED_S
 from cache_store.replica import Position
-from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Tip
+from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Tip, Wanted
 
 LEASE_MS = 30_000
 FORGET_TRAINERS_S = 3600
@@ -40,11 +40,11 @@ class RedisServer:
 
     def __init__(self, url: str, keys: Keys, timeout_s: float = 5.0, hard_log_length: int = HARD_LOG_LENGTH) -> None:
         self.url, self.keys, self._hard = shown(url), keys, hard_log_length
-        self._client = connect(url, timeout_s)
-        self._scripts = {
-            name: self._client.register_script(getattr(scripts, name))
-            for name in ("ASSIGN", "CLAIM", "PUSH", "PULL", "SAVE_SNAPSHOT", "SEED", "BEAT")
-        }
+        self._connect: Callable[[], Any] = partial(connect, url, timeout_s)
+        self._client: Any = None
+        self._scripts: dict[str, Any] = {}
+        with suppress(StoreUnavailable):  # of a cluster: it may answer later
+            self._connected()
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
         rows: list[int] = []
@@ -55,30 +55,28 @@ class RedisServer:
             rows += found
         return rows
 
-    def ids(self, first: int, count: int) -> list[str]:
-        found = self._do("lrange", self.keys.items, first, first + count - 1)
-        return [raw.decode() for raw in found]
+    def ids(self, generation: str, first: int, count: int) -> list[str] | None:
+        found = self._run("IDS", ("meta", "items"), [generation, first, first + count - 1])
+        return None if found == -1 else [raw.decode() for raw in found]
 
-    def claim(
-        self, generation: str, trainer: str, wanted: Mapping[str, tuple[int, int | None]]
-    ) -> dict[str, Claim] | None:
+    def claim(self, generation: str, trainer: str, wanted: Mapping[str, Wanted]) -> dict[str, Claim] | None:
         arguments: list[Any] = [generation, trainer]
-        for name, (epoch, end) in wanted.items():
-            arguments += [name, epoch, -1 if end is None else end]
+        for name, (epoch, end, anew) in wanted.items():
+            arguments += [name, epoch, -1 if end is None else end, int(anew)]
         found = self._run("CLAIM", ("meta", "epochs", "next", "owners"), arguments)
         if found == [-1]:
             return None
-        pairs = zip(found[::2], found[1::2], strict=True)
+        answers = zip(found[::3], found[1::3], found[2::3], strict=True)
         return {
-            name: Claim(epoch, None if following < 0 else following)
-            for name, (epoch, following) in zip(wanted, pairs, strict=True)
+            name: Claim(epoch, None if following < 0 else following, bool(ours))
+            for name, (epoch, following, ours) in zip(wanted, answers, strict=True)
         }
 
     def push(self, push: Push) -> Pushed:
-        arguments: list[Any] = [push.generation, push.chain, push.packed, push.cache or b"", self._hard]
+        arguments: list[Any] = [push.generation, push.chain, push.packed, push.cache or b"", self._hard, push.items]
         for span, epoch in push.spans:
             arguments += [span.partition, epoch, span.start, span.stop]
-        outcome, length, *more = self._run("PUSH", ("meta", "log", "next", "epochs", "cache"), arguments)
+        outcome, length, *more = self._run("PUSH", ("meta", "log", "next", "epochs", "cache", "items"), arguments)
         name, told = outcome.decode(), [m.decode() for m in more]
         if name == "overlap":
             return Pushed(name, next=dict(zip(told[::2], map(int, told[1::2]), strict=True)))
@@ -90,8 +88,8 @@ class RedisServer:
         )
         if not found:
             return Pulled(None, [])
-        generation, number, chain, items, length, entries, cache, newest = found
-        tip = Tip(generation.decode(), number, chain.decode(), items, length)
+        generation, number, chain, items, length, names, entries, cache, newest = found
+        tip = Tip(generation.decode(), number, chain.decode(), items, length, names.decode())
         stamped = [_stamped(tip.generation, entry, fields) for entry, fields in entries]
         return Pulled(tip, stamped, cache or None, newest.decode())
 
@@ -100,7 +98,7 @@ class RedisServer:
         return found
 
     def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
-        arguments = [position.generation, position.number, position.entry, packed, trainer]
+        arguments = [position.generation, position.number, position.entry, packed, trainer, position.chain]
         return bool(self._run("SAVE_SNAPSHOT", ("meta", "log", "snapshot", "lease"), arguments))
 
     def may_snapshot(self, trainer: str) -> bool:
@@ -112,16 +110,18 @@ class RedisServer:
         self._put_items(items, rows, seed.ids)
         origin = seed.origin or Position("", 0, "", "")
         arguments: list[Any] = [seed.generation, seed.snapshot, origin.generation, origin.number, seed.instead_of]
-        arguments += [RESEED_S, FORMAT, len(seed.next)]
+        arguments += [RESEED_S, FORMAT, len(seed.ids), fingerprint(seed.ids), len(seed.next)]
         arguments += [part for pair in seed.next.items() for part in pair]
         arguments += [part for pair in seed.epochs.items() for part in pair]
         named = ("meta", "log", "snapshot", "items", "rows", "next", "epochs", "cache")
         keys = [*(getattr(self.keys, name) for name in named), items, rows, self.keys.owners]
-        seeded = bool(self._call(self._scripts["SEED"], keys=keys, args=arguments))
+        seeded = self._call(lambda client: self._script(client, "SEED")(keys, arguments))
         self._do("delete", items, rows)
+        if seeded < 0:
+            raise StoreUnavailable("broken", f"{self.url} lost items while it was seeded; it is tried again")
         if seeded:
             self._do("sadd", self.keys.models, self.keys.model)
-        return seeded
+        return bool(seeded)
 
     def _put_items(self, items: str, rows: str, ids: Sequence[str]) -> None:
         """Write items beside those that are there; they take their place when the generation begins."""
@@ -137,25 +137,36 @@ class RedisServer:
         self._run("BEAT", ("trainers",), [trainer, about, FORGET_TRAINERS_S])
 
     def close(self) -> None:
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     def _run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         named = [getattr(self.keys, name) for name in keys]
-        return self._call(self._scripts[script], keys=named, args=list(arguments))
+        return self._call(lambda client: self._script(client, script)(named, list(arguments)))
+
+    def _script(self, client: Any, name: str) -> Any:
+        if name not in self._scripts:
+            self._scripts[name] = client.register_script(getattr(scripts, name))
+        return self._scripts[name]
 
     def _do(self, command: str, *arguments: Any, **options: Any) -> Any:
-        return self._call(getattr(self._client, command), *arguments, **options)
+        return self._call(lambda client: getattr(client, command)(*arguments, **options))
 
-    def _call(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _connected(self) -> Any:
+        self._client = self._client or self._connect()
+        return self._client
+
+    def _call(self, call: Callable[[Any], Any]) -> Any:
         """Call Redis; its errors become ours.
 
         Raises:
             StoreRefused: it will never do that.
             StoreUnavailable: it cannot do that now.
         """
+        client = self._connected()
         try:
-            return call(*arguments, **options)
-        except exceptions.RedisError as error:
+            return call(client)
+        except ERRORS as error:
             if "WRONGTYPE" in str(error):
                 self._check_types()
             raise translated(error, self.url) from error

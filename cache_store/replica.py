@@ -93,7 +93,7 @@ class Replica:
 
     def values(self) -> dict[str, Any]:
         """Everything but the arrays."""
-        return {"position": list(self.position), "next": self.next, "events": self.events}
+        return {"position": list(self.position), "next": dict(self.next), "events": self.events}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], counts: NDArray[np.int64], drawn: NDArray[np.int64]) -> Replica:
@@ -106,8 +106,10 @@ class Replica:
             replica = cls(Position(*values["position"]))
             replica.next = {str(name): int(offset) for name, offset in values["next"].items()}
             replica.events = int(values["events"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Malformed(f"not a snapshot: {error}") from error
+        if len(counts) != len(drawn):
+            raise Malformed(f"not a snapshot: counts of {len(counts)} items, and occurrence of {len(drawn)}")
         replica.grow(len(counts))
         replica.counts[:] = counts
         replica.drawn[:] = drawn

@@ -10,6 +10,7 @@ ASSIGN = """
 if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return {-1} end
 local found = {}
 local size = redis.call('LLEN', KEYS[3])
+local names = redis.call('HGET', KEYS[1], 'names')
 for k = 2, #ARGV do
     local row = redis.call('HGET', KEYS[2], ARGV[k])
     if not row then
@@ -17,43 +18,59 @@ for k = 2, #ARGV do
         size = size + 1
         redis.call('RPUSH', KEYS[3], ARGV[k])
         redis.call('HSET', KEYS[2], ARGV[k], row)
+        names = redis.sha1hex(names .. ARGV[k])
     end
     found[k - 1] = tonumber(row)
 end
+redis.call('HSET', KEYS[1], 'names', names)
 return found
 """
 
+IDS = """
+-- KEYS: meta, items.  ARGV: generation, first row, last row.
+-- Returns the ids of these rows, as far as they are there, or -1 if it is another generation.
+if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return -1 end
+return redis.call('LRANGE', KEYS[2], ARGV[2], ARGV[3])
+"""
+
 CLAIM = """
--- KEYS: meta, epochs, next, owners.  ARGV: generation, trainer, then partition, known epoch, end (-1: not known) ...
--- Returns epoch and next (-1: none) of each partition, or {-1} if it is another generation.
+-- KEYS: meta, epochs, next, owners.
+-- ARGV: generation, trainer, then partition, known epoch, end (-1: not known), 1 if it was given to us now or 0 ...
+-- Returns epoch, next (-1: none) and 1 if it is ours of each partition, or {-1} if it is another generation.
 if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return {-1} end
 local found = {}
-for k = 3, #ARGV, 3 do
+for k = 3, #ARGV, 4 do
     local partition, known, last = ARGV[k], tonumber(ARGV[k + 1]), tonumber(ARGV[k + 2])
-    local epoch = math.max(tonumber(redis.call('HGET', KEYS[2], partition) or '0'), known) + 1
-    redis.call('HSET', KEYS[2], partition, epoch)
-    redis.call('HSET', KEYS[4], partition, ARGV[2])
+    local epoch = tonumber(redis.call('HGET', KEYS[2], partition) or '0')
     local following = tonumber(redis.call('HGET', KEYS[3], partition) or '-1')
-    if last >= 0 and following > last then
-        redis.call('HDEL', KEYS[3], partition)
-        following = -1
+    local ours = ARGV[k + 3] == '1' or epoch <= known or redis.call('HGET', KEYS[4], partition) == ARGV[2]
+    if ours then
+        epoch = math.max(epoch, known) + 1
+        redis.call('HSET', KEYS[2], partition, epoch)
+        redis.call('HSET', KEYS[4], partition, ARGV[2])
+        if last >= 0 and following > last then
+            redis.call('HDEL', KEYS[3], partition)
+            following = -1
+        end
     end
     found[#found + 1] = epoch
     found[#found + 1] = following
+    found[#found + 1] = ours and 1 or 0
 end
 return found
 """
 
 PUSH = """
--- KEYS: meta, log, next, epochs, cache.
--- ARGV: generation, chain, entry, cache ('': none), longest log, then partition, epoch, start, stop ...
+-- KEYS: meta, log, next, epochs, cache, items.
+-- ARGV: generation, chain, entry, cache ('': none), longest log, rows there must be, then partition, epoch, start,
+--       stop ...
 -- Returns {outcome, length of the log, more ...}: more is the partition for 'fenced', partition and next for 'overlap'.
 local meta = redis.call('HMGET', KEYS[1], 'generation', 'chain')
 if not meta[1] then return {'empty', 0} end
-if meta[1] ~= ARGV[1] then return {'elsewhere', 0} end
-local spans, known, overlap = (#ARGV - 5) / 4, 0, false
+if meta[1] ~= ARGV[1] or redis.call('LLEN', KEYS[6]) < tonumber(ARGV[6]) then return {'elsewhere', 0} end
+local spans, known, overlap = (#ARGV - 6) / 4, 0, false
 local nexts = {'overlap', 0}
-for k = 6, #ARGV, 4 do
+for k = 7, #ARGV, 4 do
     local partition = ARGV[k]
     if tonumber(redis.call('HGET', KEYS[4], partition) or '0') > tonumber(ARGV[k + 1]) then
         return {'fenced', 0, partition}
@@ -62,7 +79,7 @@ for k = 6, #ARGV, 4 do
     if tonumber(ARGV[k + 3]) <= following then known = known + 1 end
     if tonumber(ARGV[k + 2]) < following then overlap = true end
     nexts[#nexts + 1] = partition
-    nexts[#nexts + 1] = tostring(math.max(following, 0))
+    nexts[#nexts + 1] = string.format('%.0f', math.max(following, 0))
 end
 local length = redis.call('XLEN', KEYS[2])
 if spans > 0 and known == spans then return {'known', length} end
@@ -71,7 +88,7 @@ if length >= tonumber(ARGV[5]) then return {'full', length} end
 local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
 redis.call('XADD', KEYS[2], '*', 'n', number, 'b', meta[2], 'c', ARGV[2], 'd', ARGV[3])
 redis.call('HSET', KEYS[1], 'chain', ARGV[2])
-for k = 6, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
+for k = 7, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
 if ARGV[4] ~= '' then
     redis.call('SET', KEYS[5], ARGV[4])
     redis.call('HSET', KEYS[1], 'cache', ARGV[2])
@@ -81,8 +98,8 @@ return {'added', length + 1}
 
 PULL = """
 -- KEYS: meta, log, items, cache.  ARGV: generation, id after which to read, how many, chain of the cache we have.
--- Returns {generation, number, chain, items, length, entries, cache ('': none newer), its chain}, {} if empty.
-local meta = redis.call('HMGET', KEYS[1], 'generation', 'number', 'chain', 'cache')
+-- Returns {generation, number, chain, items, length, names, entries, cache ('': none newer), its chain}, {} if empty.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'number', 'chain', 'cache', 'names')
 if not meta[1] then return {} end
 local entries, cache = {}, ''
 if meta[1] == ARGV[1] and tonumber(ARGV[3]) > 0 then
@@ -90,15 +107,15 @@ if meta[1] == ARGV[1] and tonumber(ARGV[3]) > 0 then
 end
 if meta[4] and meta[4] ~= ARGV[4] then cache = redis.call('GET', KEYS[4]) or '' end
 local items, length = redis.call('LLEN', KEYS[3]), redis.call('XLEN', KEYS[2])
-return {meta[1], tonumber(meta[2]), meta[3], items, length, entries, cache, meta[4] or ''}
+return {meta[1], tonumber(meta[2]), meta[3], items, length, meta[5], entries, cache, meta[4] or ''}
 """
 
 SAVE_SNAPSHOT = """
--- KEYS: meta, log, snapshot, lease.  ARGV: generation, number, id, snapshot, trainer.
--- Returns 1, or 0 if there is a newer one or it is another generation.
-local meta = redis.call('HMGET', KEYS[1], 'generation', 'snapshot')
+-- KEYS: meta, log, snapshot, lease.  ARGV: generation, number, id, snapshot, trainer, chain.
+-- Returns 1, or 0 if this entry is not in the log or it is another generation.
+local entry = redis.call('XRANGE', KEYS[2], ARGV[3], ARGV[3])[1]
 local ours = redis.call('GET', KEYS[4]) == ARGV[5]
-if meta[1] ~= ARGV[1] or tonumber(meta[2] or '-1') >= tonumber(ARGV[2]) then
+if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] or not entry or entry[2][6] ~= ARGV[6] then
     if ours then redis.call('DEL', KEYS[4]) end
     return 0
 end
@@ -113,8 +130,9 @@ return 1
 SEED = """
 -- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners.
 -- ARGV: generation, snapshot, origin generation ('': none), origin number, instead of, seconds for seeding again,
---       format, how many partitions in next, then partition, next ..., then partition, epoch ...
--- Returns 1, or 0 if there is a state that is not to be replaced.
+--       format, how many new items, their fingerprint, how many partitions in next, then partition, next ..., then
+--       partition, epoch ...
+-- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items are not all there.
 local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded')
 local now = tonumber(redis.call('TIME')[1])
 local may = not meta[1] or meta[1] == ARGV[5]
@@ -122,6 +140,8 @@ if not may and ARGV[3] ~= '' and now - tonumber(meta[4] or '0') <= tonumber(ARGV
     may = meta[2] == '' or (meta[2] == ARGV[3] and tonumber(meta[3]) < tonumber(ARGV[4]))
 end
 if not may then return 0 end
+local items = tonumber(ARGV[8])
+if redis.call('LLEN', KEYS[9]) ~= items or redis.call('HLEN', KEYS[10]) ~= items then return -1 end
 for k = 1, 8 do redis.call('DEL', KEYS[k]) end
 redis.call('DEL', KEYS[11])
 if redis.call('EXISTS', KEYS[9]) == 1 then
@@ -131,11 +151,11 @@ if redis.call('EXISTS', KEYS[9]) == 1 then
     redis.call('PERSIST', KEYS[5])
 end
 redis.call('SET', KEYS[3], ARGV[2])
-local first = 9 + 2 * tonumber(ARGV[8])
-for k = 9, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
+local first = 11 + 2 * tonumber(ARGV[10])
+for k = 11, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
 for k = first, #ARGV, 2 do redis.call('HSET', KEYS[7], ARGV[k], ARGV[k + 1]) end
 redis.call('HSET', KEYS[1], 'format', ARGV[7], 'generation', ARGV[1], 'number', 0, 'chain', ARGV[1],
-    'snapshot', 0, 'snapshot_id', '0-0', 'origin', ARGV[3], 'origin_number', ARGV[4], 'seeded', now)
+    'snapshot', 0, 'snapshot_id', '0-0', 'names', ARGV[9], 'origin', ARGV[3], 'origin_number', ARGV[4], 'seeded', now)
 return 1
 """
 

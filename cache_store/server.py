@@ -18,12 +18,25 @@ HARD_LOG_LENGTH = 4096
 """Entries of the log beyond which nothing is added until it is trimmed."""
 
 
+class Wanted(NamedTuple):
+    """A partition to claim."""
+
+    epoch: int
+    """The one that we knew last."""
+    end: int | None
+    """The offset after its last record, if known."""
+    anew: bool
+    """It was given to us now; if not, it was ours before, and is claimed again unless others have claimed it since."""
+
+
 class Claim(NamedTuple):
-    """A partition is ours."""
+    """What became of a claim."""
 
     epoch: int
     next: int | None
     """The offset up to which the store has contributions; None if it has none."""
+    ours: bool = True
+    """Whether the partition is ours."""
 
 
 class Stamped(NamedTuple):
@@ -45,6 +58,8 @@ class Tip(NamedTuple):
     """How many items have a row."""
     length: int
     """Entries in the log."""
+    names: str
+    """Fingerprint of the ids of all items."""
 
 
 class Pulled(NamedTuple):
@@ -68,6 +83,7 @@ class Push:
         packed: the entry.
         spans: where its events come from, with the epoch in which we claimed each partition.
         cache: the next cache, packed; None leaves the one that is there.
+        items: how many rows there must be: all that it names are below.
     """
 
     generation: str
@@ -75,6 +91,7 @@ class Push:
     packed: bytes
     spans: Sequence[tuple[Span, int]]
     cache: bytes | None = None
+    items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +100,8 @@ class Pushed:
 
     Args:
         outcome: `added`; `known` (all of it was there already); `overlap` (some of it was); `fenced` (a partition has
-            a newer epoch); `full` (the log must be trimmed first); `elsewhere` (another generation); `empty`.
+            a newer epoch); `full` (the log must be trimmed first); `elsewhere` (another generation, or
+            rows that it does not know); `empty`.
         next: for `overlap` what is there of each partition.
         partition: for `fenced`.
         length: entries in the log.
@@ -132,20 +150,12 @@ class Server(Protocol):
         """The row of each id; new ids get the next rows. None if it is another generation."""
         ...
 
-    def ids(self, first: int, count: int) -> list[str]:
-        """Ids of rows from `first` on, at most so many."""
+    def ids(self, generation: str, first: int, count: int) -> list[str] | None:
+        """Ids of rows from `first` on, at most so many. None if it is another generation."""
         ...
 
-    def claim(
-        self, generation: str, trainer: str, wanted: Mapping[str, tuple[int, int | None]]
-    ) -> dict[str, Claim] | None:
-        """Raise the epochs of some partitions. None if it is another generation.
-
-        Args:
-            generation: ours.
-            trainer: who claims.
-            wanted: for each partition the epoch that we knew last, and the offset after its last record if known.
-        """
+    def claim(self, generation: str, trainer: str, wanted: Mapping[str, Wanted]) -> dict[str, Claim] | None:
+        """Raise the epochs of some partitions. None if it is another generation."""
         ...
 
     def push(self, push: Push) -> Pushed:
@@ -161,7 +171,7 @@ class Server(Protocol):
         ...
 
     def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
-        """Keep this snapshot, and trim the log at its position. False if there is a newer one."""
+        """Keep this snapshot, and trim the log at its position. False if that is not in the log (any more)."""
         ...
 
     def may_snapshot(self, trainer: str) -> bool:

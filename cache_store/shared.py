@@ -2,7 +2,7 @@
 
 An exchange is
 
-    join (if we are not in) -> claim -> push -> pull -> snapshot (if it is due)
+    join (if we are not in) -> claim -> pull -> push -> pull -> snapshot (if it is due)
 
 With a server in memory it happens inside `contribute`; with one behind a network, every so often, on a thread of its
 own. The training thread only ever takes a lock that is never held while the network is waited for.
@@ -39,11 +39,11 @@ from cache_store.base import (
     StoreStatus,
     Totals,
 )
-from cache_store.codec import Entry, Malformed, pack_entry, pack_rows, summed, unpack_entry, unpack_rows
+from cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_rows, summed, unpack_entry, unpack_rows
 from cache_store.errors import Fenced, StoreError, StoreUnavailable
-from cache_store.outbox import Outbox, Waiting, counted, without
+from cache_store.outbox import Outbox, Waiting, counted, joined, without
 from cache_store.replica import Position, Replica
-from cache_store.server import SOFT_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Server, Stamped
+from cache_store.server import SOFT_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Server, Stamped, Tip, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,9 @@ MOST_DELTAS = 4096
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
 SAY_AGAIN_S = 30.0
 BEAT_S = 2.0
+NO_ROWS: Rows = np.empty(0, np.int64)
+ROUNDS = 8
+"""How often an exchange begins again, if the server is not where we left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +107,16 @@ class SharedStore:
         self._replica: Replica | None = None
         self._outbox = Outbox(self.settings.most_waiting, self.settings.keep_s)
         self._shared_ids: list[str] = []  # by the store's rows
+        self._names = ""  # their fingerprint
         self._rows = np.full(0, -1, np.int64)  # the store's row of each of ours
         self._own_ids: Sequence[str] = ()
         self._owned: dict[str, int | None] = {}
         self._claims: dict[str, Claim] = {}
-        self._unclaimed: set[str] = set()
+        self._unclaimed: dict[str, Wanted] = {}
         self._seen: dict[str, int] = {}
+        self._given_up: dict[str, int] = {}  # from where on contributions were refused
         self._inbox = Received()
-        self._reset = self._recall = False
+        self._reset = False
         self._cache_chain = ""
         self._joined = False
         self._fenced: Fenced | None = None
@@ -137,24 +142,40 @@ class SharedStore:
 
     def claim(self, partitions: Mapping[str, int | None], timeout_s: float = 5.0) -> bool:
         with self._lock:
-            self._owned |= partitions
-            self._unclaimed |= partitions.keys()
-            for name in partitions:
-                self._seen.pop(name, None)
+            for name, end in partitions.items():
+                self._owned[name] = end
+                self._unclaimed[name] = Wanted(self._epoch(name), end, anew=True)
+                if end is not None and self._outbox.reach(name) > end:
+                    self._reset = True
+                if end is not None:
+                    self._outbox.forget_beyond(name, end)
+                self._seen[name] = self._outbox.reach(name)  # what waits will be counted
         self._poke()
-        return self._wait_for(lambda: not self._unclaimed & partitions.keys(), timeout_s)
+        return self._wait_for(lambda: not self._unclaimed.keys() & partitions.keys(), timeout_s)
 
     def release(self, partitions: Sequence[str]) -> None:
         with self._lock:
             for name in partitions:
                 self._owned.pop(name, None)
                 self._seen.pop(name, None)
-                self._unclaimed.discard(name)
+                self._unclaimed.pop(name, None)
 
     def fresh(self, spans: Sequence[Span], sources: NDArray[np.int32], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         with self._lock:
             first = np.array([self._seen.get(span.partition, 0) for span in spans], np.int64)
         return offsets >= first[sources]
+
+    def seen(self, partition: str) -> int:
+        with self._lock:
+            return self._seen.get(partition, 0)
+
+    def untold(self, partition: str) -> int | None:
+        with self._lock:
+            return self._outbox.first(partition)
+
+    def refused(self, partition: str) -> int | None:
+        with self._lock:
+            return self._given_up.pop(partition, None)
 
     def receive(self) -> Received:
         with self._lock:
@@ -180,11 +201,13 @@ class SharedStore:
             for span in contribution.spans:
                 self._seen[span.partition] = max(self._seen.get(span.partition, 0), span.stop)
         if self._server.inline:
-            self.exchange()
+            self._poke()
 
     def flush(self, timeout_s: float) -> bool:
         self._poke()
-        return self._wait_for(lambda: not self._outbox.waiting, timeout_s)
+        with self._lock:
+            upto = self._outbox.last
+        return self._wait_for(lambda: all(w.number > upto for w in self._outbox.waiting), timeout_s)
 
     def status(self) -> StoreStatus:
         with self._lock:
@@ -218,7 +241,8 @@ class SharedStore:
             arrays: dict[str, NDArray[Any]] = {"counts": replica.counts.copy(), "drawn": replica.drawn.copy()}
             waiting = [_listed(k, w.contribution, arrays) for k, w in enumerate(self._outbox.waiting)]
             epochs = {name: claim.epoch for name, claim in self._claims.items()}
-            return arrays, {"replica": replica.values(), "waiting": waiting, "epochs": epochs}, received
+            values = {"replica": replica.values(), "waiting": waiting, "epochs": epochs}
+            return arrays, values | {"refused": dict(self._given_up)}, received
 
     def load_state(
         self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], ids: Sequence[str], own: Rows
@@ -228,11 +252,13 @@ class SharedStore:
             return
         self._replica, self._own_ids = replica, ids
         self._shared_ids = [ids[row] for row in own.tolist()]
+        self._names = fingerprint(self._shared_ids)
         self._rows = np.full(len(ids), -1, np.int64)
         self._rows[own] = np.arange(len(own))
         for k, spans in enumerate(values["waiting"]):
             self._outbox.add(_contribution(k, spans, arrays))
         self._claims = {name: Claim(epoch, None) for name, epoch in values["epochs"].items()}
+        self._given_up = dict(values.get("refused", {}))
 
     # the exchange -----------------------------------------------------------------------------------------------------
 
@@ -241,28 +267,40 @@ class SharedStore:
 
         1. join, if we are not in;
         2. claim what is ours;
-        3. push what waits;
-        4. pull what others have added, and our own back;
+        3. pull what others have added, and see that nothing is lost;
+        4. push what waits, and pull it back;
         5. write a snapshot, if it is due.
 
         Raises:
             StoreError: the server cannot be used now, or not at all.
         """
         with self._exchanging, self._accounted():
-            try:
-                if not self._joined:
-                    self._join()
-                self._claim()
-                self._push_all()
-                self._pull_all()
-                self._drop_known()
-                self._snapshot_if_due()
-                self._beat()
-            except _Lost as lost:
-                logger.info("joining the store again: %s", lost)
-                self._joined = False
-                self._join()
-                self._claim()
+            for _ in range(ROUNDS):
+                try:
+                    return self._round()
+                except _Lost as lost:
+                    logger.info("joining the store again: %s", lost)
+                    self._joined = False
+            raise StoreUnavailable("broken", "the store is not where we left it, again and again")
+
+    def _round(self) -> None:
+        try:
+            self._steps()
+        except Exception:
+            self._rows[self._rows >= len(self._shared_ids)] = -1  # were given, and may be lost by the next time
+            raise
+
+    def _steps(self) -> None:
+        if not self._joined:
+            self._join()
+        self._claim()
+        self._pull_all()
+        if self._outbox.waiting:
+            self._push_all()
+            self._pull_all()
+            self._drop_known()
+        self._snapshot_if_due()
+        self._beat()
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
@@ -293,12 +331,10 @@ class SharedStore:
             self._seed(instead_of="")
         self._pull_all()
         with self._lock:
-            if self._recall:
-                self._recall = False
-                self._outbox.recall(self._replica_now.next)
+            for name in self._owned:
+                self._unclaimed.setdefault(name, Wanted(self._epoch(name), self._end(name), anew=False))
             self._joined = True
             self._status.joined += 1
-            self._unclaimed |= self._owned.keys()
 
     def _seed(self, instead_of: str) -> None:
         """Give the server what we have, or take what it has, if that is more."""
@@ -317,10 +353,11 @@ class SharedStore:
             return False
         with self._lock:
             self._replica = seed
+            self._rows = np.full(0, -1, np.int64)  # what it gave since the seed's are not rows of its any more
             self._status.seeded += 1
             for waiting in self._outbox.waiting:
                 waiting.sent = waiting.known = False
-        if origin is not None:
+        if origin is not None and not self._server.inline:
             logger.warning("the store was empty or had lost something: seeded it with %s events", f"{seed.events:,}")
         return True
 
@@ -333,29 +370,53 @@ class SharedStore:
             replica = Replica.unpack(packed)
         except Malformed as error:
             raise StoreUnavailable("broken", f"the snapshot in the store cannot be read: {error}") from error
+        tip = self._server.pull(replica.position, 0, "").tip
+        if tip is None or tip.generation != replica.position.generation or tip.items < replica.size:
+            raise _Lost("it has begun a new generation")
+        ids = self._ids_after(0, tip)
         with self._lock:
-            self._replica, self._shared_ids = replica, []
+            self._replica, self._shared_ids, self._names = replica, ids, fingerprint(ids)
             self._rows = np.full(0, -1, np.int64)
-            self._inbox, self._reset, self._recall = Received(), True, True
+            self._inbox, self._reset = Received(), True
             self._cache_chain = ""
+            for name in self._owned:
+                self._begin_anew(name)
+            self._outbox.recall(replica.next)
 
     # 2.
 
     def _claim(self) -> None:
         with self._lock:
-            wanted = {name: (self._epoch(name), self._owned[name]) for name in self._unclaimed}
+            wanted = dict(self._unclaimed)
         if not wanted:
             return
         claims = self._server.claim(self._generation, self.trainer, wanted)
         if claims is None:
             raise _Lost("it has begun a new generation")
         with self._changed:
-            self._claims |= claims
             for name, claim in claims.items():
-                if name in self._owned:
-                    self._seen[name] = max(self._seen.get(name, 0), claim.next or 0)
-            self._unclaimed -= claims.keys()
+                if self._unclaimed.get(name) is wanted[name]:
+                    self._claimed(name, claim)
             self._changed.notify_all()
+
+    def _claimed(self, name: str, claim: Claim) -> None:
+        if not claim.ours:
+            raise self._taken_over(name)
+        self._claims[name] = claim
+        self._seen[name] = max(self._seen.get(name, 0), claim.next or 0)
+        self._begin_anew(name)
+        del self._unclaimed[name]
+
+    def _begin_anew(self, name: str) -> None:
+        """Where a partition ends before what the store had of it, the server forgets that; so does the replica."""
+        end = self._end(name)
+        if end is not None and self._replica_now.next.get(name, 0) > end:
+            del self._replica_now.next[name]
+
+    def _end(self, name: str) -> int | None:
+        """The offset beyond which nothing can be contributed of a partition of ours but by us; None if not known."""
+        end = self._owned[name]
+        return None if end is None else max(end, self._seen.get(name, 0))
 
     def _epoch(self, partition: str) -> int:
         claim = self._claims.get(partition)
@@ -363,53 +424,136 @@ class SharedStore:
 
     # 3.
 
+    def _pull_all(self) -> None:
+        """Up to the end of the log."""
+        while not self._pull_some():
+            pass
+        with self._lock:
+            self._caught_up_at = self._clock()
+
+    def _pull_some(self) -> bool:
+        """Take in some entries; True at the end of the log."""
+        pulled = self._server.pull(self._replica_now.position, ENTRIES_AT_ONCE, self._cache_chain)
+        if pulled.tip is None:
+            raise _Lost("it is empty")
+        if pulled.tip.generation != self._generation:
+            raise _Lost("it has begun a new generation")
+        self._check_chain(pulled)
+        ids = self._ids_after(len(self._shared_ids), pulled.tip)
+        names = fingerprint(ids, self._names)
+        if names != pulled.tip.names:
+            self._load()
+            raise _Lost("it has lost items, and named others since")
+        entries = [(stamped, self._entry(stamped)) for stamped in pulled.entries]
+        self._status.received_bytes += sum(len(s.packed) for s in pulled.entries) + len(pulled.cache or b"")
+        with self._lock:
+            self._shared_ids += ids
+            self._names = names
+            self._inbox.ids += ids
+            for stamped, entry in entries:
+                self._take_in(stamped, entry)
+            if pulled.cache is not None:
+                self._inbox.cache = unpack_rows(pulled.cache)
+                self._cache_chain = pulled.cache_chain
+            self._status.log_length = pulled.tip.length
+            return self._replica_now.position.number >= pulled.tip.number
+
+    def _check_chain(self, pulled: Pulled) -> None:
+        """See that nothing is missing between what we have and what comes.
+
+        Raises:
+            _Lost: we were too slow and the log was trimmed, or the server has lost what we have.
+        """
+        assert pulled.tip is not None
+        _, number, chain, _ = self._replica_now.position
+        tip, first = pulled.tip, pulled.entries[0] if pulled.entries else None
+        ahead = tip.number < number or (tip.number == number and tip.chain != chain)
+        ahead |= tip.items < len(self._shared_ids)
+        if first is not None and first.position.number <= number + 1:
+            ahead |= first.before != chain
+        if ahead:
+            self._seed(instead_of=tip.generation)
+            raise _Lost("it had lost what we still have")
+        if tip.number > number and (first is None or first.position.number > number + 1):
+            self._load()
+            raise _Lost("we were too slow, the log was trimmed")
+
+    def _entry(self, stamped: Stamped) -> Entry:
+        try:
+            return unpack_entry(stamped.packed)
+        except Malformed as error:
+            place = f"entry {stamped.position.entry} of the store's log"
+            raise StoreUnavailable(
+                "broken", f"{place} cannot be read: {error}; do all trainers have the same version?"
+            ) from error
+
+    def _ids_after(self, known: int, tip: Tip) -> list[str]:
+        found: list[str] = []
+        while (first := known + len(found)) < tip.items:
+            part = self._server.ids(tip.generation, first, min(tip.items - first, IDS_AT_ONCE))
+            if not part:
+                raise _Lost("it has begun a new generation" if part is None else "it has lost items")
+            found += part
+        return found
+
+    def _take_in(self, stamped: Stamped, entry: Entry) -> None:
+        self._replica_now.apply(entry, stamped.position)
+        if entry.trainer == self.trainer:
+            self._outbox.included(entry.last, self._clock())
+            return
+        if not self._reset:
+            self._inbox.deltas.append(Delta(entry.events, entry.items, entry.drawn))
+        if len(self._inbox.deltas) > MOST_DELTAS:
+            self._inbox.deltas, self._reset = [], True
+
+    # 4.
+
     def _push_all(self) -> None:
         """What was sent before and is not answered goes first, as it was; then all the rest in one entry."""
-        while parcel := self._parcel():
+        upto = self._outbox.last  # what comes meanwhile goes with the next exchange
+        while parcel := self._parcel(upto):
             if not self._pushed(parcel, self._server.push(self._packed(parcel))):
                 return
 
-    def _parcel(self) -> list[Waiting]:
+    def _parcel(self, upto: int) -> list[Waiting]:
         with self._lock:
             doubtful = [w for w in self._outbox.waiting if w.sent and not w.known]
-            unsent = [w for w in self._outbox.waiting if not w.sent]
-            return doubtful[:1] or unsent
+            unsent = [w for w in self._outbox.waiting if not w.sent and w.number <= upto]
+            parcel = doubtful[:1] or unsent
+            for waiting in parcel:
+                waiting.sent = True
+            return parcel
 
     def _packed(self, parcel: list[Waiting]) -> Push:
         contributions = [w.contribution for w in parcel]
-        items = summed([self._translated(counted(c)) for c in contributions])
-        drawn = summed([self._translated(c.drawn) for c in contributions])
-        cache = next((c.cache for c in reversed(contributions) if c.cache is not None), None)
-        spans = _joined([span for c in contributions for span in c.spans])
+        counts = [counted(c) for c in contributions]
+        cache = next((c.cache for c in reversed(contributions) if c.cache is not None), NO_ROWS)
+        self._name([*(c.rows for c in counts), *(c.drawn.rows for c in contributions), cache])
+        items = summed([Increments(self._rows[c.rows], c.counts) for c in counts])
+        drawn = summed([Increments(self._rows[c.drawn.rows], c.drawn.counts) for c in contributions])
+        cache = self._rows[cache]
+        spans = joined([span for c in contributions for span in c.spans])
         entry = Entry(self.trainer, parcel[-1].number, int(items.counts.sum()), spans, items, drawn)
         with self._lock:
             epochs = [(span, self._epoch(span.partition)) for span in spans]
-            for waiting in parcel:
-                waiting.sent = True
-        packed_cache = pack_rows(self._shared_rows(cache)) if cache is not None else None
-        push = Push(self._generation, secrets.token_hex(8), pack_entry(entry), epochs, packed_cache)
+        named = max(int(rows.max(initial=-1)) + 1 for rows in (items.rows, drawn.rows, cache))
+        packed_cache = pack_rows(cache) if len(cache) else None
+        push = Push(self._generation, secrets.token_hex(8), pack_entry(entry), epochs, packed_cache, named)
         self._status.sent_bytes += len(push.packed) + len(packed_cache or b"")
         return push
 
-    def _translated(self, increments: Increments) -> Increments:
-        return Increments(self._shared_rows(increments.rows), increments.counts)
-
-    def _shared_rows(self, own: Rows) -> Rows:
-        """The store's rows of our items; those without one get one."""
-        if not len(own):
-            return own
+    def _name(self, parts: Sequence[Rows]) -> None:
+        """Have rows of the store given to those of our items that have none."""
         if len(self._own_ids) > len(self._rows):
             more = np.full(max(len(self._own_ids), 2 * len(self._rows)) - len(self._rows), -1, np.int64)
             self._rows = np.concatenate([self._rows, more])
-        unknown = np.unique(own[self._rows[own] < 0])
+        unknown = sorted({row for rows in parts for row in rows[self._rows[rows] < 0].tolist()})
         for start in range(0, len(unknown), IDS_AT_ONCE):
             part = unknown[start : start + IDS_AT_ONCE]
-            rows = self._server.assign(self._generation, [self._own_ids[row] for row in part.tolist()])
-            if rows is None:
+            given = self._server.assign(self._generation, [self._own_ids[row] for row in part])
+            if given is None:
                 raise _Lost("it has begun a new generation")
-            self._rows[part] = rows
-        found: Rows = self._rows[own]
-        return found
+            self._rows[part] = given
 
     def _pushed(self, parcel: list[Waiting], pushed: Pushed) -> bool:
         """See what became of it; True if there may be more to push."""
@@ -441,94 +585,22 @@ class SharedStore:
     def _refused(self, numbers: list[int], partition: str) -> bool:
         with self._lock:
             if partition not in self._owned or partition in self._unclaimed:
-                before = self._outbox.events
+                before, first = self._outbox.events, self._outbox.first(partition)
+                if first is not None:
+                    self._given_up[partition] = min(first, self._given_up.get(partition, first))
                 self._cut(numbers, lambda c: without(c, partition))
-                self._status.refused_events += before - self._outbox.events
-                logger.warning("%s events of %s are not counted: it is others' now", before, partition)
+                refused = before - self._outbox.events
+                self._status.refused_events += refused
+                logger.warning("%s events of %s are not counted: it is others' now", refused, partition)
                 return True
-            self._fenced = Fenced(
-                f"another trainer has taken over {partition}: this process must have been out of touch for long. "
-                "It stops, so that nothing is counted twice; start it again to rejoin"
-            )
-            raise self._fenced
+            raise self._taken_over(partition)
 
-    # 4.
-
-    def _pull_all(self) -> None:
-        """Up to the end of the log."""
-        while not self._pull_some():
-            pass
-        with self._lock:
-            self._caught_up_at = self._clock()
-
-    def _pull_some(self) -> bool:
-        """Take in some entries; True at the end of the log."""
-        pulled = self._server.pull(self._replica_now.position, ENTRIES_AT_ONCE, self._cache_chain)
-        if pulled.tip is None:
-            raise _Lost("it is empty")
-        if pulled.tip.generation != self._generation:
-            raise _Lost("it has begun a new generation")
-        self._check_chain(pulled)
-        ids = self._new_ids(pulled.tip.items)
-        entries = [(stamped, self._entry(stamped)) for stamped in pulled.entries]
-        self._status.received_bytes += sum(len(s.packed) for s in pulled.entries) + len(pulled.cache or b"")
-        with self._lock:
-            self._shared_ids += ids
-            self._inbox.ids += ids
-            for stamped, entry in entries:
-                self._take_in(stamped, entry)
-            if pulled.cache is not None:
-                self._inbox.cache = unpack_rows(pulled.cache)
-                self._cache_chain = pulled.cache_chain
-            self._status.log_length = pulled.tip.length
-            return self._replica_now.position.number >= pulled.tip.number
-
-    def _check_chain(self, pulled: Pulled) -> None:
-        """See that nothing is missing between what we have and what comes.
-
-        Raises:
-            _Lost: we were too slow and the log was trimmed, or the server has lost what we have.
-        """
-        assert pulled.tip is not None
-        _, number, chain, _ = self._replica_now.position
-        tip, first = pulled.tip, pulled.entries[0] if pulled.entries else None
-        ahead = tip.number < number or (tip.number == number and tip.chain != chain)
-        if first is not None and first.position.number == number + 1 and first.before != chain:
-            ahead = True
-        if ahead:
-            self._seed(instead_of=tip.generation)
-            raise _Lost("it had lost what we still have")
-        if tip.number > number and (first is None or first.position.number > number + 1):
-            self._load()
-            raise _Lost("we were too slow, the log was trimmed")
-
-    def _entry(self, stamped: Stamped) -> Entry:
-        try:
-            return unpack_entry(stamped.packed)
-        except Malformed as error:
-            place = f"entry {stamped.position.entry} of the store's log"
-            raise StoreUnavailable(
-                "broken", f"{place} cannot be read: {error}; do all trainers have the same version?"
-            ) from error
-
-    def _new_ids(self, items: int) -> list[str]:
-        found: list[str] = []
-        while len(self._shared_ids) + len(found) < items:
-            part = self._server.ids(len(self._shared_ids) + len(found), IDS_AT_ONCE)
-            if not part:
-                raise _Lost("its list of items is shorter than it says")
-            found += part
-        return found
-
-    def _take_in(self, stamped: Stamped, entry: Entry) -> None:
-        self._replica_now.apply(entry, stamped.position)
-        if entry.trainer == self.trainer:
-            self._outbox.included(entry.last, self._clock())
-            return
-        if not self._reset:
-            self._inbox.deltas.append(Delta(entry.events, entry.items, entry.drawn))
-        if len(self._inbox.deltas) > MOST_DELTAS:
-            self._inbox.deltas, self._reset = [], True
+    def _taken_over(self, partition: str) -> Fenced:
+        self._fenced = Fenced(
+            f"another trainer has taken over {partition}: this process must have been out of touch for long. "
+            "It stops, so that nothing is counted twice; start it again to rejoin"
+        )
+        return self._fenced
 
     def _drop_known(self) -> None:
         """What the server has, and did not come in the log, were others' contributions of the same events."""
@@ -565,8 +637,9 @@ class SharedStore:
                 if self._fenced is not None:
                     return
                 self._wait_out()
-            except Exception:
+            except Exception as error:
                 logger.exception("the exchange with the store has failed; it is tried again")
+                self._in_trouble(StoreUnavailable("broken", f"the exchange with the store has failed: {error!r}"))
                 self._joined = False
                 self._wait_out()
 
@@ -589,18 +662,22 @@ class SharedStore:
             logger.warning("training goes on with the last view: %s", error)
 
     def _poke(self) -> None:
-        if self._server.inline:
-            if self._joined:
-                self.exchange()
-        else:
+        """Exchange, now or soon; what goes wrong is told by `receive` and `status`."""
+        if not self._server.inline:
             self._wanted.set()
+        elif self._joined:
+            try:
+                self.exchange()
+            except StoreError as error:
+                self._in_trouble(error)
 
     def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not done():
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or self._closing or self._fenced is not None or not self._is_live():
+                gone = self._closing or self._fenced is not None or not self._is_live()
+                if left_s <= 0 or gone or self._server.inline:
                     return False
                 self._changed.wait(min(left_s, 0.05))
             return True
@@ -618,15 +695,6 @@ class SharedStore:
     @property
     def _generation(self) -> str:
         return self._replica_now.position.generation
-
-
-def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """One span for each partition."""
-    found: dict[str, Span] = {}
-    for span in spans:
-        known = found.get(span.partition, span)
-        found[span.partition] = Span(span.partition, min(known.start, span.start), max(known.stop, span.stop))
-    return tuple(found.values())
 
 
 def _listed(k: int, contribution: Contribution, arrays: dict[str, NDArray[Any]]) -> list[list[Any]]:

@@ -1,0 +1,213 @@
+"""Packed entries, snapshots and caches: what goes in comes out, and nothing else than ours is taken for ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_store.base import Increments, Span
+from cache_store.codec import (
+    FORMAT,
+    Entry,
+    Malformed,
+    fingerprint,
+    pack,
+    pack_entry,
+    pack_rows,
+    summed,
+    unpack,
+    unpack_entry,
+    unpack_rows,
+)
+from cache_store.replica import Position, Replica
+
+patient = settings(deadline=None)
+counts = st.one_of(st.integers(0, 10), st.integers(2**32 - 2, 2**32 + 2), st.integers(0, 2**63 - 1))
+arrays = st.lists(counts, max_size=20).map(lambda numbers: np.array(numbers, np.int64))
+pairs = st.dictionaries(st.integers(0, 2**40), st.integers(1, 2**40), max_size=10)
+increments = pairs.map(lambda d: Increments(np.array(list(d), np.int64), np.array(list(d.values()), np.int64)))
+spans = st.builds(Span, st.text(max_size=5), st.integers(0, 2**53), st.integers(0, 2**53))
+entries = st.builds(
+    Entry,
+    trainer=st.text(max_size=10),
+    last=st.integers(0, 2**53),
+    events=st.integers(0, 2**53),
+    spans=st.lists(spans, max_size=3).map(tuple),
+    items=increments,
+    drawn=increments,
+)
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=5,
+)
+
+
+def equal(a: Increments, b: Increments) -> bool:
+    return a.rows.tolist() == b.rows.tolist() and a.counts.tolist() == b.counts.tolist()
+
+
+@patient
+@given(st.lists(arrays, max_size=4), st.dictionaries(st.text(), st.integers(-(2**53), 2**53)))
+def test_what_is_packed_comes_out(given_arrays: list[Any], meta: dict[str, int]) -> None:
+    found_meta, found = unpack(pack(meta, given_arrays))
+    assert found_meta == meta
+    assert [a.tolist() for a in found] == [a.tolist() for a in given_arrays]
+    assert all(a.dtype == np.int64 for a in found)
+
+
+@patient
+@given(entries)
+def test_entries_come_out_as_they_went_in(entry: Entry) -> None:
+    found = unpack_entry(pack_entry(entry))
+    assert (found.trainer, found.last, found.events) == (entry.trainer, entry.last, entry.events)
+    assert found.spans == entry.spans
+    assert equal(found.items, entry.items)
+    assert equal(found.drawn, entry.drawn)
+
+
+@patient
+@given(st.lists(st.integers(0, 2**40), max_size=50))
+def test_caches_come_out_as_they_went_in(rows: list[int]) -> None:
+    assert unpack_rows(pack_rows(np.array(rows, np.int64))).tolist() == rows
+
+
+@patient
+@given(st.lists(entries, max_size=3))
+def test_replicas_come_out_as_they_went_in(given_entries: list[Entry]) -> None:
+    replica = Replica(Position.beginning("g"))
+    for number, entry in enumerate(given_entries):
+        items, drawn = (Increments(part.rows % 1000, part.counts % 1000) for part in (entry.items, entry.drawn))
+        position = Position("g", number + 1, f"c{number}", f"{number}-1")
+        replica.apply(Entry(entry.trainer, entry.last, entry.events, entry.spans, items, drawn), position)
+    found = Replica.unpack(replica.pack())
+    assert found.position == replica.position
+    assert (found.next, found.events) == (replica.next, replica.events)
+    assert found.counts.tolist() == replica.counts.tolist()
+    assert found.drawn.tolist() == replica.drawn.tolist()
+
+
+def test_small_numbers_take_four_bytes_and_large_ones_eight() -> None:
+    small, large = (len(pack_rows(np.full(1000, n, np.int64))) for n in (2**32 - 1, 2**32))
+    assert 4000 < small < 4200
+    assert 8000 < large < 8200
+
+
+def only_malformed(packed: bytes) -> None:
+    """Whatever these bytes are, they are read or refused."""
+    for read in (unpack, unpack_entry, unpack_rows, Replica.unpack):
+        try:
+            read(packed)
+        except Malformed:
+            continue
+
+
+@patient
+@given(st.binary(max_size=100))
+def test_any_bytes_are_refused(packed: bytes) -> None:
+    with pytest.raises(Malformed):
+        unpack(packed)
+    only_malformed(packed)
+
+
+@patient
+@given(entries, st.data())
+def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(entry: Entry, data: st.DataObject) -> None:
+    packed = pack_entry(entry)
+    at = data.draw(st.integers(0, len(packed) - 1))
+    for broken in (packed[:at], packed + b"x"):
+        with pytest.raises(Malformed):
+            unpack_entry(broken)
+        only_malformed(broken)
+    only_malformed(packed[:at] + bytes([data.draw(st.integers(0, 255))]) + packed[at + 1 :])
+
+
+@patient
+@given(
+    version=st.one_of(st.just(FORMAT), json_values),
+    lengths=st.one_of(st.lists(st.integers(-3, 3), max_size=4), json_values),
+    widths=st.one_of(st.lists(st.sampled_from([4, 8, 0, -4, 3]), max_size=4), json_values),
+    meta=st.one_of(json_values, st.dictionaries(st.sampled_from("tnes"), json_values)),
+    body=st.binary(max_size=64),
+)
+def test_any_header_is_read_or_refused(version: Any, lengths: Any, widths: Any, meta: Any, body: bytes) -> None:
+    header = json.dumps({"v": version, "lengths": lengths, "widths": widths, "meta": meta}).encode()
+    only_malformed(len(header).to_bytes(4, "little") + header + body)
+
+
+@patient
+@given(
+    position=json_values,
+    following=json_values,
+    events=json_values,
+    sizes=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_any_snapshot_is_read_or_refused(position: Any, following: Any, events: Any, sizes: tuple[int, int]) -> None:
+    meta = {"position": position, "next": following, "events": events}
+    try:
+        packed = pack(meta, [np.zeros(size, np.int64) for size in sizes])
+    except ValueError:  # no JSON
+        return
+    only_malformed(packed)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"v": FORMAT + 1, "lengths": [], "widths": [], "meta": {}},
+        {"v": FORMAT, "lengths": [-1, 2], "widths": [4, 4], "meta": {}},
+        {"v": FORMAT, "lengths": [10**30], "widths": [4], "meta": {}},
+        {"v": FORMAT, "lengths": [1], "widths": [4, 4], "meta": {}},
+    ],
+)
+def test_headers_of_others_are_refused(header: dict[str, Any]) -> None:
+    encoded = json.dumps(header).encode()
+    with pytest.raises(Malformed):
+        unpack(len(encoded).to_bytes(4, "little") + encoded + b"\x00" * 4)
+
+
+def test_a_header_that_is_nested_without_end_is_refused() -> None:
+    header = b'{"v":1,"lengths":[],"widths":[],"meta":{"s":' + b"[" * 100_000
+    with pytest.raises(Malformed):
+        unpack(len(header).to_bytes(4, "little") + header)
+
+
+def test_numbers_below_zero_are_refused() -> None:
+    packed = pack_rows(np.array([2**40]))
+    with pytest.raises(Malformed, match="below zero"):
+        unpack_rows(packed[:-8] + np.array([-1], "<i8").tobytes())
+
+
+def test_rows_and_counts_that_do_not_match_are_refused() -> None:
+    meta = {"t": "ada", "n": 1, "e": 1, "s": []}
+    packed = pack(meta, [np.zeros(n, np.int64) for n in (2, 1, 0, 0)])
+    with pytest.raises(Malformed, match="2 rows with 1 counts"):
+        unpack_entry(packed)
+
+
+@patient
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=6), max_size=4))
+def test_sums_have_distinct_ascending_rows_and_no_zeros(parts: list[list[tuple[int, int]]]) -> None:
+    slow: dict[int, int] = {}
+    for row, count in (pair for part in parts for pair in part):
+        slow[row] = slow.get(row, 0) + count
+    columns = [np.array(part, np.int64).reshape(-1, 2) for part in parts]
+    found = summed([Increments(c[:, 0], c[:, 1]) for c in columns])
+    assert dict(zip(found.rows.tolist(), found.counts.tolist(), strict=True)) == {r: c for r, c in slow.items() if c}
+    assert found.rows.tolist() == sorted(found.rows.tolist())
+
+
+@patient
+@given(st.lists(st.text(), max_size=6), st.lists(st.text(), max_size=6))
+def test_a_fingerprint_goes_on_from_that_of_the_ids_before(first: list[str], more: list[str]) -> None:
+    assert fingerprint(more, fingerprint(first)) == fingerprint(first + more)
+
+
+def test_fingerprints_tell_orders_apart() -> None:
+    assert fingerprint(["a", "b"]) != fingerprint(["b", "a"])
+    assert fingerprint(["ab"]) != fingerprint(["a", "b"])

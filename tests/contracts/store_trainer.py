@@ -1,0 +1,241 @@
+"""A trainer without a model, for tests of stores: it reads a stream, counts it, and believes what it receives.
+
+Everything that it counts is kept by item id in plain counters, the slow and obvious way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cache_store.base import Contribution, Increments, Received, Span
+from cache_store.codec import unpack_entry
+from cache_store.outbox import counted
+from cache_store.replica import Position, Replica
+from cache_store.server import Server
+from cache_store.shared import SharedStore
+
+ITEMS = 7
+
+
+class Backend(Protocol):
+    """Where the shared state of one model is: what the tests may do to it, besides what trainers may."""
+
+    def connect(self, hard_log_length: int = 4096) -> Server:
+        """One more trainer's way to it."""
+        ...
+
+    def wipe(self) -> None:
+        """Lose everything."""
+        ...
+
+    def copy(self) -> Any:
+        """Everything, as it is now."""
+        ...
+
+    def age(self) -> None:
+        """Have been seeded long ago: nobody may seed it again."""
+        ...
+
+    def restore(self, copied: Any) -> None:
+        """Be as it was, as after a failover to a replica that lags behind."""
+        ...
+
+
+def item_at(partition: str, offset: int) -> str:
+    """The item of an event: each partition begins with other items than the rest."""
+    return f"item-{(offset * offset + 3 * offset + sum(partition.encode())) % ITEMS}"
+
+
+def events_before(following: Mapping[str, int]) -> Counter[str]:
+    """Events of each item, of all events before these offsets."""
+    return Counter(item_at(name, offset) for name, stop in following.items() for offset in range(stop))
+
+
+@dataclass
+class Checkpoint:
+    """What survives a crash."""
+
+    arrays: dict[str, Any]
+    values: dict[str, Any]
+    ids: list[str]
+    own: list[int]
+    positions: dict[str, int]
+    counts: Counter[str]
+    drawn: Counter[str]
+
+
+@dataclass
+class Trainer:
+    """One trainer. `positions` are the next offsets to read of the partitions that it has."""
+
+    store: SharedStore
+    name: str = "trainer"
+    ids: list[str] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    drawn: Counter[str] = field(default_factory=Counter)
+    cache: list[str] | None = None
+    batches: int = 0
+    resets: int = 0
+    _rows: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def resumed(cls, store: SharedStore, name: str, saved: Checkpoint) -> Trainer:
+        """A new process with the state of an old one."""
+        saved = copy.deepcopy(saved)
+        own = np.array(saved.own, np.int64)
+        store.load_state(saved.arrays, saved.values, saved.ids, own)
+        return cls(store, name, saved.ids, saved.own, saved.positions, saved.counts, saved.drawn)
+
+    def checkpoint(self) -> Checkpoint:
+        arrays, values, received = self.store.state()
+        self.take_in(received)
+        return copy.deepcopy(Checkpoint(arrays, values, self.ids, self.own, self.positions, +self.counts, +self.drawn))
+
+    def claim(self, partition: str, position: int = 0, end: int | None = None, timeout_s: float = 5.0) -> bool:
+        """Read a partition from here on."""
+        self.positions[partition] = position
+        return self.store.claim({partition: end}, timeout_s)
+
+    def release(self, partition: str) -> None:
+        del self.positions[partition]
+        self.store.release([partition])
+
+    def train(self, batch: Mapping[str, int], cache: Sequence[str] | None = None, signed: bool = True) -> str | None:
+        """Read so many events of each partition; answers the item that only this batch has drawn, if it counts.
+
+        What the store has already is trained without being counted again. A batch that is not signed draws known items.
+        """
+        starts = {name: self.positions[name] for name, count in batch.items() if count}
+        spans = [Span(name, start, start + batch[name]) for name, start in starts.items()]
+        sources = np.concatenate([np.full(s.stop - s.start, k, np.int32) for k, s in enumerate(spans)])
+        offsets = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
+        self.positions |= {span.partition: span.stop for span in spans}
+        fresh = self.store.fresh(spans, sources, offsets)
+        if not fresh.any():
+            return None
+        self.batches += signed
+        only = f"{self.store.trainer}:{self.batches}" if signed else None
+        self._contribute(spans, sources[fresh], offsets[fresh], cache, only)
+        return only
+
+    def _contribute(
+        self,
+        spans: list[Span],
+        sources: np.ndarray,
+        offsets: np.ndarray,
+        cache: Sequence[str] | None,
+        only: str | None,
+    ) -> None:
+        left = sorted(set(sources.tolist()))
+        kept = tuple(Span(spans[k].partition, int(offsets[sources == k].min()), spans[k].stop) for k in left)
+        ids = [item_at(spans[k].partition, int(at)) for k, at in zip(sources, offsets, strict=True)]
+        drawn = Counter({ids[0]: 2} | ({only: 1} if only else {}))
+        contribution = Contribution(
+            spans=kept,
+            sources=np.searchsorted(left, sources).astype(np.int32),
+            offsets=offsets,
+            items=self.rows(ids),
+            drawn=Increments(self.rows(drawn), np.array(list(drawn.values()), np.int64)),
+            cache=None if cache is None else self.rows(cache),
+        )
+        self.counts.update(ids)
+        self.drawn.update(drawn)
+        self.store.contribute(contribution, self.ids)
+
+    def rows(self, ids: Iterable[str]) -> np.ndarray:
+        """Our own rows; new ids get the next."""
+        return np.array([self._row(raw) for raw in ids], np.int64)
+
+    def _row(self, raw: str) -> int:
+        if len(self._rows) < len(self.ids):
+            self._rows = {known: row for row, known in enumerate(self.ids)}
+        if raw not in self._rows:
+            self._rows[raw] = len(self.ids)
+            self.ids.append(raw)
+        return self._rows[raw]
+
+    def receive(self) -> Received:
+        """Take in what has come."""
+        received = self.store.receive()
+        self.take_in(received)
+        return received
+
+    def take_in(self, received: Received) -> None:
+        if received.reset is not None:
+            self.resets += 1
+            self.own, self.counts, self.drawn = [], Counter(), Counter()
+        self.own += self.rows(received.ids).tolist()
+        if received.reset is not None:
+            every = np.arange(len(received.reset.counts))
+            self._add(Increments(every, received.reset.counts), Increments(every, received.reset.drawn), self.own)
+            for contribution in received.reset.pending:
+                self._add(counted(contribution), contribution.drawn, range(len(self.ids)))
+        for delta in received.deltas:
+            assert delta.events == delta.items.counts.sum()
+            self._add(delta.items, delta.drawn, self.own)
+        if received.cache is not None:
+            self.cache = [self.ids[self.own[row]] for row in received.cache.tolist()]
+
+    def _add(self, items: Increments, drawn: Increments, own: Sequence[int]) -> None:
+        for increments, counter in ((items, self.counts), (drawn, self.drawn)):
+            for row, count in zip(increments.rows.tolist(), increments.counts.tolist(), strict=True):
+                counter[self.ids[own[row]]] += count
+
+    def view(self) -> tuple[Counter[str], Counter[str]]:
+        """Events and draws of each item, as it believes them to be."""
+        return +self.counts, +self.drawn
+
+    def should_view(self) -> tuple[Counter[str], Counter[str]]:
+        """What it must believe after it took everything in: the replica, and its contributions that are not in it."""
+        replica, names = self.store._replica, self.store._shared_ids
+        assert replica is not None
+        counts, drawn = by_id(replica.counts, names), by_id(replica.drawn, names)
+        for waiting in self.store._outbox.waiting:
+            for into, more in ((counts, counted(waiting.contribution)), (drawn, waiting.contribution.drawn)):
+                for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
+                    into[self.ids[row]] += count
+        return counts, drawn
+
+
+@dataclass
+class Stored:
+    """What a server holds: its snapshot and everything in its log, added up."""
+
+    counts: Counter[str]
+    drawn: Counter[str]
+    following: dict[str, int]
+    ids: list[str]
+    position: Position
+    log: list[tuple[str, int]]
+    """The trainer and the number of each entry."""
+
+
+def stored(server: Server) -> Stored | None:
+    """Read everything; None if there is nothing."""
+    pulled = server.pull(Position.beginning(""), 0, "")
+    packed = server.snapshot()
+    if pulled.tip is None or packed is None:
+        return None
+    replica, log = Replica.unpack(packed), []
+    for stamped in server.pull(replica.position, 10_000, "").entries:
+        entry = unpack_entry(stamped.packed)
+        assert stamped.position.number == replica.position.number + 1
+        assert stamped.before == replica.position.chain
+        replica.apply(entry, stamped.position)
+        log.append((entry.trainer, stamped.position.number))
+    ids = list(server.ids(pulled.tip.generation, 0, pulled.tip.items) or [])
+    counts, drawn = by_id(replica.counts, ids), by_id(replica.drawn, ids)
+    return Stored(counts, drawn, dict(replica.next), ids, replica.position, log)
+
+
+def by_id(counts: np.ndarray, ids: Sequence[str]) -> Counter[str]:
+    """Counts that are not zero, by item id."""
+    return Counter({ids[row]: int(counts[row]) for row in np.flatnonzero(counts).tolist()})

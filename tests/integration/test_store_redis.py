@@ -1,0 +1,159 @@
+"""The store over Redis: the contract with every server program there is here, and random interleavings with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from contracts.store_contract import P, Q, StoreContract, settle
+from contracts.store_machine import StoreMachine, unhurried
+from contracts.store_trainer import Backend, Trainer, events_before, stored
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from redis_harness import RedisBackend
+from servers.process import ServerUnavailable, skip_or_fail
+from servers.redis import LocalRedis, RedisServer, programs, version
+
+from cache_store import redis as store_redis
+from cache_store.keys import TYPES
+from cache_store.shared import SharedSettings, SharedStore
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(scope="module", params=programs() or [None], ids=lambda path: version(path) if path else "any")
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server of each program that is installed."""
+    try:
+        with LocalRedis(request.param) as server:
+            yield server.url
+    except ServerUnavailable as error:
+        skip_or_fail(f"Redis: {error}")
+
+
+class TestRedisStore(StoreContract):
+    @pytest.fixture
+    def backend(self, url: str) -> Iterator[RedisBackend]:
+        backend = RedisBackend(url)
+        yield backend
+        backend.close()
+
+
+def test_random_interleavings(redis_server: RedisServer) -> None:
+    class RedisMachine(StoreMachine):
+        def backend(self) -> Backend:
+            self.redis = RedisBackend(redis_server.url)
+            return self.redis
+
+        def teardown(self) -> None:
+            super().teardown()
+            self.redis.close()
+
+    run_state_machine_as_test(RedisMachine, settings=settings(unhurried, max_examples=10, stateful_step_count=40))
+
+
+@pytest.fixture
+def backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
+    backend = RedisBackend(redis_server.url)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
+        yield client
+
+
+def joined(backend: RedisBackend, name: str = "ada", **more: int) -> Trainer:
+    store = SharedStore(backend.connect(), SharedSettings(**more), name)
+    store.exchange()
+    return Trainer(store, name)
+
+
+def test_it_writes_the_documented_keys_and_no_others(backend: RedisBackend, client: redis.Redis) -> None:
+    ada = joined(backend)
+    ada.claim(P, timeout_s=0)
+    ada.train({P: 3}, cache=["a"])
+    settle(ada)
+    assert ada.store._server.may_snapshot("ada")
+    keys = backend.keys
+    found = {key: client.type(key) for key in client.scan_iter(f"*{keys.namespace}:{keys.model}*")}
+    assert found == {f"{keys.tag}:{name}": kind for name, kind in TYPES.items()}
+    assert keys.model in client.smembers(keys.models)
+    assert all(client.ttl(key) == -1 for name, key in zip(TYPES, keys.all(), strict=True) if name != "lease")
+
+
+def test_models_do_not_mix(redis_server: RedisServer) -> None:
+    backends = [RedisBackend(redis_server.url) for _ in range(2)]
+    ada, ben = (joined(backend, name) for backend, name in zip(backends, ("ada", "ben"), strict=True))
+    ada.claim(P, timeout_s=0), ben.claim(P, timeout_s=0)
+    ada.train({P: 3}), ben.train({P: 5})
+    settle(ada, ben)
+    assert ada.view()[0] == events_before({P: 3})
+    assert ben.view()[0] == events_before({P: 5})
+    for backend in backends:
+        backend.close()
+
+
+def test_a_snapshot_is_written_by_one_trainer_at_a_time(backend: RedisBackend, client: redis.Redis) -> None:
+    ada, ben = joined(backend, "ada", soft_log_length=1), joined(backend, "ben", soft_log_length=1)
+    ada.claim(P, timeout_s=0)
+    assert ben.store._server.may_snapshot("ben")
+    ada.train({P: 3})
+    settle(ada)
+    assert ada.store.status().snapshots == 0
+    assert 0 < client.pttl(backend.keys.lease) <= store_redis.LEASE_MS
+    client.delete(backend.keys.lease)  # ben is gone, and its lease has run out
+    ada.train({P: 3})
+    settle(ada)
+    assert ada.store.status().snapshots == 1
+    assert not client.exists(backend.keys.lease)
+
+
+def test_trainers_say_that_they_are_there_and_are_forgotten(backend: RedisBackend, client: redis.Redis) -> None:
+    client.hset(backend.keys.trainers, "long-gone", "1 clicks-7")
+    ada, ben = joined(backend, "ada"), joined(backend, "ben")
+    ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
+    ada.store._beat_at = ben.store._beat_at = -1e9
+    settle(ada, ben)
+    told = client.hgetall(backend.keys.trainers)
+    assert told.keys() == {ada.store.trainer, ben.store.trainer}
+    assert told[ada.store.trainer].split(" ", 1)[1] == f"{P}, {Q}"
+
+
+def test_scripts_are_loaded_again_when_the_server_forgot_them(backend: RedisBackend, client: redis.Redis) -> None:
+    ada = joined(backend)
+    client.script_flush()
+    ada.claim(P, timeout_s=0)
+    ada.train({P: 3})
+    settle(ada)
+    assert ada.view()[0] == events_before({P: 3})
+
+
+def test_items_that_were_lost_while_a_server_is_seeded_do_not_begin_a_generation(
+    backend: RedisBackend, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is short of memory may drop keys that expire."""
+    ada = joined(backend)
+    ada.claim(P, timeout_s=0)
+    ada.train({P: 5})
+    settle(ada)
+    backend.wipe()
+    put = store_redis.RedisServer._put_items
+
+    def put_and_lose(self, items: str, rows: str, ids: list[str]) -> None:
+        put(self, items, rows, ids)
+        client.lpop(items)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_redis.RedisServer, "_put_items", put_and_lose)
+        with pytest.raises(store_redis.StoreUnavailable, match="lost items"):
+            ada.store.exchange()
+    assert not client.exists(backend.keys.meta)
+    assert not list(client.scan_iter(f"{backend.keys.tag}:new:*"))
+    settle(ada)
+    found = stored(backend.connect())
+    assert found is not None
+    assert found.counts == events_before({P: 5})

@@ -1,0 +1,136 @@
+"""Every way to Redis that a URL can name: with user and password, by socket, by TLS, by Sentinels, by cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contracts.store_contract import P, Q
+from contracts.store_trainer import Trainer, events_before
+from redis_harness import PATIENCE_S, eventually, started
+from servers.process import ServerUnavailable, skip_or_fail
+from servers.redis import LocalRedis, LocalSentinel, LocalTls, local_cluster, make_certificate, programs, speaks_tls
+
+from cache_store.errors import StoreRefused, StoreUnavailable
+from cache_store.keys import Keys
+
+pytestmark = pytest.mark.servers
+KEYS = Keys("clicks")
+
+
+@pytest.fixture
+def redis() -> Iterator[LocalRedis]:
+    try:
+        with LocalRedis() as server:
+            yield server
+    except ServerUnavailable as error:
+        skip_or_fail(f"Redis: {error}")
+
+
+@pytest.fixture(scope="module")
+def tls() -> Iterator[LocalTls]:
+    path = next(filter(speaks_tls, programs()), None)
+    if path is None:
+        skip_or_fail("no server program here speaks TLS")
+    with LocalTls(path) as server:
+        yield server
+
+
+def assert_shared(url: str) -> None:
+    """Two trainers count together."""
+    ada, ben = started(url, KEYS, "ada", timeout_s=10), started(url, KEYS, "ben", timeout_s=10)
+    try:
+        assert ada.claim(P, timeout_s=PATIENCE_S)
+        assert ben.claim(Q, timeout_s=PATIENCE_S)
+        ada.train({P: 5}, cache=["a"]), ben.train({Q: 3})
+        eventually(lambda: both_have(ada, ben, {P: 5, Q: 3}))
+        assert ben.cache == ["a"]
+    finally:
+        ada.store.close(), ben.store.close()
+
+
+def both_have(ada: Trainer, ben: Trainer, reached: dict[str, int]) -> bool:
+    ada.receive(), ben.receive()
+    return ada.view()[0] == ben.view()[0] == events_before(reached)
+
+
+def test_a_server_by_host_and_port(redis: LocalRedis) -> None:
+    assert_shared(redis.url)
+    assert_shared(f"redis://localhost:{redis.port}/3")
+
+
+def test_a_server_by_its_socket(redis: LocalRedis) -> None:
+    assert_shared(f"unix://{redis.socket}?db=1")
+
+
+def test_a_server_with_user_and_password_that_may_touch_our_keys_only(redis: LocalRedis) -> None:
+    """These rights are enough."""
+    with redis.client() as client:
+        rights = ["on", ">p@ss:w/rd", "~{streamer:clicks}:*", "~{streamer}:models", "+@all", "-@admin", "-@dangerous"]
+        client.execute_command("ACL", "SETUSER", "trainer", *rights)
+        client.execute_command("ACL", "SETUSER", "default", "off")
+    assert_shared(f"redis://trainer:p%40ss%3Aw%2Frd@127.0.0.1:{redis.port}/0")
+
+
+def test_a_user_without_rights_is_refused(redis: LocalRedis) -> None:
+    with redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~other:*", "+@all")
+    with pytest.raises(StoreRefused, match="Check user and password") as caught:
+        started(f"redis://reader:secret@127.0.0.1:{redis.port}/0", KEYS)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_by_tls(tls: LocalTls) -> None:
+    assert_shared(f"rediss://127.0.0.1:{tls.port}/0?ssl_ca_certs={tls.ca}")
+
+
+def test_a_server_by_tls_that_somebody_else_has_signed_is_not_trusted(tls: LocalTls, tmp_path: Path) -> None:
+    make_certificate(tmp_path / "other.pem", tmp_path / "other.key")
+    for ca in (f"?ssl_ca_certs={tmp_path / 'other.pem'}", "", f"?ssl_ca_certs={tmp_path / 'missing.pem'}"):
+        with pytest.raises(StoreUnavailable) as caught:
+            started(f"rediss://127.0.0.1:{tls.port}/0{ca}", KEYS)
+        assert caught.value.reason == "unreachable"
+
+
+def test_a_cluster(redis: LocalRedis) -> None:
+    """One node refuses keys of several slots in one operation as well as many do."""
+    with local_cluster() as node:
+        assert_shared(f"redis+cluster://127.0.0.1:{node.port}")
+
+
+def test_a_cluster_that_is_gone() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        started("redis+cluster://127.0.0.1:1", KEYS)
+    assert caught.value.reason == "unreachable"
+
+
+def test_the_master_that_sentinels_name(redis: LocalRedis) -> None:
+    with LocalSentinel(redis, "clicks") as sentinel:
+        assert_shared(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/clicks")
+        with pytest.raises(StoreUnavailable, match="unknown") as caught:
+            started(f"redis+sentinel://127.0.0.1:{sentinel.port}/unknown", KEYS)
+        assert caught.value.reason == "unreachable"
+
+
+def test_a_failover_by_sentinels_loses_nothing(redis: LocalRedis) -> None:
+    with (
+        LocalRedis(None, "--replicaof", "127.0.0.1", str(redis.port)) as replica,
+        replica.client() as theirs,
+        LocalSentinel(redis, "clicks") as sentinel,
+        sentinel.client() as watcher,
+    ):
+        eventually(lambda: theirs.info("replication")["master_link_status"] == "up")
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/clicks"
+        ada, ben = started(url, KEYS, "ada"), started(url, KEYS, "ben")
+        assert ada.claim(P, timeout_s=PATIENCE_S)
+        assert ben.claim(Q, timeout_s=PATIENCE_S)
+        ada.train({P: 5}), ben.train({Q: 3})
+        eventually(lambda: both_have(ada, ben, {P: 5, Q: 3}))
+        eventually(lambda: len(watcher.execute_command("SENTINEL", "REPLICAS", "clicks")) == 1)
+        redis.kill()
+        ada.train({P: 5}), ben.train({Q: 3})
+        eventually(lambda: theirs.info("replication")["role"] == "master")
+        eventually(lambda: both_have(ada, ben, {P: 10, Q: 6}))
+        eventually(lambda: not ada.store.status().backlog_events and not ben.store.status().backlog_events)
+        ada.store.close(), ben.store.close()
