@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from replay.demo_summary import printed
-from streamer.commands.run import build, run, stop_on_signals
+from streamer.commands.run import build, run, stop_on_signals, watching
 from streamer.errors import StreamerError
 from streamer.options import GroupedCommand, option
 from streamer.reporting import Reporter, make_reporter
@@ -57,9 +57,30 @@ _option = partial(option, "Options", envvar=None)  # settings in the environment
     default="auto",
     help="A live panel at a terminal, plain lines elsewhere.",
 )
+@_option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    default=0,
+    help="Port of the live page and of /metrics; 0 for any free one.",
+)
+@_option("--metrics-host", default="127.0.0.1", help="Address to serve them on.")
+@_option(
+    "--open/--no-open",
+    "opens",
+    default=None,
+    help="Open the live page in a browser. [default: at a terminal with a display]",
+)
 @_option("--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
 def demo(
-    events: int, rate: float, seconds: float, seed: int, data_dir: Path | None, log_format: str, as_json: bool
+    events: int,
+    rate: float,
+    seconds: float,
+    seed: int,
+    data_dir: Path | None,
+    log_format: str,
+    opens: bool | None,
+    as_json: bool,
+    **metrics: Any,
 ) -> None:
     """Watch a model learn: a made-up stream, an embedded log, a minute.
 
@@ -69,14 +90,24 @@ def demo(
     """
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="streamer-demo-")) if data_dir is None else data_dir.absolute()
-    with make_reporter(log_format, f"a made-up stream in {directory}", LINE_EVERY_S) as reporter:
+    source = f"a made-up stream in {directory}"
+    with watching(metrics, source) as watch, make_reporter(log_format, source, LINE_EVERY_S) as reporter:
         reporter.note("loading the trainer")
-        figures = Demo(directory, events, rate, seed, reporter).run(started + seconds)
+        figures = Demo(directory, events, rate, seed, reporter, partial(shown, watch, opens)).run(started + seconds)
         reporter.finish(None)
     if as_json:
         click.echo(json.dumps(figures))
     else:
         printed(figures, sys.stdout)
+
+
+def shown(watch: Callable[[Pipeline], str | None], opens: bool | None, pipeline: Pipeline) -> None:
+    """Have a pipeline watched, and the page opened where somebody would see it."""
+    from streamer.web.watched import open_browser, opens_browser
+
+    url = watch(pipeline)
+    if url is not None and (opens_browser() if opens is None else opens):
+        open_browser(url)
 
 
 @dataclass(slots=True)
@@ -106,6 +137,7 @@ class Demo:
         rate: how many to write a second.
         seed: determines the stream.
         reporter: shows it.
+        watch: is given the trainer before it runs.
     """
 
     directory: Path
@@ -113,6 +145,7 @@ class Demo:
     rate: float
     seed: int
     reporter: Reporter
+    watch: Callable[[Pipeline], None] = lambda pipeline: None
     ended_by: str = "events"
     seen: Seen = field(default_factory=Seen)
 
@@ -133,6 +166,7 @@ class Demo:
         # 1.
         pipeline: Pipeline = build(run_options(self.directory, self.events))
         pipeline.on_status = self._on_status
+        self.watch(pipeline)
 
         def stop(reason: str) -> None:
             self.ended_by = reason

@@ -49,6 +49,7 @@ class MicroBatch:
     positions: dict[Partition, int] = field(default_factory=dict)  # next offsets, once this batch is trained
     filtered: int = 0
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
 
     def __len__(self) -> int:
         return len(self.users)
@@ -218,7 +219,7 @@ class Batcher:
 
     def _close(self) -> MicroBatch:
         """Move records into a batch until it is full or none waits."""
-        batch, load = MicroBatch(user_features=[], item_features=[]), _Load()
+        batch, load = MicroBatch(user_features=[], item_features=[], arrived_s=self._queue[0].arrived_s), _Load()
         while self._queue and not load.reaches(self._full):
             waiting = self._queue[0]
             start, stop = waiting.start, waiting.filling(self._full.minus(load))

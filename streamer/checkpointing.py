@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,25 @@ class Restored(NamedTuple):
     progress: Progress
 
 
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """What became of the checkpoints of this process.
+
+    Args:
+        saved: how many are safe.
+        failed: how many could not be written.
+        unsaved_events: events that no safe checkpoint holds.
+        seconds: from the copy of the state until the latest one was safe; None before the first.
+        size_bytes: of the latest one.
+    """
+
+    saved: int = 0
+    failed: int = 0
+    unsaved_events: int = 0
+    seconds: float | None = None
+    size_bytes: int | None = None
+
+
 class Checkpointer:
     """Saves learner, accounting and positions together, behind the trainer's back.
 
@@ -55,6 +75,7 @@ class Checkpointer:
         self._last: Future[Path] | None = None
         self._tried_at, self._tried_events = clock(), 0
         self._safe_at, self._safe_events = clock(), 0
+        self._saves = Saves()
         self.path: Path | None = None
         """The newest checkpoint that is safe."""
 
@@ -127,7 +148,20 @@ class Checkpointer:
         safe = not future.cancelled() and future.exception() is None
         if safe:
             self.path, self._safe_events, self._safe_at = future.result(), events, taken_at
+        if not future.cancelled():
+            self._note(safe, taken_at)
         done(safe)
+
+    def _note(self, safe: bool, taken_at: float) -> None:
+        seconds, size_bytes = self._saves.seconds, self._saves.size_bytes
+        if safe and self.path is not None:
+            seconds, size_bytes = self._clock() - taken_at, _size_bytes(self.path)
+        saved, failed = self._saves.saved + safe, self._saves.failed + (not safe)
+        self._saves = Saves(saved, failed, 0, seconds, size_bytes)
+
+    def saves(self, events: int) -> Saves:
+        """What became of the checkpoints so far, with so many events consumed."""
+        return replace(self._saves, unsaved_events=events - self._safe_events)
 
     @property
     def age_s(self) -> float | None:
@@ -160,6 +194,14 @@ def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored
     return Restored(
         Accounting.from_json(meta["accounting"]), Progress(_positions(meta["positions"]), _positions(meta["left"]))
     )
+
+
+def _size_bytes(directory: Path) -> int | None:
+    """Of all its files; None if it is gone: a newer one took its place."""
+    try:
+        return sum(file.stat().st_size for file in directory.iterdir())
+    except OSError:
+        return None
 
 
 def _listed(positions: Positions) -> list[list[Any]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from streamer.errors import SettingsError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,6 +138,28 @@ def without_settings(environ: MutableMapping[str, str]) -> Iterator[None]:
         yield
     finally:
         environ.update(taken)
+
+
+def defaults_of(command: click.Command, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command is given when it is called with nothing but these options, whatever the environment says.
+
+    Args:
+        command: whose options.
+        changes: values by name, as in a configuration file; text is fine for numbers, and several are a list.
+
+    Raises:
+        SettingsError: it has no such option, or a value does not fit.
+    """
+    known = {_long_name(*p.opts): p for p in command.params if isinstance(p, click.Option)}
+    unknown = [name for name in changes if name not in known]
+    if unknown:
+        raise SettingsError([f"there is no setting {n!r}; `streamer {command.name} --help` lists them" for n in unknown])
+    given = {known[n].name: _listed(v) if known[n].multiple else v for n, v in changes.items() if v is not None}
+    try:
+        with without_settings(os.environ), command.make_context(command.name, [], default_map=given) as ctx:
+            return dict(ctx.params)
+    except click.UsageError as error:
+        raise SettingsError(error.format_message().splitlines()) from error
 
 
 def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
@@ -387,6 +412,20 @@ def learner_options(function: F) -> F:
             ),
             option(
                 _MODEL,
+                "--companions",
+                type=click.IntRange(0),
+                default=32,
+                help="How many items that users had near each item are kept for the score; needs recent items.",
+            ),
+            option(
+                _MODEL,
+                "--init-std",
+                type=click.FloatRange(0, min_open=True),
+                default=0.03,
+                help="Standard deviation of new embeddings.",
+            ),
+            option(
+                _MODEL,
                 "--prior",
                 type=click.Choice(["off", "fixed", "learned"]),
                 default="learned",
@@ -449,7 +488,7 @@ def learner_options(function: F) -> F:
                 _LEARNING,
                 "--dense-rate",
                 type=click.FloatRange(0, min_open=True),
-                default=0.05,
+                default=0.02,
                 help="Learning rate of everything else.",
             ),
             option(_LEARNING, "--seed", type=int, default=0, help="Determines all initial weights and draws."),

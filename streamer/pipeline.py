@@ -24,13 +24,14 @@ from cache_store.base import CacheStore, StoreStatus
 from streamer.accounting import Accounting
 from streamer.batcher import Batcher, MicroBatch
 from streamer.checkpoint import CheckpointStore
-from streamer.checkpointing import Checkpointer
+from streamer.checkpointing import Checkpointer, Saves
 from streamer.composition import Composition, composition
 from streamer.dead_letters import DeadLetter, DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
 from streamer.ingest import Ingest, Standing
 from streamer.learner import Learned, Learner
+from streamer.metrics.observer import Observer
 from streamer.prequential import Prequential
 from streamer.progress import Progress
 from streamer.sharing import Sharing
@@ -75,14 +76,20 @@ class Status:
     hit_rate: float | None = None
     most_popular_hit_rate: float | None = None
     cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
+    partitions: dict[Partition, int | None] = field(default_factory=dict)
+    """Those that are ours, and the next offset to train of each."""
     lag: dict[Partition, int] = field(default_factory=dict)
+    rebalances: int = 0
     queued_events: int = 0
     steps: int = 0
     users: int = 0
     items: int = 0
     checkpoint_age_s: float | None = None
+    saves: Saves = field(default_factory=Saves)
     store: StoreStatus = field(default_factory=StoreStatus)
     accounting: dict[str, Any] = field(default_factory=dict)
+    at_s: float = 0.0
+    """When it was refreshed, on the monotonic clock."""
 
 
 class Pipeline:
@@ -136,6 +143,12 @@ class Pipeline:
         self._started = self._status_at = self._composed_at = time.monotonic()
         self._first_events = self._status_events = self.accounting.consumed
         self._learned: Learned | None = None
+        self._watch = Observer()
+
+    def watch(self, observer: Observer) -> None:
+        """Have somebody told of everything that happens from now on; before `run`."""
+        self._watch, self._ingest.timed = observer, observer.timed
+        observer.begin(self.learner, self._prequential)
 
     def stop(self) -> None:
         """Ask the line to end after the step that runs; may be called from a signal handler."""
@@ -159,22 +172,26 @@ class Pipeline:
 
     def step(self, timeout_s: float = 0.2) -> None:
         """One micro-batch along the line; returns without one if none closes in time."""
+        self._watch.beat()
         # 1. the next batch: polled, decoded and cut ahead of us; it counts as trained when this block ends
         with self._next_batch(timeout_s) as batch:
             if batch is not None:
                 # 2. what other trainers have found out since the last batch
-                self._sharing.receive()
+                with self._watch.phase("store"):
+                    self._sharing.receive()
                 # 3. events are ranked, then learned from; others are told
                 self._learn(batch)
                 # 4. what could not be decoded is put aside, with the reason
                 self._put_aside(batch.dead_letters)
                 # 5. every event is accounted for
                 self.accounting.add(batch)
+                self._watch.trained(batch)
         # 6. what a person wants to see
         self._refresh_status()
         # 7. everything with its positions, now and then; committed when it is safe
         if self._checkpoint_is_due():
-            self.checkpoint()
+            with self._watch.phase("checkpoint"):
+                self.checkpoint()
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
@@ -186,8 +203,11 @@ class Pipeline:
 
     def _learn(self, batch: MicroBatch) -> None:
         for part in self._sharing.parts(batch) if len(batch) else []:
-            self._learned = self.learner.learn(part.batch, self._prequential, part.counted)
-            self._sharing.contribute(part, self._learned)
+            with self._watch.phase("step"):
+                self._learned = self.learner.learn(part.batch, self._prequential, part.counted)
+            with self._watch.phase("store"):
+                self._sharing.contribute(part, self._learned)
+            self._watch.learned(self._learned)
 
     def _put_aside(self, letters: Sequence[DeadLetter]) -> None:
         """Write dead letters; if the other side is away, they wait for the flush before a checkpoint."""
@@ -248,17 +268,18 @@ class Pipeline:
     # the end, and what is seen until then ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Save, commit, leave the group. In this order: a position is committed only when its state is safe.
+        """Tell others, save, commit, leave the group. In this order: a position is committed when its state is safe.
 
         Raises:
             StreamerError: the last checkpoint or the last dead letters could not be written.
         """
         with ExitStack() as stack:  # each of these happens, whatever became of the others, the last one first
+            stack.callback(self._watch.ended)
             stack.callback(self._dead_letters.close)
             stack.callback(self._sharing.close)
             stack.callback(self._ingest.stop)
-            stack.callback(self._sharing.flush)
             stack.callback(self._refresh_status, force=True)
+            self._sharing.flush()
             if self._checkpoints is None:
                 return
             stack.callback(self._checkpoints.close)
@@ -283,11 +304,14 @@ class Pipeline:
             status.most_popular_hit_rate = self._prequential.most_popular.recent
         if force or now >= self._composed_at:
             self._compose(now)
+        status.partitions, status.rebalances = self._ingest.assigned(), self._ingest.rebalances
         status.lag, status.queued_events = self._ingest.lag(), self._ingest.queued_events
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
+        status.saves = self._checkpoints.saves(done) if self._checkpoints is not None else Saves()
         status.store = self._sharing.status()
-        status.accounting = self.accounting.to_json()
+        status.accounting, status.at_s = self.accounting.to_json(), now
+        self._watch.refreshed(status)
         if self.on_status is not None:
             self.on_status(status)
 

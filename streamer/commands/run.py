@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,13 @@ _RUN = "Run"
     default="auto",
     help="A live panel at a terminal, plain lines elsewhere.",
 )
+@option(
+    _RUN,
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Serve the live page, /metrics, /healthz and /readyz on this port; 0 for any free one.",
+)
+@option(_RUN, "--metrics-host", default="127.0.0.1", help="Address to serve them on; 0.0.0.0 for all of this machine.")
 @option(_RUN, "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
 @store_options
 @option(
@@ -93,15 +102,39 @@ def run(as_json: bool, **options: Any) -> None:
     from streamer.reporting import make_reporter
     from streamer.wiring import described
 
-    pipeline = build(options)
-    stop_on_signals(pipeline.stop)
-    with make_reporter(options["log_format"], described(options)) as reporter:
-        pipeline.on_status = reporter.update
-        pipeline.run()
-        summary = pipeline.summary()
-        reporter.finish(None if as_json else summary)
+    with watching(options, described(options)) as watch:
+        pipeline = build(options)
+        stop_on_signals(pipeline.stop)
+        with make_reporter(options["log_format"], described(options)) as reporter:
+            pipeline.on_status = reporter.update
+            watch(pipeline)
+            pipeline.run()
+            summary = pipeline.summary()
+            reporter.finish(None if as_json else summary)
     if as_json:
         click.echo(json.dumps(summary))
+
+
+@contextlib.contextmanager
+def watching(options: dict[str, Any], source: str) -> Iterator[Callable[[Any], str | None]]:
+    """Listens on the port for metrics, if there is one; yields what has a pipeline watched, and answers the address.
+
+    Raises:
+        StreamerError: it cannot listen there.
+    """
+    if options["metrics_port"] is None:
+        yield lambda pipeline: None
+        return
+    from streamer.web.watched import announce, watched
+
+    with watched(source, options["metrics_host"], options["metrics_port"]) as (monitor, url):
+
+        def watch(pipeline: Any) -> str:
+            pipeline.watch(monitor)
+            announce(url)
+            return url
+
+        yield watch
 
 
 def build(options: dict[str, Any]) -> Any:

@@ -1,0 +1,344 @@
+"""Watches a line: sets every metric, judges its health, and keeps what the live page shows.
+
+What is cheap happens every step, a few observations; the rest twice a second with the line's status; a close look at
+the cache only so often that it takes a small share of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from streamer.metrics.catalogue import BANDS, DECILES, PARTS, PHASES, RECOMMENDERS, STORE_ERRORS, TOP_RANKS
+from streamer.metrics.health import Health
+from streamer.metrics.history import Timeline
+from streamer.metrics.instruments import Instruments
+from streamer.metrics.observer import Observer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cache_store.base import StoreStatus
+    from streamer.batcher import MicroBatch
+    from streamer.dead_letters import DeadLetter
+    from streamer.learner import Learned, Learner
+    from streamer.metrics.look import Look, Looker
+    from streamer.pipeline import Status
+    from streamer.prequential import Prequential
+
+LOOK_PAUSE = 400
+"""Between two close looks pass so many times what a look takes: a quarter of a percent of the time."""
+LEAST_LOOK_PAUSE_S = 1.0
+KEPT_LETTERS = 20
+DELAYS_A_BATCH = 4
+
+_COLUMNS = ("time", "events_per_second", "lag", "loss", "delay", *BANDS)
+
+
+class Monitor(Observer):
+    """Everything that can be seen of one process.
+
+    Args:
+        registry: where the metrics are.
+        source: where events come from, for a person.
+        clock: monotonic seconds.
+        wall: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        source: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.registry, self.source, self._clock, self._wall = registry, source, clock, wall
+        self.started_at = wall()
+        self.instruments = Instruments(registry)
+        self.health = Health(clock)
+        self.status: Status | None = None
+        self.look: Look | None = None
+        self.build: dict[str, str] = {}
+        self.timeline = Timeline(_COLUMNS)
+        self._letters: deque[tuple[float, DeadLetter]] = deque(maxlen=KEPT_LETTERS)
+        self._letters_lock = threading.Lock()
+        self._prequential: Prequential | None = None
+        self._learner: Learner | None = None
+        self._looker: Looker | None = None
+        self._look_at = self._ranked_s = self._spent_s = 0.0
+        self._learned: Learned | None = None
+        self._caches: tuple[Any, Any] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._delay_s = float("nan")
+        self._stepped_at: float | None = None
+        series = self.instruments.series
+        self._phases = {name: series("streamer_phase_seconds", name) for name in PHASES}
+        self._timers = {name: _Timer(self.timed, name) for name in PHASES}
+        self._event_age = series("streamer_event_to_trained_seconds")
+        self._batch_events = series("streamer_batch_events")
+        self._batch_age = series("streamer_batch_age_seconds")
+        self._computed_at_scrape()
+
+    def _computed_at_scrape(self) -> None:
+        """What goes on changing while nothing moves."""
+        series = self.instruments.series
+        series("streamer_alive").set_function(lambda: float(self.health.alive().ok))
+        series("streamer_ready").set_function(lambda: float(self.health.ready().ok))
+        series("streamer_checkpoint_age_seconds").set_function(self.checkpoint_age_s)
+
+    # what the line tells ----------------------------------------------------------------------------------------------
+
+    def begin(self, learner: Learner, prequential: Prequential | None) -> None:
+        from streamer.metrics.look import Looker
+
+        self._learner, self._prequential, self._looker = learner, prequential, Looker(learner, self._clock)
+        self._ranked_s = prequential.seconds if prequential is not None else 0.0
+        names = [f"hit_rate {name}" for name in prequential.tallies] if prequential is not None else []
+        self.timeline = Timeline([*_COLUMNS, *names])
+        self.build = {
+            "version": metadata.version("streamer"),
+            "python": platform.python_version(),
+            "torch": metadata.version("torch"),
+            "method": learner.trainer.method.name,
+            "device": str(learner.trainer.device),
+        }
+        self.instruments.set("streamer_build_info", 1, *self.build.values())
+
+    def beat(self) -> None:
+        self.health.beat()
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return self._timers[name]
+
+    def timed(self, phase: str, seconds: float) -> None:
+        if phase == "step" and self._prequential is not None:
+            ranked_s, self._ranked_s = self._prequential.seconds - self._ranked_s, self._prequential.seconds
+            self._phases["rank"].observe(ranked_s)
+            seconds -= ranked_s
+        self._phases[phase].observe(seconds)
+
+    def learned(self, learned: Learned) -> None:
+        assert self._learner is not None
+        self._learned, self._caches = learned, (self._caches[1], self._learner.cache)
+        self._counts["steps"] += 1
+        self._counts["new_users"] += learned.new_users
+        self._counts["new_items"] += learned.new_items
+
+    def trained(self, batch: MicroBatch) -> None:
+        started = time.perf_counter()
+        self.health.stepped()
+        now = self._wall()
+        self._counts["consumed"] += batch.consumed
+        self._counts["trained"] += len(batch)
+        self._counts["filtered"] += batch.filtered
+        self._batch_events.observe(len(batch))
+        if batch.arrived_s is not None:
+            self._batch_age.observe(self._clock() - batch.arrived_s)
+        if len(batch):
+            self._observe_delays(batch.timestamps_s, now)
+        if batch.dead_letters:
+            self._keep(batch.dead_letters, now)
+        self._stepped_at = now
+        self._spent_s += time.perf_counter() - started
+
+    def _observe_delays(self, timestamps_s: list[float], now: float) -> None:
+        self._delay_s = now - timestamps_s[-1]
+        every = -(-len(timestamps_s) // DELAYS_A_BATCH)
+        for timestamp_s in timestamps_s[::every]:
+            self._event_age.observe(max(0.0, now - timestamp_s))
+
+    def _keep(self, letters: list[DeadLetter], now: float) -> None:
+        self._reasons.update(str(letter.reason) for letter in letters)
+        with self._letters_lock:
+            self._letters.extend((now, letter) for letter in letters[-KEPT_LETTERS:])
+
+    def refreshed(self, status: Status) -> None:
+        started = time.perf_counter()
+        self.status = dataclasses.replace(status)  # a copy: read by other threads while the run goes on
+        self.health.partitions, self.health.lag = len(status.partitions), sum(status.lag.values())
+        self._set_stream(status)
+        self._set_learning(status)
+        self._set_sampler()
+        self._set_store(status.store)
+        self._set_checkpoints(status)
+        if self._clock() >= self._look_at:
+            self._look_closely()
+        self.timeline.add(self._moment(status))
+        self._spent_s += time.perf_counter() - started
+        self.instruments.rise("streamer_metrics_seconds_total", self._spent_s)
+
+    def ended(self) -> None:
+        self.health.ended()
+
+    # twice a second ---------------------------------------------------------------------------------------------------
+
+    def _set_stream(self, status: Status) -> None:
+        i, counts = self.instruments, self._counts
+        i.rise("streamer_events_consumed_total", counts["consumed"])
+        i.rise("streamer_events_trained_total", counts["trained"])
+        i.rise("streamer_events_filtered_total", counts["filtered"])
+        for reason, count in self._reasons.items():
+            i.rise("streamer_dead_letters_total", count, reason)
+        i.set("streamer_partitions", len(status.partitions))
+        i.replace("streamer_lag_records", {(p.topic, str(p.number)): lag for p, lag in status.lag.items()})
+        i.set("streamer_queued_events", status.queued_events)
+        i.set("streamer_event_delay_seconds", self._delay_s)
+        i.rise("streamer_rebalances_total", status.rebalances)
+
+    def _set_learning(self, status: Status) -> None:
+        i, counts = self.instruments, self._counts
+        i.rise("streamer_steps_total", counts["steps"])
+        i.rise("streamer_new_users_total", counts["new_users"])
+        i.rise("streamer_new_items_total", counts["new_items"])
+        i.set("streamer_last_step_timestamp_seconds", self._stepped_at)
+        i.set("streamer_loss", status.loss)
+        i.set("streamer_users", status.users)
+        i.set("streamer_items", status.items)
+        i.set("streamer_model_events", status.accounting.get("consumed", 0))
+        if (p := self._prequential) is not None:
+            for name in p.tallies.keys() & set(RECOMMENDERS):
+                i.set("streamer_prequential_hit_rate", p.figure(name).recent, name, str(p.k))
+                i.set("streamer_prequential_ndcg", p.figure(name, metric="ndcg").recent, name, str(p.k))
+            i.rise("streamer_prequential_events_total", p.model.events)
+
+    def _set_sampler(self) -> None:
+        """What the draws of the latest step looked like; the line has waited for the device already, for the loss."""
+        if self._learned is None:
+            return
+        i, step, users = self.instruments, self._learned.step, max(len(self._learned.users), 1)
+        for name in PARTS:
+            part = step.parts.get(name)
+            if part is None:
+                continue
+            draws = float(_array(part.counts).sum()) / users
+            distinct = float(_array(part.distinct))
+            i.set("streamer_loss_part", float(_array(part.loss)), name)
+            i.set("streamer_sampler_effective_size", float(_array(part.effective)), name)
+            i.set("streamer_sampler_distinct_negatives", distinct, name)
+            i.set("streamer_sampler_distinct_share", distinct / draws if draws else 0.0, name)
+            i.set("streamer_sampler_own_share", float(_array(part.own_share)), name)
+
+    def _set_store(self, store: StoreStatus) -> None:
+        i = self.instruments
+        i.set("streamer_store_live", float(store.live))
+        i.set("streamer_store_round_trip_seconds", store.round_trip_s)
+        i.set("streamer_store_staleness_seconds", store.staleness_s)
+        i.set("streamer_store_backlog_contributions", store.backlog_contributions)
+        i.set("streamer_store_backlog_events", store.backlog_events)
+        i.set("streamer_store_log_entries", store.log_length)
+        i.rise("streamer_store_exchanges_total", store.exchanges)
+        i.rise("streamer_store_exchange_cpu_seconds_total", store.exchange_cpu_s)
+        i.rise("streamer_store_sent_bytes_total", store.sent_bytes)
+        i.rise("streamer_store_received_bytes_total", store.received_bytes)
+        i.rise("streamer_store_refused_events_total", store.refused_events)
+        errors: Counter[str] = Counter()
+        for reason, count in store.errors.items():
+            errors[reason if reason in STORE_ERRORS else "other"] += count
+        for reason, count in errors.items():
+            i.rise("streamer_store_errors_total", count, reason)
+
+    def _set_checkpoints(self, status: Status) -> None:
+        i, saves = self.instruments, status.saves
+        i.set("streamer_checkpoint_unsaved_events", saves.unsaved_events)
+        i.set("streamer_checkpoint_duration_seconds", saves.seconds)
+        i.set("streamer_checkpoint_size_bytes", saves.size_bytes)
+        i.rise("streamer_checkpoints_total", saves.saved, "saved")
+        i.rise("streamer_checkpoints_total", saves.failed, "failed")
+
+    def _moment(self, status: Status) -> dict[str, float]:
+        """A point of the timeline."""
+        values: dict[str, float | None] = {
+            "time": self._wall(),
+            "events_per_second": status.events_per_second,
+            "lag": sum(status.lag.values()),
+            "loss": status.loss,
+            "delay": self._delay_s,
+        }
+        if self.look is not None and self.look.slots:
+            values |= dict(zip(BANDS, self.look.slot_bands, strict=True))
+        if (p := self._prequential) is not None:
+            values |= {f"hit_rate {name}": p.figure(name).recent for name in p.tallies}
+        return {name: value for name, value in values.items() if value is not None}
+
+    # now and then -----------------------------------------------------------------------------------------------------
+
+    def _look_closely(self) -> None:
+        """The more items there are, the longer a look takes, and the rarer it is done.
+
+        The first look does not count: compiled loops are loaded then, once.
+        """
+        if self._looker is None or self._learned is None:
+            return
+        started, first = time.perf_counter(), self.look is None
+        self.look = self._looker.look(self._caches[0], self._learned.items)
+        self._set_look(self.look)
+        took = 0.0 if first else time.perf_counter() - started
+        self._look_at = self._clock() + max(LOOK_PAUSE * took, LEAST_LOOK_PAUSE_S)
+
+    def _set_look(self, look: Look) -> None:
+        i = self.instruments
+        i.set("streamer_cache_slots", look.slots)
+        i.set("streamer_cache_distinct_items", look.distinct)
+        i.set("streamer_cache_entropy_nats", look.entropy)
+        i.set("streamer_cache_turnover_share", look.turnover)
+        i.set("streamer_cache_entry_age_seconds", look.age_s)
+        i.set("streamer_cache_batch_overlap_share", look.overlap)
+        for band, slots, drawn in zip(BANDS, look.slot_bands, look.occurrence_bands, strict=True):
+            i.set("streamer_cache_slot_share", slots, band)
+            i.set("streamer_occurrence_share", drawn, band)
+        for decile, slots, drawn in zip(DECILES, look.slot_deciles, look.occurrence_deciles, strict=True):
+            i.set("streamer_cache_slot_share_decile", slots, decile)
+            i.set("streamer_occurrence_share_decile", drawn, decile)
+        shares = [top.share for top in look.top] + [0.0] * len(TOP_RANKS)
+        for rank, share in zip(TOP_RANKS, shares, strict=False):
+            i.set("streamer_cache_top_slot_share", share, rank)
+        for part, value in look.divergence.items():
+            i.set("streamer_popularity_divergence_nats", value, part)
+        i.set("streamer_popularity_items", look.items)
+        i.set("streamer_popularity_hash_log_error", look.hash_error)
+        i.set("streamer_popularity_hash_collision_share", look.collision_share)
+
+    # for other threads ------------------------------------------------------------------------------------------------
+
+    def checkpoint_age_s(self) -> float:
+        """Age of what is safe; since the start if nothing is."""
+        status = self.status
+        if status is None or status.checkpoint_age_s is None:
+            return self._wall() - self.started_at
+        return status.checkpoint_age_s + self._clock() - status.at_s
+
+    def letters(self) -> list[tuple[float, DeadLetter]]:
+        """The latest dead letters and when they came, the newest first."""
+        with self._letters_lock:
+            return list(reversed(self._letters))
+
+
+def _array(tensor: Tensor) -> Any:
+    """What a tensor holds. On the host without a call that lets other threads run first: they may take their time."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+
+
+class _Timer:
+    """Around a phase; one for each phase, as none runs twice at once."""
+
+    __slots__ = ("_name", "_started", "_tell")
+
+    def __init__(self, tell: Callable[[str, float], None], name: str) -> None:
+        self._tell, self._name, self._started = tell, name, 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._tell(self._name, time.perf_counter() - self._started)

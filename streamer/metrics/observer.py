@@ -1,0 +1,43 @@
+"""What a line tells whoever watches it. Called by the training thread; `timed` by the reading thread too."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamer.batcher import MicroBatch
+    from streamer.learner import Learned, Learner
+    from streamer.pipeline import Status
+    from streamer.prequential import Prequential
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class Observer:
+    """Listens to nothing; the base of those that do."""
+
+    def begin(self, learner: Learner, prequential: Prequential | None) -> None:
+        """A line is going to run."""
+
+    def beat(self) -> None:
+        """The line looks for the next batch."""
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Around a phase of a step."""
+        return _NOTHING
+
+    def timed(self, phase: str, seconds: float) -> None:
+        """A phase has taken so long."""
+
+    def learned(self, learned: Learned) -> None:
+        """Events were learned from."""
+
+    def trained(self, batch: MicroBatch) -> None:
+        """A batch is done and accounted for."""
+
+    def refreshed(self, status: Status) -> None:
+        """The state, about twice a second."""
+
+    def ended(self) -> None:
+        """The line runs no more."""

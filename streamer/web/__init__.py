@@ -1,0 +1,1 @@
+"""Metrics, health and the live page over HTTP."""

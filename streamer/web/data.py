@@ -1,0 +1,122 @@
+"""What the live page is told: the state of a line as plain values."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from streamer.dead_letters import DeadLetter
+from streamer.metrics.health import Verdict
+from streamer.metrics.look import Look
+from streamer.metrics.monitor import Monitor
+from streamer.pipeline import Status
+
+SHOWN_VALUE = 160
+"""Characters of a dead letter's value that are shown."""
+
+
+def page_data(monitor: Monitor, span: str = "recent") -> dict[str, Any]:
+    """Everything that the page shows.
+
+    Args:
+        monitor: what watches the line.
+        span: of the charts: `recent` for the last minutes, `run` for all of it.
+    """
+    status = monitor.status
+    rows = monitor.timeline.run() if span == "run" else monitor.timeline.recent()
+    return {
+        "now": time.time(),
+        "started": monitor.started_at,
+        "source": monitor.source,
+        "build": monitor.build,
+        "alive": _verdict(monitor.health.alive()),
+        "ready": _verdict(monitor.health.ready()),
+        "timeline": {"span": span, "columns": monitor.timeline.columns, "rows": rows},
+        "figures": _figures(status) if status is not None else None,
+        "cache": _cache(monitor.look) if monitor.look is not None else None,
+        "partitions": _partitions(status) if status is not None else [],
+        "dead_letters": {
+            "reasons": dict(status.accounting.get("dead_letters", {})) if status is not None else {},
+            "recent": [_letter(at, letter) for at, letter in monitor.letters()],
+        },
+        "store": _store(status) if status is not None else None,
+        "checkpoint": _checkpoint(monitor, status) if status is not None else None,
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {"ok": verdict.ok, "reason": verdict.reason}
+
+
+def _figures(status: Status) -> dict[str, Any]:
+    return {
+        "events_per_second": status.events_per_second,
+        "lag": sum(status.lag.values()),
+        "queued_events": status.queued_events,
+        "loss": status.loss,
+        "hit_rate": status.hit_rate,
+        "most_popular_hit_rate": status.most_popular_hit_rate,
+        "steps": status.steps,
+        "users": status.users,
+        "items": status.items,
+        "rebalances": status.rebalances,
+        **{name: status.accounting.get(name, 0) for name in ("consumed", "trained", "filtered", "dead_lettered")},
+    }
+
+
+def _cache(look: Look) -> dict[str, Any]:
+    return {
+        "slots": look.slots,
+        "distinct": look.distinct,
+        "entropy": look.entropy,
+        "turnover": look.turnover,
+        "overlap": look.overlap,
+        "age_s": look.age_s,
+        "divergence": look.divergence,
+        "top": [top._asdict() for top in look.top],
+        "curve": look.curve,
+    }
+
+
+def _partitions(status: Status) -> list[dict[str, Any]]:
+    """Our partitions; of a file nobody knows the lag."""
+    return [
+        {"topic": p.topic, "partition": p.number, "position": position, "lag": status.lag.get(p)}
+        for p, position in sorted(status.partitions.items())
+    ]
+
+
+def _letter(at: float, letter: DeadLetter) -> dict[str, Any]:
+    value = letter.value or b""
+    return {
+        "time": at,
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "reason": str(letter.reason),
+        "detail": letter.detail,
+        "value": value[: 4 * SHOWN_VALUE].decode(errors="replace")[:SHOWN_VALUE],
+    }
+
+
+def _store(status: Status) -> dict[str, Any]:
+    store = status.store
+    return {
+        "kind": store.kind,
+        "live": store.live,
+        "trouble": store.trouble,
+        "round_trip_s": store.round_trip_s,
+        "staleness_s": store.staleness_s,
+        "backlog_events": store.backlog_events,
+        "errors": sum(store.errors.values()),
+    }
+
+
+def _checkpoint(monitor: Monitor, status: Status) -> dict[str, Any]:
+    return {
+        "age_s": monitor.checkpoint_age_s() if status.checkpoint_age_s is not None else None,
+        "unsaved_events": status.saves.unsaved_events,
+        "duration_s": status.saves.seconds,
+        "size_bytes": status.saves.size_bytes,
+        "failed": status.saves.failed,
+    }

@@ -1,0 +1,280 @@
+"use strict";
+// Asks for the data every second and shows it. Everything from events is set as text, never as markup.
+
+const EVERY_MS = 1000;
+const ANSWER_WITHIN_MS = 5000;
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+let data = null;
+let timer = null;
+let answeredAt = null;
+
+// numbers -------------------------------------------------------------------------------------------------------------
+
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+const known = (x) => x !== null && x !== undefined;
+const count = (x) => (known(x) ? (Math.abs(x) < 1e6 ? whole.format(x) : short.format(x)) : "–");
+const fixed = (x, digits = 3) => (known(x) ? x.toFixed(digits) : "–");
+const percent = (x) => (known(x) ? (100 * x).toFixed(x < 0.1 ? 1 : 0) + "%" : "–");
+const clock = (s) => new Date(1000 * s).toLocaleTimeString([], { hour12: false });
+
+function duration(s) {
+  if (!known(s)) return "–";
+  if (s < 0.001) return (1e6 * s).toFixed(0) + " µs";
+  if (s < 1) return (1e3 * s).toFixed(s < 0.01 ? 1 : 0) + " ms";
+  if (s < 120) return s.toFixed(s < 10 ? 1 : 0) + " s";
+  if (s < 7200) return (s / 60).toFixed(0) + " min";
+  return s < 172800 ? (s / 3600).toFixed(1) + " h" : whole.format(s / 86400) + " days";
+}
+
+function bytes(x) {
+  if (!known(x)) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let k = 0;
+  while (x >= 1000 && k < units.length - 1) { x /= 1000; k += 1; }
+  return x.toFixed(k && x < 100 ? 1 : 0) + " " + units[k];
+}
+
+// the document --------------------------------------------------------------------------------------------------------
+
+const at = (id) => document.getElementById(id);
+
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function say(id, text) {
+  const node = at(id);
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function fill(id, rows, none) {
+  const body = at(id).tBodies[0];
+  const made = rows.map((cells) => {
+    const row = element("tr");
+    row.append(...cells.map(([text, kind]) => element("td", text, kind)));
+    return row;
+  });
+  if (!made.length) {
+    const row = element("tr");
+    const cell = element("td", none, "none");
+    cell.colSpan = at(id).tHead.rows[0].cells.length;
+    row.append(cell);
+    made.push(row);
+  }
+  body.replaceChildren(...made);
+}
+
+function tile(name, value, note) {
+  const made = element("div");
+  made.append(element("dt", name), element("dd", value, "value"), element("dd", note || "", "note"));
+  return made;
+}
+
+function showTiles() {
+  const f = data.figures || {};
+  const times = f.hit_rate && f.most_popular_hit_rate ? f.hit_rate / f.most_popular_hit_rate : null;
+  const saved = data.checkpoint || {};
+  at("tiles").replaceChildren(
+    tile("Events a second", count(f.events_per_second), count(f.consumed) + " in all"),
+    tile("Lag", count(f.lag), count(f.queued_events) + " queued"),
+    tile("HR@10", fixed(f.hit_rate), known(times) ? times.toFixed(1) + " × most popular" : "ranked before training"),
+    tile("Loss", fixed(f.loss), count(f.steps) + " steps"),
+    tile("Items", count(f.items), count(f.users) + " users"),
+    tile("Checkpoint", duration(saved.age_s), known(saved.age_s) ? count(saved.unsaved_events) + " events since" : "none yet"),
+    tile("Dead letters", count(f.dead_lettered), count(f.filtered) + " filtered"),
+    tile("Running", duration(data.now - data.started), "since " + clock(data.started)),
+  );
+}
+
+function showHealth() {
+  const good = data.ready.ok;
+  const state = good ? "good" : data.alive.ok ? "waiting" : "bad";
+  at("health").dataset.state = state;
+  say("health-text", (good ? "Healthy: " : data.alive.ok ? "Not ready: " : "Unhealthy: ") + data.ready.reason);
+}
+
+function showTables() {
+  const cache = data.cache || { top: [] };
+  fill("top", cache.top.map((t) => [[t.item, "text"], [count(t.slots), "number"], [percent(t.share), "number"], [count(t.popularity_rank), "number"]]),
+    "The cache is empty.");
+  fill("partitions", data.partitions.map((p) => [[p.topic + " [" + p.partition + "]", "text"], [count(p.position), "number"], [count(p.lag), "number"]]),
+    "No partition is assigned yet.");
+  const letters = data.dead_letters;
+  const reasons = Object.entries(letters.reasons).sort((a, b) => b[1] - a[1]);
+  say("reasons", reasons.length ? reasons.map(([reason, n]) => reason.replaceAll("_", " ") + ": " + count(n)).join(" · ") : "None so far.");
+  at("letters-region").hidden = !letters.recent.length;
+  fill("letters", letters.recent.map((x) => [[clock(x.time), "when"], [x.topic + " [" + x.partition + "] " + x.offset, "where"],
+    [x.reason.replaceAll("_", " "), "when"], [x.detail, "text"], [x.value, "code"]]), "None since the start.");
+}
+
+function showState() {
+  const saved = data.checkpoint || {}, store = data.store || {}, rows = [];
+  const add = (name, text, bad) => rows.push(element("dt", name), element("dd", text, bad ? "bad" : ""));
+  add("Checkpoint", known(saved.age_s) ? duration(saved.age_s) + " old" : "none yet");
+  add("Not in it", count(saved.unsaved_events) + " events");
+  add("Size, time to write", bytes(saved.size_bytes) + ", " + duration(saved.duration_s));
+  if (saved.failed) add("Failed checkpoints", count(saved.failed), true);
+  add("Shared with", store.kind === "memory" ? "nobody" : store.kind || "–");
+  if (store.kind !== "memory") {
+    add("Store", store.trouble || (store.live ? "in touch" : "out of touch"), store.trouble || !store.live);
+    add("Round trip", duration(store.round_trip_s));
+    add("Staleness", duration(store.staleness_s));
+    add("Backlog", count(store.backlog_events) + " events");
+    add("Errors", count(store.errors), store.errors > 0);
+  }
+  if (data.cache && data.cache.slots) {
+    add("Cache slots, distinct", count(data.cache.slots) + ", " + count(data.cache.distinct));
+    add("Turnover a refresh", percent(data.cache.turnover));
+    add("Overlap with the batch", percent(data.cache.overlap));
+    add("Age of its entries", duration(data.cache.age_s));
+  }
+  at("state").replaceChildren(...rows);
+}
+
+// charts --------------------------------------------------------------------------------------------------------------
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+
+function axis(more) {
+  return {
+    gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, fixedrange: true, automargin: true,
+    tickfont: { size: 11.5 }, nticks: 5, ...more,
+  };
+}
+
+function timeAxis(more) {
+  const rows = data.timeline.rows, spanS = rows.length ? rows[rows.length - 1][0] - rows[0][0] : 0;
+  const tickformat = spanS < 1800 ? "%H:%M:%S" : spanS < 172800 ? "%H:%M" : "%b %d, %H:%M";
+  return axis({ type: "date", showgrid: false, nticks: window.innerWidth < 560 ? 4 : 6, tickangle: 0, tickformat, ...more });
+}
+
+function layout(more) {
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 46, r: 10, t: 26, b: 30 },
+    font: { family: "system-ui, sans-serif", size: 12, color: colour("quiet") }, dragmode: false, hovermode: "x unified",
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: colour("text") } },
+    xaxis: timeAxis(), yaxis: axis({ rangemode: "tozero" }), ...more,
+  };
+}
+
+function draw(id, traces, wanted) {
+  Plotly.react(at(id), traces, wanted, { displayModeBar: false, responsive: true });
+}
+
+function column(name) {
+  const k = data.timeline.columns.indexOf(name);
+  return data.timeline.rows.map((row) => (k < 0 ? null : row[k]));
+}
+
+function line(name, y, series, more) {
+  return { type: "scatter", mode: "lines", name, x: times(), y, line: { color: colour(series), width: 2 }, ...more };
+}
+
+const times = () => data.timeline.rows.map((row) => new Date(1000 * row[0]));
+const last = (values) => values.findLast(known);
+
+function drawFlow() {
+  const rate = column("events_per_second"), lag = column("lag");
+  draw("flow", [
+    line("events a second", rate, "series-1", { fill: "tozeroy", fillcolor: colour("series-1") + "22" }),
+    line("lag, records", lag, "series-2", { yaxis: "y2" }),
+  ], layout({
+    xaxis: timeAxis({ anchor: "y2" }),
+    yaxis: axis({ rangemode: "tozero", domain: [0.46, 1], nticks: 4 }), yaxis2: axis({ rangemode: "tozero", domain: [0, 0.34], nticks: 3 }),
+  }));
+  say("flow-text", "Now " + count(last(rate)) + " events a second, " + count(last(lag)) + " records behind.");
+}
+
+const NAMES = { model: "model", "most-popular": "most popular", "recently-popular": "recently popular", "last-items": "last items", "co-visitation": "co-visitation" };
+
+function drawHits() {
+  const prefix = "hit_rate ", names = data.timeline.columns.filter((c) => c.startsWith(prefix)).map((c) => c.slice(prefix.length));
+  draw("hits", names.map((name, k) => line(NAMES[name] || name, column(prefix + name), "series-" + Math.min(k + 1, 5),
+    name === "model" ? { line: { color: colour("series-1"), width: 2.5 } } : { line: { color: colour("series-" + Math.min(k + 1, 5)), width: 2, dash: k === 1 ? "dash" : "dot" } })),
+  layout({ yaxis: axis({ rangemode: "tozero", tickformat: ".2f" }) }));
+  const model = last(column(prefix + "model")), popular = last(column(prefix + "most-popular"));
+  say("hits-text", known(model) ? "HR@10 of the latest ranked events: model " + fixed(model) + ", most popular items " + fixed(popular) + "." : "Events are ranked before they are trained; none was yet.");
+}
+
+function drawBands() {
+  const bands = [["head", "series-1"], ["torso", "series-2"], ["tail", "series-3"]];
+  draw("bands", bands.map(([band, series]) => line(band, column(band), series,
+    { stackgroup: "cache", line: { color: colour(series), width: 0.5 }, fillcolor: colour(series) + "b0" })),
+  layout({ yaxis: axis({ range: [0, 1], tickformat: ".0%" }) }));
+  const now = bands.map(([band]) => [band, last(column(band))]).filter(([, share]) => known(share));
+  say("bands-text", now.length ? "Share of the slots by popularity band, now " + now.map(([band, share]) => band + " " + percent(share)).join(", ") + "." : "The cache is empty.");
+}
+
+function drawCurve() {
+  const points = (data.cache || { curve: [] }).curve, ranks = points.map((p) => p[0]);
+  const some = (k) => points.map((p) => (p[k] > 0 ? p[k] : null));
+  const log = { type: "log", dtick: 1, nticks: undefined };
+  draw("curve", [
+    { ...line("popularity", some(1), "series-5"), x: ranks, line: { color: colour("series-5"), width: 2, dash: "dash" } },
+    { ...line("occurrence", some(2), "series-3"), x: ranks, mode: "lines+markers", marker: { size: 4, color: colour("series-3") } },
+  ], layout({ xaxis: axis({ ...log, tickformat: "~s", title: { text: "popularity rank", font: { size: 12 }, standoff: 4 } }), yaxis: axis({ ...log, tickformat: "~%", title: { text: "share an item", font: { size: 12 }, standoff: 4 } }), margin: { l: 56, r: 10, t: 26, b: 42 } }));
+  say("curve-text", points.length ? "How much of everything resampled falls on items of each rank, beside their share of the events." : "Nothing was resampled yet.");
+}
+
+function drawLoss() {
+  const loss = column("loss");
+  draw("loss", [line("loss", loss, "series-4")], layout({ yaxis: axis({ rangemode: "normal" }), margin: { l: 46, r: 10, t: 10, b: 30 } }));
+  say("loss-text", "Latest step: " + fixed(last(loss)) + ".");
+}
+
+function show() {
+  if (!data) return;
+  say("source", "Learning from " + data.source);
+  const b = data.build;
+  say("build", b.version ? "Streamer " + b.version + " · " + b.method + " on " + b.device + " · torch " + b.torch + " · Python " + b.python : "Streamer");
+  document.title = data.figures ? count(data.figures.events_per_second) + "/s · Streamer" : "Streamer";
+  showHealth(); showTiles(); showTables(); showState();
+  drawFlow(); drawHits(); drawBands(); drawCurve(); drawLoss();
+  document.body.dataset.shown = data.now;
+}
+
+// asking --------------------------------------------------------------------------------------------------------------
+
+const span = () => document.querySelector("input[name=span]:checked").value;
+
+async function ask() {
+  try {
+    const answer = await fetch("data.json?span=" + span(), { signal: AbortSignal.timeout(ANSWER_WITHIN_MS), cache: "no-store" });
+    if (!answer.ok) throw new Error("status " + answer.status);
+    data = await answer.json();
+    answeredAt = new Date();
+    at("lost").hidden = true;
+  } catch {
+    lost();
+    return;
+  }
+  show();
+}
+
+function lost() {
+  const since = answeredAt ? " since " + answeredAt.toLocaleTimeString([], { hour12: false }) + "; the last values stay" : "";
+  say("lost", "No answer from the trainer" + since + ". It has ended, or cannot be reached.");
+  at("lost").hidden = false;
+  at("health").dataset.state = "bad";
+  say("health-text", "No answer");
+}
+
+async function round() {
+  clearTimeout(timer);
+  await ask();
+  if (!document.hidden) timer = setTimeout(round, EVERY_MS);
+}
+
+const resized = new ResizeObserver((entries) => {
+  for (const entry of entries) if (entry.target.classList.contains("js-plotly-plot")) Plotly.Plots.resize(entry.target);
+});
+for (const plot of document.querySelectorAll(".plot")) resized.observe(plot);
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : round()));
+dark.addEventListener("change", show);
+for (const input of document.querySelectorAll("input[name=span]")) input.addEventListener("change", round);
+round();

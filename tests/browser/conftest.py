@@ -1,0 +1,37 @@
+"""A browser, and a real run that it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Browser
+from live_run import LiveRun
+from servers.process import ServerUnavailable, skip_or_fail
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Headless Chromium."""
+    try:
+        found = Browser(tmp_path_factory.mktemp("profile"))
+    except ServerUnavailable as error:
+        skip_or_fail(f"the live page in a browser: {error}")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    """`streamer run` in a process of its own, on an embedded log that is written meanwhile."""
+    with LiveRun(tmp_path_factory.mktemp("live")) as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures of the page are kept; printed, to be looked at."""
+    directory = tmp_path_factory.mktemp("screenshots")
+    print(f"\nscreenshots of the live page: {directory}")
+    return directory

@@ -1,0 +1,219 @@
+"""The live page in a real browser, during a real run."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live_run import BAD_RECORD, IMAGE, PATIENCE_S, SCRIPT
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+CHARTS = {"flow": 2, "hits": 2, "bands": 3, "curve": 2, "loss": 1}
+"""Charts and how many series each has."""
+WIDE, PHONE = (1400, 900), (390, 844)
+ARROW_RIGHT = "\ue014"
+
+
+def until(done: Callable[[], Any], what: str) -> Any:
+    """Wait for it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := done()):
+        assert time.monotonic() < deadline, f"it did not happen: {what}"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture
+def page(browser, live):
+    """The page as on a wide light screen, opened anew, with everything drawn."""
+    browser.size(*WIDE)
+    browser.scheme("light")
+    browser.driver.get(live.url)
+    until(lambda: drawn_all(browser), "all charts are drawn")
+    return browser
+
+
+def drawn_all(browser) -> bool:
+    """Whether every chart has all of its lines."""
+    return all(len(lines(browser, chart)) == series for chart, series in CHARTS.items())
+
+
+def lines(browser, chart: str) -> list[str]:
+    """The path of each drawn line of a chart that has a length."""
+    paths = "[...document.querySelectorAll(arguments[0])].map(path => path.getAttribute('d') || '')"
+    return [path for path in browser.ask(paths, f"#{chart} .scatterlayer .trace .js-line") if "L" in path]
+
+
+def tile(browser, name: str) -> str:
+    """The text of a tile."""
+    texts = browser.ask("[...document.querySelectorAll('#tiles div')].map(tile => tile.textContent)")
+    (found,) = [text for text in texts if text.startswith(name)]
+    return found
+
+
+def cells(browser, table: str) -> list[list[str]]:
+    """The texts of a table's rows."""
+    rows = "[...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => cell.textContent))"
+    return browser.ask(rows, f"#{table} tbody tr")
+
+
+def test_values_change_while_the_run_goes_on(page, screenshots):
+    before = {name: tile(page, name) for name in ("Events a second", "Loss", "Checkpoint", "Running")}
+    paths = {chart: lines(page, chart) for chart in CHARTS}
+    for name, text in before.items():
+        until(lambda name=name, text=text: tile(page, name) != text, f"{name} changes")
+    for chart in ("flow", "loss", "bands"):
+        until(lambda chart=chart: lines(page, chart) != paths[chart], f"{chart} goes on")
+    assert "Healthy" in page.text("#health")
+    page.screenshot(screenshots / "wide-light.png")
+
+
+def test_the_drawn_series_are_those_of_the_data(page):
+    drawn = page.ask("document.getElementById('bands').data.map(trace => [trace.name, trace.stackgroup, trace.y])")
+    assert [(name, group) for name, group, _ in drawn] == [(band, "cache") for band in ("head", "torso", "tail")]
+    sums = [sum(shares) for shares in zip(*(y for *_, y in drawn), strict=True) if None not in shares]
+    assert sums
+    assert sums == pytest.approx([1] * len(sums), abs=1e-6)
+    names = page.ask("document.getElementById('hits').data.map(trace => trace.name)")
+    assert names == ["model", "most popular"]
+    asked, drawn = page.ask("[column('hit_rate model'), document.getElementById('hits').data[0].y]")
+    assert asked == drawn
+    assert max(rate for rate in drawn if rate is not None) > 0
+
+
+def test_the_curve_is_drawn_on_two_logarithmic_axes(page):
+    for axis in ("xaxis", "yaxis"):
+        assert page.ask("document.getElementById('curve').layout[arguments[0]].type", axis) == "log"
+    ranks = page.ask("document.getElementById('curve').data[1].x")
+    assert len(ranks) > 5
+    assert ranks == sorted(ranks)
+
+
+def test_stacked_areas_are_filled_in_three_colours(page):
+    areas = "[...document.querySelectorAll('#bands .scatterlayer .js-fill')]"
+    fills = page.ask(f"{areas}.map(path => getComputedStyle(path).fill)")
+    assert len(set(fills)) == 3
+    assert "none" not in fills
+
+
+def test_ids_from_events_are_shown_as_text_and_never_run(page):
+    items = until(lambda: [row[0] for row in cells(page, "top")], "the cache has items")
+    assert SCRIPT in items
+    assert IMAGE in items
+    assert page.ask("document.querySelectorAll('main script, main img, main [onload]').length") == 0
+    assert page.ask("window.hacked === undefined")
+
+
+def test_dead_letters_are_listed_with_their_reason_and_as_text(page):
+    rows = until(lambda: [row for row in cells(page, "letters") if len(row) == 5], "dead letters are listed")
+    assert {(row[2], row[4]) for row in rows} == {("not json", BAD_RECORD.decode())}
+    assert page.text("#reasons").startswith("not json: ")
+    assert page.ask("window.hacked === undefined")
+
+
+def test_partitions_are_listed_with_offsets_that_grow(page):
+    def offsets() -> list[int]:
+        return [int(row[1].replace(",", "")) for row in cells(page, "partitions")]
+
+    assert [row[0] for row in cells(page, "partitions")] == ["interactions [0]", "interactions [1]"]
+    before = offsets()
+    until(lambda: all(new > old for new, old in zip(offsets(), before, strict=True)), "both partitions go on")
+
+
+def test_a_page_opened_late_shows_the_past(page):
+    assert page.ask("data.timeline.rows[0][0] < performance.timeOrigin / 1000 - 0.5")
+
+
+def test_nothing_is_asked_of_anybody_else_and_nothing_is_complained_about(page, live):
+    """But for a style sheet for maps that plotly would add: the policy refuses it, and no map is drawn."""
+    origins = page.ask("[...new Set(performance.getEntriesByType('resource').map(one => new URL(one.name).origin))]")
+    assert origins == [live.url.rstrip("/")]
+    assert [text for text in page.complaints() if not ("/plotly.js " in text and "inline style" in text)] == []
+
+
+def test_the_whole_run_can_be_chosen_by_keyboard(page):
+    page.ask("document.querySelector('input[name=span]').focus()")
+    page.driver.switch_to.active_element.send_keys(ARROW_RIGHT)
+    until(lambda: page.ask("data.timeline.span") == "run", "the whole run is asked for")
+    assert len(lines(page, "flow")) == 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_on_a_phone(page, screenshots, scheme):
+    page.size(*PHONE)
+    page.scheme(scheme)
+    right = "[...document.querySelectorAll('.plot .main-svg')].map(svg => svg.getBoundingClientRect().right)"
+    until(lambda: max(page.ask(right)) <= PHONE[0], "charts are as narrow as the page")
+    until(lambda: drawn_all(page), "all charts are drawn again")
+    assert page.ask("document.documentElement.scrollWidth <= window.innerWidth")
+    page.screenshot(screenshots / f"phone-{scheme}.png")
+
+
+def test_charts_follow_the_dark_scheme(page, screenshots):
+    light = page.ask("getComputedStyle(document.body).backgroundColor")
+    line = page.ask("document.getElementById('loss').data[0].line.color")
+    page.scheme("dark")
+    until(lambda: page.ask("document.getElementById('loss').data[0].line.color") != line, "charts are drawn anew")
+    assert page.ask("getComputedStyle(document.body).backgroundColor") != light
+    page.screenshot(screenshots / "wide-dark.png")
+
+
+CONTRAST = """
+(() => {
+  const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = rgb => {
+    const [r, g, b] = rgb.match(/[0-9.]+/g).map(Number).map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const clear = colour => colour === 'transparent' || colour.endsWith(', 0)');
+  const behind = node => {
+    while (clear(getComputedStyle(node).backgroundColor)) node = node.parentElement;
+    return getComputedStyle(node).backgroundColor;
+  };
+  const found = [];
+  for (const node of document.querySelectorAll('h1, h3, p, dt, dd, th, td, a, label span, footer, .pill')) {
+    if (!node.textContent.trim() || !node.offsetParent || node.closest('.skip, .unseen')) continue;
+    const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => y - x);
+    found.push([node.tagName, node.textContent.slice(0, 30), (a + 0.05) / (b + 0.05)]);
+  }
+  return found;
+})()
+"""
+"""How much lighter or darker each text is than what is behind it, as WCAG 2 measures it."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_enough_contrast(page, scheme):
+    page.scheme(scheme)
+    found = page.ask(CONTRAST)
+    assert len(found) > 40
+    assert [text for text in found if text[2] < 4.5] == []
+
+
+def test_it_has_landmarks_headings_in_order_captions_and_described_charts(page):
+    assert page.ask("document.documentElement.lang") == "en"
+    for landmark in ("header", "main", "footer"):
+        assert page.ask("document.querySelectorAll(arguments[0]).length", f"body > {landmark}") == 1
+    levels = page.ask("[...document.querySelectorAll('h1, h2, h3, h4')].map(heading => Number(heading.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert page.ask("[...document.querySelectorAll('table')].every(table => table.caption.textContent)")
+    named = page.ask("[...document.querySelectorAll('.plot')].map(plot => plot.getAttribute('aria-labelledby'))")
+    assert len(named) == len(CHARTS)
+    assert all(page.text(f"#{name}").strip() for name in named)
+    assert page.ask("document.getElementById('health').getAttribute('role')") == "status"
+
+
+def test_after_the_end_the_page_says_so_and_keeps_the_last_values(page, live, screenshots):
+    live.stop()
+    until(lambda: page.ask("!document.getElementById('lost').hidden"), "the end is told")
+    assert "No answer from the trainer since" in page.text("#lost")
+    assert "No answer" in page.text("#health")
+    assert drawn_all(page)
+    assert SCRIPT in [row[0] for row in cells(page, "top")]
+    page.screenshot(screenshots / "ended.png")

@@ -1,0 +1,77 @@
+"""The list of metrics: names by convention, labels that are bounded, documentation that agrees."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cache_store import errors as store_errors
+from streamer.composition import Composition
+from streamer.dead_letters import Reason
+from streamer.metrics.catalogue import BANDS, CATALOGUE, GROUPS, RECOMMENDERS, STORE_ERRORS
+from streamer.metrics.table import BEGIN, END, with_tables
+from streamer.prequential import FLOORS, MODEL
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+MOST_SERIES = 400
+"""Of all metrics with closed sets of labels together, buckets not counted."""
+
+
+def test_the_documentation_has_the_catalogues_tables():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "run: python -m streamer.metrics.table docs/metrics.md"
+
+
+def test_tables_are_written_between_the_marks_and_nowhere_else():
+    text = with_tables(f"before {BEGIN} old {END} after")
+    assert text.startswith(f"before {BEGIN}")
+    assert text.endswith(f"{END} after")
+    assert " old " not in text
+    assert all(f"`{name}`" in text for name in CATALOGUE)
+
+
+def test_without_marks_there_is_nowhere_to_write():
+    with pytest.raises(ValueError, match="metrics: begin"):
+        with_tables("no marks")
+
+
+@pytest.mark.parametrize("metric", CATALOGUE.values(), ids=lambda m: m.name)
+def test_names_follow_the_convention(metric):
+    assert re.fullmatch(r"streamer(_[a-z0-9]+)+", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not re.search(r"_(ms|milliseconds|minutes|kilobytes|percent|count|sum|bucket|info_total)$", metric.name)
+    assert metric.help.endswith(".")
+    assert (metric.kind == "histogram") == bool(metric.buckets)
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+def test_names_are_unique():
+    assert sum(len(group.metrics) for group in GROUPS) == len(CATALOGUE)
+
+
+@pytest.mark.parametrize("metric", [m for m in CATALOGUE.values() if m.labels], ids=lambda m: m.name)
+def test_every_label_is_a_closed_set_or_says_what_bounds_it(metric):
+    for label in metric.labels:
+        assert bool(label.values) != bool(label.bound)
+        assert not {"user", "item", "id", "offset", "key"} & {label.name}
+
+
+def test_all_closed_sets_together_are_few_series():
+    def series(metric):
+        count = 1
+        for label in metric.labels:
+            count *= max(len(label.values), 1)
+        return count
+
+    assert sum(series(metric) for metric in CATALOGUE.values()) < MOST_SERIES
+
+
+def test_labels_know_every_value_that_the_code_has():
+    assert set(CATALOGUE["streamer_dead_letters_total"].labels[0].values) == {str(reason) for reason in Reason}
+    assert set(RECOMMENDERS) == {MODEL, *FLOORS}
+    assert Composition._fields == BANDS
+    words = re.findall(r"`([a-z-]+)`", store_errors.StoreUnavailable.__doc__ or "")
+    assert words
+    assert set(words) | {"storerefused", "fenced", "other"} == set(STORE_ERRORS)

@@ -1,0 +1,163 @@
+"""The close look: each figure against the slow obvious way to get it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from line_harness import events, learn_all, small
+
+from streamer.composition import composition
+from streamer.learner import Learner
+from streamer.metrics.look import DECILE_EDGES, Looker, Ranking, curve, divergence, entropy, turnover
+
+SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    found = Learner(small())
+    learn_all(found, events(800, users=60, items=300))
+    return found
+
+
+def rows(values) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+@given(SLOTS, SLOTS)
+def test_turnover_is_one_minus_what_two_bags_have_in_common(before, after):
+    common = (Counter(before) & Counter(after)).total()
+    assert turnover(rows(before), rows(after)) == pytest.approx(1 - common / len(after))
+
+
+def test_turnover_of_nothing():
+    assert turnover(rows([]), rows([])) == 0
+    assert turnover(rows([]), rows([1, 2])) == 1
+
+
+@given(SLOTS)
+def test_entropy_is_that_of_the_definition(values):
+    counts = Counter(values)
+    shares = [count / len(values) for count in counts.values()]
+    assert entropy(rows(list(counts.values()))) == pytest.approx(-sum(p * math.log(p) for p in shares), abs=1e-12)
+
+
+def test_entropy_is_largest_where_every_slot_differs():
+    assert entropy(np.ones(64, np.int64)) == pytest.approx(math.log(64))
+    assert entropy(rows([64])) == 0
+
+
+SHARES = st.lists(st.floats(0.01, 1), min_size=10, max_size=10).map(lambda x: np.array(x) / np.sum(x))
+
+
+@given(SHARES, SHARES)
+def test_divergence_is_positive_unless_both_are_equal(found, expected):
+    assert divergence(found, found) == pytest.approx(0, abs=1e-12)
+    assert divergence(found, expected) >= 0
+    direct = sum(p * math.log(p / q) for p, q in zip(found, expected, strict=True))
+    assert divergence(found, expected) == pytest.approx(max(0, direct), abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=500))
+def test_the_curves_means_add_up_to_everything(amounts):
+    popularity = np.sort(np.array(amounts))[::-1]
+    points = curve(popularity, popularity)
+    ranks = [point.rank for point in points]
+    assert ranks == sorted(set(ranks))
+    assert 1 <= ranks[0] <= ranks[-1] <= len(amounts)
+    if popularity.sum() > 1e-6:
+        assert points[0].popularity == pytest.approx(popularity[0] / popularity.sum())
+        assert all(point.popularity == pytest.approx(point.occurrence) for point in points)
+
+
+def test_a_curve_of_more_ranks_than_points_keeps_the_mass():
+    popularity = 1 / np.arange(1.0, 5001)
+    points = curve(popularity, np.ones(5000))
+    assert len(points) <= 48
+    assert all(point.occurrence == pytest.approx(1 / 5000) for point in points)
+    assert points[-1].popularity < points[10].popularity < points[0].popularity
+
+
+def test_bands_are_those_of_the_composition(learner):
+    look = Looker(learner).look(learner.cache, learner.cache[:5])
+    assert look.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
+    assert min(look.slot_bands) > 0
+
+
+def test_deciles_are_those_of_a_walk_along_the_items(learner):
+    counts = learner.exact.counts(np.arange(learner.exact.size))
+    walked, before = np.zeros(10), 0.0
+    slots = Counter(learner.cache.tolist())
+    for row in sorted(range(len(counts)), key=lambda r: (-counts[r], r)):
+        walked[sum(before / counts.sum() >= edge for edge in DECILE_EDGES)] += slots[row]
+        before += counts[row]
+    look = Looker(learner).look(learner.cache, learner.cache[:5])
+    assert look.slot_deciles == pytest.approx(list(walked / len(learner.cache)))
+
+
+def test_shares_of_what_was_resampled_sum_to_one_and_follow_occurrence(learner):
+    look = Looker(learner).look(learner.cache, learner.cache[:5])
+    assert sum(look.occurrence_deciles) == pytest.approx(1)
+    assert sum(look.occurrence_bands) == pytest.approx(1)
+    ranking = Ranking(learner)
+    ours = learner.occurrence.values(ranking.order)
+    assert look.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
+
+
+def test_a_batch_drawn_by_popularity_diverges_less_than_one_of_the_tail(learner):
+    ranking, rng = Ranking(learner), np.random.default_rng(0)
+    alike = ranking.order[rng.choice(len(ranking.counts), 2000, p=ranking.counts / ranking.counts.sum())]
+    looker = Looker(learner)
+    assert looker.look(learner.cache, alike).divergence["batch"] < 0.02
+    assert looker.look(learner.cache, ranking.order[-40:]).divergence["batch"] > 1
+
+
+def test_overlap_is_the_share_of_slots_whose_item_is_in_the_batch(learner):
+    batch = np.unique(learner.cache)[:7]
+    expected = sum(item in batch for item in learner.cache) / len(learner.cache)
+    assert Looker(learner).look(learner.cache, batch).overlap == pytest.approx(expected)
+
+
+def test_top_items_hold_the_most_slots_under_their_ids(learner):
+    look = Looker(learner).look(learner.cache, learner.cache[:5])
+    slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
+    assert [top.slots for top in look.top] == sorted(slots.values(), reverse=True)[:10]
+    assert all(slots[top.item] == top.slots for top in look.top)
+    counts = {item: learner.exact.counts(rows([k]))[0] for k, item in enumerate(learner.items.ids)}
+    for top in look.top:
+        assert sum(count > counts[top.item] for count in counts.values()) < top.popularity_rank
+
+
+def test_rows_that_nobody_has_counted_are_in_no_stratum(learner):
+    ranking = Ranking(learner)
+    some = rows([0, 1, 2, 3])
+    beyond = rows([0, 1, 10_000, 2, 3])
+    assert ranking.shares_of(beyond, DECILE_EDGES).tolist() == ranking.shares_of(some, DECILE_EDGES).tolist()
+
+
+def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, monkeypatch):
+    now = [100.0]
+    looker = Looker(learner, lambda: now[0])
+    for at, cache, expected in [(100, [1, 2], 0), (110, [1, 1, 2, 3], 7.5), (120, [3], 10), (130, [1, 3], 10)]:
+        now[0] = at
+        monkeypatch.setattr(learner, "cache", rows(cache))
+        assert looker.look(rows([]), rows([0])).age_s == pytest.approx(expected)
+
+
+def test_a_learner_that_knows_nothing_can_be_looked_at():
+    look = Looker(Learner(small())).look(rows([]), rows([]))
+    assert (look.slots, look.distinct, look.items, look.top, look.curve) == (0, 0, 0, [], [])
+    assert look.slot_bands == [0, 0, 0]
+
+
+def test_a_method_without_cache_has_none():
+    learner = Learner(small("bir"))
+    learn_all(learner, events(64))
+    look = Looker(learner).look(learner.cache, rows([0, 1]))
+    assert look.slots == look.distinct == look.turnover == look.overlap == 0
+    assert sum(look.occurrence_bands) == pytest.approx(1)

@@ -1,0 +1,341 @@
+"""What a scrape sees after a real run, and of every state that a line can be in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from line_harness import TOPIC, append, assert_same_learner, events, micro_batch, small, until
+from prometheus_client import CollectorRegistry, generate_latest
+from watched_line import WatchedLine
+
+from cache_store.base import StoreStatus
+from streamer.checkpointing import Saves
+from streamer.composition import composition
+from streamer.event import encode
+from streamer.learner import Learner
+from streamer.metrics.catalogue import CATALOGUE
+from streamer.metrics.instruments import Instruments
+from streamer.metrics.look import turnover
+from streamer.metrics.monitor import KEPT_LETTERS, Monitor
+from streamer.metrics.observer import Observer
+from streamer.pipeline import Status
+from streamer.prequential import Prequential
+from streamer.sources.base import Partition
+
+EVENT_S = 1_700_000_000.0
+
+
+def records(count: int) -> list[bytes]:
+    """Purchases, of which every seventh is a view and every eleventh no event."""
+    values = [encode(user, item, EVENT_S, event_type="buy") for user, item in events(count)]
+    values[::7] = [encode("u", "i", EVENT_S, event_type="view")] * len(values[::7])
+    values[3::11] = [b"no event"] * len(values[3::11])
+    return values
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> WatchedLine:
+    """A run to the end of 600 records."""
+    line = WatchedLine(records(600), tmp_path_factory.mktemp("run"), checkpoint_every_events=200)
+    line.run()
+    return line
+
+
+def value(line: WatchedLine, name: str, **labels: str) -> float:
+    found = line.monitor.instruments.value(name, **labels)
+    assert found is not None, (name, labels)
+    return found
+
+
+class TestAfterARun:
+    def test_events_are_accounted_for_as_the_summary_says(self, ended):
+        summary = ended.pipeline.summary()
+        assert summary["filtered"] > 0
+        for name in ("consumed", "trained", "filtered"):
+            assert value(ended, f"streamer_events_{name}_total") == summary[name]
+        assert value(ended, "streamer_dead_letters_total", reason="not_json") == summary["dead_lettered"] > 0
+        assert value(ended, "streamer_model_events") == summary["consumed"] == 600
+
+    def test_nothing_waits_any_more(self, ended):
+        assert value(ended, "streamer_partitions") == 2
+        assert value(ended, "streamer_lag_records", topic=TOPIC, partition="0") == 0
+        assert value(ended, "streamer_lag_records", topic=TOPIC, partition="1") == 0
+        assert value(ended, "streamer_queued_events") == 0
+        assert value(ended, "streamer_rebalances_total") == 1
+
+    def test_batches_and_steps_are_counted(self, ended):
+        assert value(ended, "streamer_batch_events_sum") == ended.pipeline.accounting.trained
+        assert value(ended, "streamer_batch_age_seconds_count") == value(ended, "streamer_batch_events_count")
+        assert value(ended, "streamer_steps_total") == ended.learner.trainer.steps
+        assert value(ended, "streamer_batch_age_seconds_sum") > 0
+
+    def test_delays_are_those_of_the_events_own_time(self, ended):
+        assert value(ended, "streamer_event_delay_seconds") > 1e6
+        mean = value(ended, "streamer_event_to_trained_seconds_sum") / value(
+            ended, "streamer_event_to_trained_seconds_count"
+        )
+        assert mean == pytest.approx(value(ended, "streamer_event_delay_seconds"), rel=1e-3)
+
+    def test_each_phase_was_timed(self, ended):
+        steps = ended.learner.trainer.steps
+        counts = {p: value(ended, "streamer_phase_seconds_count", phase=p) for p in ("rank", "step")}
+        assert counts == {"rank": steps, "step": steps}
+        for phase in ("poll", "decode", "checkpoint"):
+            assert value(ended, "streamer_phase_seconds_count", phase=phase) > 0
+        assert value(ended, "streamer_phase_seconds_count", phase="store") >= 2 * steps
+        ranked = value(ended, "streamer_phase_seconds_sum", phase="rank")
+        assert ranked == pytest.approx(ended.prequential.seconds, abs=1e-6)
+
+    def test_learning_is_what_the_line_says(self, ended):
+        status = ended.pipeline.status
+        assert value(ended, "streamer_loss") == pytest.approx(status.loss)
+        assert value(ended, "streamer_users") == len(ended.learner.users) == value(ended, "streamer_new_users_total")
+        assert value(ended, "streamer_items") == len(ended.learner.items) == value(ended, "streamer_new_items_total")
+        for name in ("model", "most-popular"):
+            figure = ended.prequential.figure(name).recent
+            assert value(ended, "streamer_prequential_hit_rate", recommender=name, k="10") == figure
+            ndcg = value(ended, "streamer_prequential_ndcg", recommender=name, k="10")
+            assert ndcg == ended.prequential.figure(name, metric="ndcg").recent
+            assert 0 < ndcg < figure
+        assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
+
+    def test_the_sampler_is_within_what_is_possible(self, ended):
+        weight = ended.learner.settings.trainer.sampler.cache_weight
+        loss = {part: value(ended, "streamer_loss_part", part=part) for part in ("batch", "cache")}
+        mixed = (1 - weight) * loss["batch"] + weight * loss["cache"]
+        assert value(ended, "streamer_loss") == pytest.approx(mixed, rel=1e-4)
+        for part in ("batch", "cache"):
+            assert 1 <= value(ended, "streamer_sampler_effective_size", part=part) <= 60
+            assert 0 < value(ended, "streamer_sampler_distinct_share", part=part) <= 1
+            assert 0 <= value(ended, "streamer_sampler_own_share", part=part) <= 1
+            assert value(ended, "streamer_sampler_distinct_negatives", part=part) >= 1
+
+    def test_the_cache_is_described(self, ended):
+        assert value(ended, "streamer_cache_slots") == 32
+        assert 1 < value(ended, "streamer_cache_distinct_items") <= 32
+        assert 0 < value(ended, "streamer_cache_entropy_nats") <= math.log(32)
+        assert 0 < value(ended, "streamer_cache_turnover_share") <= 1
+        bands = [value(ended, "streamer_cache_slot_share", band=band) for band in ("head", "torso", "tail")]
+        assert sum(bands) == pytest.approx(1)
+        tops = [value(ended, "streamer_cache_top_slot_share", rank=str(k)) for k in range(1, 11)]
+        assert tops == sorted(tops, reverse=True)
+        assert 0 < value(ended, "streamer_popularity_items") <= len(ended.learner.items)
+        assert value(ended, "streamer_popularity_hash_log_error") >= 0
+        assert 0 <= value(ended, "streamer_popularity_hash_collision_share") <= 1
+
+    def test_checkpoints_are_counted_and_weighed(self, ended):
+        assert value(ended, "streamer_checkpoints_total", result="saved") >= 3
+        assert value(ended, "streamer_checkpoints_total", result="failed") == 0
+        assert value(ended, "streamer_checkpoint_unsaved_events") == 0
+        directory: Path = ended.pipeline.last_checkpoint
+        assert value(ended, "streamer_checkpoint_size_bytes") == sum(f.stat().st_size for f in directory.iterdir())
+        assert 0 < value(ended, "streamer_checkpoint_duration_seconds") < 60
+        assert 0 < value(ended, "streamer_checkpoint_age_seconds") < 3600
+
+    def test_what_runs_is_told(self, ended):
+        text = generate_latest(ended.monitor.registry).decode()
+        assert 'method="xir"' in text
+        assert 'device="cpu"' in text
+
+    def test_the_end_of_a_run_is_the_end_of_its_health(self, ended):
+        assert value(ended, "streamer_alive") == value(ended, "streamer_ready") == 0
+
+    def test_the_private_store_was_asked_too(self, ended):
+        assert value(ended, "streamer_store_live") == 1
+        assert value(ended, "streamer_store_exchanges_total") == ended.pipeline.status.store.exchanges > 0
+
+    def test_its_own_time_is_counted(self, ended):
+        assert 0 < value(ended, "streamer_metrics_seconds_total") < 60
+
+    def test_no_id_of_a_user_or_item_is_in_the_exposition(self, ended):
+        text = generate_latest(ended.monitor.registry).decode()
+        assert all(f'"{name}"' not in text for name in [*ended.learner.users.ids, *ended.learner.items.ids])
+
+
+class Recording(Instruments):
+    """Remembers which metrics were ever touched, once they exist."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.touched: set[str] = set()
+        super().__init__(registry)
+        self.touched.clear()
+
+    def series(self, name: str, *labels: str) -> Any:
+        self.touched.add(name)
+        return super().series(name, *labels)
+
+    def rise(self, name: str, total: float, *labels: str) -> None:
+        self.touched.add(name)
+        super().rise(name, total, *labels)
+
+
+def test_every_metric_is_set_by_something(tmp_path, monkeypatch):
+    monkeypatch.setattr("streamer.metrics.monitor.Instruments", Recording)
+    line = WatchedLine(records(120), tmp_path)
+    line.monitor.refreshed(dataclasses.replace(line.pipeline.status, store=StoreStatus(errors={"slow": 1})))
+    line.run()
+    assert line.monitor.instruments.touched == set(CATALOGUE)
+
+
+def test_counters_start_at_zero_where_a_model_goes_on(tmp_path):
+    WatchedLine(records(300), tmp_path).run()
+    again = WatchedLine(records(400), tmp_path)
+    again.run()
+    assert value(again, "streamer_events_consumed_total") == 100
+    assert value(again, "streamer_model_events") == 400
+
+
+def test_watching_changes_nothing_that_is_learned(tmp_path):
+    watched, plain = WatchedLine(records(300)), WatchedLine(records(300))
+    plain.pipeline.watch(Observer())
+    watched.run()
+    plain.run()
+    assert_same_learner(watched.learner, plain.learner)
+
+
+class TestStates:
+    """Of a monitor that is told one thing after another."""
+
+    @pytest.fixture
+    def monitor(self) -> Monitor:
+        found = Monitor(CollectorRegistry())
+        found.begin(Learner(small()), None)
+        return found
+
+    def test_lag_is_by_partition_and_goes_with_it(self, monitor):
+        first, second = Partition("a", 0), Partition("b", 1)
+        monitor.refreshed(Status(partitions={first: 3, second: None}, lag={first: 7, second: 9}))
+        assert monitor.instruments.value("streamer_lag_records", topic="b", partition="1") == 9
+        monitor.refreshed(Status(partitions={first: 3}, lag={first: 5}))
+        assert monitor.instruments.value("streamer_lag_records", topic="a", partition="0") == 5
+        assert monitor.instruments.value("streamer_lag_records", topic="b", partition="1") is None
+        assert monitor.instruments.value("streamer_partitions") == 1
+        assert monitor.health.lag == 5
+
+    def test_each_figure_of_the_store_has_its_metric(self, monitor):
+        store = StoreStatus(
+            live=False,
+            round_trip_s=0.25,
+            staleness_s=3,
+            backlog_contributions=4,
+            backlog_events=5,
+            log_length=6,
+            sent_bytes=7,
+            received_bytes=8,
+            exchanges=9,
+            exchange_cpu_s=0.5,
+            refused_events=10,
+            errors={"slow": 11, "never heard of": 12, "nor of this": 1},
+        )
+        monitor.refreshed(Status(store=store))
+        found = {
+            name: monitor.instruments.value(f"streamer_store_{name}")
+            for name in (
+                *("live", "round_trip_seconds", "staleness_seconds", "backlog_contributions", "backlog_events"),
+                *("log_entries", "sent_bytes_total", "received_bytes_total", "exchanges_total"),
+                *("exchange_cpu_seconds_total", "refused_events_total"),
+            )
+        }
+        assert list(found.values()) == [0, 0.25, 3, 4, 5, 6, 7, 8, 9, 0.5, 10]
+        assert monitor.instruments.value("streamer_store_errors_total", reason="slow") == 11
+        assert monitor.instruments.value("streamer_store_errors_total", reason="other") == 13
+
+    def test_failed_checkpoints_are_counted_and_unsaved_events_shown(self, monitor):
+        monitor.refreshed(Status(saves=Saves(saved=1, failed=2, unsaved_events=30, seconds=0.5, size_bytes=40)))
+        value = monitor.instruments.value
+        assert value("streamer_checkpoints_total", result="failed") == 2
+        assert value("streamer_checkpoint_unsaved_events") == 30
+        assert value("streamer_checkpoint_duration_seconds") == 0.5
+        assert value("streamer_checkpoint_size_bytes") == 40
+
+    def test_the_age_of_a_checkpoint_goes_on_while_nothing_moves(self):
+        clock, wall = [50.0], [1000.0]
+        monitor = Monitor(CollectorRegistry(), clock=lambda: clock[0], wall=lambda: wall[0])
+        wall[0] += 12
+        assert monitor.instruments.value("streamer_checkpoint_age_seconds") == 12
+        monitor.begin(Learner(small()), None)
+        monitor.refreshed(Status(checkpoint_age_s=3.0, at_s=50.0))
+        clock[0] += 7
+        assert monitor.instruments.value("streamer_checkpoint_age_seconds") == 10
+
+    def test_the_latest_dead_letters_are_kept_and_no_more(self):
+        line = WatchedLine([b"bad %d" % k for k in range(50)], partitions=1)
+        line.run()
+        letters = [letter for _, letter in line.monitor.letters()]
+        assert [letter.offset for letter in letters] == list(range(49, 49 - KEPT_LETTERS, -1))
+
+    def test_four_events_of_a_batch_are_timed_however_large_it_is(self, monitor):
+        for size in (1, 2, 3, 4, 5, 7, 100):
+            before = monitor.instruments.value("streamer_event_to_trained_seconds_count")
+            monitor.trained(micro_batch(events(size), timestamps_s=[1.0] * size))
+            assert monitor.instruments.value("streamer_event_to_trained_seconds_count") - before <= 4
+
+    def test_clocks_that_are_ahead_give_a_negative_delay_but_no_negative_age(self):
+        monitor = Monitor(CollectorRegistry(), wall=lambda: 100.0)
+        monitor.begin(Learner(small()), None)
+        monitor.trained(micro_batch(events(1), timestamps_s=[130.0]))
+        monitor.refreshed(Status())
+        assert monitor.instruments.value("streamer_event_delay_seconds") == -30
+        assert monitor.instruments.value("streamer_event_to_trained_seconds_sum") == 0
+
+    def test_what_ranking_takes_is_no_part_of_the_step(self):
+        monitor, learner = Monitor(CollectorRegistry()), Learner(small())
+        prequential = Prequential(learner)
+        prequential.seconds = 5.0  # before it was watched
+        monitor.begin(learner, prequential)
+        for ranked_s, step_s in ((0.25, 1.0), (0.0, 2.0)):
+            prequential.seconds += ranked_s
+            monitor.timed("step", ranked_s + step_s)
+        assert monitor.instruments.value("streamer_phase_seconds_sum", phase="rank") == pytest.approx(0.25)
+        assert monitor.instruments.value("streamer_phase_seconds_sum", phase="step") == pytest.approx(3.0)
+
+    def test_a_look_is_not_taken_again_at_once(self):
+        clock = [0.0]
+        monitor = Monitor(CollectorRegistry(), clock=lambda: clock[0])
+        learner = Learner(small())
+        monitor.begin(learner, None)
+        monitor.learned(learner.learn(micro_batch(events(16))))
+        monitor.refreshed(Status())
+        first = monitor.look
+        clock[0] += 0.5
+        monitor.refreshed(Status())
+        assert monitor.look is first
+        clock[0] += 600
+        monitor.refreshed(Status())
+        assert monitor.look is not first
+
+    def test_turnover_is_that_of_the_latest_refresh_alone(self, monitor):
+        learner, caches = monitor._learner, []
+        for start in (0, 16, 32):
+            monitor.learned(learner.learn(micro_batch(events(64)[start : start + 16])))
+            caches.append(learner.cache)
+        monitor.refreshed(Status())
+        assert monitor.look.turnover == pytest.approx(turnover(caches[1], caches[2]))
+        assert monitor.look.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
+
+
+def test_a_line_without_checkpoints_and_evaluation_can_be_watched():
+    line = WatchedLine(records(64))
+    line.pipeline._prequential = None
+    line.pipeline.watch(line.monitor)
+    line.run()
+    assert value(line, "streamer_events_consumed_total") == 64
+    assert line.monitor.instruments.value("streamer_prequential_hit_rate", recommender="model", k="10") is None
+
+
+def test_ready_follows_a_line_that_waits_and_trains():
+    line = WatchedLine([], partitions=1, until_end=False, max_age_s=0.0)
+    line.pipeline._ingest.start()
+    health = line.monitor.health
+    assert not health.ready().ok
+    until(lambda: health.ready().ok, step=lambda: line.pipeline.step(0.01))
+    assert health.ready().reason == "caught up"
+    append(line.log, records(40))
+    until(lambda: line.learner.trainer.steps > 0, step=lambda: line.pipeline.step(0.05))
+    assert health.ready().ok
+    line.pipeline.close()
+    assert not health.ready().ok

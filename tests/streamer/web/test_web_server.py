@@ -1,0 +1,301 @@
+"""The HTTP side: what is answered, to whom, under which headers, and what happens to odd requests."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from line_harness import events, micro_batch, small
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamer.dead_letters import DeadLetter, Reason
+from streamer.errors import StreamerError
+from streamer.learner import Learner
+from streamer.metrics.catalogue import CATALOGUE
+from streamer.metrics.monitor import Monitor
+from streamer.pipeline import Status
+from streamer.sources.base import Partition
+from streamer.web.data import SHOWN_VALUE
+from streamer.web.routes import FILES, routes
+from streamer.web.server import Answer, WebServer
+from streamer.web.watched import watched
+
+NASTY = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def monitor() -> Monitor:
+    """Of a line that has taken one step, and met a bad record."""
+    found = Monitor(CollectorRegistry(), f"topic {NASTY}")
+    learner = Learner(small())
+    found.begin(learner, None)
+    found.beat()
+    batch = micro_batch([*[("u", NASTY)] * 16, *events(16)], timestamps_s=[1.7e9] * 32)
+    value = NASTY.encode() + b"\xff" + b"x" * 1000
+    batch.dead_letters = [DeadLetter(Reason.NOT_JSON, "no JSON", "t", 0, 5, 0, None, value)]
+    found.learned(learner.learn(batch))
+    found.trained(batch)
+    found.refreshed(Status(steps=1, partitions={Partition("t", 0): 6}, lag={Partition("t", 0): 4}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(monitor: Monitor) -> Iterator[WebServer]:
+    with WebServer(routes(monitor)) as found:
+        yield found
+
+
+def ask(server: WebServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read()
+    finally:
+        connection.close()
+
+
+# what there is --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_the_page_and_its_parts_are_served_and_nothing_comes_from_elsewhere(server, path):
+    status, headers, body = ask(server, path)
+    assert status == 200
+    assert headers["Content-Type"] == FILES[path][1]
+    assert body
+    for away in (b"http://", b"https://", b"//cdn"):
+        assert away not in body.replace(b'xmlns="http://www.w3.org/2000/svg"', b"")
+
+
+def test_the_page_has_no_inline_script_or_style(server):
+    _, _, body = ask(server, "/")
+    assert b"<style" not in body
+    assert b"style=" not in body
+    assert body.count(b"<script") == body.count(b"<script src=") == 2
+    assert not any(name in body for name in (b"onclick", b"onload", b"onerror", b"javascript:"))
+
+
+def test_the_script_sets_text_and_never_markup(server):
+    _, _, body = ask(server, "/page.js")
+    for way in (b"innerHTML", b"outerHTML", b"insertAdjacentHTML", b"document.write", b"eval("):
+        assert way not in body
+
+
+def test_plotly_is_that_of_the_installed_package(server):
+    from plotly.offline import get_plotlyjs
+
+    status, headers, body = ask(server, "/plotly.js", Accept_Encoding="gzip")
+    assert status == 200
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body).decode() == get_plotlyjs()
+    assert len(body) < 2_000_000
+    assert "max-age" in headers["Cache-Control"]
+
+
+def test_metrics_can_be_parsed_and_are_the_catalogue_beside_those_of_the_process():
+    with watched("a log", "127.0.0.1", 0) as (_, url):
+        body = urllib.request.urlopen(f"{url}metrics").read()
+    found = {f.name + ("_total" if f.type == "counter" else "") for f in text_string_to_metric_families(body.decode())}
+    others = {name for name in found if name.startswith(("process_", "python_"))}
+    assert found - others == set(CATALOGUE)
+    assert "process_resident_memory_bytes" in others
+
+
+def test_open_metrics_are_answered_to_who_asks_for_them(server):
+    status, headers, body = ask(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert status == 200
+    assert headers["Content-Type"].startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_probes_answer_with_a_reason(server, monitor):
+    status, headers, body = ask(server, "/healthz")
+    assert (status, json.loads(body)) == (200, {"ok": True, "reason": "training"})
+    assert headers["Cache-Control"] == "no-store"
+    status, _, body = ask(server, "/readyz")
+    assert (status, json.loads(body)["ok"]) == (200, True)
+
+
+def test_a_process_that_only_starts_is_alive_and_not_ready():
+    with WebServer(routes(Monitor(CollectorRegistry()))) as server:
+        assert ask(server, "/healthz")[0] == 200
+        status, _, body = ask(server, "/readyz")
+        assert (status, json.loads(body)) == (503, {"ok": False, "reason": "starting"})
+        assert json.loads(ask(server, "/data.json")[2])["figures"] is None
+
+
+def test_a_run_that_has_ended_is_neither():
+    monitor = Monitor(CollectorRegistry())
+    monitor.ended()
+    with WebServer(routes(monitor)) as server:
+        assert ask(server, "/healthz")[0] == ask(server, "/readyz")[0] == 503
+
+
+# data -----------------------------------------------------------------------------------------------------------------
+
+
+def test_data_holds_what_the_page_shows(server, monitor):
+    data = json.loads(ask(server, "/data.json")[2])
+    assert data["figures"]["steps"] == 1
+    assert data["figures"]["lag"] == 4
+    assert data["partitions"] == [{"topic": "t", "partition": 0, "position": 6, "lag": 4}]
+    assert data["timeline"]["columns"][0] == "time"
+    assert len(data["timeline"]["rows"]) == 1
+    assert len(data["timeline"]["rows"][0]) == len(data["timeline"]["columns"])
+    moment = dict(zip(data["timeline"]["columns"], data["timeline"]["rows"][0], strict=True))
+    assert moment["head"] + moment["torso"] + moment["tail"] == pytest.approx(1)
+    assert len(data["cache"]["curve"][0]) == 3
+
+
+def test_what_is_not_a_number_is_null(server):
+    data = json.loads(ask(server, "/data.json")[2], parse_constant=pytest.fail)
+    assert data["figures"]["loss"] is None
+
+
+def test_the_whole_run_can_be_asked_for(server):
+    assert json.loads(ask(server, "/data.json?span=run")[2])["timeline"]["span"] == "run"
+    assert json.loads(ask(server, "/data.json?span=%00nonsense&x=1")[2])["timeline"]["span"] == "recent"
+
+
+def test_ids_and_records_go_out_as_they_are_and_the_type_keeps_them_from_being_markup(server):
+    _, headers, body = ask(server, "/data.json")
+    assert headers["Content-Type"] == "application/json"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert NASTY in json.loads(body)["source"]
+    assert NASTY in [row["item"] for row in json.loads(body)["cache"]["top"]]
+
+
+def test_only_the_beginning_of_a_dead_letter_is_shown(server):
+    (letter,) = json.loads(ask(server, "/data.json")[2])["dead_letters"]["recent"]
+    assert letter["value"].startswith(NASTY + "\N{REPLACEMENT CHARACTER}x")
+    assert len(letter["value"]) == SHOWN_VALUE
+    assert letter["reason"] == "not_json"
+    assert letter["offset"] == 5
+
+
+# odd requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_forbids_scripts_from_elsewhere_and_frames(server):
+    for path in ("/", "/data.json", "/nothing"):
+        policy = ask(server, path)[1]["Content-Security-Policy"]
+        assert "script-src 'self';" in policy
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nothing", "/../server.py", "/static/page.js", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/", "/%E2%80%A2x"],
+)
+def test_an_unknown_path_is_not_found_and_the_known_ones_are_named(server, path):
+    status, _, body = ask(server, path)
+    assert status == 404
+    assert b"/metrics" in body
+
+
+def test_what_was_asked_is_not_repeated_in_the_answer(server):
+    assert b"script" not in ask(server, "/<script>")[2]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(server, method):
+    status, headers, _ = ask(server, "/", method)
+    assert status == 405
+    assert headers["Allow"] == "GET, HEAD"
+
+
+def test_head_answers_the_length_alone(server):
+    status, headers, body = ask(server, "/", "HEAD")
+    assert status == 200
+    assert body == b""
+    assert int(headers["Content-Length"]) == len(ask(server, "/")[2])
+
+
+@pytest.mark.parametrize(
+    "words", [b"nonsense\r\n\r\n", b"GET http://[::bad HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01", b""]
+)
+def test_who_speaks_no_http_harms_nobody(server, words):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(words)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65_536):
+            pass
+    assert ask(server, "/healthz")[0] == 200
+
+
+def test_many_at_once_are_all_answered_while_the_line_goes_on(server, monitor):
+    def status(k: int) -> int:
+        return ask(server, ("/metrics", "/data.json", "/healthz", "/page.js")[k % 4])[0]
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(status, k) for k in range(64)]
+        for k in range(50):
+            lag = {Partition("t", n): k for n in range(k % 5)}
+            monitor.refreshed(Status(steps=1, partitions=dict.fromkeys(lag), lag=lag))
+        assert {answer.result() for answer in answers} == {200}
+
+
+def test_one_connection_serves_many_requests(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    for path in ("/healthz", "/metrics", "/nothing", "/data.json"):
+        connection.request("GET", path)
+        assert connection.getresponse().read()
+    connection.close()
+
+
+def test_a_route_that_fails_is_an_error_of_its_own(caplog):
+    def broken(_: Any) -> Answer:
+        raise RuntimeError("inside")
+
+    with WebServer({"/": broken, "/fine": lambda _: Answer(b"fine")}) as server:
+        status, _, body = ask(server, "/")
+        assert status == 500
+        assert b"inside" not in body
+        assert ask(server, "/fine")[2] == b"fine"
+    assert "inside" in caplog.text
+
+
+# where it listens -----------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_try(server):
+    with pytest.raises(StreamerError, match=rf"port {server.port} on 127.0.0.1 is in use.*--metrics-port, or 0"):
+        WebServer({}, port=server.port)
+
+
+def test_a_host_that_is_none_is_named():
+    with pytest.raises(StreamerError, match=r"--metrics-host no\.such\.host\.invalid"):
+        WebServer({}, host="no.such.host.invalid")
+
+
+def test_any_free_port_is_told_and_loopback_is_the_default(server):
+    assert server.port > 0
+    assert server.url == f"http://127.0.0.1:{server.port}/"
+
+
+@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost")])
+def test_the_address_is_one_that_a_browser_can_open(host, shown):
+    try:
+        with WebServer({"/": lambda _: Answer(b"here")}, host=host) as server:
+            assert server.url == f"http://{shown}:{server.port}/"
+    except StreamerError:
+        if host == "::1":
+            pytest.skip("this machine has no IPv6")
+        raise
+
+
+def test_after_the_end_the_port_is_free_again():
+    with WebServer({}) as first:
+        port = first.port
+    with WebServer({}, port=port) as second:
+        assert second.port == port

@@ -1,0 +1,132 @@
+"""From the command line to the page: ports, what is printed, and what is not loaded for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from crash_harness import TINY
+from line_harness import NOON_MS, TOPIC, events, until, values_of
+from servers.process import Process
+
+from streamer.commands.run import run, watching
+from streamer.errors import StreamerError
+from streamer.metrics.observer import Observer
+from streamer.sources.embedded import EmbeddedLog
+from streamer.web.routes import FILES
+from streamer.web.server import WebServer
+from streamer.web.watched import opens_browser
+
+QUICK = [part for part in TINY if part not in ("--event-type", "buy", "--json")]
+
+
+def test_without_a_port_nobody_listens_and_nothing_is_watched():
+    pipeline = SimpleNamespace(watch=lambda observer: pytest.fail("it is watched"))
+    with watching({"metrics_port": None, "metrics_host": "127.0.0.1"}, "a log") as watch:
+        assert watch(pipeline) is None
+
+
+def test_with_a_port_a_pipeline_is_watched_and_the_address_told(caplog):
+    seen: list[Observer] = []
+    pipeline = SimpleNamespace(watch=seen.append)
+    with (
+        caplog.at_level("INFO"),
+        watching({"metrics_port": 0, "metrics_host": "127.0.0.1"}, "a log") as watch,
+    ):
+        url = watch(pipeline)
+        assert urllib.request.urlopen(f"{url}healthz").status == 200
+    assert len(seen) == 1
+    assert f"live page at {url}, metrics at {url}metrics" in caplog.text
+
+
+def test_a_port_in_use_ends_the_run_before_anything_is_loaded(tmp_path):
+    with WebServer({}) as taken:
+        arguments = ["--data-dir", str(tmp_path / "data"), "--metrics-port", str(taken.port)]
+        result = CliRunner().invoke(run, arguments)
+        assert isinstance(result.exception, StreamerError)
+        assert f"port {taken.port} on 127.0.0.1 is in use" in str(result.exception)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_is_none_is_refused(port):
+    result = CliRunner().invoke(run, ["--metrics-port", port])
+    assert result.exit_code == 2
+    assert "--metrics-port" in result.output
+
+
+def test_help_loads_neither_torch_nor_the_server_nor_plotly():
+    script = (
+        "import sys, streamer.commands.run; print([m for m in sys.modules if m in ('torch', 'plotly', 'http.server')])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+def test_every_file_of_the_page_is_in_the_package():
+    static = resources.files("streamer.web") / "static"
+    assert {path.name for path in static.iterdir()} == {name for name, _ in FILES.values()}
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "opens"),
+    [
+        ({"DISPLAY": ":0"}, True, True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, True, True),
+        ({"DISPLAY": ":0"}, False, False),
+        ({"DISPLAY": ":0", "CI": "1"}, True, False),
+        ({"DISPLAY": ""}, True, False),
+        ({}, True, False),
+    ],
+)
+def test_a_browser_opens_only_where_somebody_sees_it(monkeypatch, environ, terminal, opens):
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: terminal))
+    assert opens_browser(environ) is opens
+
+
+@pytest.mark.slow
+def test_a_real_run_is_served_until_it_ends(tmp_path):
+    with EmbeddedLog(tmp_path) as log:
+        log.create_topic(TOPIC, 2)
+        log.append(TOPIC, [(None, value, NOON_MS) for value in values_of(events(2000))])
+    command = [sys.executable, "-m", "streamer", "run", "--data-dir", tmp_path, "--topic", TOPIC, *QUICK]
+    process = Process([*command, "--metrics-port", "0"], tmp_path / "run.log")
+    process.wait_until(lambda: "live page at " in process.log.read_text(), 120)
+    url = re.search(r"live page at (\S+/),", process.log.read_text()).group(1)
+
+    def count(name: str) -> float:
+        text = urllib.request.urlopen(f"{url}metrics").read().decode()
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE).group(1))
+
+    until(lambda: count("streamer_events_trained_total") >= 1984)  # all full batches of 64
+    until(lambda: json.loads(urllib.request.urlopen(f"{url}readyz").read())["ok"])
+    assert count("streamer_partitions") == 2
+    assert count("streamer_steps_total") == 31
+    process.stop()
+    assert not process.running()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}healthz", timeout=5)
+
+
+@pytest.mark.slow
+def test_the_cost_can_be_measured():
+    from streamer.bench.metrics import MetricsBench, MetricsOptions, table
+
+    result = MetricsBench(MetricsOptions(steps=6, batch_size=64, items=500, users=100)).run()
+    assert 0 < result["share"] < 1
+    assert result["ratio"] > 0
+    assert result["steps"] == 6
+    assert "share of a step" in table(result)
+
+
+def test_the_documentation_names_what_is_served():
+    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for path in ("`/`", "`/metrics`", "`/healthz`", "`/readyz`", "`/data.json`", "--metrics-port", "--metrics-host"):
+        assert path in text
