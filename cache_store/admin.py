@@ -50,15 +50,13 @@ end
 return found
 """
 
-SETTLE = """
--- KEYS: meta, cache.  ARGV: generation, origin, cache ('': none).
--- Returns 1, or 0 if it is another generation.
+PUT_CACHE = """
+-- KEYS: meta, cache.  ARGV: generation, cache.
+-- Returns 1, or 0 if it is another generation or has a cache already.
 if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'origin', ARGV[2])
-if ARGV[3] ~= '' and redis.call('HEXISTS', KEYS[1], 'cache') == 0 then
-    redis.call('SET', KEYS[2], ARGV[3])
-    redis.call('HSET', KEYS[1], 'cache', ARGV[1])
-end
+if redis.call('HEXISTS', KEYS[1], 'cache') == 1 then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('HSET', KEYS[1], 'cache', ARGV[1])
 return 1
 """
 
@@ -163,7 +161,7 @@ class StoreAdmin:
         self._server = RedisServer(url, keys, timeout_s)
         self._client = connect(url, timeout_s)
         self._look = self._client.register_script(LOOK)
-        self._settle = self._client.register_script(SETTLE)
+        self._put_cache = self._client.register_script(PUT_CACHE)
 
     def close(self) -> None:
         """Let go."""
@@ -276,19 +274,21 @@ class StoreAdmin:
             instead_of: the generation that it replaces; "" if there is none.
 
         Raises:
-            StoreRefused: there is another generation, or a trainer has begun one at once.
+            StoreRefused: there is another generation.
         """
-        generation = secrets.token_hex(8)
+        look, generation = self.look(), secrets.token_hex(8)
+        if look is not None and look.generation != instead_of:
+            raise StoreRefused(f"there is a model {self.keys.model!r} in {self.url} already, or it has begun anew")
         values = {"position": list(Position.beginning(generation)), "next": contents.next, "events": contents.events}
         packed = Replica.of(values, contents.counts, contents.drawn).pack()
-        seed = Seed(generation, packed, contents.ids, contents.next, contents.epochs, None, instead_of)
+        origin = Position(IMPORTED, 0, "", "")
+        seed = Seed(generation, packed, contents.ids, contents.next, contents.epochs, origin, instead_of)
         if not self._server.seed(seed):
-            raise StoreRefused(f"there is a model {self.keys.model!r} in {self.url} already, or it has begun anew")
-        cache = pack_rows(contents.cache) if contents.cache is not None else b""
-        with self._errors():
-            settled = self._settle(keys=[self.keys.meta, self.keys.cache], args=[generation, IMPORTED, cache])
-        if not settled:
-            raise StoreRefused(f"a trainer has put its own state into {self.url} at once: stop all trainers first")
+            raise StoreRefused(f"the model {self.keys.model!r} in {self.url} has begun anew meanwhile: try again")
+        if contents.cache is not None:
+            with self._errors():
+                named = [self.keys.meta, self.keys.cache]
+                self._put_cache(keys=named, args=[generation, pack_rows(contents.cache)])
         return generation
 
     @contextmanager

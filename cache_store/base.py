@@ -132,6 +132,7 @@ class Received:
         deltas: what others added, after `reset`.
         cache: the newest cache, by the store's rows; None if there is no newer one.
         live: whether the store is in touch; if not, a trainer goes on with what it has and draws its own caches.
+        naming: for `named`.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -139,6 +140,7 @@ class Received:
     deltas: list[Delta] = field(default_factory=list)
     cache: Rows | None = None
     live: bool = True
+    naming: int = 0
 
 
 @dataclass(slots=True)
@@ -212,6 +214,16 @@ class CacheStore(Protocol):
 
         Raises:
             Fenced: another trainer has taken over one of our partitions.
+        """
+        ...
+
+    def named(self, naming: int, first: int, own: Rows) -> None:
+        """Which rows of ours are those of the store from `first` on, so that it need not be asked for each.
+
+        Args:
+            naming: of what was received; if that is outdated, nothing happens.
+            first: the store's row of the first.
+            own: [n] our rows.
         """
         ...
 

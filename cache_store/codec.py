@@ -82,7 +82,7 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
         raise Malformed(str(error)) from error
     if at != len(packed):
         raise Malformed(f"{len(packed)} bytes where its header says {at}")
-    if any(len(a) and int(a.min()) < 0 for a in arrays):
+    if any(len(a) and int(a.min()) < 0 for a, width in zip(arrays, header.widths, strict=True) if width == 8):
         raise Malformed("numbers below zero")
     return header.meta, arrays
 

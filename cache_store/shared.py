@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.adding import Adder
 from cache_store.base import (
     Contribution,
     Delta,
@@ -39,7 +40,7 @@ from cache_store.base import (
     StoreStatus,
     Totals,
 )
-from cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_rows, summed, unpack_entry, unpack_rows
+from cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_rows, unpack_entry, unpack_rows
 from cache_store.errors import Fenced, StoreError, StoreUnavailable
 from cache_store.outbox import Outbox, Waiting, counted, joined, without
 from cache_store.replica import Position, Replica
@@ -69,6 +70,8 @@ class SharedSettings:
         soft_log_length: entries of the log after which it is trimmed.
         most_waiting: contributions that wait one by one before they are added up.
         keep_s: how long contributions are kept that have arrived, for a server that loses them.
+        inline_every: contributions between exchanges with a server in memory; more than one is for a server that is
+            shared with nobody.
     """
 
     every_s: float = 0.1
@@ -76,6 +79,7 @@ class SharedSettings:
     soft_log_length: int = SOFT_LOG_LENGTH
     most_waiting: int = 256
     keep_s: float = 30.0
+    inline_every: int = 1
 
 
 class _Lost(Exception):  # noqa: N818
@@ -109,7 +113,10 @@ class SharedStore:
         self._shared_ids: list[str] = []  # by the store's rows
         self._names = ""  # their fingerprint
         self._rows = np.full(0, -1, np.int64)  # the store's row of each of ours
+        self._naming = 0  # grows when the store's rows of items may be others than before
+        self._told: list[tuple[int, Rows]] = []  # a row of the store, and which of ours are that one and the next
         self._own_ids: Sequence[str] = ()
+        self._adder = Adder()
         self._owned: dict[str, int | None] = {}
         self._claims: dict[str, Claim] = {}
         self._unclaimed: dict[str, Wanted] = {}
@@ -185,7 +192,7 @@ class SharedStore:
 
     def _taken(self) -> Received:
         received, self._inbox = self._inbox, Received()
-        received.live = self._is_live()
+        received.live, received.naming = self._is_live(), self._naming
         if self._reset and self._replica is not None:
             self._reset = False
             self._replica.grow(len(self._shared_ids))
@@ -194,13 +201,18 @@ class SharedStore:
             received.ids, received.deltas = list(self._shared_ids), []
         return received
 
+    def named(self, naming: int, first: int, own: Rows) -> None:
+        with self._lock:
+            if naming == self._naming:
+                self._told.append((first, own))
+
     def contribute(self, contribution: Contribution, ids: Sequence[str]) -> None:
         with self._lock:
             self._own_ids = ids
             self._outbox.add(contribution)
             for span in contribution.spans:
                 self._seen[span.partition] = max(self._seen.get(span.partition, 0), span.stop)
-        if self._server.inline:
+        if self._server.inline and len(self._outbox.waiting) >= self.settings.inline_every:
             self._poke()
 
     def flush(self, timeout_s: float) -> bool:
@@ -235,6 +247,8 @@ class SharedStore:
     # the recovery unit ------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any], Received]:
+        if self._server.inline:
+            self._poke()  # so that nothing waits
         with self._lock:
             received = self._taken()
             replica = self._replica or Replica(Position.beginning(""))
@@ -353,13 +367,20 @@ class SharedStore:
             return False
         with self._lock:
             self._replica = seed
-            self._rows = np.full(0, -1, np.int64)  # what it gave since the seed's are not rows of its any more
+            self._forget_rows()
             self._status.seeded += 1
             for waiting in self._outbox.waiting:
                 waiting.sent = waiting.known = False
         if origin is not None and not self._server.inline:
             logger.warning("the store was empty or had lost something: seeded it with %s events", f"{seed.events:,}")
         return True
+
+    def _forget_rows(self) -> None:
+        """Rows that the server has given since are not in the seed, and it may give them to others."""
+        ids, given = self._shared_ids, np.flatnonzero(self._rows >= 0)
+        pairs = zip(given.tolist(), self._rows[given].tolist(), strict=True)
+        lost = [own for own, row in pairs if row >= len(ids) or ids[row] != self._own_ids[own]]
+        self._rows[lost] = -1
 
     def _load(self) -> None:
         """Take over what the server has, and send again what it lacks of ours."""
@@ -377,6 +398,7 @@ class SharedStore:
         with self._lock:
             self._replica, self._shared_ids, self._names = replica, ids, fingerprint(ids)
             self._rows = np.full(0, -1, np.int64)
+            self._naming, self._told = self._naming + 1, []
             self._inbox, self._reset = Received(), True
             self._cache_chain = ""
             for name in self._owned:
@@ -529,8 +551,7 @@ class SharedStore:
         counts = [counted(c) for c in contributions]
         cache = next((c.cache for c in reversed(contributions) if c.cache is not None), NO_ROWS)
         self._name([*(c.rows for c in counts), *(c.drawn.rows for c in contributions), cache])
-        items = summed([Increments(self._rows[c.rows], c.counts) for c in counts])
-        drawn = summed([Increments(self._rows[c.drawn.rows], c.drawn.counts) for c in contributions])
+        items, drawn = (self._translated(part) for part in (counts, [c.drawn for c in contributions]))
         cache = self._rows[cache]
         spans = joined([span for c in contributions for span in c.spans])
         entry = Entry(self.trainer, parcel[-1].number, int(items.counts.sum()), spans, items, drawn)
@@ -542,11 +563,20 @@ class SharedStore:
         self._status.sent_bytes += len(push.packed) + len(packed_cache or b"")
         return push
 
+    def _translated(self, parts: list[Increments]) -> Increments:
+        """All of them added up, with the store's rows."""
+        total = self._adder.summed(parts)
+        return Increments(self._rows[total.rows], total.counts)
+
     def _name(self, parts: Sequence[Rows]) -> None:
         """Have rows of the store given to those of our items that have none."""
+        with self._lock:
+            told, self._told = self._told, []
         if len(self._own_ids) > len(self._rows):
             more = np.full(max(len(self._own_ids), 2 * len(self._rows)) - len(self._rows), -1, np.int64)
             self._rows = np.concatenate([self._rows, more])
+        for first, own in told:
+            self._rows[own] = np.arange(first, first + len(own))
         unknown = sorted({row for rows in parts for row in rows[self._rows[rows] < 0].tolist()})
         for start in range(0, len(unknown), IDS_AT_ONCE):
             part = unknown[start : start + IDS_AT_ONCE]

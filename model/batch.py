@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from model.companions import Companions
 
 Rows = NDArray[np.int64]
 """Numbers of table rows."""
@@ -50,9 +53,11 @@ class View:
         cache: [C] item rows of the cache, with repetitions; may be empty.
         prior: popularity that is part of the score itself; the correction's one if None.
         cache_draws: log of the probability with which items are drawn into the cache; None if it is not known.
+        companions: of each item, as of before the batch; needed if the model uses them.
     """
 
     popularity: LogPopularity
     cache: Rows
     prior: LogPopularity | None = None
     cache_draws: LogPopularity | None = None
+    companions: Companions | None = None

@@ -45,6 +45,12 @@ class Candidates:
     own: Ints
     recent: Places | None
 
+    def columns(self, items: int) -> Ints:
+        """[items] the column of each of the first `items` of `Plan.items`, -1 if it is no candidate."""
+        column = np.full(items, -1, np.int32)
+        column[slice(len(self.count)) if self.at is None else self.at] = np.arange(len(self.count))
+        return column
+
     def take(self, values: Floats) -> Floats:
         """Per-item values [T], by candidate [K]."""
         return values[: len(self.count)] if self.at is None else values[self.at]

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Floats, LogPopularity, Recent, Rows
+from model.companions import Companions
+from model.entries import Term
 from model.jit import compiled
 from model.towers import Tape
 from model.trainer import Trainer
@@ -66,10 +68,13 @@ class Ranker:
     Args:
         trainer: whose model ranks.
         prior: popularity that is part of the score; needed if the model has a prior.
+        companions: of each item; needed if the model uses them.
     """
 
-    def __init__(self, trainer: Trainer, prior: LogPopularity | None = None) -> None:
-        self.trainer, self.prior = trainer, prior
+    def __init__(
+        self, trainer: Trainer, prior: LogPopularity | None = None, companions: Companions | None = None
+    ) -> None:
+        self.trainer, self.prior, self.companions = trainer, prior, companions
         self._scratch: Tensor | None = None
 
     @torch.no_grad()
@@ -135,6 +140,17 @@ class Ranker:
         row = np.zeros(recent.shape[1], np.float32)
         row[:ranks] = repeat.detach().cpu().numpy()[:ranks]
         return np.where(recent >= 0, row, np.float32(0))
+
+    @torch.no_grad()
+    def near(self, recent: Recent | None, items: int) -> Term | None:
+        """What the companions of each user's recent items add to the scores of the first `items`."""
+        model, tape = self.trainer.model, Tape(self.trainer.device)
+        if model.gamma is None or recent is None:
+            return None
+        assert self.companions is not None, "the model has companions: pass those it is learned with"
+        found = self.companions.among(recent, np.arange(items))
+        values = model.near_bonus(tape.tensor(found.values), tape.tensor(found.known))
+        return Term(found.rows, found.columns, values)
 
     @torch.no_grad()
     def ranks(
@@ -206,7 +222,7 @@ class Ranker:
         """Scores of some users at a time, [R, N]; a block is overwritten by the next."""
         if not len(users):
             return
-        queries, bonus = self.queries(users, recent), self.bonus(recent)
+        queries, bonus, near = self.queries(users, recent), self.bonus(recent), self.near(recent, len(items))
         size = max(1, BLOCK_CELLS // max(len(items), 1))
         block = self._memory(queries, min(size, len(users)) * len(items)).view(-1, len(items))
         for start in range(0, len(users), size):
@@ -215,6 +231,8 @@ class Ranker:
             if bonus is not None:
                 assert recent is not None
                 _add_bonus(scores, recent[part], bonus[part])
+            if near is not None:
+                _add_near(scores, near, part)
             yield part, scores
 
     def _memory(self, like: Tensor, cells: int) -> Tensor:
@@ -228,6 +246,12 @@ def _add_bonus(scores: Tensor, recent: Recent, bonus: NDArray[np.float32]) -> No
     at, place = np.nonzero((recent >= 0) & (recent < scores.shape[1]))
     cells = _cells(scores, at, recent[at, place])
     scores.view(-1).index_add_(0, cells, torch.from_numpy(bonus[at, place]).to(scores.device))
+
+
+def _add_near(scores: Tensor, near: Term, part: slice) -> None:
+    here = slice(*np.searchsorted(near.rows, [part.start, part.stop]))
+    cells = _cells(scores, near.rows[here] - part.start, near.columns[here])
+    scores.view(-1).index_add_(0, cells, near.values[here])
 
 
 def _at(rows: Rows, like: Tensor) -> Tensor:

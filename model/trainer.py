@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Batch, Floats, LogPopularity, Rows, View
+from model.companions import Near
+from model.entries import Term, merged
 from model.kernels import Entries, Outcome, Sampling, sampled_softmax
 from model.kernels.rows_numba import MASKED
 from model.losses import Part, Proposals, SamplerSettings, method_named
 from model.optim import ParameterAdam, make_optimizer
-from model.plan import Candidates, Places, Plan, Planner
+from model.plan import Candidates, Plan, Planner
 from model.towers import Tape
 from model.two_tower import ModelSettings, TwoTower
 
@@ -135,6 +137,7 @@ class Trainer:
         known = model.item.size
         plan = self.planner.plan(batch, self._extra(batch, view, known), known)
         proposals = self._proposals(plan, view, known)
+        near = self._near(plan, batch, view)
 
         # 2. vectors, with the prior as one more dimension
         tape = Tape(self.device)
@@ -144,11 +147,11 @@ class Trainer:
         queries = model.queries(tape, users, tape.tensor(place), vectors, recent)  # [B, d]
         prior = self._prior(plan, view, tape)
         queries, vectors = model.with_prior(queries, vectors, prior)
-        positive = model.positive_scores(queries, vectors, plan, tape)  # [B]
+        positive = model.positive_scores(queries, vectors, plan, near, tape)  # [B]
 
         # 3. loss and gradients
         parts = self.method.parts(plan, proposals, self.settings.sampler)
-        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, tape) for p in parts}
+        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, near, tape) for p in parts}
         loss = torch.stack([outcomes[p.name].loss * p.weight for p in parts]).sum()
         self.dense.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -242,10 +245,27 @@ class Trainer:
             return None
         return tape.tensor((view.prior or view.popularity).log_pop(plan.items))
 
+    def _near(self, plan: Plan, batch: Batch, view: View) -> Near | None:
+        """Which of all candidates are companions of each user's recent items."""
+        if self.model.gamma is None:
+            return None
+        assert view.companions is not None, "the model has companions: pass them in the view"
+        assert batch.recent is not None
+        return view.companions.among(batch.recent, plan.items[: plan.in_pools])
+
     def _outcome(
-        self, part: Part, queries: Tensor, vectors: Tensor, positive: Tensor, plan: Plan, tape: Tape
+        self,
+        part: Part,
+        queries: Tensor,
+        vectors: Tensor,
+        positive: Tensor,
+        plan: Plan,
+        near: Near | None,
+        tape: Tape,
     ) -> Outcome:
         candidates, masked = part.candidates, self.settings.sampler.mask_own
+        if near is not None:
+            near = near.moved(candidates.columns(plan.in_pools))
         if candidates.at is None:
             items = vectors[: len(candidates.count)]
         else:
@@ -261,49 +281,30 @@ class Trainer:
             resampler=self.settings.sampler.resampler,
             generator=self._device_draws,
         )
-        return sampled_softmax(queries, items, positive, sampling, self._entries(candidates, masked, tape))
+        return sampled_softmax(queries, items, positive, sampling, self._entries(candidates, near, masked, tape))
 
     def _offsets(self, count: int, tape: Tape) -> Tensor:
         return tape.send(torch.rand(count, generator=self._draws))
 
-    def _entries(self, candidates: Candidates, masked: bool, tape: Tape) -> Entries | None:
-        """The sparse terms of the scores: repeat bias, then masks."""
-        places = candidates.recent if self.model.repeat is not None else None
+    def _entries(self, candidates: Candidates, near: Near | None, masked: bool, tape: Tape) -> Entries | None:
+        """The sparse terms of the scores: repeat bias, nearness, masks."""
+        terms = []
+        if self.model.repeat is not None and candidates.recent is not None:
+            places = candidates.recent
+            terms.append(Term(places.rows, places.columns, self.model.repeat_bonus(tape.tensor(places.ranks))))
+        if near is not None:
+            values = self.model.near_bonus(tape.tensor(near.values), tape.tensor(near.known))
+            terms.append(Term(near.rows, near.columns, values))
         if masked:
-            places = _with_own(places, candidates.own)
-        if places is None or not len(places.columns):
-            return None
-        ranks = tape.tensor(places.ranks)
-        values = self.model.repeat_bonus(ranks) if self.model.repeat is not None else None
-        if masked:
-            bonus = values if values is not None else torch.zeros(len(places.ranks), device=self.device)
-            values = torch.where(ranks == _OWN, float(MASKED), bonus)
-        assert values is not None
-        return Entries(tape.tensor(places.first), tape.tensor(places.rows), tape.tensor(places.columns), values)
+            rows = np.flatnonzero(candidates.own >= 0)
+            values = torch.full((len(rows),), float(MASKED), device=self.device)
+            terms.append(Term(rows, candidates.own[rows], values))
+        return merged(terms, len(candidates.own), tape)
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator | None:
     """A GPU's own source of randomness, for draws that are too many to send; None where there is no GPU."""
     return torch.Generator(device).manual_seed(seed) if torch.cuda.is_available() else None
-
-
-_OWN = -2
-"""Stands for a rank where an entry is a mask."""
-
-
-def _with_own(places: Places | None, own: NDArray[np.int32]) -> Places:
-    """The places, and one more in each row whose own positive is a candidate."""
-    rows = np.flatnonzero(own >= 0)
-    if places is None:
-        columns, ranks = own[rows], np.full(len(rows), _OWN)
-        all_rows: Rows = rows
-    else:
-        all_rows = np.concatenate([places.rows, rows])
-        columns = np.concatenate([places.columns, own[rows]])
-        ranks = np.concatenate([places.ranks, np.full(len(rows), _OWN)])
-    order = np.argsort(all_rows, kind="stable")
-    first = np.searchsorted(all_rows[order], np.arange(len(own) + 1)).astype(np.int32)
-    return Places(first, all_rows[order], columns[order], ranks[order])
 
 
 def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:

@@ -1,8 +1,10 @@
 """The model: two towers and a score.
 
-    score(u, j) = <q_u, e_j> + beta log pop(j) + rho[rank of j among u's recent items]
+    score(u, j) = <q_u, e_j> + beta log pop(j) + rho[rank of j among u's recent items] + gamma nearness(u, j)
 
-The second term is the popularity prior, the third the repeat bias; both are optional. The prior is one more dimension
+The second term is the popularity prior, the third the repeat bias, the fourth says how often users had j together with
+u's recent items (`model.companions`; gamma is one number for items among u's recent ones and one for all others). All
+three are optional. The prior is one more dimension
 of the vectors (beta on the query's side, log pop on the item's), so it passes through correction, resampling weights,
 loss and retrieval index like any other.
 """
@@ -16,10 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from model.batch import Rows
+from model.companions import Near
 from model.kernels.pooling import pooled
 from model.plan import Plan
 from model.tables import Table
 from model.towers import Tape, Tower, TowerSettings
+
+FIRST_GAMMA = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class ModelSettings:
         prior: `off`, `fixed` (beta stays) or `learned`.
         beta: the prior's first weight.
         repeat_ranks: how many recency ranks have a repeat bias; 0 for none.
+        companions: how many companions of each item are kept for the score's nearness; 0 for none.
         init_std: standard deviation of new embeddings.
         seed: determines all initial weights.
     """
@@ -43,6 +49,7 @@ class ModelSettings:
     prior: Literal["off", "fixed", "learned"] = "off"
     beta: float = 1.0
     repeat_ranks: int = 0
+    companions: int = 0
     init_std: float = 0.1
     seed: int = 0
 
@@ -60,8 +67,10 @@ class ModelSettings:
             found.append("the item tower has no input: turn on ids or features")
         if self.prior not in ("off", "fixed", "learned"):
             found.append(f"prior is {self.prior!r}: choose off, fixed or learned")
-        if self.repeat_ranks < 0 or self.recent_items < 0:
-            found.append("recent_items and repeat_ranks cannot be negative")
+        if min(self.repeat_ranks, self.recent_items, self.companions) < 0:
+            found.append("recent_items, repeat_ranks and companions cannot be negative")
+        if self.companions and not self.history:
+            found.append("companions are those of the user's recent items: turn on recent_items or repeat_ranks")
         return found
 
     @property
@@ -99,6 +108,7 @@ class TwoTower(nn.Module):
             beta = torch.full((), settings.beta, device=device)
             self.beta = nn.Parameter(beta, requires_grad=settings.prior == "learned")
         self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks, device=device)) if settings.repeat_ranks else None
+        self.gamma = nn.Parameter(torch.full((2,), FIRST_GAMMA, device=device)) if settings.companions else None
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -151,10 +161,18 @@ class TwoTower(nn.Module):
         bonus = self.repeat.index_select(0, ranks.clamp(min=0))
         return torch.where(ranks >= 0, bonus, 0.0)
 
-    def positive_scores(self, queries: Tensor, items: Tensor, plan: Plan, tape: Tape) -> Tensor:
+    def near_bonus(self, nearness: Tensor, known: Tensor) -> Tensor:
+        """gamma times nearness; `known` is 1 for items among the user's recent ones, 0 for others."""
+        assert self.gamma is not None
+        return self.gamma.index_select(0, known) * nearness
+
+    def positive_scores(self, queries: Tensor, items: Tensor, plan: Plan, near: Near | None, tape: Tape) -> Tensor:
         """Score of each event's own item, [B]."""
         own = items.index_select(0, tape.tensor(plan.positive))
         score = (queries * own).sum(1)
         if self.repeat is not None:
             score = score + self.repeat_bonus(tape.tensor(plan.positive_rank))
+        if near is not None:
+            nearness, known = near.at(plan.positive)
+            score = score + self.near_bonus(tape.tensor(nearness), tape.tensor(known))
         return score

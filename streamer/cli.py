@@ -16,6 +16,7 @@ COMMANDS = {
     "recommend": "streamer.commands.recommend:recommend",
     "inspect": "streamer.commands.inspect_checkpoint:inspect",
     "export": "streamer.commands.export:export",
+    "store": "streamer.commands.store:store",
     "doctor": "streamer.commands.doctor:doctor",
     "bench": "streamer.commands.bench:bench",
     "replay": "replay.command:replay",

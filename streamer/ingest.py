@@ -45,10 +45,14 @@ class Standing(NamedTuple):
 
 
 class Owner(Protocol):
-    """Who answers to others for our partitions. Called on the reading thread; may wait a while."""
+    """Who answers to others for our partitions. Called on the reading thread, but for `told`; may wait a while."""
 
-    def claim(self, partitions: Iterable[Partition]) -> None:
-        """These are ours now; nothing of them was read yet."""
+    def claim(self, partitions: Iterable[Partition]) -> Positions:
+        """These are ours now; nothing of them was read yet. Answers where some must be read from at the latest."""
+        ...
+
+    def told(self, positions: Positions) -> Positions:
+        """How far others know of what came before these positions. Called on any thread; never waits."""
         ...
 
     def flush(self) -> None:
@@ -96,6 +100,8 @@ class Ingest:
         self._changed = threading.Condition()
         self._in_flight: frozenset[Partition] = frozenset()
         self._leaving: dict[Partition, int] = {}
+        self._safe: dict[Partition, int] = {}  # to be committed, once others know of everything before
+        self._committed: dict[Partition, int] = {}
         self._handover_wanted = False
         self._stopping = self._at_end = self._drained = False
         self._error: BaseException | None = None
@@ -103,6 +109,8 @@ class Ingest:
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
         self.read_seconds = self.decode_seconds = 0.0
         self.rebalances = 0
+        self.timed: Callable[[str, float], None] = lambda phase, seconds: None
+        """Told how long each `poll` that brought records and each `decode` took; on the reading thread."""
 
     # the trainer's side ----------------------------------------------------------------------------------------------
 
@@ -185,6 +193,11 @@ class Ingest:
         with self._changed:
             return self._progress.positions()
 
+    def assigned(self) -> dict[Partition, int | None]:
+        """Partitions that are ours now, and the next offset to train where it is known."""
+        with self._changed:
+            return {p: self._progress.ours.get(p) for p in self._progress.assigned}
+
     def lag(self) -> dict[Partition, int]:
         """For each of our partitions how many offsets are not trained yet."""
         trained = self.positions()
@@ -201,9 +214,25 @@ class Ingest:
             return self._batcher.waiting
 
     def commit(self, positions: Positions) -> None:
-        """Tell the source what is safe."""
-        if self._source is not None:
-            self._source.commit(positions)
+        """Tell the source what is safe.
+
+        What others do not know of yet is committed later: whoever got the partition next would begin after it, and if
+        we died before we told them, nobody would.
+        """
+        with self._changed:
+            ours = self._progress.assigned | self._leaving.keys()
+            self._safe |= {p: at for p, at in positions.items() if p in ours}
+            self._commit_told()
+
+    def _commit_told(self) -> None:
+        if self._source is None or not self._safe:
+            return
+        told = self._owner.told(self._safe) if self._owner is not None else self._safe
+        news = {p: at for p, at in told.items() if at != self._committed.get(p)}
+        self._safe = {p: at for p, at in self._safe.items() if told[p] < at}
+        self._committed |= news
+        if news:
+            self._source.commit(news)
 
     def stop(self, timeout_s: float = 15.0) -> None:
         """Stop reading, leave the group. What waits is forgotten; it will be read again."""
@@ -220,12 +249,11 @@ class Ingest:
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
         """Reading goes on at the live position; the first time, at the checkpoint's."""
         new = list(partitions)
-        if self._owner is not None:
-            self._owner.claim(new)
+        latest = self._owner.claim(new) if self._owner is not None else {}
         with self._changed:
             self.rebalances += 1
             self._limits.assigned()
-            return self._progress.assign(new)
+            return self._progress.assign(new, latest)
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
         """Let partitions go.
@@ -249,6 +277,9 @@ class Ingest:
             self._limits.revoked()
             self._at_end = self._drained = False  # what was enough may not be any more
             self._wait_for_handover()
+            for partition in gone:
+                self._safe.pop(partition, None)
+                self._committed.pop(partition, None)
         # 4.
         if self._owner is not None:
             self._owner.release(gone)
@@ -290,9 +321,8 @@ class Ingest:
             except BaseException:
                 source.close()
                 raise
-            if safe := self.positions():  # those of the checkpoint: a crash may have come before their commit
-                source.commit(safe)
             self._source = source
+            self.commit(self.positions())  # those of the checkpoint: a crash may have come before their commit
             return source
         return None
 
@@ -303,9 +333,11 @@ class Ingest:
         self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
     def _read_all(self, source: Source) -> None:
-        """Until we are stopped: 1. note where reading begins and ends; 2. poll, if there is room; 3. queue."""
+        """Until we are stopped: 1. note where reading begins and ends; 2. commit what waited; 3. poll; 4. queue."""
         while not self._stopping:
             self._note_bounds(source)
+            with self._changed:
+                self._commit_told()
             if self._wait_for_room():
                 for chunk in self._poll(source, self._wanted(), POLL_S):
                     self._add(chunk)
@@ -340,7 +372,10 @@ class Ingest:
             self._pause_after(error)
             return []
         self._backoff_s = self._first_backoff_s
-        self.read_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.read_seconds += seconds
+        if chunks:
+            self.timed("poll", seconds)
         return chunks
 
     def _add(self, chunk: Chunk) -> None:
@@ -361,7 +396,9 @@ class Ingest:
     def _decode(self, chunk: Chunk) -> Decoded:
         started = time.perf_counter()
         decoded = self._decoder.decode(chunk)
-        self.decode_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.decode_seconds += seconds
+        self.timed("decode", seconds)
         return decoded
 
 

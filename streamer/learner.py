@@ -1,7 +1,7 @@
 """Everything that is learned from a stream, and how one micro-batch changes it.
 
-The learner is one recovery unit: id maps, users' recent items, popularity, occurrence, cache, weights, optimizer and
-random state are saved and restored together. It knows nothing of where events come from.
+The learner is one recovery unit: id maps, users' recent items, items' companions, popularity, occurrence, cache,
+weights, optimizer and random state are saved and restored together. It knows nothing of where events come from.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.batch import Batch, Recent, Rows, View
+from model.companions import Companions
 from model.device import resolve_device
 from model.occurrence import Occurrence
 from model.popularity import ExactPopularity, HashPopularity, Popularity
@@ -90,6 +91,7 @@ class LearnerSettings:
         found: dict[str, Any] = {
             "recent_items": model.recent_items,
             "repeat_ranks": model.repeat_ranks,
+            "companions": model.companions,
             "prior": model.prior,
             "optimizer": trainer.optimizer,
             "hash_slots": self.hash_slots,
@@ -139,6 +141,7 @@ class Learner:
             for side in ("user", "item")
         }
         self.recent = RecentItems(settings.model.history)
+        self.companions = Companions(settings.model.companions)
         self.exact = ExactPopularity(settings.popularity_half_life)
         self.hashed = HashPopularity(
             slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.trainer.seed
@@ -169,7 +172,7 @@ class Learner:
         3. `before_training` may look (test, then train);
         4. popularity counts the batch;
         5. the training step;
-        6. occurrence, and the next cache.
+        6. companions count the batch; occurrence, and the next cache.
         """
         known_users, known_items = len(self.users), len(self.items)
         # 1.
@@ -189,8 +192,11 @@ class Learner:
         if counted:
             self.count(items)
         # 5.
-        result = self.trainer.step(rows, View(self.popularity, self.cache, self.prior, self.occurrence))
+        view = View(self.popularity, self.cache, self.prior, self.occurrence, self.companions)
+        result = self.trainer.step(rows, view)
         # 6.
+        if recent is not None and self.companions.length:
+            self.companions.observe(items, recent)
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
@@ -234,7 +240,7 @@ class Learner:
 
     def ranker(self) -> Ranker:
         """Ranks with the current weights."""
-        return Ranker(self.trainer, self.prior)
+        return Ranker(self.trainer, self.prior, self.companions)
 
     def recent_of(self, users: Rows) -> Recent | None:
         """Recent items of some users, if the model uses them."""
@@ -311,6 +317,7 @@ class Learner:
             "popularity.hash": self.hashed,
             "popularity.prior": self.prior,
             "occurrence": self.occurrence,
+            "companions": self.companions,
         }
 
     def _vocabularies(self) -> dict[str, Vocabulary]:

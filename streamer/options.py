@@ -153,7 +153,8 @@ def defaults_of(command: click.Command, changes: Mapping[str, Any]) -> dict[str,
     known = {_long_name(*p.opts): p for p in command.params if isinstance(p, click.Option)}
     unknown = [name for name in changes if name not in known]
     if unknown:
-        raise SettingsError([f"there is no setting {n!r}; `streamer {command.name} --help` lists them" for n in unknown])
+        where = f"`streamer {command.name} --help` lists them"
+        raise SettingsError([f"there is no setting {name!r}; {where}" for name in unknown])
     given = {known[n].name: _listed(v) if known[n].multiple else v for n, v in changes.items() if v is not None}
     try:
         with without_settings(os.environ), command.make_context(command.name, [], default_map=given) as ctx:
@@ -318,7 +319,7 @@ def learner_options(function: F) -> F:
                 _METHOD,
                 "--cache-weight",
                 type=click.FloatRange(0, 1),
-                default=0.2,
+                default=0.05,
                 help="Lambda: the cache's share of the loss (xir).",
             ),
             option(

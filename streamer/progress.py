@@ -26,9 +26,11 @@ class Progress:
         """How far we came in partitions that are not ours now."""
         self._checkpoint = dict(ours or {})
 
-    def assign(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """These partitions are ours now; answers where to go on."""
+    def assign(self, partitions: Iterable[Partition], latest: Positions | None = None) -> dict[Partition, int]:
+        """These partitions are ours now; answers where to go on, of some of them at the latest."""
         new = set(partitions)
+        for known in (self._checkpoint, self.left):
+            known |= {p: min(at, known[p]) for p, at in (latest or {}).items() if p in known}
         ruled = {p: self._checkpoint[p] for p in new if p in self._checkpoint}
         if new:
             self.left |= {p: at for p, at in self._checkpoint.items() if p not in ruled}

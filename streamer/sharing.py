@@ -25,6 +25,18 @@ from streamer.learner import Learned, Learner
 from streamer.sources.base import Partition, Positions
 
 FLUSH_S = 5.0
+PRIVATE = SharedSettings(soft_log_length=16, inline_every=16)
+"""How a trainer takes part in a store that is shared with nobody."""
+
+
+class Where(NamedTuple):
+    """Where the events of a batch come from."""
+
+    spans: list[Span]
+    sources: NDArray[np.int32]
+    """[B] for each event the index of its span."""
+    offsets: NDArray[np.int64]
+    """[B] of each event."""
 
 
 class Part(NamedTuple):
@@ -33,15 +45,16 @@ class Part(NamedTuple):
     batch: MicroBatch
     counted: bool
     """Whether the store has no contribution of them yet."""
+    where: Where | None = None
 
 
 def private_store() -> CacheStore:
     """A store that is shared with nobody."""
-    return SharedStore(MemoryServer(), SharedSettings(soft_log_length=16))
+    return SharedStore(MemoryServer(), PRIVATE)
 
 
 class Sharing:
-    """One learner's part in what trainers share. Used by the training thread, but for `claim`, `flush` and `release`.
+    """One learner's part in what trainers share. Used by the training thread, but for what is an `Owner`'s.
 
     Args:
         learner: whose counters and cache are shared.
@@ -51,6 +64,7 @@ class Sharing:
 
     def __init__(self, learner: Learner, store: CacheStore | None = None, ends: Callable[[], Positions] = dict) -> None:
         self._learner, self._store = learner, store or private_store()
+        self._private = store is None
         self.ends = ends
         self._own = np.empty(0, np.int64)  # the learner's row of each of the store's
         self._named = 0
@@ -81,15 +95,15 @@ class Sharing:
         """The batch, cut where the store has contributions of some of its events: after a crash they come again."""
         if not batch.origins:
             return [Part(batch, True)]
-        fresh = self._fresh(batch)
+        where = _where(batch)
+        fresh = self._fresh(batch, where)
         if fresh.all():
-            return [Part(batch, True)]
+            return [Part(batch, True, where)]
         again = ~fresh
         parts = [Part(_chosen(batch, again), False), Part(_chosen(batch, fresh), True)]
         return [part for part in parts if len(part.batch)]
 
-    def _fresh(self, batch: MicroBatch) -> NDArray[np.bool_]:
-        where = _where(batch)
+    def _fresh(self, batch: MicroBatch, where: Where) -> NDArray[np.bool_]:
         fresh = self._store.fresh(*where)
         if fresh.all():
             return fresh
@@ -108,9 +122,10 @@ class Sharing:
         """Add what a part of a batch has counted and drawn; never waits."""
         if not part.counted or not part.batch.origins:
             return
-        spans, sources, offsets = _where(part.batch)
+        spans, sources, offsets = part.where or _where(part.batch)
         drawn = Increments(learned.drawn[0], np.rint(learned.drawn[1]).astype(np.int64))
-        cache = self._learner.cache if self._learner.trainer.method.extra == "cache" else None
+        caches = self._learner.trainer.method.extra == "cache" and not self._private  # else nobody asks for it
+        cache = self._learner.cache if caches else None
         contribution = Contribution(tuple(spans), sources, offsets, learned.items, drawn, cache)
         with _clear():
             self._store.contribute(contribution, self._learner.items.ids)
@@ -123,7 +138,7 @@ class Sharing:
         # 1.
         if received.reset is not None:
             self._named = 0
-        self._name(received.ids)
+        self._name(received)
         # 2.
         if received.reset is not None:
             self._begin_with(received.reset)
@@ -136,12 +151,14 @@ class Sharing:
         if received.live and self._cache is not None and learner.trainer.method.extra == "cache":
             learner.cache = self._cache
 
-    def _name(self, ids: list[str]) -> None:
-        if not ids:
+    def _name(self, received: Received) -> None:
+        if not received.ids:
             return
-        self._own = grown(self._own, self._named + len(ids))
-        self._own[self._named : self._named + len(ids)] = self._learner.items.rows(ids)
-        self._named += len(ids)
+        first, rows = self._named, self._learner.items.rows(received.ids)
+        self._named += len(rows)
+        self._own = grown(self._own, self._named)
+        self._own[first : self._named] = rows
+        self._store.named(received.naming, first, rows)
         self._learner.trainer.model.grow(len(self._learner.users), len(self._learner.items))
 
     def _begin_with(self, totals: Totals) -> None:
@@ -165,9 +182,21 @@ class Sharing:
 
     # partitions come and go: on the reading thread --------------------------------------------------------------------
 
-    def claim(self, partitions: Iterable[Partition]) -> None:
-        """These are ours now. Waits for the store, a while; without an answer it is done later."""
-        self._store.claim({str(p): None for p in partitions}, FLUSH_S)
+    def claim(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """These are ours now. Waits for the store, a while; without an answer it is done later.
+
+        Returns:
+            Where partitions must be read from at the latest of which contributions of ours were refused.
+        """
+        named = {str(p): p for p in partitions}
+        self._store.claim(dict.fromkeys(named), FLUSH_S)
+        refused = {name: self._store.refused(name) for name in named}
+        return {named[n]: max(at, self._store.seen(n)) for n, at in refused.items() if at is not None}
+
+    def told(self, positions: Positions) -> dict[Partition, int]:
+        """How far the store has everything that came before these positions; never waits."""
+        untold = {p: self._store.untold(str(p)) for p in positions}
+        return {p: at if (first := untold[p]) is None else min(first, at) for p, at in positions.items()}
 
     def flush(self) -> None:
         """Wait, a while, until everything contributed is in the store."""
@@ -209,18 +238,18 @@ def _clear() -> Iterator[None]:
         raise SharingError(str(error)) from error
 
 
-def _where(batch: MicroBatch) -> tuple[list[Span], NDArray[np.int32], NDArray[np.int64]]:
+def _where(batch: MicroBatch) -> Where:
     """Spans of a batch's events, the span of each event, and its offset."""
     offsets = np.array(batch.offsets, np.int64)
     names: dict[Partition, int] = {}
-    sources = np.empty(len(offsets), np.int32)
+    sources = np.zeros(len(offsets), np.int32)
     for origin in batch.origins:
         sources[origin.start : origin.stop] = names.setdefault(origin.partition, len(names))
     spans = []
     for partition, k in names.items():
-        ours = offsets[sources == k]
+        ours = offsets[sources == k] if len(names) > 1 else offsets
         spans.append(Span(str(partition), int(ours.min()), int(ours.max()) + 1))
-    return spans, sources, offsets
+    return Where(spans, sources, offsets)
 
 
 def _chosen(batch: MicroBatch, chosen: NDArray[np.bool_]) -> MicroBatch:

@@ -78,6 +78,8 @@ def learner_settings(o: Options) -> Any:
         recent_items=o["recent_items"],
         prior=o["prior"],
         repeat_ranks=o["repeat_ranks"],
+        companions=o["companions"] if o["recent_items"] or o["repeat_ranks"] else 0,
+        init_std=o["init_std"],
         seed=o["seed"],
     )
     sampler = SamplerSettings(

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 
 
 def warm_up() -> None:
@@ -42,6 +43,8 @@ def child(output: str, arguments: list[str]) -> None:
         main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
 
-The inner product of a user's and an item's vector is the model's score, but for the repeat bias, which concerns only
-the few recent items of each user. Where the model has a popularity prior, it is the last dimension: log pop on the
+The inner product of a user's and an item's vector is the model's score, but for the repeat bias and the companions,
+which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is the last dimension: log pop on the
 item's side, beta on the user's.
 
 `.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
@@ -65,8 +65,8 @@ BLOCK_ROWS = 1 << 15
 def export(out: Path, side: str, as_json: bool, **options: Any) -> None:
     """Write the vectors of the newest checkpoint with their ids, for an ANN index.
 
-    The inner product of a user's and an item's vector is the model's score without the repeat bias; the popularity
-    prior is in it, as the last dimension (log pop for items, beta for users).
+    The inner product of a user's and an item's vector is the model's score without repeat bias and companions; the
+    popularity prior is in it, as the last dimension (log pop for items, beta for users).
 
     \b
     Arrays of the .npz, for SIDE items and users, readable without pickle:

@@ -1,4 +1,4 @@
-"""`streamer inspect`: what is in a checkpoint.
+"""`streamer inspect`: what is in a checkpoint, or in what trainers share (`streamer.commands.inspect_store`).
 
 A report is gathered first, as JSON values by section; then it is printed, or described to a person section by section.
 A section of another origin needs an entry in the report and one in `SECTIONS`.
@@ -25,7 +25,7 @@ from streamer.loading import (
     size_shown,
     time_shown,
 )
-from streamer.options import GroupedCommand, option
+from streamer.options import GroupedCommand, option, store_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from streamer.learner import Learner
 
 Report = dict[str, Any]
+Sections = dict[str, Callable[[Report], Iterator[str]]]
 
 HEAD_ITEMS = 100
 """The hash estimate is also judged on so many of the most popular items, which it is made for."""
@@ -42,23 +43,43 @@ HEAD_ITEMS = 100
 @option("Report", "--top", type=click.IntRange(0), default=5, help="How many items to list of each kind.")
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @checkpoint_options
+@store_options
 def inspect(top: int, as_json: bool, **options: Any) -> None:
     """Show what the newest checkpoint holds: sizes, settings, offsets, accounting, popularity, cache.
 
-    May be called while `streamer run` goes on.
+    With --redis-url, show what trainers share instead: trainers, partitions, counts, occurrence, cache, log, memory; or
+    both, if the directory is given too. May be called while `streamer run` goes on.
     """
-    from streamer.checkpoint import CheckpointStore
+    report: Report = {}
+    sections: Sections = {}
+    if not options["redis_url"] or _names_a_directory():
+        report |= _checkpoint_report(directory_of(options), top)
+        sections |= SECTIONS
+    if options["redis_url"]:
+        from streamer.commands import inspect_store
 
-    directory = directory_of(options)
-    paths = CheckpointStore(directory, readonly=True).list()  # before loading: what is newer then was skipped
-    loaded = load(directory)
-    report = gathered(loaded, paths, top)
+        report["store"] = inspect_store.gathered(options, top)
+        sections |= inspect_store.SECTIONS
     if as_json:
         click.echo(json.dumps(report))
         return
     click.echo(
-        "\n\n".join("\n".join([click.style(title, bold=True), *lines(report)]) for title, lines in SECTIONS.items())
+        "\n\n".join("\n".join([click.style(title, bold=True), *lines(report)]) for title, lines in sections.items())
     )
+
+
+def _names_a_directory() -> bool:
+    """Whether the user says where checkpoints are."""
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    return any(context.get_parameter_source(name) is not default for name in ("checkpoint_dir", "data_dir"))
+
+
+def _checkpoint_report(directory: Path, top: int) -> Report:
+    from streamer.checkpoint import CheckpointStore
+
+    paths = CheckpointStore(directory, readonly=True).list()  # before loading: what is newer then was skipped
+    return gathered(load(directory), paths, top)
 
 
 # the report -----------------------------------------------------------------------------------------------------------
@@ -275,7 +296,7 @@ def _amounts(entries: Sequence[Report], name: str, heading: str | None = None) -
     yield from columns([("item", heading or name, "share"), *rows], "<>>") if rows else []
 
 
-SECTIONS: dict[str, Callable[[Report], Iterator[str]]] = {
+SECTIONS: Sections = {
     "checkpoints": _checkpoint_lines,
     "model": _model_lines,
     "stream": _stream_lines,

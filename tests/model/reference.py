@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model import resampling
 from model.batch import Batch, View
+from model.companions import REACH, Companions
 from model.trainer import Trainer
 
 
@@ -59,12 +60,22 @@ class Reference:
             pooled = pooled + self.dense["recency"][k].exp() / total * self.vector("item", item)
         return self.vector("user", user, pooled * self.dense["scale"])
 
-    def score(self, q: Tensor, item: int, recent: list[int], log_prior: float) -> Tensor:
+    def nearness(self, item: int, recent: list[int], companions: Companions) -> float:
+        total = 0.0
+        for k, other in enumerate(recent[:REACH]):
+            total += companions.of(other).get(item, 0.0) / (k + 1) / math.sqrt(max(companions.total(other), 1.0))
+        return math.log(1 + 30 * total)
+
+    def score(
+        self, q: Tensor, item: int, recent: list[int], log_prior: float, companions: Companions | None = None
+    ) -> Tensor:
         s = q @ self.vector("item", item)
         if self.model.settings.prior != "off":
             s = s + self.dense["beta"] * log_prior
         if item in recent[: self.model.settings.repeat_ranks]:
             s = s + self.dense["repeat"][recent.index(item)]
+        if companions is not None and self.model.settings.companions:
+            s = s + self.dense["gamma"][int(item in recent)] * self.nearness(item, recent, companions)
         return s
 
     # loss ------------------------------------------------------------------------------------------------------------
@@ -110,7 +121,7 @@ class Reference:
             q = self.query(int(batch.users[b]), recent)
 
             def score(item: int, q=q, recent=recent) -> Tensor:
-                return self.score(q, item, recent, float(prior.log_pop(np.array([item]))[0]))
+                return self.score(q, item, recent, float(prior.log_pop(np.array([item]))[0]), view.companions)
 
             yield score, int(batch.items[b])
 

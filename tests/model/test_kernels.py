@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.batch import Batch, View
+from model.companions import Companions
 from model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
 from model.kernels.pooling import pooled
 from model.losses import METHODS, Proposals, SamplerSettings
@@ -182,7 +183,7 @@ class _LargestTensor(TorchDispatchMode):
 
 
 FULL = ModelSettings(
-    user=TowerSettings(dim=8), item=TowerSettings(dim=8), recent_items=3, repeat_ranks=3, prior="learned"
+    user=TowerSettings(dim=8), item=TowerSettings(dim=8), recent_items=3, repeat_ranks=3, companions=4, prior="learned"
 )
 
 
@@ -197,7 +198,10 @@ def big_step(method: str, size: int, device: str = "cpu", resampler: str = "syst
     batch = Batch(rng.integers(0, 50, size), rng.permutation(size) % items, recent)
     popularity = ExactPopularity()
     popularity.observe(batch.items)
-    return trainer, batch, View(popularity, rng.permutation(size)[: size if items == size else 0])
+    companions = Companions(4)
+    companions.observe(batch.items, recent)
+    cache = rng.permutation(size)[: size if items == size else 0]
+    return trainer, batch, View(popularity, cache, companions=companions)
 
 
 @pytest.mark.parametrize("backend", ["compiled", "torch"])

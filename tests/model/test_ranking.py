@@ -23,7 +23,7 @@ def test_ranks_and_top_items_follow_the_score(model):
     trainer = make_trainer("xir", MODELS[model])
     batch, view = make_input(trainer)
     scores = slow_scores(trainer, batch, view)
-    ranker = Ranker(trainer, view.prior)
+    ranker = Ranker(trainer, view.prior, view.companions)
     items = ranker.items()
     ranks = ranker.ranks(items, batch.users, batch.items, batch.recent)
     expected = [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
@@ -41,15 +41,16 @@ def test_excluded_items_are_left_out():
     excluded = [np.setdiff1d(np.arange(0, ITEMS, 2), [i]) for i in batch.items]
     for b, items in enumerate(excluded):
         scores[b, items] = -np.inf
-    ranker = Ranker(trainer, view.prior)
+    ranker = Ranker(trainer, view.prior, view.companions)
     ranks = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent, excluded)
     assert ranks.tolist() == [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
 
 
-def test_blocks_do_not_change_the_answer(monkeypatch):
-    trainer = make_trainer("xir", MODELS["mlp"])
+@pytest.mark.parametrize("model", ["mlp", "companions", "all terms"])
+def test_blocks_do_not_change_the_answer(model, monkeypatch):
+    trainer = make_trainer("xir", MODELS[model])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior)
+    ranker = Ranker(trainer, view.prior, view.companions)
     whole = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent)
     monkeypatch.setattr(ranking, "BLOCK_CELLS", 2 * ITEMS)
     monkeypatch.setattr(ranking, "CHUNK_ITEMS", 4)
@@ -83,7 +84,7 @@ def test_a_constant_model_ranks_nothing_first():
 def test_ranking_leaves_no_gradient_behind():
     trainer = make_trainer("xir", MODELS["all terms"])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior)
+    ranker = Ranker(trainer, view.prior, view.companions)
     assert not ranker.items().vectors.requires_grad
     assert not torch.is_grad_enabled() or not ranker.queries(batch.users, batch.recent).requires_grad
 
@@ -91,7 +92,7 @@ def test_ranking_leaves_no_gradient_behind():
 def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
     trainer = make_trainer("xir", MODELS["all terms"])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior)
+    ranker = Ranker(trainer, view.prior, view.companions)
     items = ranker.items()
     rng = np.random.default_rng(0)
     left_out = [np.setdiff1d(np.flatnonzero(rng.random(ITEMS + 4) < 0.4), [i]) for i in batch.items]
@@ -110,7 +111,7 @@ def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
 def test_unknown_targets_among_known_ones_do_not_shift_the_others():
     trainer = make_trainer("xir", MODELS["all terms"])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior)
+    ranker = Ranker(trainer, view.prior, view.companions)
     items = ranker.items()
     expected = ranker.ranks(items, batch.users, batch.items, batch.recent)
     targets = batch.items.copy()

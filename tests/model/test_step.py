@@ -8,6 +8,7 @@ import torch
 from reference import Reference
 
 from model.batch import Batch, View
+from model.companions import Companions
 from model.kernels import blocks_numba
 from model.losses import METHODS, SamplerSettings
 from model.occurrence import Occurrence
@@ -27,7 +28,10 @@ MODELS = {
     "recent items only": ModelSettings(
         user=TowerSettings(dim=6, ids=False), item=ID, init_std=0.7, recent_items=4, repeat_ranks=2
     ),
-    "all terms": ModelSettings(user=ID, item=ID, init_std=0.7, recent_items=2, repeat_ranks=4, prior="learned"),
+    "companions": ModelSettings(user=ID, item=ID, init_std=0.7, recent_items=3, companions=4),
+    "all terms": ModelSettings(
+        user=ID, item=ID, init_std=0.7, recent_items=2, repeat_ranks=4, companions=6, prior="learned"
+    ),
     "features": ModelSettings(
         user=TowerSettings(dim=6, categorical=("city",)),
         item=TowerSettings(dim=6, categorical=("seller", "category"), numeric=("price", "age")),
@@ -58,7 +62,7 @@ def make_trainer(method: str, model: ModelSettings, **sampler) -> Trainer:
             if not name.endswith(".id"):
                 table.grow(4)
     with torch.no_grad():
-        for name in ("recency", "repeat"):
+        for name in ("recency", "repeat", "gamma"):
             parameter = getattr(trainer.model, name)
             if parameter is not None:
                 parameter.copy_(torch.from_numpy(rng.normal(size=len(parameter)).astype(np.float32)) * 0.5)
@@ -79,7 +83,9 @@ def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEM
     prior.observe(rng.zipf(1.5, 500) % ITEMS)
     occurrence = Occurrence()
     occurrence.add(np.arange(ITEMS), rng.integers(1, 200, ITEMS))
-    return batch, View(popularity, rng.integers(0, ITEMS, 9), prior, occurrence)
+    companions = Companions(trainer.model.settings.companions)
+    companions.observe(np.arange(60) % ITEMS, rng.integers(0, ITEMS, (60, 4)).astype(np.int32))
+    return batch, View(popularity, rng.integers(0, ITEMS, 9), prior, occurrence, companions)
 
 
 def assert_step_equals_reference(trainer: Trainer, batch: Batch, view: View, tolerance: float = 2e-5) -> None:

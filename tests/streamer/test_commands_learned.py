@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from model.companions import REACH
 from streamer.checkpoint import unpack_strings
 from streamer.cli import cli
 from streamer.commands import export as export_module
@@ -118,6 +119,11 @@ def slow_scores(learner: Learner, user: str) -> dict[str, float]:
         score = query @ tables[item] + model.beta.item() * learner.prior.log_pop(np.array([item]))[0]
         if item in recent[: len(model.repeat)]:
             score += model.repeat[recent.index(item)].item()
+        near = sum(
+            learner.companions.of(other).get(item, 0.0) / (k + 1) / max(learner.companions.total(other), 1.0) ** 0.5
+            for k, other in enumerate(recent[:REACH])
+        )
+        score += model.gamma[int(item in recent)].item() * np.log1p(30 * near)
         scores[name] = float(score)
     return scores
 
@@ -360,7 +366,7 @@ def test_a_person_sees_every_section(trained, without_prior):
     for section in ("checkpoints", "model", "stream", "popularity", "cache", "occurrence"):
         assert section in text.splitlines()
     assert f"{EVENTS + 3} consumed = {EVENTS} trained + 0 filtered + 3 dead-lettered" in text
-    assert "xir, cache of 100, weight 0.2" in text
+    assert "xir, cache of 100, weight 0.05" in text
     assert "100 slots" in text
     other = output("inspect", "--data-dir", without_prior.data_dir, "--top", 0)
     assert "dim 8, from ids, genre, layers 6" in other
@@ -378,7 +384,7 @@ def exported(trained: Trained, out: Path, *arguments: object) -> dict[str, np.nd
 
 
 @pytest.mark.parametrize("name", ["trained", "without_prior"])
-def test_the_exported_inner_product_is_the_score_without_the_repeat_bias(name, request, tmp_path):
+def test_the_exported_inner_product_is_the_score_without_repeat_bias_and_companions(name, request, tmp_path):
     data: Trained = request.getfixturevalue(name)
     arrays = exported(data, tmp_path / "vectors.npz")
     learner, ranker = data.learner(), data.learner().ranker()
@@ -391,6 +397,8 @@ def test_the_exported_inner_product_is_the_score_without_the_repeat_bias(name, r
         at, place = np.nonzero(recent >= 0)
         bonus[at, recent[at, place]] = ranker.bonus(recent)[at, place]
         assert np.abs(bonus).max() > 0.01
+    if (near := ranker.near(recent, len(learner.items))) is not None:
+        bonus[near.rows, near.columns] += near.values.numpy()
     expected = np.empty_like(products)
     np.put_along_axis(expected, rows, scores, axis=1)
     np.testing.assert_allclose(products + bonus, expected, atol=1e-4)

@@ -131,10 +131,7 @@ class TestEvaluateAndSweep:
         rows = json.loads((tmp_path / "results.json").read_text())
         changed = {json.dumps(r["settings"], sort_keys=True) for r in rows}
         wanted = [("cache_weight", "0"), ("cache_weight", "0.5"), ("cache_size", "16"), ("cache_size", "32")]
-        assert changed == {
-            json.dumps({"epochs": "1", name: value}, sort_keys=True)
-            for name, value in wanted
-        }
+        assert changed == {json.dumps({"epochs": "1", name: value}, sort_keys=True) for name, value in wanted}
         assert "## cache_weight" in shown
         assert "| 0.5 | xir |" in shown
 

@@ -1,0 +1,58 @@
+"""Fills the tables of docs/results.md from what `streamer compare` and `streamer sweep` have found.
+
+    python benchmarks/results_page.py OUT_DIR [OUT_DIR ...]
+
+Each directory is an `--out` of a comparison. A table stands between `<!-- table: LOG PROTOCOL -->` (or
+`<!-- sweep: LOG PARAMETER -->`) and `<!-- end -->`; what stands between them is replaced, all other text is kept. The
+rows behind the tables are written beside the page, to docs/results.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from replay.evaluation.record import Record, Records, result_rows
+from replay.evaluation.tables import about, offline_table, prequential_table, sweep_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+MARK = re.compile(r"(<!-- (table|sweep): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10,), "step-ms": (0,)}
+SLICES = ("all", "new", "second-half/all", "second-half/new")
+
+
+def filled(page: str, records: Sequence[Record]) -> str:
+    """The page with its tables made anew."""
+    return MARK.sub(lambda found: f"{found[1]}\n{_made(found[2], found[3], found[4], records)}\n\n{found[5]}", page)
+
+
+def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
+    if kind == "sweep":
+        ours = [r for r in records if r.data == data and what in r.settings]
+        return f"{about(ours)}\n\n{sweep_table(ours, what, 'recall', 10, 'all')}" if ours else "Not run yet."
+    ours = [r for r in records if (r.data, r.protocol) == (data, what) and not r.settings]
+    if not ours:
+        return "Not run yet."
+    table = offline_table(ours) if what == "offline" else prequential_table(ours)
+    return f"{about(ours)}\n\n{table}"
+
+
+def rows(records: Sequence[Record]) -> list[dict[str, object]]:
+    """The rows that the tables are made of."""
+    return [r for r in result_rows(records) if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", type=Path, nargs="+")
+    records = [record for directory in parser.parse_args().directories for record in Records(directory).all()]
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), records), encoding="utf-8")
+    lines = ",\n".join(json.dumps(row) for row in rows(records))
+    PAGE.with_suffix(".json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

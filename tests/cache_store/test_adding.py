@@ -1,0 +1,42 @@
+"""Adding up without sorting, against adding up with it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_store.adding import Adder
+from cache_store.base import Increments
+from cache_store.codec import summed
+
+patient = settings(deadline=None)  # the machine may be busy
+PARTS = st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2**40))), max_size=4)
+
+
+def increments(pairs: list[tuple[int, int]]) -> Increments:
+    columns = np.array(pairs, np.int64).reshape(-1, 2)
+    return Increments(columns[:, 0].copy(), columns[:, 1].copy())
+
+
+@patient
+@given(st.lists(PARTS, max_size=4))
+def test_sums_are_those_of_the_slow_way_again_and_again(sums):
+    adder = Adder()
+    for parts in sums:
+        found, wanted = adder.summed(list(map(increments, parts))), summed(list(map(increments, parts)))
+        order = np.argsort(found.rows)
+        assert found.rows[order].tolist() == wanted.rows.tolist()
+        assert found.counts[order].tolist() == wanted.counts.tolist()
+
+
+def test_rows_come_in_the_order_in_which_they_first_appear():
+    found = Adder().summed([increments([(9, 1), (2, 1)]), increments([(2, 1), (5, 0), (1, 1)])])
+    assert (found.rows.tolist(), found.counts.tolist()) == ([9, 2, 1], [1, 2, 1])
+
+
+def test_what_it_answers_stays_when_it_adds_up_more():
+    adder = Adder()
+    first = adder.summed([increments([(3, 4)])])
+    adder.summed([increments([(3, 9), (1000, 1)])])
+    assert (first.rows.tolist(), first.counts.tolist()) == ([3], [4])

@@ -1,0 +1,163 @@
+"""`streamer bench store`, on small models: what it measures is what it says."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import redis
+from click.testing import CliRunner
+from servers.redis import RedisServer as Redis
+
+from cache_store.admin import Contents, StoreAdmin
+from cache_store.keys import Keys
+from cache_store.redis import RedisServer
+from streamer.bench import store as bench_module
+from streamer.bench.store import SERVERS, StoreBench, StoreOptions, local_server, table
+from streamer.bench.store_trainer import BenchTrainer, Job, Measured, item_ids, seed_of
+from streamer.commands.bench import bench
+from streamer.errors import StreamerError
+
+ITEMS, BATCH = 300, 64
+
+
+@pytest.fixture
+def model(redis_server: Redis) -> Iterator[str]:
+    name = f"bench-test-{secrets.token_hex(4)}"
+    with closing(RedisServer(redis_server.url, Keys(name))) as server:
+        server.seed(seed_of(ITEMS, "g"))
+    yield name
+    with closing(StoreAdmin(redis_server.url, Keys(name))) as admin:
+        admin.reset()
+
+
+@pytest.fixture
+def trainer(redis_server: Redis, model: str) -> Iterator[BenchTrainer]:
+    job = Job(redis_server.url, model, ITEMS, batch_size=BATCH, cache_size=BATCH, dim=4, users=50, share_every_s=0.01)
+    with closing(BenchTrainer(job)) as trainer:
+        yield trainer
+
+
+def contents(server: Redis, model: str) -> Contents:
+    with closing(StoreAdmin(server.url, Keys(model))) as admin:
+        _, found = admin.contents()
+    return found
+
+
+def test_the_model_begins_with_all_items_counted_and_resampled_once(redis_server, model):
+    found = contents(redis_server, model)
+    assert (list(found.ids), found.events) == (item_ids(ITEMS), ITEMS)
+    assert found.counts.tolist() == found.drawn.tolist() == [1] * ITEMS
+
+
+def test_steps_with_redis_are_all_in_it_when_they_are_measured(redis_server, model, trainer):
+    measured = trainer.train("redis", 0.3)
+    events = len(measured.step_s) * BATCH
+    assert events > 0
+    assert trainer.contributed == events
+    assert contents(redis_server, model).events == ITEMS + events
+    assert measured.sent_bytes > events  # each event of a batch takes a few bytes
+    assert measured.exchange_cpu_s > 0
+
+
+def test_steps_with_the_private_store_send_nothing(redis_server, model, trainer):
+    before = trainer.status()
+    measured = trainer.train("private", 0.2)
+    assert len(measured.step_s) > 0
+    assert contents(redis_server, model).events == ITEMS
+    assert trainer.contributed == 0
+    assert measured.exchange_cpu_s == 0  # it is inside the calls
+    assert measured.calls_cpu_s > 0
+    assert trainer.status().exchanges <= before.exchanges + 1, "Redis has a rest"
+
+
+def test_calls_are_a_part_of_the_step(trainer):
+    measured = trainer.train("redis", 0.3)
+    assert 0 < measured.calls_s < sum(measured.step_s)
+    assert 0 < measured.calls_cpu_s < sum(measured.step_cpu_s)
+
+
+def test_figures_are_means_over_steps_and_medians_of_times():
+    redis_part = [
+        Measured([0.010, 0.030], [0.1, 0.1], 0.004, 0.002, 0.006, 100, 300),
+        Measured([0.020], [0.1], 0.002, 0.001, 0.0, 50, 0),
+    ]
+    private = [Measured([0.010, 0.016, 0.016], [0.012, 0.011, 0.013], 0.003, 0.0015)]
+    found = bench_module._figures(redis_part, private, server_s=0.009)
+    assert (found["step_ms"], found["private_step_ms"], found["step_cpu_ms"]) == pytest.approx((20.0, 16.0, 12.0))
+    assert found["step_over_private"] == pytest.approx(1.25)
+    per_step = ("calls_ms", "calls_cpu_ms", "private_calls_cpu_ms", "exchange_cpu_ms", "server_cpu_ms")
+    assert [found[name] for name in per_step] == pytest.approx([2.0, 1.0, 0.5, 2.0, 3.0])
+    assert (found["sent_bytes"], found["received_bytes"], found["steps"]) == (50, 100, 3)
+
+
+@pytest.fixture(scope="module")
+def result(redis_server: Redis) -> dict:
+    """A whole run, with trainers in processes of their own."""
+    options = StoreOptions(
+        redis_url=redis_server.url,
+        trainers=(1, 2),
+        items=(ITEMS,),
+        batch_size=BATCH,
+        cache_size=BATCH,
+        dim=4,
+        rounds=1,
+        seconds=0.2,
+        small_batch_size=16,
+        entries=50,
+    )
+    return StoreBench(options).run()
+
+
+@pytest.mark.slow
+class TestAWholeRun:
+    def test_there_is_a_row_for_each_number_of_trainers_and_items(self, result):
+        assert [(row["trainers"], row["items"]) for row in result["rows"]] == [(1, ITEMS), (2, ITEMS)]
+
+    def test_the_share_is_what_calls_and_exchange_take_over_what_a_step_takes(self, result):
+        for row in result["rows"]:
+            wanted = (row["calls_cpu_ms"] + row["exchange_cpu_ms"]) / row["step_cpu_ms"]
+            assert row["share_of_step"] == pytest.approx(wanted, abs=1e-3)
+        assert result["max_share_of_step"] == max(row["share_of_step"] for row in result["rows"])
+
+    def test_a_trainer_receives_what_others_send(self, result):
+        alone, both = result["rows"]
+        assert both["received_bytes"] > 1.2 * both["sent_bytes"]
+        assert alone["received_bytes"] < 1.2 * alone["sent_bytes"]
+
+    def test_the_log_is_bounded_while_a_reader_is_stopped_and_no_event_is_lost(self, result):
+        assert result["log_entries_while_stopped"] >= 50
+        assert 0 < result["log_length_max"] <= result["log_length_bound"]
+        assert result["exact"]
+
+    def test_the_embedded_default_is_measured_with_both_batch_sizes(self, result):
+        assert [row["batch_size"] for row in result["embedded"]] == [BATCH, 16]
+        assert all(row["share_of_step"] > 0 for row in result["embedded"])
+
+    def test_nothing_is_left_in_redis(self, result, redis_server):
+        with redis.Redis.from_url(redis_server.url) as client:
+            assert not [key for key in client.scan_iter("{streamer:bench-*") if b"bench-test" not in key]
+
+    def test_it_is_readable_and_json(self, result):
+        text = table(result)
+        assert f"{result['rows'][1]['share_of_step']:.2%}" in text
+        assert "every event counted once: yes" in text
+        assert json.loads(json.dumps(result)) == result | {"options": json.loads(json.dumps(result["options"]))}
+
+
+@pytest.mark.skipif(not any(map(shutil.which, SERVERS)), reason="there is no server program on the PATH")
+def test_a_local_server_lives_as_long_as_it_is_needed():
+    with local_server() as url, redis.Redis.from_url(url) as client:
+        assert client.ping()
+    with redis.Redis.from_url(url, retry=None) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+
+
+def test_without_a_server_program_it_says_what_is_needed(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StreamerError, match=r"redis-server.*PATH.*--redis-url"):
+        CliRunner().invoke(bench, ["store", "--json"], catch_exceptions=False)

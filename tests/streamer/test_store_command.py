@@ -1,0 +1,508 @@
+"""store and inspect, on what real trainers have put into a real Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from servers.redis import RedisServer as Redis
+
+from cache_store.admin import Contents, StoreAdmin
+from cache_store.base import Contribution, Increments, Span
+from cache_store.errors import StoreRefused
+from cache_store.keys import Keys
+from cache_store.redis import RedisServer
+from cache_store.replica import Position
+from cache_store.shared import SharedSettings, SharedStore
+from streamer import store_file
+from streamer.commands.inspect_checkpoint import inspect
+from streamer.commands.run import build
+from streamer.commands.run import run as run_command
+from streamer.commands.store import store as store_group
+from streamer.errors import SettingsError, SharingError, StreamerError
+
+IDS = ["tea", "milk", "ïce", "salt"]
+SETTINGS = SharedSettings(every_s=0.01, live_s=60)  # the machine may be busy
+
+
+class Place:
+    """A namespace of its own in a Redis, and trainers at work in it."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.namespace = url, f"test-{uuid4().hex[:8]}"
+        self.client = redis.Redis.from_url(url)
+        self._trainers: list[SharedStore] = []
+
+    def admin(self, model: str = "shop") -> StoreAdmin:
+        return StoreAdmin(self.url, Keys(model, self.namespace))
+
+    def trainer(self, model: str = "shop", settings: SharedSettings = SETTINGS) -> SharedStore:
+        trainer = SharedStore(RedisServer(self.url, Keys(model, self.namespace)), settings, "t")
+        self._trainers.append(trainer)
+        trainer.start()
+        return trainer
+
+    def rest(self) -> None:
+        """All trainers leave, and were last seen a while ago."""
+        for trainer in self._trainers:
+            trainer.close()
+        for key in self.client.scan_iter(f"{{{self.namespace}:*}}:trainers"):
+            for name in self.client.hkeys(key):
+                self.client.hset(key, name, "1000000000 ")
+
+    def keys(self, model: str) -> set[bytes]:
+        return {key for key in self.client.scan_iter() if key.startswith(f"{{{self.namespace}:{model}}}".encode())}
+
+    def options(self, model: str = "shop") -> list[str]:
+        return ["--redis-url", self.url, "--redis-namespace", self.namespace, "--model", model]
+
+    def contents(self, model: str = "shop") -> Contents:
+        admin = self.admin(model)
+        _, contents = admin.contents()
+        admin.close()
+        return contents
+
+
+@pytest.fixture
+def place(redis_server: Redis) -> Iterator[Place]:
+    place = Place(redis_server.url)
+    yield place
+    place.rest()
+    for key in place.client.scan_iter(f"{{{place.namespace}*"):
+        place.client.delete(key)
+
+
+def contribution(
+    rows: list[int],
+    start: int = 0,
+    drawn: dict[int, int] | None = None,
+    cache: list[int] | None = None,
+    p: str = "p[0]",
+) -> Contribution:
+    """One event of each of these rows, from an offset on."""
+    offsets = np.arange(start, start + len(rows))
+    told = drawn or {}
+    increments = Increments(np.array(list(told), np.int64), np.array(list(told.values()), np.int64))
+    spans = (Span(p, start, start + len(rows)),)
+    kept = np.array(cache, np.int64) if cache is not None else None
+    return Contribution(spans, np.zeros(len(rows), np.int32), offsets, np.array(rows, np.int64), increments, kept)
+
+
+def filled(place: Place, model: str = "shop") -> SharedStore:
+    """A trainer that has counted 7 events of 4 items."""
+    trainer = place.trainer(model)
+    trainer.claim({"p[0]": None})
+    trainer.contribute(contribution([0, 0, 0, 1], 0, {0: 5, 2: 2**40}), IDS)
+    trainer.contribute(contribution([0, 2, 3], 4, {2: 1}, cache=[0, 0, 0, 3]), IDS)
+    assert trainer.flush(10)
+    return trainer
+
+
+def invoke(*arguments: object) -> Result:
+    command = inspect if arguments[0] == "inspect" else store_group
+    words = [str(argument) for argument in (arguments[1:] if arguments[0] == "inspect" else arguments)]
+    result = CliRunner().invoke(command, words)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def output(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answer(*arguments: object) -> dict:
+    return json.loads(output(*arguments, "--json"))
+
+
+def same(a: Contents, b: Contents) -> bool:
+    """Everything but the place in the log."""
+    caches = [c.cache.tolist() if c.cache is not None else None for c in (a, b)]
+    arrays = np.array_equal(a.counts, b.counts) and np.array_equal(a.drawn, b.drawn)
+    plain = [(list(c.ids), c.events, dict(c.next), dict(c.epochs)) for c in (a, b)]
+    return arrays and plain[0] == plain[1] and caches[0] == caches[1]
+
+
+# --- inspect -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_what_the_trainers_of_a_model_have_counted_resampled_and_cached(place):
+    trainer = filled(place)
+    report = answer("inspect", *place.options())["store"]
+    assert (report["items"], report["events"]) == (4, 7)
+    tops = {entry["item"]: entry["events"] for entry in report["popularity"]["top"]}
+    assert tops == {"tea": 4, "milk": 1, "ïce": 1, "salt": 1}
+    assert report["popularity"]["top"][0] == {"item": "tea", "events": 4, "share": 4 / 7}
+    assert report["occurrence"]["total"] == 5 + 2**40 + 1
+    assert [entry["item"] for entry in report["occurrence"]["top"]] == ["ïce", "tea"]
+    assert (report["cache"]["slots"], report["cache"]["distinct"]) == (4, 2)
+    assert report["cache"]["bands"] == {"head": 0.75, "torso": 0.0, "tail": 0.25}
+    assert report["partitions"] == [{"partition": "p[0]", "next": 7, "epoch": 1, "owner": trainer.trainer}]
+    (seen,) = report["trainers"]
+    assert (seen["trainer"], seen["ago_s"] < 60) == (trainer.trainer, True)
+    assert report["generation"] == place.contents().position.generation
+
+
+def test_inspect_tells_log_snapshot_and_memory(place):
+    filled(place)
+    report = answer("inspect", *place.options())["store"]
+    entries = place.client.xlen(Keys("shop", place.namespace).log)
+    assert report["log"] == {"length": entries, "number": entries}
+    assert report["snapshot"]["number"] == 0
+    parts = {name: size for name, size in report["memory_bytes"].items() if name != "total"}
+    assert report["memory_bytes"]["total"] == sum(parts.values())
+    assert {"meta", "log", "items", "rows", "cache", "snapshot"} <= parts.keys()
+    assert parts["log"] == place.client.memory_usage(Keys("shop", place.namespace).log)
+
+
+def test_inspect_of_a_model_with_a_snapshot_counts_what_came_before_it(place):
+    trainer = place.trainer(settings=replace(SETTINGS, soft_log_length=2))
+    trainer.claim({"p[0]": None})
+    for k in range(9):
+        trainer.contribute(contribution([k % 4], k), IDS)
+        assert trainer.flush(10)
+    report = answer("inspect", *place.options())["store"]
+    assert report["snapshot"]["number"] > 0
+    assert report["snapshot"]["ago_s"] < 60
+    assert report["events"] == 9
+
+
+def test_inspect_is_readable(place):
+    filled(place)
+    text = output("inspect", *place.options())
+    for line in ("  tea          4  57.14%", "  7 events", "  4 slots, 2 distinct items: head 75%, torso 0%, tail 25%"):
+        assert " ".join(line.split()) in " ".join(text.split())
+    assert "p[0]" in text
+    assert "checkpoints" not in text
+
+
+def test_inspect_of_an_unknown_model_names_those_that_there_are(place):
+    filled(place, "shop")
+    filled(place, "news")
+    with pytest.raises(SharingError, match=r"no model 'typo'.*there are: news, shop"):
+        invoke("inspect", *place.options("typo"))
+
+
+def test_inspect_of_a_redis_that_does_not_answer_says_so():
+    with pytest.raises(SharingError, match="cannot be reached"):
+        invoke("inspect", "--redis-url", "redis://127.0.0.1:1/0")
+
+
+def test_inspect_shows_store_and_checkpoint_if_both_are_given(place, tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"user_id": "u", "item_id": "tea", "timestamp": 1}\n' * 5)
+    small = ["--dim", "4", "--hash-slots", "4096", "--evaluate", "0", "--threads", "1", "--device", "cpu"]
+    where = ["--source", str(tmp_path / "events.jsonl"), "--data-dir", str(tmp_path)]
+    params = run_command.make_context("run", [*where, *small, *place.options()]).params
+    params.pop("as_json")
+    build(params).run()
+    both = answer("inspect", *place.options(), "--data-dir", tmp_path)
+    assert (both["store"]["events"], both["accounting"]["trained"]) == (5, 5)
+    text = output("inspect", *place.options(), "--data-dir", tmp_path)
+    assert "checkpoints" in text
+    assert "shared cache" in text
+    assert answer("inspect", *place.options()).keys() == {"store"}
+    assert "store" not in answer("inspect", "--data-dir", tmp_path)
+
+
+# --- list and reset ------------------------------------------------------------------------------------------
+
+
+def test_list_names_models_with_their_items_and_trainers(place):
+    filled(place, "shop")
+    assert answer("list", *place.options())["models"] == [
+        {"model": "shop", "items": 4, "log_length": place.client.xlen(Keys("shop", place.namespace).log), "trainers": 1}
+    ]
+    assert "shop" in output("list", *place.options())
+
+
+def test_reset_removes_every_key_of_a_model_and_none_of_another(place):
+    filled(place, "shop")
+    filled(place, "shop*")
+    place.rest()
+    place.client.rpush(Keys("shop", place.namespace).new("items", "g"), "left over")
+    place.client.rpush(Keys("shop*", place.namespace).new("items", "g"), "left over")
+    others = place.keys("shop")
+    assert answer("reset", "--yes", *place.options("shop*"))["removed_keys"] > 5
+    assert place.keys("shop*") == set()
+    assert place.keys("shop") == others
+    assert place.admin().models() == ["shop"]
+
+
+def test_reset_without_a_terminal_wants_a_yes(place):
+    filled(place)
+    place.rest()
+    before = place.keys("shop")
+    with pytest.raises(SharingError, match="give --yes"):
+        invoke("reset", *place.options())
+    assert place.keys("shop") == before
+
+
+def test_reset_refuses_while_a_trainer_is_at_work(place):
+    trainer = filled(place)
+    with pytest.raises(SharingError, match=rf"at work: {trainer.trainer}.*--force"):
+        invoke("reset", "--yes", *place.options())
+    assert place.contents().events == 7
+    trainer.close()
+    output("reset", "--yes", "--force", *place.options())
+    assert place.keys("shop") == set()
+
+
+def test_reset_of_an_unknown_model_names_those_that_there_are(place):
+    filled(place)
+    with pytest.raises(SharingError, match="there are: shop"):
+        invoke("reset", "--yes", *place.options("typo"))
+
+
+@pytest.mark.parametrize(("typed", "left"), [(b"n\n", True), (b"y\n", False)])
+def test_reset_asks_at_a_terminal(place, typed, left):
+    filled(place)
+    place.rest()
+    terminal, theirs = pty.openpty()
+    code = "from streamer.commands.store import store; store()"
+    command = [sys.executable, "-c", code, "reset", *place.options()]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        asked = b""
+        while b"[y/N]" not in asked and select.select([terminal], [], [], 60)[0]:
+            asked += os.read(terminal, 4096)
+        os.write(terminal, typed)
+        process.wait(60)
+    os.close(terminal)
+    assert b"remove shop (4 items)" in asked
+    assert bool(place.keys("shop")) == left
+
+
+@pytest.mark.parametrize("command", [["list"], ["reset"], ["export", "--out", "x.npz"]])
+def test_commands_without_a_redis_ask_for_one(command):
+    with pytest.raises(SettingsError, match="--redis-url is missing"):
+        invoke(*command)
+
+
+# --- export and import ---------------------------------------------------------------------------------------
+
+
+def test_an_export_imported_elsewhere_is_the_same_to_the_last_unit(place, tmp_path):
+    filled(place)
+    assert answer("export", "--out", tmp_path / "a.npz", *place.options())["events"] == 7
+    answer("import", "--path", tmp_path / "a.npz", *place.options("copy"))
+    assert same(place.contents(), place.contents("copy"))
+    assert place.contents().drawn.tolist() == [5, 0, 2**40 + 1, 0]
+    assert place.admin().models() == ["copy", "shop"]
+
+
+def test_an_export_holds_snapshot_and_log(place, tmp_path):
+    trainer = place.trainer(settings=replace(SETTINGS, soft_log_length=4))
+    trainer.claim({"p[0]": None})
+    for k in range(11):
+        trainer.contribute(contribution([k % 4, 0], 2 * k, {k % 4: k}), IDS)
+        assert trainer.flush(10)
+    look = place.admin().look()
+    assert 0 < look.snapshot_number < look.number
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    contents, about = store_file.read(tmp_path / "a.npz")
+    wanted = Counter({0: 11}) + Counter(k % 4 for k in range(11))
+    assert contents.counts.tolist() == [wanted[row] for row in range(4)]
+    assert contents.drawn.sum() == sum(range(11))
+    assert (about["model"], about["number"], contents.next) == ("shop", look.number, {"p[0]": 22})
+
+
+def test_a_trainer_that_joins_after_an_import_goes_on_from_it(place, tmp_path):
+    filled(place)
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    output("import", "--path", tmp_path / "a.npz", *place.options("copy"))
+    trainer = place.trainer("copy")
+    received = trainer.receive()
+    assert (received.ids, received.reset.counts.tolist()) == (IDS, [4, 1, 1, 1])
+    assert received.cache.tolist() == [0, 0, 0, 3]
+    trainer.claim({"p[0]": None})
+    assert trainer.seen("p[0]") == 7
+    trainer.contribute(contribution([1], 7), IDS)
+    assert trainer.flush(10)
+    contents = place.contents("copy")
+    assert (contents.events, contents.counts.tolist(), contents.epochs) == (8, [4, 2, 1, 1], {"p[0]": 2})
+
+
+def test_import_does_not_replace_a_model_unless_told_to(place, tmp_path):
+    filled(place)
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    other = filled(place, "other")
+    other.contribute(contribution([1], 7), IDS)
+    assert other.flush(10)
+    place.rest()
+    with pytest.raises(SharingError, match=r"already, with 4 items.*--replace"):
+        invoke("import", "--path", tmp_path / "a.npz", *place.options("other"))
+    with pytest.raises(SharingError, match="give --yes"):
+        invoke("import", "--replace", "--path", tmp_path / "a.npz", *place.options("other"))
+    assert place.contents("other").events == 8
+    output("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options("other"))
+    assert same(place.contents("other"), place.contents())
+
+
+def test_import_does_not_replace_a_model_under_a_trainer_at_work(place, tmp_path):
+    filled(place)
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    with pytest.raises(SharingError, match=r"at work.*--force"):
+        invoke("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options())
+
+
+def test_a_trainer_at_work_takes_over_what_was_put_in_by_force(place):
+    trainer = filled(place)
+    admin, contents = place.admin(), place.contents()
+    doubled = replace(contents, counts=2 * contents.counts, events=14)
+    generation = admin.put(doubled, contents.position.generation)
+    trainer.exchange()
+    assert place.contents().position.generation == generation
+    assert place.contents().counts.tolist() == [8, 2, 2, 2]
+
+
+def test_nothing_is_put_in_where_another_generation_has_begun(place):
+    filled(place)
+    with pytest.raises(StoreRefused, match="already"):
+        place.admin().put(place.contents(), instead_of="long gone")
+
+
+def test_contents_are_of_one_moment_while_trainers_go_on_and_trim_the_log(place):
+    trainers = [place.trainer(settings=replace(SETTINGS, every_s=0.001, soft_log_length=6)) for _ in range(2)]
+    stop = threading.Event()
+
+    def go_on(k: int) -> None:
+        trainers[k].claim({f"p[{k}]": None})
+        at = 0
+        while not stop.is_set():
+            trainers[k].contribute(contribution([at % 4, 3], at, {at % 4: 2}, p=f"p[{k}]"), IDS)
+            trainers[k].flush(10)
+            at += 2
+
+    threads = [threading.Thread(target=go_on, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    looks = [place.contents() for _ in range(60)]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for contents in looks:
+        assert contents.events == contents.counts.sum() == contents.drawn.sum() == sum(contents.next.values())
+    assert looks[-1].events > looks[0].events
+    assert place.admin().look().snapshot_number > 0
+
+
+def test_contents_are_read_anew_if_the_log_is_trimmed_meanwhile(place):
+    trainer = place.trainer(settings=replace(SETTINGS, soft_log_length=4))
+    trainer.claim({"p[0]": None})
+
+    def go_on(first: int, last: int) -> None:
+        for k in range(first, last):
+            trainer.contribute(contribution([k % 4], k), IDS)
+            assert trainer.flush(10)
+
+    go_on(0, 2)
+    admin, looks = place.admin(), []
+
+    def look_and_lag(**options):
+        looks.append(StoreAdmin.look(admin, **options))
+        if len(looks) == 1:
+            go_on(2, 12)
+        return looks[-1]
+
+    admin.look = look_and_lag
+    look, contents = admin.contents()
+    assert (len(looks), look.snapshot_number > looks[0].number) == (2, True)
+    assert (contents.events, contents.counts.tolist()) == (12, [3, 3, 3, 3])
+
+
+def test_export_into_a_missing_directory_leaves_nothing(place, tmp_path):
+    filled(place)
+    with pytest.raises(StreamerError, match="cannot write"):
+        invoke("export", "--out", tmp_path / "nowhere" / "a.npz", *place.options())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_model_survives_the_round_trip(place, tmp_path):
+    place.trainer()
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    output("import", "--path", tmp_path / "a.npz", *place.options("copy"))
+    assert same(place.contents("copy"), place.contents())
+    assert place.contents("copy").cache is None
+
+
+# --- the file ------------------------------------------------------------------------------------------------
+
+patient = settings(deadline=None)  # the machine may be busy
+NUMBERS = st.integers(0, 2**62)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> Contents:
+    ids = draw(st.lists(st.text(), unique=True, max_size=5))
+    columns = [draw(arrays_of.arrays(np.int64, len(ids), elements=NUMBERS)) for _ in range(2)]
+    named = st.dictionaries(st.text(min_size=1), NUMBERS, max_size=3)
+    rows = st.lists(st.integers(0, len(ids) - 1), max_size=4) if ids else st.just([])
+    cache = draw(st.none() | rows.map(lambda found: np.array(found, np.int64)))
+    return Contents(Position("g", 3, "c", "1-1"), draw(NUMBERS), ids, *columns, draw(named), draw(named), cache)
+
+
+@patient
+@given(states())
+def test_a_file_holds_any_state(tmp_path_factory, contents):
+    path = tmp_path_factory.mktemp("store") / "a.npz"
+    store_file.write(path, contents, {"model": "m"})
+    found, about = store_file.read(path)
+    assert same(found, contents)
+    assert (about["model"], about["events"]) == ("m", contents.events)
+
+
+def written(path: Path, **changes: object) -> Path:
+    """A file with something else in it."""
+    state = Contents(Position("g", 0, "g", "0-0"), 3, IDS, np.arange(4), np.arange(4), {"p": 3}, {"p": 1}, None)
+    store_file.write(path, state, {})
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    np.savez(path, **arrays | changes)
+    return path
+
+
+def test_every_problem_of_a_file_is_told_at_once(tmp_path):
+    path = written(tmp_path / "a.npz", counts=np.arange(3), drawn=-np.arange(4), cache=np.array([0, 4]))
+    with pytest.raises(StreamerError) as caught:
+        store_file.read(path)
+    told = "counts has 3 numbers, not 4", "drawn has numbers below zero", "the cache names rows that have no id"
+    assert all(problem in str(caught.value) for problem in told)
+
+
+def test_a_file_of_another_format_is_refused(tmp_path):
+    about = np.frombuffer(json.dumps({"format": 9}).encode(), np.uint8)
+    with pytest.raises(StreamerError, match="format 9, this version reads 1"):
+        store_file.read(written(tmp_path / "a.npz", about=about))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_damaged_file_is_refused(tmp_path, share):
+    path = written(tmp_path / "a.npz")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(StreamerError, match="damaged"):
+        store_file.read(path)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(StreamerError, match="cannot read"):
+        store_file.read(tmp_path / "a.npz")
