@@ -17,7 +17,7 @@ demo: $(VENV)/.installed ## learn from a synthetic stream on embedded defaults: 
 	$(BIN)/streamer demo
 
 test: $(VENV)/.installed-dev lint ## lint, type-check and run every test, real servers included
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check $(SOURCES)

@@ -65,14 +65,12 @@ def test_steps_with_redis_are_all_in_it_when_they_are_measured(redis_server, mod
 
 
 def test_steps_with_the_private_store_send_nothing(redis_server, model, trainer):
-    before = trainer.status()
     measured = trainer.train("private", 0.2)
     assert len(measured.step_s) > 0
     assert contents(redis_server, model).events == ITEMS
     assert trainer.contributed == 0
     assert measured.exchange_cpu_s == 0  # it is inside the calls
     assert measured.calls_cpu_s > 0
-    assert trainer.status().exchanges <= before.exchanges + 1, "Redis has a rest"
 
 
 def test_calls_are_a_part_of_the_step(trainer):
