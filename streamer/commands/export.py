@@ -1,8 +1,9 @@
 """`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
 
 The inner product of a user's and an item's vector is the model's score, but for the repeat bias and the companions,
-which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is the last dimension: log pop on the
-item's side, beta on the user's.
+which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is
+the last dimension: log pop on the item's side, beta on the user's. A model that leaves much to its companions has
+weaker vectors: where an index is all that serves, learn with `--companions 0`.
 
 `.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
 
