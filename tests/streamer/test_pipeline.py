@@ -421,6 +421,8 @@ class TestRestart:
         killed.pipeline._ingest.start()
         until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
         until(lambda: not killed.pipeline._checkpoints._saver.busy)
+        saved = killed.store.saved[-1]["accounting"]["consumed"]
+        until(lambda: killed.pipeline.accounting.consumed > saved, killed.pipeline.step)
         killed.pipeline._ingest.stop()
         killed.store.close()
         line = Line(log, tmp_path / "b")
