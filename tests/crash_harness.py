@@ -125,6 +125,11 @@ def environment(**more: str) -> dict[str, str]:
     return clean | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"} | more
 
 
+def _hears_ctrl_c() -> None:
+    """A shell starts what runs in the background deaf to Ctrl-C, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Command:
     """The real command in a process of its own; in a `with` block, it does not outlive it.
 
@@ -145,6 +150,7 @@ class Command:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment(**env),
+                preexec_fn=_hears_ctrl_c,
             )
 
     def __enter__(self) -> Command:
