@@ -7,7 +7,7 @@
 | `sgd`           | none        | touched rows | the plainest alternative                                           |
 | `dense-adam`    | 2 vectors   | all rows     | the paper's protocol: Adam with L2 on the whole table              |
 
-`benchmarks/stream_defaults.py` compares them on real logs.
+`streamer compare --set optimizer=...` compares them on a log.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from replay.evaluation.measure import Measure
 from replay.evaluation.spec import Spec
+from streamer.composition import curve
 
 RANK_POINTS = 200
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ class Record(msgspec.Struct, kw_only=True):
         measures: rows of `metric`, `k`, `slice`, `value`, `floor` (null: the method's own).
         curve: points of the learning curves.
         composition: points of the cache's composition.
-        ranks: `rank`, `popularity` and `occurrence` of items by popularity rank, thinned out on a log axis.
+        ranks: shares of `popularity` and `occurrence` of an item by its popularity `rank`, thinned out on a log axis.
         about: sizes, seconds, versions: what a reader wants to know.
     """
 
@@ -80,19 +80,9 @@ def measured(measures: Sequence[Measure]) -> list[Row]:
 
 
 def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[dict[str, float]]:
-    """Popularity and occurrence against popularity rank, means over ranks that are near each other on a log axis."""
+    """Shares of popularity and occurrence by popularity rank; both are [N], by row."""
     order = np.argsort(-popularity, kind="stable")
-    size = len(order)
-    if not size:
-        return []
-    spread = np.geomspace(1, size + 1, RANK_POINTS + 1) if size > RANK_POINTS else np.arange(1, size + 2)
-    edges = np.unique(spread.round().astype(np.int64))
-    found = []
-    for start, stop in itertools.pairwise(edges):
-        at = order[start - 1 : stop - 1]
-        means = {"popularity": float(popularity[at].mean()), "occurrence": float(occurrence[at].mean())}
-        found.append({"rank": float(np.sqrt(start * (stop - 1))), **means})
-    return found
+    return [point._asdict() for point in curve(popularity[order], occurrence[order], RANK_POINTS)]
 
 
 class Records:

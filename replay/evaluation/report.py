@@ -112,18 +112,16 @@ def _ranks(records: Sequence[Record]) -> list[str]:
         return []
     figure = go.Figure()
     for record in resampled:
-        total = sum(p["occurrence"] for p in record.ranks)
-        x, y = [p["rank"] for p in record.ranks], [p["occurrence"] / total for p in record.ranks]
+        x, y = [p["rank"] for p in record.ranks], [p["occurrence"] for p in record.ranks]
         figure.add_scatter(x=x, y=y, name=f"{_name(record)}: occurrence", mode="lines")
     ranks = resampled[0].ranks
-    total = sum(p["popularity"] for p in ranks)
-    y = [p["popularity"] / total for p in ranks]
-    figure.add_scatter(x=[p["rank"] for p in ranks], y=y, name="popularity", mode="lines", line={"dash": "dot"})
+    x, y = [p["rank"] for p in ranks], [p["popularity"] for p in ranks]
+    figure.add_scatter(x=x, y=y, name="popularity", mode="lines", line={"dash": "dot"})
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
     title = f"{records[0].data}: occurrence against popularity rank"
-    note = "How often items were resampled, by their popularity rank; both normalised."
-    return [_drawn(figure, title, "popularity rank", "share", note)]
+    note = "An item's share of everything resampled, and of all events, by its popularity rank."
+    return [_drawn(figure, title, "popularity rank", "share of an item", note)]
 
 
 def _compositions(records: Sequence[Record]) -> list[str]:

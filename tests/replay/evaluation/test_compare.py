@@ -207,15 +207,16 @@ class TestRecords:
     def test_ranks_keep_the_order_and_the_ends(self):
         popularity = np.array([5.0, 100.0, 1.0, 20.0])
         points = by_rank(popularity, popularity * 2)
-        assert [p["popularity"] for p in points] == [100.0, 20.0, 5.0, 1.0]
-        assert [p["occurrence"] for p in points] == [200.0, 40.0, 10.0, 2.0]
+        assert [p["rank"] for p in points] == [1, 2, 3, 4]
+        for name in ("popularity", "occurrence"):
+            assert [p[name] * 126 for p in points] == pytest.approx([100, 20, 5, 1])
         assert by_rank(np.empty(0), np.empty(0)) == []
 
     def test_means_of_ranks_cover_every_item_once(self):
         popularity = np.random.default_rng(0).integers(1, 100, 5000).astype(float)
         points = by_rank(popularity, np.ones(5000))
         assert len(points) <= 200
-        assert all(p["occurrence"] == 1.0 for p in points)
+        assert all(p["occurrence"] == pytest.approx(1 / 5000) for p in points)
 
 
 class TestReport:

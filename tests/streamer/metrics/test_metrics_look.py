@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from line_harness import events, learn_all, small
 
-from streamer.composition import composition
+from streamer.composition import DECILES, Ranking, composition, curve
 from streamer.learner import Learner
-from streamer.metrics.look import DECILE_EDGES, Looker, Ranking, curve, divergence, entropy, turnover
+from streamer.metrics.look import CURVE_POINTS, Looker, divergence, entropy, turnover
 
 SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 
@@ -66,7 +66,7 @@ def test_divergence_is_positive_unless_both_are_equal(found, expected):
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=500))
 def test_the_curves_means_add_up_to_everything(amounts):
     popularity = np.sort(np.array(amounts))[::-1]
-    points = curve(popularity, popularity)
+    points = curve(popularity, popularity, CURVE_POINTS)
     ranks = [point.rank for point in points]
     assert ranks == sorted(set(ranks))
     assert 1 <= ranks[0] <= ranks[-1] <= len(amounts)
@@ -77,7 +77,7 @@ def test_the_curves_means_add_up_to_everything(amounts):
 
 def test_a_curve_of_more_ranks_than_points_keeps_the_mass():
     popularity = 1 / np.arange(1.0, 5001)
-    points = curve(popularity, np.ones(5000))
+    points = curve(popularity, np.ones(5000), CURVE_POINTS)
     assert len(points) <= 48
     assert all(point.occurrence == pytest.approx(1 / 5000) for point in points)
     assert points[-1].popularity < points[10].popularity < points[0].popularity
@@ -94,7 +94,7 @@ def test_deciles_are_those_of_a_walk_along_the_items(learner):
     walked, before = np.zeros(10), 0.0
     slots = Counter(learner.cache.tolist())
     for row in sorted(range(len(counts)), key=lambda r: (-counts[r], r)):
-        walked[sum(before / counts.sum() >= edge for edge in DECILE_EDGES)] += slots[row]
+        walked[sum(before / counts.sum() >= edge for edge in DECILES)] += slots[row]
         before += counts[row]
     look = Looker(learner).look(learner.cache, learner.cache[:5])
     assert look.slot_deciles == pytest.approx(list(walked / len(learner.cache)))
@@ -104,13 +104,13 @@ def test_shares_of_what_was_resampled_sum_to_one_and_follow_occurrence(learner):
     look = Looker(learner).look(learner.cache, learner.cache[:5])
     assert sum(look.occurrence_deciles) == pytest.approx(1)
     assert sum(look.occurrence_bands) == pytest.approx(1)
-    ranking = Ranking(learner)
+    ranking = Ranking.of(learner.exact)
     ours = learner.occurrence.values(ranking.order)
     assert look.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
 
 
 def test_a_batch_drawn_by_popularity_diverges_less_than_one_of_the_tail(learner):
-    ranking, rng = Ranking(learner), np.random.default_rng(0)
+    ranking, rng = Ranking.of(learner.exact), np.random.default_rng(0)
     alike = ranking.order[rng.choice(len(ranking.counts), 2000, p=ranking.counts / ranking.counts.sum())]
     looker = Looker(learner)
     assert looker.look(learner.cache, alike).divergence["batch"] < 0.02
@@ -134,10 +134,10 @@ def test_top_items_hold_the_most_slots_under_their_ids(learner):
 
 
 def test_rows_that_nobody_has_counted_are_in_no_stratum(learner):
-    ranking = Ranking(learner)
+    ranking = Ranking.of(learner.exact)
     some = rows([0, 1, 2, 3])
     beyond = rows([0, 1, 10_000, 2, 3])
-    assert ranking.shares_of(beyond, DECILE_EDGES).tolist() == ranking.shares_of(some, DECILE_EDGES).tolist()
+    assert ranking.shares_of(beyond, DECILES).tolist() == ranking.shares_of(some, DECILES).tolist()
 
 
 def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, monkeypatch):
