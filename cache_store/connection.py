@@ -109,7 +109,8 @@ def translated(error: Exception, where: str) -> StoreError:
     if isinstance(error, exceptions.TimeoutError):
         return StoreUnavailable("slow", f"{where} did not answer in time: {text}")
     if isinstance(error, (exceptions.ConnectionError, exceptions.ClusterDownError, exceptions.RedisClusterException)):
-        return StoreUnavailable("unreachable", f"{where} cannot be reached: {text.rstrip(".")}; is it running, and is the URL right?")
+        told = f"{where} cannot be reached: {text.rstrip('.')}; is it running, and is the URL right?"
+        return StoreUnavailable("unreachable", told)
     if "WRONGTYPE" in text:
         return StoreRefused(f"{where} has a key of another type under our names: {text}")
     return StoreUnavailable("broken", f"{where} answered with an error: {text}")
