@@ -2,7 +2,7 @@
 
     4 bytes: length of the header | header | array | array | ...
 
-Arrays of counts take 4 bytes a number where that is enough, 8 where it is not.
+An array takes 1, 2, 4 or 8 bytes a number, as its largest needs: most counts of an entry fit into one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cache_store.base import Counts, Increments, Rows, Span
 
 FORMAT = 1
-_LARGEST_U4 = 2**32 - 1
+_TYPES = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -29,8 +29,8 @@ class Entry(msgspec.Struct, frozen=True):
         last: the number of the last contribution of that trainer that is in it.
         events: how many events it counts.
         spans: where they come from.
-        items: events of each item.
-        drawn: how often each item was resampled.
+        items: events of each item, by ascending rows.
+        drawn: how often each item was resampled, by ascending rows.
     """
 
     trainer: str
@@ -54,10 +54,15 @@ class Malformed(ValueError):  # noqa: N818
 
 def pack(meta: dict[str, Any], arrays: Sequence[NDArray[np.int64]]) -> bytes:
     """A header and some arrays of numbers that are not negative."""
-    widths = [4 if not len(a) or int(a.max()) <= _LARGEST_U4 else 8 for a in arrays]
+    widths = [_width(int(a.max(initial=0))) for a in arrays]
     header = msgspec.json.encode(_Header(FORMAT, [len(a) for a in arrays], widths, meta))
-    body = [a.astype("<u4" if w == 4 else "<i8", copy=False).tobytes() for a, w in zip(arrays, widths, strict=True)]
+    body = [a.astype(_TYPES[width], copy=False).tobytes() for a, width in zip(arrays, widths, strict=True)]
     return b"".join([len(header).to_bytes(4, "little"), header, *body])
+
+
+def _width(largest: int) -> int:
+    """Bytes that this number needs."""
+    return next(width for width in _TYPES if width == 8 or largest < 1 << (8 * width))
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
@@ -71,11 +76,11 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
         header = msgspec.json.decode(packed[4:at], type=_Header)
         if header.v != FORMAT:
             raise Malformed(f"format {header.v}, this version reads {FORMAT}")
-        if min(header.lengths, default=0) < 0 or set(header.widths) - {4, 8}:
+        if min(header.lengths, default=0) < 0 or set(header.widths) - _TYPES.keys():
             raise Malformed(f"arrays of lengths {header.lengths} and widths {header.widths}")
         arrays = []
         for length, width in zip(header.lengths, header.widths, strict=True):
-            found = np.frombuffer(packed, "<u4" if width == 4 else "<i8", length, at)
+            found = np.frombuffer(packed, _TYPES[width], length, at)
             arrays.append(found.astype(np.int64))
             at += length * width
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
@@ -88,9 +93,10 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """An entry of the log."""
+    """An entry of the log. Instead of rows it has their differences, which are small."""
     meta = {"t": entry.trainer, "n": entry.last, "e": entry.events, "s": entry.spans}
-    return pack(meta, [*entry.items, *entry.drawn])
+    differences = [np.diff(part.rows, prepend=0) for part in (entry.items, entry.drawn)]
+    return pack(meta, [differences[0], entry.items.counts, differences[1], entry.drawn.counts])
 
 
 def unpack_entry(packed: bytes) -> Entry:
@@ -101,17 +107,20 @@ def unpack_entry(packed: bytes) -> Entry:
     """
     meta, arrays = unpack(packed)
     try:
-        rows, counts, drawn_rows, drawn_counts = arrays
         spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
-        items, drawn = _increments(rows, counts), _increments(drawn_rows, drawn_counts)
+        differences, counts, drawn_differences, drawn_counts = arrays
+        items, drawn = _increments(differences, counts), _increments(drawn_differences, drawn_counts)
         return Entry(str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, items, drawn)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise Malformed(f"not an entry: {error}") from error
 
 
-def _increments(rows: Rows, counts: Counts) -> Increments:
-    if len(rows) != len(counts):
-        raise ValueError(f"{len(rows)} rows with {len(counts)} counts")
+def _increments(differences: Rows, counts: Counts) -> Increments:
+    if len(differences) != len(counts):
+        raise ValueError(f"{len(differences)} rows with {len(counts)} counts")
+    rows = np.cumsum(differences)
+    if int(rows.min(initial=0)) < 0:
+        raise ValueError("rows beyond all bounds")
     return Increments(rows, counts)
 
 

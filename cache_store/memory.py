@@ -23,6 +23,7 @@ from cache_store.server import (
     Pushed,
     Seed,
     Stamped,
+    Stand,
     Tip,
     Wanted,
 )
@@ -93,13 +94,26 @@ class MemoryServer:
                 return Pushed("empty")
             if not self._is(push.generation) or len(self._ids) < push.items:
                 return Pushed("elsewhere")
+            if push.stand is not None and not self._goes_on(push.stand):
+                return Pushed("astray")
             refused = self._refused(push.spans)
             if refused is not None:
                 return refused
             if len(self._log) >= self._hard:
                 return Pushed("full", length=len(self._log))
             self._append(push)
-            return Pushed("added", length=len(self._log))
+            stand = push.stand
+            pulled = self._pulled(stand.position, stand.most, stand.cache_chain) if stand is not None else None
+            return Pushed("added", length=len(self._log), pulled=pulled)
+
+    def _goes_on(self, stand: Stand) -> bool:
+        """Whether log and items go on from there."""
+        assert self._position is not None
+        following = next(iter(self._after(stand.position.number, 1)), None)
+        chain = following.before if following is not None else self._position.chain
+        if chain != stand.position.chain or len(self._ids) < stand.items:
+            return False
+        return fingerprint(self._ids[stand.items :], stand.names) == self._names
 
     def _refused(self, spans: Sequence[tuple[Span, int]]) -> Pushed | None:
         """Why this cannot be added; None if it can."""
@@ -126,14 +140,20 @@ class MemoryServer:
         with self._lock:
             if self._position is None:
                 return Pulled(None, [])
-            tip = Tip(*self._position[:3], len(self._ids), len(self._log), self._names)
-            entries: list[Stamped] = []
-            if self._is(after.generation):
-                first = self._log[0].position.number if self._log else 0
-                entries = list(islice(self._log, max(0, after.number + 1 - first), None))[:count]
-            if self._cache is None or self._cache[0] == cache_chain:
-                return Pulled(tip, entries)
-            return Pulled(tip, entries, self._cache[1], self._cache[0])
+            return self._pulled(after, count, cache_chain)
+
+    def _pulled(self, after: Position, count: int, cache_chain: str) -> Pulled:
+        assert self._position is not None
+        tip = Tip(*self._position[:3], len(self._ids), len(self._log), self._names)
+        entries = self._after(after.number, count) if self._is(after.generation) else []
+        if self._cache is None or self._cache[0] == cache_chain:
+            return Pulled(tip, entries)
+        return Pulled(tip, entries, self._cache[1], self._cache[0])
+
+    def _after(self, number: int, count: int) -> list[Stamped]:
+        first = self._log[0].position.number if self._log else 0
+        start = max(0, number + 1 - first)
+        return list(islice(self._log, start, start + count))
 
     def snapshot(self) -> bytes | None:
         with self._lock:

@@ -194,3 +194,26 @@ def size(contribution: Contribution) -> int:
     arrays: list[NDArray[Any]] = [contribution.sources, contribution.offsets, contribution.items]
     arrays += [*contribution.drawn, *(contribution.counted or NOTHING)]
     return sum(a.nbytes for a in arrays) + (contribution.cache.nbytes if contribution.cache is not None else 0)
+
+
+def listed(k: int, contribution: Contribution, arrays: dict[str, NDArray[Any]]) -> list[list[Any]]:
+    """Put a contribution's arrays beside the others'; answers its spans."""
+    parts: dict[str, NDArray[Any]] = {
+        "sources": contribution.sources,
+        "offsets": contribution.offsets,
+        "items": contribution.items,
+    }
+    parts |= {"rows": contribution.drawn.rows, "counts": contribution.drawn.counts}
+    if contribution.counted is not None:
+        parts |= {"counted.rows": contribution.counted.rows, "counted.counts": contribution.counted.counts}
+    arrays |= {f"waiting.{k}.{name}": array for name, array in parts.items()}
+    return [list(span) for span in contribution.spans]
+
+
+def unlisted(k: int, spans: list[list[Any]], arrays: Mapping[str, NDArray[Any]]) -> Contribution:
+    """What `listed` was given; caches are not kept."""
+    part = {name.removeprefix(f"waiting.{k}."): a for name, a in arrays.items() if name.startswith(f"waiting.{k}.")}
+    total = Increments(part["counted.rows"], part["counted.counts"]) if "counted.rows" in part else None
+    drawn = Increments(part["rows"], part["counts"])
+    where = tuple(Span(name, start, stop) for name, start, stop in spans)
+    return Contribution(where, part["sources"], part["offsets"], part["items"], drawn, None, total)

@@ -14,7 +14,7 @@ from cache_store.errors import StoreRefused, StoreUnavailable
 from cache_store.keys import TYPES, Keys
 from cache_store.memory import RESEED_S
 from cache_store.replica import Position
-from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Tip, Wanted
+from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Stand, Tip, Wanted
 
 LEASE_MS = 30_000
 FORGET_TRAINERS_S = 3600
@@ -74,13 +74,18 @@ class RedisServer:
 
     def push(self, push: Push) -> Pushed:
         arguments: list[Any] = [push.generation, push.chain, push.packed, push.cache or b"", self._hard, push.items]
+        arguments += _told(push.stand)
         for span, epoch in push.spans:
             arguments += [span.partition, epoch, span.start, span.stop]
         outcome, length, *more = self._run("PUSH", ("meta", "log", "next", "epochs", "cache", "items"), arguments)
-        name, told = outcome.decode(), [m.decode() for m in more]
+        name = outcome.decode()
         if name == "overlap":
+            told = [m.decode() for m in more]
             return Pushed(name, next=dict(zip(told[::2], map(int, told[1::2]), strict=True)))
-        return Pushed(name, partition=told[0] if told else "", length=length)
+        if name == "fenced":
+            return Pushed(name, partition=more[0].decode())
+        pulled = _up_to(push, push.stand, length, more) if push.stand is not None and name == "added" else None
+        return Pushed(name, length=length, pulled=pulled)
 
     def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
         found = self._run(
@@ -188,6 +193,24 @@ class RedisServer:
                 f"{self.url} has something else under our keys: {'; '.join(wrong)}. "
                 "Choose another --model or --redis-namespace, or remove them"
             )
+
+
+def _told(stand: Stand | None) -> list[Any]:
+    if stand is None:
+        return ["", "", 0, "", "", 0]
+    position, items, names, cache_chain, most = stand
+    return [position.entry, position.chain, items, names, cache_chain, most]
+
+
+def _up_to(push: Push, stand: Stand, length: int, more: list[Any]) -> Pulled:
+    """What came since, and the entry that was pushed, if so many were wanted."""
+    number, entry, items, names, before, cache, newest = more
+    tip = Tip(push.generation, number, push.chain, items, length, names.decode())
+    entries = [_stamped(push.generation, *one) for one in before]
+    if len(entries) < stand.most:
+        last = entries[-1].position.chain if entries else stand.position.chain
+        entries.append(Stamped(Position(push.generation, number, push.chain, entry.decode()), last, b""))
+    return Pulled(tip, entries, push.cache or cache or None, newest.decode())
 
 
 def _stamped(generation: str, entry: bytes, fields: list[bytes]) -> Stamped:

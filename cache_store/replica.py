@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.adding import add_to
 from cache_store.base import Counts, Increments
 from cache_store.codec import Entry, Malformed, pack, unpack
 
@@ -120,4 +121,4 @@ def _add(replica: Replica, items: Increments, drawn: Increments) -> None:
     for increments, of in ((items, "counts"), (drawn, "drawn")):
         if len(increments.rows):
             replica.grow(int(increments.rows.max()) + 1)
-            getattr(replica, of)[increments.rows] += increments.counts
+            add_to(getattr(replica, of), increments.rows, increments.counts)

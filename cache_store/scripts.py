@@ -62,15 +62,28 @@ return found
 
 PUSH = """
 -- KEYS: meta, log, next, epochs, cache, items.
--- ARGV: generation, chain, entry, cache ('': none), longest log, rows there must be, then partition, epoch, start,
---       stop ...
--- Returns {outcome, length of the log, more ...}: more is the partition for 'fenced', partition and next for 'overlap'.
-local meta = redis.call('HMGET', KEYS[1], 'generation', 'chain')
+-- ARGV: generation, chain, entry, cache ('': none), longest log, rows there must be,
+--       where the pusher stands: id of its entry ('': not told), its chain, items it knows, their fingerprint, chain of
+--       its cache, entries wanted;
+--       then partition, epoch, start, stop ...
+-- Returns {outcome, length of the log, more ...}: more is the partition for 'fenced', partition and next for 'overlap',
+-- and for 'added' {number, id, items, names, entries before this one, cache ('': none newer), its chain}.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'chain', 'names', 'cache')
 if not meta[1] then return {'empty', 0} end
-if meta[1] ~= ARGV[1] or redis.call('LLEN', KEYS[6]) < tonumber(ARGV[6]) then return {'elsewhere', 0} end
-local spans, known, overlap = (#ARGV - 6) / 4, 0, false
+local items = redis.call('LLEN', KEYS[6])
+if meta[1] ~= ARGV[1] or items < tonumber(ARGV[6]) then return {'elsewhere', 0} end
+local told, entries = ARGV[7] ~= '', {}
+if told then
+    local known, names = tonumber(ARGV[9]), ARGV[10]
+    if items < known or items - known > 1000 then return {'astray', 0} end
+    for _, id in ipairs(redis.call('LRANGE', KEYS[6], known, -1)) do names = redis.sha1hex(names .. id) end
+    entries = redis.call('XRANGE', KEYS[2], '(' .. ARGV[7], '+', 'COUNT', ARGV[12])
+    local before = entries[1] and entries[1][2][4] or meta[2]
+    if names ~= meta[3] or before ~= ARGV[8] then return {'astray', 0} end
+end
+local spans, known, overlap = (#ARGV - 12) / 4, 0, false
 local nexts = {'overlap', 0}
-for k = 7, #ARGV, 4 do
+for k = 13, #ARGV, 4 do
     local partition = ARGV[k]
     if tonumber(redis.call('HGET', KEYS[4], partition) or '0') > tonumber(ARGV[k + 1]) then
         return {'fenced', 0, partition}
@@ -86,14 +99,19 @@ if spans > 0 and known == spans then return {'known', length} end
 if overlap then return nexts end
 if length >= tonumber(ARGV[5]) then return {'full', length} end
 local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
-redis.call('XADD', KEYS[2], '*', 'n', number, 'b', meta[2], 'c', ARGV[2], 'd', ARGV[3])
+local id = redis.call('XADD', KEYS[2], '*', 'n', number, 'b', meta[2], 'c', ARGV[2], 'd', ARGV[3])
 redis.call('HSET', KEYS[1], 'chain', ARGV[2])
-for k = 7, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
+for k = 13, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
+local cache, newest = '', meta[4] or ''
 if ARGV[4] ~= '' then
     redis.call('SET', KEYS[5], ARGV[4])
     redis.call('HSET', KEYS[1], 'cache', ARGV[2])
+    newest = ARGV[2]
+elseif told and newest ~= ARGV[11] then
+    cache = redis.call('GET', KEYS[5]) or ''
 end
-return {'added', length + 1}
+if not told then return {'added', length + 1} end
+return {'added', length + 1, number, id, items, meta[3], entries, cache, newest}
 """
 
 PULL = """

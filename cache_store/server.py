@@ -46,6 +46,7 @@ class Stamped(NamedTuple):
     before: str
     """The chain of the entry before it."""
     packed: bytes
+    """May be left out (b"") of an entry that is answered to whoever has just pushed it."""
 
 
 class Tip(NamedTuple):
@@ -73,6 +74,21 @@ class Pulled(NamedTuple):
     """Of the entry that it came with."""
 
 
+class Stand(NamedTuple):
+    """Where a trainer stands."""
+
+    position: Position
+    """Of the last entry that it has."""
+    items: int
+    """How many items it knows the names of."""
+    names: str
+    """Their fingerprint."""
+    cache_chain: str
+    """Of the cache that it has."""
+    most: int
+    """So many entries it takes at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Push:
     """Something to add.
@@ -84,6 +100,8 @@ class Push:
         spans: where its events come from, with the epoch in which we claimed each partition.
         cache: the next cache, packed; None leaves the one that is there.
         items: how many rows there must be: all that it names are below.
+        stand: where we stand; it is then added only if the server has lost nothing of what we have, and what has come
+            since is answered. None adds it in any case.
     """
 
     generation: str
@@ -92,6 +110,7 @@ class Push:
     spans: Sequence[tuple[Span, int]]
     cache: bytes | None = None
     items: int = 0
+    stand: Stand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +120,20 @@ class Pushed:
     Args:
         outcome: `added`; `known` (all of it was there already); `overlap` (some of it was); `fenced` (a partition has
             a newer epoch); `full` (the log must be trimmed first); `elsewhere` (another generation, or
-            rows that it does not know); `empty`.
+            rows that it does not know); `astray` (the log does not go on from where we stand, or the items do not: a
+            pull tells why); `empty`.
         next: for `overlap` what is there of each partition.
         partition: for `fenced`.
         length: entries in the log.
+        pulled: for `added`, if it was said where we stand: what has come since, up to the entry itself, as far as so
+            many were wanted.
     """
 
     outcome: str
     next: Mapping[str, int] = field(default_factory=dict)
     partition: str = ""
     length: int = 0
+    pulled: Pulled | None = None
 
 
 @dataclass(frozen=True, slots=True)

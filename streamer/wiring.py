@@ -220,7 +220,8 @@ def store(o: Options) -> CacheStore | None:
     if not o["redis_url"]:
         return None
     from cache_store.redis import RedisServer
-    from cache_store.shared import SharedSettings, SharedStore
+    from cache_store.shared import SharedStore
+    from cache_store.view import SharedSettings
 
     try:
         server = RedisServer(o["redis_url"], store_keys(o))

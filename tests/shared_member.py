@@ -25,6 +25,7 @@ import numpy as np
 from run_zygote import child, warm_up
 
 from cache_store.base import Contribution, Increments
+from cache_store.exchange import Exchange
 from cache_store.outbox import Waiting, counted
 from cache_store.server import Push
 from cache_store.shared import SharedStore
@@ -34,7 +35,7 @@ from streamer.learner import Learner
 def keep_journal(path: str) -> None:
     """Have stores write down what they are told, and what they send."""
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    contribute, packed, learn = SharedStore.contribute, SharedStore._packed, Learner.learn
+    contribute, packed, learn = SharedStore.contribute, Exchange._packed, Learner.learn
     begun = False
 
     def note(what: dict[str, Any]) -> None:
@@ -44,9 +45,9 @@ def keep_journal(path: str) -> None:
         note({"learned": told(contribution, ids)})
         contribute(self, contribution, ids)
 
-    def noting_packed(self: SharedStore, parcel: list[Waiting]) -> Push:
+    def noting_packed(self: Exchange, parcel: list[Waiting]) -> Push:
         push = packed(self, parcel)
-        note({"sent": push.chain, "parts": [told(w.contribution, self._own_ids) for w in parcel]})
+        note({"sent": push.chain, "parts": [told(w.contribution, self._view.naming.own_ids) for w in parcel]})
         return push
 
     def noting_learn(self: Learner, *arguments: Any) -> Any:
@@ -60,7 +61,7 @@ def keep_journal(path: str) -> None:
 
     Learner.learn = noting_learn  # type: ignore[method-assign]
     SharedStore.contribute = noting_contribute  # type: ignore[method-assign]
-    SharedStore._packed = noting_packed  # type: ignore[method-assign]
+    Exchange._packed = noting_packed  # type: ignore[method-assign]
 
 
 def told(contribution: Contribution, ids: Sequence[str]) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class StoreOptions:
     batch_size: int = 2048
     cache_size: int = 2048
     dim: int = 32
-    rounds: int = 4
-    seconds: float = 1.0
+    rounds: int = 3
+    seconds: float = 2.0
     small_batch_size: int = 512
     entries: int = 1500
 

@@ -21,7 +21,8 @@ from cache_store.keys import Keys
 from cache_store.redis import RedisServer
 from cache_store.replica import Position, Replica
 from cache_store.server import Seed
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 from model.towers import TowerSettings
 from model.trainer import TrainerSettings
 from model.two_tower import ModelSettings
@@ -60,7 +61,7 @@ class Job:
     cache_size: int = 2048
     dim: int = 32
     users: int = 29_858
-    share_every_s: float = 0.1
+    share_every_s: float = SharedSettings().every_s
 
 
 @dataclass(slots=True)
@@ -196,7 +197,8 @@ class BenchTrainer:
         self._go_on(NEVER_S)
 
     def _go_on(self, every_s: float) -> None:
-        self._shared.settings = replace(self._shared.settings, every_s=every_s)
+        view = self._shared.view
+        view.settings = replace(view.settings, every_s=every_s)
         self._shared.flush(30.0)  # wakes the thread, which then waits so long
 
 

@@ -30,7 +30,9 @@ patient = settings(deadline=None)
 counts = st.one_of(st.integers(0, 10), st.integers(2**32 - 2, 2**32 + 2), st.integers(0, 2**63 - 1))
 arrays = st.lists(counts, max_size=20).map(lambda numbers: np.array(numbers, np.int64))
 pairs = st.dictionaries(st.integers(0, 2**40), st.integers(1, 2**40), max_size=10)
-increments = pairs.map(lambda d: Increments(np.array(list(d), np.int64), np.array(list(d.values()), np.int64)))
+increments = pairs.map(
+    lambda d: Increments(np.array(sorted(d), np.int64), np.array([d[row] for row in sorted(d)], np.int64))
+)
 spans = st.builds(Span, st.text(max_size=5), st.integers(0, 2**53), st.integers(0, 2**53))
 entries = st.builds(
     Entry,
@@ -92,10 +94,30 @@ def test_replicas_come_out_as_they_went_in(given_entries: list[Entry]) -> None:
     assert found.drawn.tolist() == replica.drawn.tolist()
 
 
-def test_small_numbers_take_four_bytes_and_large_ones_eight() -> None:
-    small, large = (len(pack_rows(np.full(1000, n, np.int64))) for n in (2**32 - 1, 2**32))
-    assert 4000 < small < 4200
-    assert 8000 < large < 8200
+@pytest.mark.parametrize(
+    ("largest", "width"), [(2**8 - 1, 1), (2**8, 2), (2**16 - 1, 2), (2**16, 4), (2**32 - 1, 4), (2**32, 8)]
+)
+def test_numbers_take_as_many_bytes_as_the_largest_needs(largest: int, width: int) -> None:
+    numbers = np.array([0] * 999 + [largest])
+    packed = pack_rows(numbers)
+    assert 1000 * width < len(packed) < 1000 * width + 200
+    assert unpack_rows(packed).tolist() == numbers.tolist()
+
+
+def test_an_entry_of_neighbouring_rows_takes_two_bytes_for_each() -> None:
+    rows, ones = np.arange(200, 300_000, 200), np.ones(1499, np.int64)
+    entry = Entry("ada", 1, 1499, (), Increments(rows, ones), Increments(ones[:0], ones[:0]))
+    packed = pack_entry(entry)
+    assert 2 * 1499 < len(packed) < 2 * 1499 + 200
+    assert equal(unpack_entry(packed).items, entry.items)
+
+
+def test_rows_that_add_up_beyond_all_bounds_are_refused() -> None:
+    meta = {"t": "ada", "n": 1, "e": 1, "s": []}
+    large = np.full(2, 2**62)
+    packed = pack(meta, [large, np.ones(2, np.int64), large[:0], large[:0]])
+    with pytest.raises(Malformed, match="beyond all bounds"):
+        unpack_entry(packed)
 
 
 def only_malformed(packed: bytes) -> None:
@@ -131,7 +153,7 @@ def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(entry: 
 @given(
     version=st.one_of(st.just(FORMAT), json_values),
     lengths=st.one_of(st.lists(st.integers(-3, 3), max_size=4), json_values),
-    widths=st.one_of(st.lists(st.sampled_from([4, 8, 0, -4, 3]), max_size=4), json_values),
+    widths=st.one_of(st.lists(st.sampled_from([1, 2, 4, 8, 0, -4, 3]), max_size=4), json_values),
     meta=st.one_of(json_values, st.dictionaries(st.sampled_from("tnes"), json_values)),
     body=st.binary(max_size=64),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from contracts.store_trainer import Trainer, events_before, stored
 
 from cache_store.errors import Fenced, StoreUnavailable
 from cache_store.memory import MemoryServer
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 
 PATIENCE_S = 60.0
 
@@ -190,8 +192,9 @@ def test_what_came_long_ago_is_not_sent_again():
         clock[0] += 20.0
     empty = alone(server, "ben")
     server.wipe()
-    empty.store._replica, empty.store._shared_ids, empty.store._names = None, [], ""
-    empty.store._joined = False
+    empty.store.view.replica = None
+    empty.store.view.naming.begin_anew([])
+    empty.store._exchange.is_in = False
     empty.store.exchange()
     clock[0] += 25.0
     trainer.train({P: 1})
@@ -216,3 +219,42 @@ def test_status_tells_what_was_exchanged():
     assert other.received_bytes > 0
     assert other.log_length == 1
     assert status.backlog_events == 0
+
+
+class Counting:
+    """Counts what a server is asked."""
+
+    inline, kind = False, "counting"
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server, self.asked = server, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._server, name)
+
+
+def test_an_exchange_of_known_items_is_one_round_trip_and_tells_of_others():
+    server = MemoryServer()
+    network = Counting(server)
+    ada, ben = Trainer(SharedStore(network, SharedSettings(), "ada")), alone(server, "ben")
+    ada.store.exchange()
+    ada.claim(P, timeout_s=0), ben.claim("q")
+    for signed in (True, False):
+        ada.train({P: 20}, signed=signed), ben.train({"q": 20}, signed=signed)
+        ada.store.exchange(), ada.receive(), ben.receive()
+    network.asked.clear()
+    ben.train({"q": 3}, signed=False)
+    ada.train({P: 4}, cache=[ada.ids[0]], signed=False)
+    ada.store.exchange()
+    ada.receive(), ben.store.flush(0), ben.receive()
+    assert network.asked == {"push": 1}
+    found = stored(server)
+    assert found is not None
+    assert ada.view() == ben.view() == (found.counts, found.drawn)
+    assert sum(found.counts.values()) == 2 * (20 + 20) + 4 + 3
+    assert not ada.store.view.outbox.waiting
+    assert ada.cache == [ada.ids[0]]
+    network.asked.clear()
+    ada.store.exchange()
+    assert network.asked == {"pull": 1}, "there was nothing to push"

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from cache_store.base import Contribution, Increments, Span
 from cache_store.memory import MemoryServer
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 from model.occurrence import Occurrence
 
 SIGNIFICANCE = 0.001

@@ -20,10 +20,12 @@ from contracts.store_machine import Unreliable
 from contracts.store_trainer import Backend, Stored, Trainer, events_before, item_at, stored
 
 from cache_store.base import Contribution, Increments, Span
+from cache_store.codec import fingerprint
 from cache_store.errors import Fenced, StoreUnavailable
 from cache_store.replica import Position, Replica
-from cache_store.server import Push, Seed, Server, Wanted
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.server import Push, Seed, Server, Stand, Wanted
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 
 P, Q = "clicks-0", "clicks-1"
 LARGEST_OFFSET = 2**53 - 1
@@ -218,7 +220,7 @@ class StoreContract:
         settle(ben)
         assert now().counts == events_before({P: 14})
         assert ben.view() == (now().counts, now().drawn)
-        assert not now().drawn[f"{ben.store.trainer}:1"], "what a batch that is new in part resampled is left out"
+        assert not now().drawn[f"{ben.store.view.trainer}:1"], "what a batch that is new in part resampled is left out"
 
     def test_a_batch_that_another_has_contributed_before_is_left_out(self, trainer, now):
         ada, ben = trainer("ada"), trainer("ben")
@@ -231,7 +233,7 @@ class StoreContract:
         settle(ben)
         assert now().counts == events_before({P: 10})
         assert ben.view() == (now().counts, now().drawn)
-        assert now().drawn == Counter({f"{ada.store.trainer}:1": 1, item_at(P, 0): 2})
+        assert now().drawn == Counter({f"{ada.store.view.trainer}:1": 1, item_at(P, 0): 2})
 
     def test_a_span_may_begin_before_its_first_event(self, trainer, now):
         """Records without events belong to no row, and must not keep a contribution from being cut."""
@@ -496,7 +498,7 @@ class StoreContract:
         assert ben.view()[0] == events_before({P: 15, Q: 3}) == now().counts
 
     def test_a_reader_that_takes_nothing_in_for_long_gets_totals(self, trainer, monkeypatch):
-        monkeypatch.setattr("cache_store.shared.MOST_DELTAS", 3)
+        monkeypatch.setattr("cache_store.view.MOST_DELTAS", 3)
         ada, ben = trainer("ada"), trainer("ben")
         ben.receive()
         ada.claim(P, timeout_s=0)
@@ -831,6 +833,68 @@ class StoreContract:
             server.push(refused)
         assert server.pull(Position.beginning("g"), 100, "") == before
 
+    def test_a_push_answers_what_has_come_since_and_itself(self, server: Server):
+        seed(server, "g", ids=["a"])
+        server.push(push(spans=((Span(P, 0, 1), 0),), chain="c1", cache=b"theirs"))
+        server.push(push(spans=((Span(P, 1, 2), 0),), chain="c2"))
+        server.assign("g", ["b"])
+        where = stand(Position.beginning("g"), ["a"])
+        pulled = server.push(push(spans=((Span(Q, 0, 1), 0),), chain="c3", stand=where)).pulled
+        wanted = server.pull(Position.beginning("g"), 9, "")
+        assert pulled is not None
+        assert pulled.tip == wanted.tip
+        assert (pulled.cache, pulled.cache_chain) == (b"theirs", "c1")
+        assert [e[:2] for e in pulled.entries] == [e[:2] for e in wanted.entries]
+        assert [e.packed for e in pulled.entries[:2]] == [b"packed"] * 2
+        assert pulled.entries[2].packed in (b"", b"packed")
+
+    def test_a_push_with_a_cache_answers_that_one(self, server: Server):
+        seed(server, "g")
+        server.push(push(chain="c1", cache=b"theirs"))
+        where = stand(Position.beginning("g"), [])
+        pulled = server.push(push(chain="c2", cache=b"ours", stand=where)).pulled
+        assert pulled is not None
+        assert (pulled.cache, pulled.cache_chain) == (b"ours", "c2")
+        again = server.push(push(chain="c3", stand=stand(pulled.entries[-1].position, [], cache_chain="c2"))).pulled
+        assert again is not None
+        assert again.cache is None
+
+    def test_a_push_answers_no_more_than_is_wanted(self, server: Server):
+        seed(server, "g")
+        for k in range(3):
+            server.push(push(chain=f"c{k}", spans=((Span(P, k, k + 1), 0),)))
+        beginning = Position.beginning("g")
+        pulled = server.push(push(chain="ours", stand=stand(beginning, [], most=3))).pulled
+        assert pulled is not None
+        assert [e.position.chain for e in pulled.entries] == ["c0", "c1", "c2"]
+        assert pulled.tip is not None
+        assert (pulled.tip.chain, pulled.tip.number) == ("ours", 4)
+        following = server.pull(pulled.entries[-1].position, 3, "").entries
+        assert [(e.position.chain, e.before, e.packed) for e in following] == [("ours", "c2", b"packed")]
+
+    def test_a_push_from_where_the_log_does_not_go_on_is_astray(self, server: Server):
+        seed(server, "g", ids=["a", "b"])
+        server.push(push(chain="c1"))
+        server.push(push(chain="c2"))
+        first, second = (stamped.position for stamped in server.pull(Position.beginning("g"), 9, "").entries)
+        beginning, both = Position.beginning("g"), ["a", "b"]
+        strays = [
+            stand(second._replace(chain="lost"), both),
+            stand(first._replace(chain="lost"), both),
+            stand(second._replace(number=9, chain="later", entry="99999999999999-0"), both),
+            stand(beginning._replace(chain="lost"), both),
+            stand(second, ["a", "other"]),
+            stand(second, ["other"]),
+            stand(second, ["a", "b", "c"]),
+        ]
+        for where in strays:
+            assert server.push(push(chain="astray", stand=where)).outcome == "astray", where
+        assert server.save_snapshot("ada", first, b"x")
+        assert server.push(push(chain="too slow", stand=stand(beginning, both))).outcome == "astray"
+        assert [e.position.chain for e in server.pull(first, 9, "").entries] == ["c2"]
+        for k, where in enumerate([stand(first, both), stand(first, ["a"]), stand(first, [])]):
+            assert server.push(push(chain=f"well {k}", stand=where)).outcome == "added"
+
     def test_another_generation_is_not_served(self, server: Server):
         seed(server, "g", ids=["a", "b"])
         assert server.assign("h", ["c"]) is None
@@ -883,8 +947,13 @@ def push(
     spans: tuple[tuple[Span, int], ...] = (),
     cache: bytes | None = None,
     items: int = 0,
+    stand: Stand | None = None,
 ) -> Push:
-    return Push(generation, chain, b"packed", spans, cache, items)
+    return Push(generation, chain, b"packed", spans, cache, items, stand)
+
+
+def stand(position: Position, ids: list[str], cache_chain: str = "", most: int = 9) -> Stand:
+    return Stand(position, len(ids), fingerprint(ids), cache_chain, most)
 
 
 def seed(

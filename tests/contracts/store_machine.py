@@ -28,7 +28,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache_store.errors import Fenced, StoreUnavailable
 from cache_store.server import Server
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 
 NAMES = ("ada", "ben", "cleo")
 PARTITIONS = ("clicks-0", "clicks-1", "views-0")
@@ -174,7 +175,7 @@ class StoreMachine(RuleBasedStateMachine):
         if trainer is None:
             return
         self.world.checkpoints[name] = trainer.checkpoint()
-        if not trainer.store._outbox.waiting:
+        if not trainer.store.view.outbox.waiting:
             for partition, position in trainer.positions.items():
                 if self.world.owners[partition] == name:
                     self.world.committed[partition] = max(position, self.world.committed[partition])
@@ -205,10 +206,10 @@ class StoreMachine(RuleBasedStateMachine):
         wanted = {p: size for p, size in zip(PARTITIONS, sizes, strict=True) if p in trainer.positions and size}
         if not wanted:
             return
-        before = trainer.store._outbox.last
+        before = trainer.store.view.outbox.last
         only = trainer.train(wanted, signed=signed)
-        if trainer.store._outbox.last > before:
-            events = set(self._events_of(trainer.store._outbox.waiting[-1].contribution))
+        if trainer.store.view.outbox.last > before:
+            events = set(self._events_of(trainer.store.view.outbox.waiting[-1].contribution))
             self.world.times.update(events)
             self.world.batches |= {only: events} if only else {}
 
@@ -280,12 +281,12 @@ class StoreMachine(RuleBasedStateMachine):
         now = stored(self.server)
         if now is None or not self.world.living:
             return False
-        replicas = [trainer.store._replica for trainer in self.world.living.values()]
+        replicas = [trainer.store.view.replica for trainer in self.world.living.values()]
         reach = max(r.position.number for r in replicas if r is not None)
         return all(number <= reach for trainer, number in now.log if trainer not in self._known_names())
 
     def _known_names(self) -> frozenset[str]:
-        return frozenset(trainer.store.trainer for trainer in self.world.living.values())
+        return frozenset(trainer.store.view.trainer for trainer in self.world.living.values())
 
     @precondition(lambda self: self.settled)
     @rule()
@@ -339,7 +340,11 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def view_is_replica_and_own_contributions(self) -> None:
         for trainer in self.world.living.values():
-            if not trainer.store._inbox.ids and not trainer.store._inbox.deltas and not trainer.store._reset:
+            if (
+                not trainer.store.view.inbox.ids
+                and not trainer.store.view.inbox.deltas
+                and not trainer.store.view.make_anew
+            ):
                 assert trainer.view() == trainer.should_view()
 
     def _check_everything(self) -> None:
@@ -347,9 +352,9 @@ class StoreMachine(RuleBasedStateMachine):
         if found is None:
             return
         for name, trainer in self.world.living.items():
-            assert not trainer.store._outbox.waiting, f"{name} still has something to send"
+            assert not trainer.store.view.outbox.waiting, f"{name} still has something to send"
             assert trainer.view() == (found.counts, found.drawn), name
-            replica = trainer.store._replica
+            replica = trainer.store.view.replica
             assert replica is not None
             assert replica.position == found.position
             assert replica.next == found.following

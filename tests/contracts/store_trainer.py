@@ -122,7 +122,7 @@ class Trainer:
         if not fresh.any():
             return None
         self.batches += signed
-        only = f"{self.store.trainer}:{self.batches}" if signed else None
+        only = f"{self.store.view.trainer}:{self.batches}" if signed else None
         self._contribute(spans, sources[fresh], offsets[fresh], cache, only)
         return only
 
@@ -195,10 +195,10 @@ class Trainer:
 
     def should_view(self) -> tuple[Counter[str], Counter[str]]:
         """What it must believe after it took everything in: the replica, and its contributions that are not in it."""
-        replica, names = self.store._replica, self.store._shared_ids
+        replica, names = self.store.view.replica, self.store.view.naming.ids
         assert replica is not None
         counts, drawn = by_id(replica.counts, names), by_id(replica.drawn, names)
-        for waiting in self.store._outbox.waiting:
+        for waiting in self.store.view.outbox.waiting:
             for into, more in ((counts, counted(waiting.contribution)), (drawn, waiting.contribution.drawn)):
                 for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
                     into[self.ids[row]] += count

@@ -17,7 +17,8 @@ from servers.redis import LocalRedis, RedisServer, programs, version
 
 from cache_store import redis as store_redis
 from cache_store.keys import TYPES
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 
 pytestmark = pytest.mark.servers
 
@@ -116,11 +117,11 @@ def test_trainers_say_that_they_are_there_and_are_forgotten(backend: RedisBacken
     client.hset(backend.keys.trainers, "long-gone", "1 clicks-7")
     ada, ben = joined(backend, "ada"), joined(backend, "ben")
     ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
-    ada.store._beat_at = ben.store._beat_at = -1e9
+    ada.store._exchange._beat_at = ben.store._exchange._beat_at = -1e9
     settle(ada, ben)
     told = client.hgetall(backend.keys.trainers)
-    assert told.keys() == {ada.store.trainer, ben.store.trainer}
-    assert told[ada.store.trainer].split(" ", 1)[1] == f"{P}, {Q}"
+    assert told.keys() == {ada.store.view.trainer, ben.store.view.trainer}
+    assert told[ada.store.view.trainer].split(" ", 1)[1] == f"{P}, {Q}"
 
 
 def test_scripts_are_loaded_again_when_the_server_forgot_them(backend: RedisBackend, client: redis.Redis) -> None:

@@ -21,7 +21,8 @@ from servers.redis import LocalRedis
 from cache_store.errors import Fenced, StoreRefused, StoreUnavailable
 from cache_store.keys import Keys
 from cache_store.redis import RedisServer
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 
 pytestmark = pytest.mark.servers
 KEYS = Keys("clicks")
@@ -76,7 +77,7 @@ def everything_arrives(redis: LocalRedis, *trainers: Trainer) -> None:
     assert found is not None
     assert found.counts == events_before(reached)
     assert all(trainer.view() == (found.counts, found.drawn) for trainer in trainers)
-    batches = {f"{t.store.trainer}:{k + 1}" for t in trainers for k in range(t.batches)}
+    batches = {f"{t.store.view.trainer}:{k + 1}" for t in trainers for k in range(t.batches)}
     assert all(found.drawn[raw] == 1 for raw in batches), "what a batch has resampled is missing, or counted twice"
 
 

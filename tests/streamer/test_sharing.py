@@ -20,7 +20,8 @@ from cache_store.base import Contribution, Span
 from cache_store.errors import StoreUnavailable
 from cache_store.memory import MemoryServer
 from cache_store.outbox import counted
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 from streamer.accounting import Accounting
 from streamer.batcher import MicroBatch, Origin
 from streamer.checkpoint import CheckpointStore
@@ -137,12 +138,12 @@ class Trainer:
 
     def should_view(self) -> tuple[Counter[str], Counter[str]]:
         """The replica, and what waits."""
-        replica, store = self.store._replica, self.store
+        replica, store = self.store.view.replica, self.store
         assert replica is not None
-        named = dict(enumerate(store._shared_ids))
+        named = dict(enumerate(store.view.naming.ids))
         counts = Counter({named[row]: int(replica.counts[row]) for row in np.flatnonzero(replica.counts).tolist()})
         drawn = Counter({named[row]: int(replica.drawn[row]) for row in np.flatnonzero(replica.drawn).tolist()})
-        for waiting in store._outbox.waiting:
+        for waiting in store.view.outbox.waiting:
             for into, more in ((counts, counted(waiting.contribution)), (drawn, waiting.contribution.drawn)):
                 for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
                     into[self.learner.items.id_of(row)] += count
@@ -302,7 +303,7 @@ class TestOutOfTouch:
         with pytest.raises(StoreUnavailable):
             ada.exchange()
         ada.sharing.receive()
-        assert len(ada.store._outbox.waiting) == 3
+        assert len(ada.store.view.outbox.waiting) == 3
         assert ada.view() == ada.should_view() == (items_before({P0: 64, P1: 120}), ada.drawn + ben.drawn)
         assert ben.view()[0] == items_before({P0: 16, P1: 120})
         server.failing = frozenset()
@@ -381,7 +382,7 @@ class TestEventsThatComeAgain:
         (again,) = ben.train(16)
         assert len(again.items) == 16
         assert ben.learner.trainer.steps == steps + 1
-        assert not ben.store._outbox.waiting
+        assert not ben.store.view.outbox.waiting
         assert ben.view() == before == (items_before({P0: 16}), ada.drawn)
 
     def test_a_topic_that_was_made_anew_counts_again(self, server: Network) -> None:
@@ -622,7 +623,7 @@ class TestCheckpoints:
         save(ada, tmp_path)
         again = restored(server, tmp_path)
         assert again.view() == again.should_view() == ada.view()
-        assert len(again.store._outbox.waiting) == 1
+        assert len(again.store.view.outbox.waiting) == 1
 
     def test_what_waited_in_a_checkpoint_is_counted_once(self, server: Network, tmp_path: Path) -> None:
         """Also if it was sent after the checkpoint was written."""
@@ -633,7 +634,7 @@ class TestCheckpoints:
             again = restored(server, tmp_path).start()
             settle(again)
             assert again.view() == (items_before({P0: 16}), ada.drawn), lives
-            assert not again.store._outbox.waiting
+            assert not again.store.view.outbox.waiting
 
     def test_events_after_the_checkpoint_come_again_and_count_once(self, server: Network, tmp_path: Path) -> None:
         ada = Trainer(server, P0).start()
@@ -764,7 +765,7 @@ class World:
         """A partition goes from one to the other, once what was contributed has arrived."""
         leaver, taker = self.trainers[who], self.trainers[1 - who]
         self.exchange(who)
-        if self.server.away or len(leaver.positions) < 2 or leaver.store._outbox.waiting:
+        if self.server.away or len(leaver.positions) < 2 or leaver.store.view.outbox.waiting:
             return
         partition = min(leaver.positions)
         leaver.sharing.release([partition])

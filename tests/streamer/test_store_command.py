@@ -30,7 +30,8 @@ from cache_store.errors import StoreRefused
 from cache_store.keys import Keys
 from cache_store.redis import RedisServer
 from cache_store.replica import Position
-from cache_store.shared import SharedSettings, SharedStore
+from cache_store.shared import SharedStore
+from cache_store.view import SharedSettings
 from streamer import store_file
 from streamer.commands.inspect_checkpoint import inspect
 from streamer.commands.run import build
@@ -156,9 +157,9 @@ def test_inspect_shows_what_the_trainers_of_a_model_have_counted_resampled_and_c
     assert [entry["item"] for entry in report["occurrence"]["top"]] == ["ïce", "tea"]
     assert (report["cache"]["slots"], report["cache"]["distinct"]) == (4, 2)
     assert report["cache"]["bands"] == {"head": 0.75, "torso": 0.0, "tail": 0.25}
-    assert report["partitions"] == [{"partition": "p[0]", "next": 7, "epoch": 1, "owner": trainer.trainer}]
+    assert report["partitions"] == [{"partition": "p[0]", "next": 7, "epoch": 1, "owner": trainer.view.trainer}]
     (seen,) = report["trainers"]
-    assert (seen["trainer"], seen["ago_s"] < 60) == (trainer.trainer, True)
+    assert (seen["trainer"], seen["ago_s"] < 60) == (trainer.view.trainer, True)
     assert report["generation"] == place.contents().position.generation
 
 
@@ -258,7 +259,7 @@ def test_reset_without_a_terminal_wants_a_yes(place):
 
 def test_reset_refuses_while_a_trainer_is_at_work(place):
     trainer = filled(place)
-    with pytest.raises(SharingError, match=rf"at work: {trainer.trainer}.*--force"):
+    with pytest.raises(SharingError, match=rf"at work: {trainer.view.trainer}.*--force"):
         invoke("reset", "--yes", *place.options())
     assert place.contents().events == 7
     trainer.close()
