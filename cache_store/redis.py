@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,6 +16,8 @@ from cache_store.keys import TYPES, Keys
 from cache_store.memory import RESEED_S
 from cache_store.replica import Position
 from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Stand, Tip, Wanted
+
+logger = logging.getLogger(__name__)
 
 LEASE_MS = 30_000
 FORGET_TRAINERS_S = 3600
@@ -43,6 +46,7 @@ class RedisServer:
         self._connect: Callable[[], Any] = partial(connect, url, timeout_s)
         self._client: Any = None
         self._scripts: dict[str, Any] = {}
+        self._seen_policy = False
         with suppress(StoreUnavailable):  # of a cluster: it may answer later
             self._connected()
 
@@ -99,6 +103,7 @@ class RedisServer:
         return Pulled(tip, stamped, cache or None, newest.decode())
 
     def snapshot(self) -> bytes | None:
+        self._see_policy()
         found: bytes | None = self._do("get", self.keys.snapshot)
         return found
 
@@ -111,6 +116,7 @@ class RedisServer:
 
     def seed(self, seed: Seed) -> bool:
         self._check_types()
+        self._see_policy()
         items, rows = self.keys.new("items", seed.generation), self.keys.new("rows", seed.generation)
         self._put_items(items, rows, seed.ids)
         origin = seed.origin or Position("", 0, "", "")
@@ -175,6 +181,21 @@ class RedisServer:
             if "WRONGTYPE" in str(error):
                 self._check_types()
             raise translated(error, self.url) from error
+
+    def _see_policy(self) -> None:
+        """Say once if this server may throw away our keys, as far as it tells."""
+        if self._seen_policy:
+            return
+        self._seen_policy = True
+        with suppress(*ERRORS, AttributeError, TypeError):
+            policy = str(self._connected().info("memory").get("maxmemory_policy", ""))
+            if policy.startswith("allkeys"):
+                logger.warning(
+                    "%s evicts keys when its memory is full (maxmemory-policy %s): what trainers share may be lost. "
+                    "Set maxmemory-policy to noeviction",
+                    self.url,
+                    policy,
+                )
 
     def _check_types(self) -> None:
         """See that our keys hold what we write.

@@ -158,3 +158,17 @@ def test_items_that_were_lost_while_a_server_is_seeded_do_not_begin_a_generation
     found = stored(backend.connect())
     assert found is not None
     assert found.counts == events_before({P: 5})
+
+
+@pytest.mark.parametrize(("policy", "warns"), [("allkeys-lru", True), ("volatile-lru", False), ("noeviction", False)])
+def test_a_server_that_may_evict_our_keys_is_warned_of_once(backend, client, caplog, policy, warns) -> None:
+    before = client.config_get("maxmemory-policy")["maxmemory-policy"]
+    client.config_set("maxmemory-policy", policy)
+    try:
+        joined(backend, "ada").store.exchange()
+        joined(backend, "ben").store.exchange()
+    finally:
+        client.config_set("maxmemory-policy", before)
+    said = [r.getMessage() for r in caplog.records if "evicts keys" in r.getMessage()]
+    assert len(said) == (2 if warns else 0), "once by each trainer"
+    assert all("allkeys-lru" in message and "noeviction" in message for message in said)
