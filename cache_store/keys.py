@@ -13,7 +13,7 @@ several models share a server. `K` stands for it here:
 | K:items    | list   | item ids by row                                                   | assign, seed              |
 | K:rows     | hash   | item id -> row                                                    | assign, seed              |
 | K:next     | hash   | partition -> offset up to which its contributions are in the log  | push, claim, seed         |
-| K:epochs   | hash   | partition -> how often it was claimed                             | claim, seed               |
+| K:epochs   | hash   | partition -> epoch: rises whenever it is claimed                  | claim, seed               |
 | K:owners   | hash   | partition -> trainer that claimed it last                         | claim                     |
 | K:cache    | string | the newest cache: item rows, packed                               | push                      |
 | K:trainers | hash   | trainer -> when it was last there (s), and its partitions         | beat                      |

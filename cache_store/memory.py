@@ -83,7 +83,8 @@ class MemoryServer:
         epoch = self._epochs.get(name, 0)
         if not wanted.anew and epoch > wanted.epoch and self._owners.get(name) != trainer:
             return Claim(epoch, self._next.get(name), ours=False)
-        self._epochs[name], self._owners[name] = max(epoch, wanted.epoch) + 1, trainer
+        now_ms = int(1000 * time.time()) if wanted.anew else 0
+        self._epochs[name], self._owners[name] = max(epoch + 1, wanted.epoch + 1, now_ms), trainer
         if wanted.end is not None and self._next.get(name, 0) > wanted.end:
             del self._next[name]  # the partition has begun anew
         return Claim(self._epochs[name], self._next.get(name))

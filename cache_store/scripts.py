@@ -38,14 +38,17 @@ CLAIM = """
 -- ARGV: generation, trainer, then partition, known epoch, end (-1: not known), 1 if it was given to us now or 0 ...
 -- Returns epoch, next (-1: none) and 1 if it is ours of each partition, or {-1} if it is another generation.
 if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return {-1} end
-local found = {}
+local found, time = {}, redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 for k = 3, #ARGV, 4 do
     local partition, known, last = ARGV[k], tonumber(ARGV[k + 1]), tonumber(ARGV[k + 2])
     local epoch = tonumber(redis.call('HGET', KEYS[2], partition) or '0')
     local following = tonumber(redis.call('HGET', KEYS[3], partition) or '-1')
-    local ours = ARGV[k + 3] == '1' or epoch <= known or redis.call('HGET', KEYS[4], partition) == ARGV[2]
+    local anew = ARGV[k + 3] == '1'
+    local ours = anew or epoch <= known or redis.call('HGET', KEYS[4], partition) == ARGV[2]
     if ours then
         epoch = math.max(epoch, known) + 1
+        if anew then epoch = math.max(epoch, now) end
         redis.call('HSET', KEYS[2], partition, epoch)
         redis.call('HSET', KEYS[4], partition, ARGV[2])
         if last >= 0 and following > last then

@@ -178,7 +178,11 @@ class Server(Protocol):
         ...
 
     def claim(self, generation: str, trainer: str, wanted: Mapping[str, Wanted]) -> dict[str, Claim] | None:
-        """Raise the epochs of some partitions. None if it is another generation."""
+        """Raise the epochs of some partitions. None if it is another generation.
+
+        The epoch of one that was given to us now is no less than the server's time in milliseconds: so it is beyond
+        all that there ever were, also those that a server has lost and that we never knew.
+        """
         ...
 
     def push(self, push: Push) -> Pushed:

@@ -8,7 +8,7 @@
     drawn                     int64 [N], how often each item was resampled
     partitions.utf8, .offsets names of the P partitions
     next                      int64 [P], offset up to which each is counted; -1 for none
-    epochs                    int64 [P], how often each was claimed; -1 for never
+    epochs                    int64 [P], the epoch in which each was claimed last; -1 for never
     cache                     int64 [C], item rows; empty if there is no cache
 """
 

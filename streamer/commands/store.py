@@ -110,7 +110,7 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
       ids.utf8, ids.offsets  item ids one after the other; int64 [N + 1], where each begins, and the end
       counts, drawn          int64 [N], events of each item, and how often it was resampled
       partitions.*           names of the partitions, packed like the ids
-      next, epochs           int64 [P], offset up to which each is counted; how often each was claimed; -1 for none
+      next, epochs           int64 [P], offset up to which each is counted; the epoch of its last claim; -1 for none
       cache                  int64 [C], rows of the cached items
       about                  uint8, a JSON object: model, generation, number, events, saved_at
     """

@@ -23,7 +23,7 @@ from cache_store.base import Contribution, Increments, Span
 from cache_store.codec import fingerprint
 from cache_store.errors import Fenced, StoreUnavailable
 from cache_store.replica import Position, Replica
-from cache_store.server import Push, Seed, Server, Stand, Wanted
+from cache_store.server import Claim, Push, Seed, Server, Stand, Wanted
 from cache_store.shared import SharedStore
 from cache_store.view import SharedSettings
 
@@ -814,10 +814,11 @@ class StoreContract:
         assert server.push(push(spans=((Span(P, 0, 5), 0),))).outcome == "known"
         overlap = server.push(push(spans=((Span(P, 3, 7), 0), (Span(Q, 0, 1), 0))))
         assert (overlap.outcome, overlap.next) == ("overlap", {P: 5, Q: 0})
-        assert server.claim("g", "ada", {P: Wanted(0, None, True)})
+        claims = server.claim("g", "ada", {P: Wanted(0, None, True)})
+        assert claims is not None
         fenced = server.push(push(spans=((Span(P, 5, 7), 0),)))
         assert (fenced.outcome, fenced.partition) == ("fenced", P)
-        assert server.push(push(spans=((Span(P, 5, 7), 1),))).outcome == "added"
+        assert server.push(push(spans=((Span(P, 5, 7), claims[P].epoch),))).outcome == "added"
 
     def test_a_refused_push_changes_nothing(self, server: Server):
         seed(server, "g")
@@ -919,11 +920,45 @@ class StoreContract:
 
     def test_claims_raise_epochs_beyond_all_that_anybody_knew(self, server: Server):
         seed(server, "g")
-        assert server.claim("g", "ada", {P: Wanted(0, None, True)}) == {P: (1, None, True)}
-        assert server.claim("g", "ben", {P: Wanted(7, None, True)}) == {P: (8, None, True)}
-        assert server.claim("g", "ada", {P: Wanted(1, None, False)}) == {P: (8, None, False)}
-        assert server.claim("g", "ben", {P: Wanted(7, None, False)}) == {P: (9, None, True)}
-        assert server.claim("g", "ada", {P: Wanted(9, None, False)}) == {P: (10, None, True)}
+
+        def claimed(trainer: str, epoch: int, anew: bool) -> Claim:
+            claims = server.claim("g", trainer, {P: Wanted(epoch, None, anew)})
+            assert claims is not None
+            return claims[P]
+
+        first, ours = claimed("ada", 0, anew=True).epoch, 2**52
+        second = claimed("ben", ours, anew=True).epoch
+        assert (first < ours, second) == (True, ours + 1)
+        assert claimed("ada", first, anew=False) == (second, None, False)
+        assert claimed("ben", ours, anew=False) == (second + 1, None, True)
+        assert claimed("ada", second + 1, anew=False) == (second + 2, None, True)
+
+    def test_a_new_claim_is_beyond_those_that_the_server_has_lost(self, backend: Backend, server: Server):
+        """Whoever seeds it need not know in which epochs others had claimed a partition."""
+        seed(server, "g")
+        before = server.claim("g", "ben", {P: Wanted(0, None, True)})
+        backend.wipe()
+        seed(server, "h")
+        after = server.claim("h", "ada", {P: Wanted(0, None, True)})
+        assert before is not None
+        assert after is not None
+        assert after[P].epoch >= before[P].epoch
+
+    def test_a_trainer_is_not_fenced_by_one_that_had_its_partition_before(self, backend, trainer, now):
+        """The server is emptied twice, and is seeded by the former owner the second time."""
+        ben, ada = trainer("ben"), trainer("ada")
+        ben.claim(P, timeout_s=0)
+        ben.train({P: 2})
+        settle(ben, ada)
+        ben.release(P)
+        ada.claim(P, position=2, timeout_s=0)
+        backend.wipe()
+        settle(ada, ben)
+        backend.wipe()
+        settle(ben, ada)
+        ada.train({P: 3})
+        settle(ada, ben)
+        assert now().counts == events_before({P: 5})
 
     def test_a_state_is_replaced_only_by_one_that_knew_more_of_the_same(self, server: Server):
         def at(generation: str, number: int) -> Position:
