@@ -95,8 +95,15 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
 def pack_entry(entry: Entry) -> bytes:
     """An entry of the log. Instead of rows it has their differences, which are small."""
     meta = {"t": entry.trainer, "n": entry.last, "e": entry.events, "s": entry.spans}
-    differences = [np.diff(part.rows, prepend=0) for part in (entry.items, entry.drawn)]
-    return pack(meta, [differences[0], entry.items.counts, differences[1], entry.drawn.counts])
+    items, drawn = entry.items, entry.drawn
+    return pack(meta, [_differences(items.rows), items.counts, _differences(drawn.rows), drawn.counts])
+
+
+def _differences(rows: Rows) -> Rows:
+    """Of each row to the one before; the first stays."""
+    found = rows.copy()
+    found[1:] -= rows[:-1]
+    return found
 
 
 def unpack_entry(packed: bytes) -> Entry:

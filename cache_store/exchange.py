@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cache_store.adding import Adder, ascending
-from cache_store.base import Contribution, Rows
+from cache_store.adding import Adder
+from cache_store.base import Contribution, Increments, Rows
 from cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_rows, unpack_entry, unpack_rows
 from cache_store.errors import StoreUnavailable
 from cache_store.outbox import Waiting, counted, joined
@@ -143,7 +143,7 @@ class Exchange:
         view, generation = self._view, secrets.token_hex(8)
         ours = view.replica or Replica(Position.beginning(generation))
         origin = view.replica.position if view.replica is not None else None
-        seed = Replica.of(ours.values() | {"position": list(Position.beginning(generation))}, ours.counts, ours.drawn)
+        seed = Replica.of(ours.values() | {"position": list(Position.beginning(generation))}, *ours.arrays())
         epochs = view.partitions.epochs
         offer = Seed(generation, seed.pack(), view.naming.ids, seed.next, epochs, origin, instead_of)
         if not self._server.seed(offer):
@@ -225,13 +225,13 @@ class Exchange:
                 waiting.sent = False
 
     def _packed(self, parcel: list[Waiting]) -> Push:
-        """One entry for several contributions: they are added up, our rows become the store's."""
+        """One entry for several contributions: our rows become the store's, and are added up."""
         view, contributions = self._view, [w.contribution for w in parcel]
-        items = self._adder.summed([counted(c) for c in contributions])
-        drawn = self._adder.summed([c.drawn for c in contributions])
+        counts, draws = [counted(c) for c in contributions], [c.drawn for c in contributions]
         cache = next((c.cache for c in reversed(contributions) if c.cache is not None), NO_ROWS)
-        item_rows, drawn_rows, cache = self._named([items.rows, drawn.rows, cache])
-        items, drawn = ascending(item_rows, items.counts), ascending(drawn_rows, drawn.counts)
+        *rows, cache = self._named([*(part.rows for part in (*counts, *draws)), cache])
+        named = [Increments(r, part.counts) for r, part in zip(rows, (*counts, *draws), strict=True)]
+        items, drawn = self._adder.summed(named[: len(counts)]), self._adder.summed(named[len(counts) :])
         spans = joined([span for c in contributions for span in c.spans])
         entry = Entry(view.trainer, parcel[-1].number, int(items.counts.sum()), spans, items, drawn)
         with view.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from cache_store.base import Counts, Increments
 from cache_store.codec import Entry, Malformed, pack, unpack
 
 BEGINNING = "0-0"
+MOST_LATE = 32
+"""Entries that are not added up yet."""
 
 
 class Position(NamedTuple):
@@ -36,6 +39,9 @@ class Position(NamedTuple):
 class Replica:
     """Counts and occurrence by the store's rows, up to a position of the log.
 
+    Entries are added up several at a time, or when somebody looks: one after the other they find the counters in the
+    processor's caches. What changes it needs a lock, looking does not.
+
     Examples:
         >>> replica = Replica(Position.beginning("g"))
         >>> replica.counts
@@ -49,36 +55,59 @@ class Replica:
         self.events = 0
         self._counts = np.zeros(0, np.int64)
         self._drawn = np.zeros(0, np.int64)
+        self._late: list[tuple[Increments, Increments]] = []  # of entries that are not added up yet
+        self._adding = threading.Lock()
         self.size = 0
 
     @property
     def counts(self) -> Counts:
         """[N] events of each item; a view."""
-        return self._counts[: self.size]
+        return self.arrays()[0]
 
     @property
     def drawn(self) -> Counts:
         """[N] how often each item was resampled; a view."""
-        return self._drawn[: self.size]
+        return self.arrays()[1]
+
+    def arrays(self) -> tuple[Counts, Counts]:
+        """`counts` and `drawn`, of equal length."""
+        with self._adding:
+            self._add_up()
+            return self._counts[: self.size], self._drawn[: self.size]
 
     def apply(self, entry: Entry, position: Position) -> None:
         """Add the entry that follows."""
-        _add(self, entry.items, entry.drawn)
+        with self._adding:
+            self._late.append((entry.items, entry.drawn))
+            largest = max(int(part.rows.max(initial=-1)) for part in (entry.items, entry.drawn))
+            self.size = max(self.size, largest + 1)
+            if len(self._late) >= MOST_LATE:
+                self._add_up()
         self.events += entry.events
         self.next |= {span.partition: span.stop for span in entry.spans}
         self.position = position
 
     def grow(self, size: int) -> None:
         """Hold at least so many rows."""
+        with self._adding:
+            self.size = max(self.size, size)
+
+    def _add_up(self) -> None:
+        self._reserve(self.size)
+        for items, drawn in self._late:
+            add_to(self._counts, *items)
+            add_to(self._drawn, *drawn)
+        self._late.clear()
+
+    def _reserve(self, size: int) -> None:
         if size > len(self._counts):
             capacity = max(1024, 1 << (size - 1).bit_length())
             self._counts = np.concatenate([self._counts, np.zeros(capacity - len(self._counts), np.int64)])
             self._drawn = np.concatenate([self._drawn, np.zeros(capacity - len(self._drawn), np.int64)])
-        self.size = max(self.size, size)
 
     def pack(self) -> bytes:
         """A snapshot."""
-        return pack(self.values(), [self.counts, self.drawn])
+        return pack(self.values(), self.arrays())
 
     @classmethod
     def unpack(cls, packed: bytes) -> Replica:
@@ -112,13 +141,6 @@ class Replica:
         if len(counts) != len(drawn):
             raise Malformed(f"not a snapshot: counts of {len(counts)} items, and occurrence of {len(drawn)}")
         replica.grow(len(counts))
-        replica.counts[:] = counts
-        replica.drawn[:] = drawn
+        for ours, given in zip(replica.arrays(), (counts, drawn), strict=True):
+            ours[:] = given
         return replica
-
-
-def _add(replica: Replica, items: Increments, drawn: Increments) -> None:
-    for increments, of in ((items, "counts"), (drawn, "drawn")):
-        if len(increments.rows):
-            replica.grow(int(increments.rows.max()) + 1)
-            add_to(getattr(replica, of), increments.rows, increments.counts)

@@ -111,7 +111,8 @@ class View:
             self.make_anew = False
             self.replica.grow(len(self.naming.ids))
             pending = tuple(w.contribution for w in self.outbox.waiting)
-            received.reset = Totals(self.replica.counts.copy(), self.replica.drawn.copy(), pending)
+            counts, drawn = (array.copy() for array in self.replica.arrays())
+            received.reset = Totals(counts, drawn, pending)
             received.ids, received.deltas = list(self.naming.ids), []
         return received
 
@@ -181,7 +182,8 @@ class View:
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """What a restart needs."""
         replica = self.replica or Replica(Position.beginning(""))
-        arrays: dict[str, NDArray[Any]] = {"counts": replica.counts.copy(), "drawn": replica.drawn.copy()}
+        counts, drawn = replica.arrays()
+        arrays: dict[str, NDArray[Any]] = {"counts": counts.copy(), "drawn": drawn.copy()}
         waiting = [listed(k, w.contribution, arrays) for k, w in enumerate(self.outbox.waiting)]
         values = {"replica": replica.values(), "waiting": waiting, "epochs": self.partitions.epochs}
         return arrays, values | {"refused": dict(self.partitions.given_up)}

@@ -144,8 +144,8 @@ class Sharing:
         if received.reset is not None:
             self._begin_with(received.reset)
         # 3.
-        for delta in received.deltas:
-            self._add(delta)
+        if received.deltas:
+            self._add(received.deltas)
         # 4.
         if received.cache is not None:
             self._cache = self._own[received.cache]
@@ -174,12 +174,13 @@ class Sharing:
             if contribution.counted is not None:
                 learner.exact.add(contribution.counted.rows, contribution.counted.counts.astype(np.float64))
 
-    def _add(self, delta: Delta) -> None:
+    def _add(self, deltas: list[Delta]) -> None:
         learner = self._learner
-        rows, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
+        items, drawn = _in_one([d.items for d in deltas]), _in_one([d.drawn for d in deltas])
+        rows, counts = self._own[items.rows], items.counts.astype(np.float64)
         learner.exact.add(rows, counts)
         learner.prior.add(rows, counts)
-        learner.occurrence.add(self._own[delta.drawn.rows], delta.drawn.counts)
+        learner.occurrence.add(self._own[drawn.rows], drawn.counts)
 
     # partitions come and go: on the reading thread --------------------------------------------------------------------
 
@@ -237,6 +238,13 @@ def _clear() -> Iterator[None]:
         yield
     except StoreError as error:
         raise SharingError(str(error)) from error
+
+
+def _in_one(parts: list[Increments]) -> Increments:
+    """One after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Increments(np.concatenate([p.rows for p in parts]), np.concatenate([p.counts for p in parts]))
 
 
 def _where(batch: MicroBatch) -> Where:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from model.batch import Floats, Rows
 from model.growing import grown
+from model.jit import compiled
 
 _LARGEST_LOG2_WEIGHT = 512.0
 
@@ -56,8 +57,7 @@ class ExactPopularity:
         self._grow(int(rows.max()) + 1)
         self._age(events)
         weights = self._weights(len(rows)) if counts is None else counts * self._mean_weight(events)
-        np.add.at(self._counts, rows, weights)
-        self._total += float(weights.sum())
+        self._total += _add_weights(self._counts, rows, weights)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
         """Forget everything, and take in so many events of each row, as if evenly mixed."""
@@ -132,6 +132,16 @@ class ExactPopularity:
         self._grow(len(state["counts"]))
         self._counts[: self.size] = state["counts"]
         self._total, self._log2_weight = (float(x) for x in state["scalars"])
+
+
+@compiled
+def _add_weights(counts: NDArray[np.float64], rows: Rows, weights: NDArray[np.float64]) -> float:
+    """Add weights to the counts of rows, which may repeat; answers the sum of the weights."""
+    total = 0.0
+    for k in range(len(rows)):
+        counts[rows[k]] += weights[k]
+        total += weights[k]
+    return total
 
 
 def _problems(half_life_events: float | None, floor: float) -> list[str]:

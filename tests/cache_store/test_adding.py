@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_store.adding import Adder
+from cache_store.adding import Adder, add_to
 from cache_store.base import Increments
 from cache_store.codec import summed
 
@@ -25,14 +25,26 @@ def test_sums_are_those_of_the_slow_way_again_and_again(sums):
     adder = Adder()
     for parts in sums:
         found, wanted = adder.summed(list(map(increments, parts))), summed(list(map(increments, parts)))
-        order = np.argsort(found.rows)
-        assert found.rows[order].tolist() == wanted.rows.tolist()
-        assert found.counts[order].tolist() == wanted.counts.tolist()
+        assert found.rows.tolist() == wanted.rows.tolist()
+        assert found.counts.tolist() == wanted.counts.tolist()
 
 
-def test_rows_come_in_the_order_in_which_they_first_appear():
+def test_rows_ascend_and_those_that_nothing_is_added_to_are_left_out():
     found = Adder().summed([increments([(9, 1), (2, 1)]), increments([(2, 1), (5, 0), (1, 1)])])
-    assert (found.rows.tolist(), found.counts.tolist()) == ([9, 2, 1], [1, 2, 1])
+    assert (found.rows.tolist(), found.counts.tolist()) == ([1, 2, 9], [1, 2, 1])
+
+
+@patient
+@given(PARTS)
+def test_totals_grow_by_what_is_added(parts):
+    totals = np.arange(41)
+    for part in map(increments, parts):
+        add_to(totals, *part)
+    wanted = np.arange(41)
+    for part in parts:
+        for row, count in part:
+            wanted[row] += count
+    assert totals.tolist() == wanted.tolist()
 
 
 def test_what_it_answers_stays_when_it_adds_up_more():
