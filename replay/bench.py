@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,8 @@ from streamer.sources.kafka_settings import KafkaSettings
 
 TOPIC = "bench"
 PARTITIONS = 4
-LOG = "log.csv"
+TMALL_HEADER = "user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type"
+LOG, WITH_FEATURES = "log.csv", "user_log_format1.csv"
 Part = Callable[[], object]
 Parts = dict[str, dict[str, tuple[Part, int]]]
 """What is measured -> who does it, Streamer first -> how, and how many events."""
@@ -58,6 +60,7 @@ class ReplayBench:
         with tempfile.TemporaryDirectory(prefix="streamer-bench-") as name:
             directory = Path(name)
             write_csv(directory / LOG, self.options.events)
+            write_tmall(directory / WITH_FEATURES, self.options.events)
             events = list(_read(directory / LOG))
             parts = self._embedded(directory, events)
             if not (servers := self.options.bootstrap_servers):
@@ -71,6 +74,10 @@ class ReplayBench:
             "read": {
                 "streamer": (lambda: list(_read(path)), count),
                 "csv.DictReader, sorted": (lambda: read_by_hand(path), count),
+            },
+            "read_features": {
+                "streamer": (lambda: list(_read(directory / WITH_FEATURES, "tmall")), count),
+                "csv.DictReader, sorted": (lambda: features_by_hand(directory / WITH_FEATURES), count),
             },
             "embedded": {
                 "streamer": (lambda: _to_embedded(directory / uuid4().hex, events), count),
@@ -123,19 +130,34 @@ class ReplayBench:
 def write_csv(path: Path, events: int) -> None:
     """A long-tailed log with a header, not sorted by time."""
     rng = np.random.default_rng(0)
-    weight = np.cumsum(1.0 / (np.arange(50_000) + 10.0) ** 0.8)
-    items = np.searchsorted(weight, rng.random(events) * weight[-1])
-    users = rng.integers(0, 30_000, events)
+    users, items = _users_and_items(rng, events)
     times = 1_600_000_000 + rng.integers(0, 10_000_000, events)
-    rows = zip(users.tolist(), items.tolist(), times.tolist(), strict=True)
+    rows = zip(users, items, times.tolist(), strict=True)
     path.write_text("user_id,item_id,timestamp\n" + "".join(f"user-{u},item-{i},{t}\n" for u, i, t in rows))
+
+
+def write_tmall(path: Path, events: int) -> None:
+    """The same as Tmall's log: a category, a seller and a brand for each item, and days for times."""
+    rng = np.random.default_rng(0)
+    users, items = _users_and_items(rng, events)
+    days = (100 * rng.integers(5, 12, events) + rng.integers(1, 29, events)).tolist()
+    rows = "".join(
+        f"{u},{i},{i % 1600},{i % 5000},{i % 8400},{d},0\n" for u, i, d in zip(users, items, days, strict=True)
+    )
+    path.write_text(f"{TMALL_HEADER}\n{rows}")
+
+
+def _users_and_items(rng: np.random.Generator, events: int) -> tuple[list[int], list[int]]:
+    weight = np.cumsum(1.0 / (np.arange(50_000) + 10.0) ** 0.8)
+    items: list[int] = np.searchsorted(weight, rng.random(events) * weight[-1]).tolist()
+    return rng.integers(0, 30_000, events).tolist(), items
 
 
 # ours -----------------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> Iterator[Events]:
-    with open_log(path, "csv") as log:
+def _read(path: Path, kind: str = "csv") -> Iterator[Events]:
+    with open_log(path, kind) as log:
         yield from log.batches()
 
 
@@ -164,6 +186,17 @@ def read_by_hand(path: Path) -> Events:
         rows = sorted(csv.DictReader(file), key=lambda row: float(row["timestamp"]))
     users, items = [row["user_id"] for row in rows], [row["item_id"] for row in rows]
     return Events(users, items, [float(row["timestamp"]) for row in rows])
+
+
+def features_by_hand(path: Path) -> Events:
+    """The same of Tmall's log, with a dictionary of features for each event."""
+    with path.open(newline="") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["time_stamp"]))
+    days = {row["time_stamp"] for row in rows}
+    seconds = {d: datetime.strptime(f"2014{int(d):04}+0000", "%Y%m%d%z").timestamp() for d in days}
+    features = [{name: row[name] for name in ("cat_id", "seller_id", "brand_id")} for row in rows]
+    users, items = [row["user_id"] for row in rows], [row["item_id"] for row in rows]
+    return Events(users, items, [seconds[row["time_stamp"]] for row in rows], item_features=features)
 
 
 def sqlite_by_hand(directory: Path, events: list[Events]) -> None:
@@ -234,6 +267,7 @@ def table(result: dict[str, Any]) -> str:
     """The result for a person."""
     titles = {
         "read": "file to events",
+        "read_features": "the same with features",
         "embedded": "events to embedded log",
         "file_to_embedded": "file to embedded log",
         "kafka": "events to Kafka",

@@ -12,7 +12,7 @@ import click
 from streamer.options import F, GroupedCommand, option, pairs
 
 if TYPE_CHECKING:
-    from replay.datasets import DatasetFormat, LogOptions
+    from replay.datasets import DatasetFormat, Log, LogOptions
 
 Options = dict[str, Any]
 
@@ -147,13 +147,6 @@ def log_options(function: F) -> F:
                 help="Orders events of equal time, and chooses users.",
             ),
             _own_option(
-                _EVENTS,
-                "--passes",
-                type=click.IntRange(1),
-                default=1,
-                help="Write the log so many times; each pass shuffles equal times anew, and its times follow on.",
-            ),
-            _own_option(
                 _FILTERS,
                 "--event-type",
                 "event_types",
@@ -206,6 +199,15 @@ def log_options(function: F) -> F:
     return function
 
 
+_passes_option = _own_option(
+    _EVENTS,
+    "--passes",
+    type=click.IntRange(1),
+    default=1,
+    help="Write the log so many times; each pass shuffles equal times anew, and its times follow on.",
+)
+
+
 def dataset_command(dataset: DatasetFormat) -> click.Command:
     """The command of a data set."""
     if dataset.name == "jsonl":
@@ -213,6 +215,7 @@ def dataset_command(dataset: DatasetFormat) -> click.Command:
 
     @click.command(name=dataset.name, cls=GroupedCommand, help=dataset.help)
     @_path_option("File, directory or pattern; plain or compressed.")
+    @_passes_option
     @log_options
     @topic_options
     def command(path: str, **options: Any) -> None:
@@ -228,6 +231,7 @@ def _path_option(text: str) -> Callable[[F], F]:
 @click.command(cls=GroupedCommand)
 @_path_option("File of JSON lines, plain or compressed; - for standard input.")
 @_own_option(_EVENTS, "--in-order", is_flag=True, help="Keep the lines as they are and in their order; only --limit.")
+@_passes_option
 @log_options
 @topic_options
 def jsonl(path: str, in_order: bool, **options: Any) -> None:
@@ -278,7 +282,11 @@ def _check_in_order() -> None:
 @_own_option(_EVENTS, "--seed", type=click.IntRange(0), default=0, help="Determines all of them.")
 @topic_options
 def synthetic(events: int, seed: int, **options: Any) -> None:
-    """Write a made-up stream: long-tailed, with tastes, sessions and drift."""
+    """Write a made-up stream: long-tailed, with tastes, sessions and drift.
+
+    Events happen when they are written: they have no times of their own. By --speed 1 a session of eight events begins
+    every two seconds.
+    """
     from replay.streams import SyntheticReplay
     from replay.writing import finish, write
 
@@ -295,14 +303,30 @@ def write_log(kind: str, path: str, options: Options) -> None:
     from replay.pacing import make_pace
     from replay.streams import LogStream, log_name
     from replay.writing import finish, report, write
+    from streamer.errors import SettingsError
 
     make_pace(options["rate"], options["speed"], options["max_gap"])  # before much is read in vain
     chosen = as_log_options(options)
     with open_log(path, kind, chosen) as log:
         report(log.malformed, path)
+        check_left(log)
+        if options["speed"] is not None and not log.has_time:
+            raise SettingsError([f"--speed follows the times of events, and {path} has none: give --rate instead"])
         name = log_name(kind, Path(path), chosen, options["passes"])
         stream = LogStream(log, name, options["passes"], chosen.seed)
         finish(write(stream, options), options, log.malformed)
+
+
+def check_left(log: Log) -> None:
+    """See that a log has events.
+
+    Raises:
+        SourceError: the filters left none.
+    """
+    from streamer.errors import SourceError
+
+    if not len(log):
+        raise SourceError(f"{log.path}: the filters leave none of its events")
 
 
 def as_log_options(options: Options) -> LogOptions:

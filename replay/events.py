@@ -46,10 +46,11 @@ class Events:
         """Each event in the wire format, keyed by its user, at its time."""
         times_s = self.timestamps_s or None
         values = encode_all(self.users, self.items, times_s, self.user_features, self.item_features)
-        times_ms = [round(clock() * 1000)] * len(self) if times_s is None else _milliseconds(times_s)
-        return list(zip([user.encode() for user in self.users], values, times_ms, strict=True))
+        return list(zip([user.encode() for user in self.users], values, self.times_ms(clock), strict=True))
 
-
-def _milliseconds(times_s: list[float]) -> list[int]:
-    found: list[int] = np.rint(np.multiply(times_s, 1000)).astype(np.int64).tolist()
-    return found
+    def times_ms(self, clock: Callable[[], float] = time.time) -> list[int]:
+        """The time of each event in milliseconds; that of the clock where the log has none."""
+        if not self.timestamps_s:
+            return [round(clock() * 1000)] * len(self)
+        found: list[int] = np.rint(np.multiply(self.timestamps_s, 1000)).astype(np.int64).tolist()
+        return found

@@ -131,6 +131,7 @@ def produce(
     limit: int | None = None,
     on_written: Callable[[int, int], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    stamp: Callable[[], float] | None = None,
 ) -> int:
     """Write a stream until it ends; answer how many records of it were written. The sink stays open.
 
@@ -141,6 +142,7 @@ def produce(
         limit: write no more than so many.
         on_written: called after each write with the number of records in it, and how many were new to the sink.
         stopped: asked before each write; when it says so, writing ends.
+        stamp: seconds since the epoch: the time that records get as they are written. None leaves them theirs.
     """
     pace, written = pace or Unpaced(), 0
     for rest in _cut(chunks, limit):
@@ -148,12 +150,17 @@ def produce(
             part = rest[: pace.due([time_ms for _, _, time_ms in rest])]
             if stopped():
                 return written
-            new = sink.write(part)
+            new = sink.write(part if stamp is None else _stamped(part, stamp()))
             written += len(part)
             if on_written is not None:
                 on_written(len(part), new)
             rest = rest[len(part) :]
     return written
+
+
+def _stamped(records: Sequence[Record], time_s: float) -> list[Record]:
+    time_ms = round(time_s * 1000)
+    return [(key, value, time_ms) for key, value, _ in records]
 
 
 def _cut(chunks: Iterable[Sequence[Record]], limit: int | None) -> Iterator[Sequence[Record]]:

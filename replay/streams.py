@@ -31,6 +31,11 @@ class Stream(Protocol):
         """Events, if that is known."""
         ...
 
+    @property
+    def has_time(self) -> bool:
+        """Whether events say when they happened; if not, their records get the time at which they are written."""
+        ...
+
     def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
         """The events from number `start` on, in chunks."""
         ...
@@ -60,9 +65,14 @@ class LogStream:
         """Events of all passes."""
         return self.passes * len(self.log)
 
+    @property
+    def has_time(self) -> bool:
+        """As the log has."""
+        return self.log.has_time
+
     def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
         """See `Stream.chunks`."""
-        first, skipped = divmod(start, len(self.log))
+        first, skipped = divmod(start, max(len(self.log), 1))
         for number in range(first, self.passes):
             later_s = self._later_s(number)
             for events in self.log.batches(pass_seed=self.seed + number, start=skipped):
@@ -87,7 +97,7 @@ def delayed(events: Events, later_s: float) -> Events:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticReplay:
-    """A made-up stream, up to a number of events.
+    """A made-up stream, up to a number of events. It happens as it is written; made-up times only tell how fast.
 
     Args:
         total: how many.
@@ -96,6 +106,7 @@ class SyntheticReplay:
 
     total: int
     seed: int = 0
+    has_time = False
 
     @property
     def name(self) -> str:
@@ -107,7 +118,7 @@ class SyntheticReplay:
         from replay.synthetic import SyntheticSettings, SyntheticStream
 
         stream = SyntheticStream(SyntheticSettings(seed=self.seed))
-        yield from up_to(self.total - start, (chunk.records() for chunk in _skipped(stream, start)))
+        yield from up_to(self.total - start, map(_untimed, _skipped(stream, start)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,7 @@ class LinesStream:
     name: str | None
     limit: int | None = None
     total: int | None = None
+    has_time = True
 
     @property
     def malformed(self) -> Malformed:
@@ -169,6 +181,12 @@ def up_to(most: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Re
         most -= len(chunk)
         if most <= 0:
             return
+
+
+def _untimed(events: Events) -> list[Record]:
+    """Records of events that do not say when they happened; the times of the records are for the pace."""
+    records = Events(events.users, events.items).records()
+    return [(key, value, time_ms) for (key, value, _), time_ms in zip(records, events.times_ms(), strict=True)]
 
 
 def _skipped(chunks: Iterable[Any], start: int) -> Iterator[Any]:

@@ -64,7 +64,8 @@ def write(stream: Stream, options: Options) -> Result:
                     result.already += events - new
                     advance(events)
 
-                produce(stream.chunks(start), sink, pace, on_written=count)
+                stamp = None if stream.has_time else time.time
+                produce(stream.chunks(start), sink, pace, on_written=count, stamp=stamp)
     except KeyboardInterrupt:
         result.interrupted = True
     finally:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import or_
 
 from replay.datasets.base import Opened
 from replay.datasets.files import Peek
 from replay.datasets.layout import Known, same_name
+from replay.datasets.options import FIELDS
 from replay.datasets.tables import DelimitedTable
 from streamer.errors import SourceError
 
@@ -40,6 +42,8 @@ def delimited(
             f"{log.where}: its lines have no two columns with {mark!r} between: {first[:60]!r}; "
             "choose another delimiter or format"
         )
+    if header:
+        _check_distinct(log, names, known)
     same_columns(log, mark, len(names), cells if header else None)
     return DelimitedTable(_told_apart(names), mark, header, quotes, log.peek.encoding, log.peek.empty_before_first)
 
@@ -86,13 +90,38 @@ def has_header(peek: Peek, delimiter: str, *names: str) -> bool:
 
 
 def _names_columns(cells: Sequence[str], known: Known, given: Mapping[str, str], layout: Sequence[str]) -> bool:
-    """Whether the first line is a header: it is, if it has a user and an item by a name that we look for."""
-    users = (given["user_id"],) if "user_id" in given else known.user_id
-    items = (given["item_id"],) if "item_id" in given else known.item_id
-    if all(any(same_name(name, cells) is not None for name in names) for names in (users, items)):
+    """Whether the first line is a header: it is, if it has a user and an item by a name that we look for.
+
+    A number counts columns, also in a header; it is no name, whatever stands in the first line.
+    """
+    asked = [given.get(part, "") for part in ("user_id", "item_id")]
+    by_number = [name.isdecimal() for name in asked]
+    wanted = zip(asked, by_number, (known.user_id, known.item_id), strict=True)
+    by_name = [not number and _has(cells, (name,) if name else usual) for name, number, usual in wanted]
+    if any(by_name) and all(map(or_, by_name, by_number)):
         return True
-    by_number = bool(given) and all(name.isdecimal() for name in given.values())
-    return not layout and not by_number
+    return not layout and not (given and all(name.isdecimal() for name in given.values()))
+
+
+def _has(cells: Sequence[str], names: Sequence[str]) -> bool:
+    return any(same_name(name, cells) is not None for name in names)
+
+
+def _check_distinct(log: Opened, names: Sequence[str], known: Known) -> None:
+    """See that no two columns of a header have the name of a part of an event.
+
+    Raises:
+        SourceError: two have.
+    """
+    for part in FIELDS:
+        asked = log.options.columns.get(part)
+        wanted = getattr(known, part) if asked is None else (asked,)
+        found = next((n for n in (same_name(name, names) for name in wanted) if n), None)
+        if found is not None and names.count(found) > 1:
+            raise SourceError(
+                f"{log.where}: two columns are called {found!r}: say which one by its number, "
+                f"e.g. {part}={1 + names.index(found)}"
+            )
 
 
 def _names_by_number(log: Opened, delimiter: str, layout: Sequence[str]) -> tuple[str, ...]:

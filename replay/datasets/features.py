@@ -78,9 +78,12 @@ def _maker(features: Sequence[FeatureColumn]) -> Make:
         return _from_json
     names = [feature.name for feature in features]
     kinds: list[Callable[[str], str | float]] = [float if f.kind == "number" else unpadded for f in features]
+    only_categories = float not in kinds
 
     def make(text: str) -> Features | None:
         values = text.split(SEPARATOR, len(names) - 1)
+        if only_categories and values == text.split() and '"' not in text and len(text) <= LONGEST_FEATURE:
+            return dict(zip(names, values, strict=True))  # no value is empty, padded, quoted or too long
         return {name: kind(v) for name, kind, v in zip(names, kinds, values, strict=True) if v.strip('" ')} or None
 
     return make

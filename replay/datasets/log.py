@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +16,7 @@ from replay.datasets.features import FeatureReader
 from replay.datasets.interactions import Interactions, by_first_appearance
 from replay.datasets.layout import Layout
 from replay.datasets.loading import coded, load, sort
+from replay.datasets.scratch import Scratch
 from replay.events import Events
 from replay.lines import Malformed
 
@@ -39,12 +39,12 @@ class Log:
         SourceError: it cannot be read, or holds no event.
     """
 
-    def __init__(self, name: str, log: Opened, layout: Layout, scratch: TemporaryDirectory[str]) -> None:
+    def __init__(self, name: str, log: Opened, layout: Layout, scratch: Scratch) -> None:
         self.name, self.path = name, Path(log.origin.path)
         self._log, self._layout, self._scratch = log, layout, scratch
         self._connection: Connection = log.connection
         self.malformed: Malformed = load(log, layout)
-        self.has_time = layout.time is not None
+        self.has_time, self.seed = layout.time is not None, log.options.seed
         self._length = int(self._one("SELECT count(*) FROM stream")[0])
         self._user_ids, self._item_ids = self._ids("u"), self._ids("i")
         self._item_features = FeatureReader(layout.item_features, self._ids("a"), layout.about_items)
@@ -67,7 +67,7 @@ class Log:
         """Let go of everything, and remove temporary files. May be called twice."""
         self._connection.close()
         self._log.origin.close()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     def describe(self) -> dict[str, Any]:
         """How much there is of everything."""

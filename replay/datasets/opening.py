@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from replay.datasets.amazon import AMAZON
 from replay.datasets.base import DatasetFormat, Opened
@@ -22,6 +21,7 @@ from replay.datasets.log import Log
 from replay.datasets.movielens import MOVIELENS
 from replay.datasets.options import LogOptions
 from replay.datasets.recbole import RECBOLE
+from replay.datasets.scratch import Scratch
 from replay.datasets.ta_feng import TA_FENG
 from replay.datasets.tmall import TMALL
 from streamer.errors import SettingsError, SourceError
@@ -48,38 +48,37 @@ def open_log(path: str | Path, name: str | None = None, options: LogOptions | No
     problems = options.problems()
     if name is not None and name not in DATASETS:
         near = difflib.get_close_matches(name.lower(), DATASETS, 1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        problems.append(f"there is no format {name!r}{hint} There are {', '.join(sorted(DATASETS))}")
+        hint = f"did you mean {near[0]}? " if near else ""
+        problems.append(f"there is no format {name!r}; {hint}there are {', '.join(sorted(DATASETS))}")
     if problems:
         raise SettingsError(problems)
     scratch = _scratch(options)
     try:
         return _open(path, name, options, scratch)
     except BaseException:
-        scratch.cleanup()
+        scratch.close()
         raise
 
 
-def _scratch(options: LogOptions) -> TemporaryDirectory[str]:
+def _scratch(options: LogOptions) -> Scratch:
     try:
-        return TemporaryDirectory(prefix="streamer-log-", dir=options.temp_dir, ignore_cleanup_errors=True)
+        return Scratch(options.temp_dir)
     except OSError as error:
         raise SettingsError([f"temp_dir {options.temp_dir} cannot be used: {error}"]) from error
 
 
-def _open(path: str | Path, name: str | None, options: LogOptions, scratch: TemporaryDirectory[str]) -> Log:
-    directory = Path(scratch.name)
-    connection = connect(options, directory)
+def _open(path: str | Path, name: str | None, options: LogOptions, scratch: Scratch) -> Log:
+    connection = connect(options, scratch.path)
     try:
         # 1. where it is, and of which format
-        origin = Origin(path, directory)
+        origin = Origin(path, scratch.path)
         format = DATASETS[name] if name is not None else _guess(origin, connection)
         # 2. its files
         files = tuple(origin.open(name) for name in origin.choose(format.groups))
         peek = files[0].peek(connection) if format.is_text else NO_LINES
         log = Opened(connection, origin, files, peek, options)
         if format.is_text and not peek.first:
-            raise SourceError(f"{log.where} is empty: no line in it has a text")
+            raise SourceError(f"{log.where} is empty, or of another format: no line in it has a text")
         # 3. its columns, and the events
         try:
             return _read(format, log, scratch)
@@ -90,7 +89,7 @@ def _open(path: str | Path, name: str | None, options: LogOptions, scratch: Temp
         raise
 
 
-def _read(format: DatasetFormat, log: Opened, scratch: TemporaryDirectory[str]) -> Log:
+def _read(format: DatasetFormat, log: Opened, scratch: Scratch) -> Log:
     layout = format.layout(log)
     check_filters(layout, log.options)
     return Log(format.name, log, layout, scratch)

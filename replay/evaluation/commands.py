@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from replay.command import as_log_options, log_options
+from replay.command import as_log_options, check_left, log_options
 from streamer.options import F, GroupedCommand, option
 
 if TYPE_CHECKING:
-    from replay.evaluation.record import Record
+    from replay.evaluation.record import Record, Records
     from replay.evaluation.running import Progress
     from replay.evaluation.spec import Spec
 
@@ -42,7 +42,13 @@ def evaluation_options(function: F) -> F:
         [
             _own(_DATA, "--data", required=True, multiple=True, metavar="PATH", help="Log; repeat it for several."),
             _own(_DATA, "--format", "kind", help="Its format, as `streamer replay --help` lists. [default: guessed]"),
-            _own(_DATA, "--name", help="What figures call it. [default: the name of the file]"),
+            _own(
+                _DATA,
+                "--name",
+                "names",
+                multiple=True,
+                help="What figures call it; one for each --data. [default: the name of the file]",
+            ),
             _own(
                 _RUNS,
                 "--protocol",
@@ -85,11 +91,13 @@ def evaluate(method: str, out: Path | None, as_json: bool, **options: Any) -> No
     """Evaluate one method on a log, against trivial recommenders."""
     from tempfile import TemporaryDirectory
 
+    from replay.evaluation.tables import markdown
+
     with TemporaryDirectory() as scratch:
         records = _run([method], [{}], out or Path(scratch), options)
         if out is not None:
-            _finish(out, records, f"{method} on {', '.join(options['data'])}")
-    _show(records, as_json)
+            _finish(out, records, f"{method} on {_files(options)}", markdown(records))
+    _show(records, markdown(records), as_json)
 
 
 @click.command(cls=GroupedCommand)
@@ -102,9 +110,12 @@ def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
 
     A comparison that was stopped goes on where it was when the same command is given again.
     """
+    from replay.evaluation.tables import markdown
+
     records = _run(_listed(methods), [{}], out, options)
-    _finish(out, records, f"Methods on {', '.join(Path(p).name for p in options['data'])}")
-    _show(records, as_json)
+    tables = markdown(records)
+    _finish(out, records, f"Methods on {_files(options)}", tables)
+    _show(records, tables, as_json)
 
 
 @click.command(cls=GroupedCommand)
@@ -122,30 +133,32 @@ def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
 @_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
 def sweep(method: str, over: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
     """Change one setting at a time, as in the paper's ablations."""
-    from replay.evaluation.record import written
-    from replay.evaluation.spec import parsed
+    from replay.evaluation.tables import sweep_markdown
 
-    axes = {name: _listed(values) for name, values in parsed(over or ABLATIONS, "over").items()}
+    axes = _axes(over or ABLATIONS)
     changes = [{name: value} for name, values in axes.items() for value in values]
     records = _run(_listed(method), changes, out, options)
-    _finish(out, records, f"{method}: one setting at a time")
-    tables = _sweep_tables(records, list(axes))
-    written(out / "results.md", tables.encode())
-    if as_json:
-        _show(records, as_json)
-    else:
-        click.echo(tables)
+    tables = sweep_markdown(records, list(axes))
+    _finish(out, records, f"{method} on {_files(options)}, one setting at a time", tables, list(axes))
+    _show(records, tables, as_json)
 
 
-def _sweep_tables(records: Sequence[Record], names: Sequence[str]) -> str:
-    from replay.evaluation.tables import about, sweep_table
+def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Settings and their values.
 
-    at = ("recall", 10, "all") if records[0].protocol == "offline" else ("hr", 10, "second-half/all")
-    parts = [about(records)]
-    for name in names:
-        ours = [r for r in records if name in r.settings]
-        parts += [f"## {name}", sweep_table(ours, name, *at)]
-    return "\n\n".join(parts) + "\n"
+    Raises:
+        SettingsError: one has none.
+    """
+    from replay.evaluation.spec import parsed
+    from streamer.errors import SettingsError
+
+    axes: dict[str, list[str]] = {}
+    for text in texts:
+        for name, values in parsed((text,), "over").items():
+            axes[name] = list(dict.fromkeys([*axes.get(name, []), *_listed(values)]))
+    if empty := [name for name, values in axes.items() if not values]:
+        raise SettingsError([f"--over {name} has no value: write NAME=V1,V2,..." for name in empty])
+    return axes
 
 
 # what the commands share ----------------------------------------------------------------------------------------------
@@ -161,36 +174,72 @@ def _run(methods: Sequence[str], changes: Sequence[Options], out: Path, options:
         import torch
 
         torch.set_num_threads(options["threads"])
-    from replay.datasets import open_log
     from replay.evaluation.record import Records
-    from replay.evaluation.running import Data, run_all
     from replay.evaluation.spec import Spec, parsed
 
+    # 1. what can be wrong, before the first run takes its time
     _check_methods(methods)
-    fixed, chosen, kept = parsed(options["changes"], "set"), as_log_options(options), Records(out)
-    used = _told(options)
-    found = []
-    for path in options["data"]:
-        name = options["name"] or _name(path)
-        specs = [
-            Spec(name, options["protocol"], method, seed, fixed | change, used)
-            for change in changes
-            for seed in range(options["seeds"])
-            for method in methods
-        ]
-        _check_settings(specs)
-        with open_log(path, options["kind"], chosen) as log, _watching(len(specs)) as watcher:
-            found += run_all(specs, Data(name, log), kept, watcher)
-    return found
+    fixed, used, paths = parsed(options["changes"], "set"), _told(options), _paths(options)
+    specs = [
+        Spec("", options["protocol"], method, seed, fixed | change, used)
+        for change in changes
+        for seed in range(options["seeds"])
+        for method in methods
+    ]
+    _check_settings(specs)
+    # 2. the runs, log by log
+    kept = Records(out)
+    return [record for name, path in paths.items() for record in _run_log(name, path, specs, kept, options)]
+
+
+def _run_log(name: str, path: str, specs: Sequence[Spec], kept: Records, options: Options) -> list[Record]:
+    """Run the specs on one log."""
+    from dataclasses import replace
+
+    from replay.datasets import open_log
+    from replay.evaluation.running import Data, run_all
+    from replay.streams import log_name
+    from replay.writing import report
+
+    chosen = as_log_options(options)
+    with open_log(path, options["kind"], chosen) as log:
+        report(log.malformed, path)
+        check_left(log)
+        content = log_name(log.name, Path(path), chosen, 1)
+        ours = [replace(spec, data=name, content=content) for spec in specs]
+        with _watching(len(ours)) as watcher:
+            return run_all(ours, Data(name, log), kept, watcher)
+
+
+def _paths(options: Options) -> dict[str, str]:
+    """The logs by their names.
+
+    Raises:
+        SettingsError: two are called alike.
+        SourceError: one is not there.
+    """
+    from replay.datasets.files import Origin
+    from streamer.errors import SettingsError
+
+    paths, names = options["data"], options["names"] or [_name(path) for path in options["data"]]
+    if len(names) != len(paths):
+        raise SettingsError([f"--name is given {len(names)} times: give one for each of the {len(paths)} --data"])
+    alike = dict.fromkeys(name for name in names if names.count(name) > 1)
+    if alike:
+        raise SettingsError([f"several --data are called {n!r}: give each its own by --name" for n in alike])
+    for path in paths:
+        Origin(path, Path()).close()
+    return dict(zip(names, paths, strict=True))
 
 
 def _check_methods(methods: Sequence[str]) -> None:
     from model.losses import METHODS as KNOWN
     from streamer.errors import SettingsError
 
-    unknown = [m for m in methods if m not in KNOWN]
-    if unknown:
-        raise SettingsError([f"there is no method {m!r}: choose among {', '.join(KNOWN)}" for m in unknown])
+    known = f"choose among {', '.join(KNOWN)}"
+    problems = [f"there is no method {m!r}: {known}" for m in methods if m not in KNOWN]
+    if problems or not methods:
+        raise SettingsError(problems or [f"no method is named: {known}"])
 
 
 def _check_settings(specs: Sequence[Spec]) -> None:
@@ -218,32 +267,31 @@ def _name(path: str) -> str:
     return Path(path).name.split(".")[0]
 
 
+def _files(options: Options) -> str:
+    """The logs, for a title."""
+    return ", ".join(Path(path).name for path in options["data"])
+
+
 def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Each part once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _finish(out: Path, records: Sequence[Record], title: str) -> None:
+def _finish(out: Path, records: Sequence[Record], title: str, tables: str, axes: Sequence[str] = ()) -> None:
     """Write results.json, results.md and report.html."""
     from replay.evaluation.record import result_rows, written
     from replay.evaluation.report import page
-    from replay.evaluation.tables import markdown
 
-    rows = result_rows(records)
-    tables = markdown(records)
-    written(out / "results.json", json.dumps(rows, indent=1).encode())
+    written(out / "results.json", json.dumps(result_rows(records), indent=1).encode())
     written(out / "results.md", tables.encode())
-    written(out / "report.html", page(title, tables, records).encode())
+    written(out / "report.html", page(title, tables, records, axes).encode())
     click.echo(f"{out / 'results.json'}, {out / 'results.md'} and {out / 'report.html'} are written", err=True)
 
 
-def _show(records: Sequence[Record], as_json: bool) -> None:
+def _show(records: Sequence[Record], tables: str, as_json: bool) -> None:
     from replay.evaluation.record import result_rows
-    from replay.evaluation.tables import markdown
 
-    if as_json:
-        click.echo(json.dumps(result_rows(records)))
-    else:
-        click.echo(markdown(records))
+    click.echo(json.dumps(result_rows(records)) if as_json else tables)
 
 
 class _Lines:

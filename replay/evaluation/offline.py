@@ -66,7 +66,8 @@ class OfflineSettings:
         seed: determines split, first weights, order and draws.
         test_share: share of each user's items that is tested.
         ks: lengths of the lists that are evaluated.
-        evaluate_every_epochs: how often the curve gets recall and NDCG; 0 only after the last epoch.
+        evaluate_every_epochs: how often the curve gets recall and NDCG, beside the first and the last epoch; 0 only
+            after the last.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
     """
 
@@ -303,7 +304,7 @@ class OfflineRun:
 
     def _is_evaluated(self, epoch: int) -> bool:
         every = self.settings.evaluate_every_epochs
-        return epoch == self.settings.epochs or bool(every and epoch % every == 0)
+        return epoch == self.settings.epochs or bool(every and (epoch == 1 or epoch % every == 0))
 
     def _rng(self, *purpose: int) -> np.random.Generator:
         """A source of randomness of its own for each purpose."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class PrequentialResult:
         seconds: of the whole run.
         events_per_second: of the whole run, ranking included.
         train_events_per_second: the same without ranking.
+        seconds_per_step: median time of a micro-batch in the learner, without ranking.
         accounting: what became of all events.
     """
 
@@ -94,6 +96,7 @@ class PrequentialResult:
     seconds: float = 0.0
     events_per_second: float = 0.0
     train_events_per_second: float = 0.0
+    seconds_per_step: float = 0.0
     accounting: dict[str, Any] = field(default_factory=dict)
 
     def value(self, metric: str, k: int, slice_: str, floor: str | None = None) -> float | None:
@@ -131,7 +134,8 @@ class PrequentialRun:
             on_progress: called after every batch with the events so far and the total.
         """
         settings, started = self._settings, time.perf_counter()
-        learner = _Watched(settings, lambda batch, learned: self._after(batch, learned, on_progress))
+        after = partial(self._after, on_progress=on_progress)
+        learner = _Watched(settings, after, lambda: self._test.seconds)
         self._learner = learner
         self._test = Prequential(
             learner,
@@ -194,6 +198,7 @@ class PrequentialRun:
         result.occurrence, result.popularity = learner.occurrence.values(rows), learner.exact.counts(rows)
         result.seconds, result.events_per_second = seconds, test.events / seconds
         result.train_events_per_second = test.events / max(seconds - test.seconds, 1e-9)
+        result.seconds_per_step = statistics.median(learner.step_seconds or [0.0])
         result.accounting = pipeline.accounting.to_json()
         return result
 
@@ -211,16 +216,31 @@ class PrequentialRun:
 
 
 class _Watched(DelayedLearner):
-    """Tells what each batch did."""
+    """Tells what each batch did, and how long it took.
 
-    def __init__(self, settings: PrequentialSettings, after: Callable[[MicroBatch, Learned], None]) -> None:
+    Args:
+        settings: the method, and how late it learns.
+        after: is told of each batch.
+        ranking_s: seconds that ranking took so far.
+    """
+
+    def __init__(
+        self,
+        settings: PrequentialSettings,
+        after: Callable[[MicroBatch, Learned], None],
+        ranking_s: Callable[[], float],
+    ) -> None:
         super().__init__(settings.learner, Delay(settings.delay_events, settings.delay_seconds))
-        self._after = after
+        self._after, self._ranking_s = after, ranking_s
+        self.step_seconds: list[float] = []
 
     def learn(
         self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
     ) -> Learned:
         learn = super().learn if self.delay else partial(Learner.learn, self)
+        started = time.perf_counter() - self._ranking_s()
         learned = learn(batch, before_training, counted)
+        if len(learned.items):  # else its feedback is late
+            self.step_seconds.append(time.perf_counter() - self._ranking_s() - started)
         self._after(batch, learned)
         return learned

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from replay.evaluation.measure import Measure
 from replay.evaluation.spec import Spec
 from streamer.composition import curve
+from streamer.errors import SettingsError
 
 RANK_POINTS = 200
 Row = dict[str, Any]
@@ -23,7 +24,7 @@ class Record(msgspec.Struct, kw_only=True):
     """Figures and curves of one run.
 
     Args:
-        data, protocol, method, seed, settings, log: of its `Spec`.
+        data, protocol, method, seed, settings, log, content: of its `Spec`.
         measures: rows of `metric`, `k`, `slice`, `value`, `floor` (null: the method's own).
         curve: points of the learning curves.
         composition: points of the cache's composition.
@@ -42,11 +43,12 @@ class Record(msgspec.Struct, kw_only=True):
     composition: list[dict[str, Any]] = []
     ranks: list[dict[str, float]] = []
     about: dict[str, Any] = {}
+    content: str = ""
 
     @property
     def spec(self) -> Spec:
         """What was run."""
-        return Spec(self.data, self.protocol, self.method, self.seed, self.settings, self.log)
+        return Spec(self.data, self.protocol, self.method, self.seed, self.settings, self.log, self.content)
 
     def rows(self) -> list[Row]:
         """Rows of `results.json`; a floor's have `floor` instead of `method`."""
@@ -90,20 +92,27 @@ class Records:
 
     Args:
         directory: created if it is not there.
+
+    Raises:
+        SettingsError: it cannot be.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._runs = directory / "runs"
-        self._runs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError([f"figures cannot be kept in {directory}: {error.strerror}"]) from error
 
     def get(self, spec: Spec) -> Record | None:
-        """What this run found; None if it was not run, or its file is broken."""
+        """What this run found; None if it was not run, or on a log of another content, or its file is broken."""
         path = self._path(spec)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Record)
+            found = msgspec.json.decode(path.read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
+        return found if found.content in ("", spec.content) else None
 
     def put(self, record: Record) -> None:
         """Keep what a run found."""

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import html
+import re
+import statistics
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
 from replay.evaluation.record import Record
+from replay.evaluation.shown import common_settings, headline, shown_k
 from replay.evaluation.tables import told
 
 HEIGHT = 440
 MODEL = "model"
+MOST_MARKED = 20
+"""Lines of so few points show them."""
+
+Point = dict[str, Any]
 
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 72rem; padding: 1rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.875rem; }
 th, td { border-bottom: 1px solid #8884; padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 figure { margin: 1.5rem 0; background: #fff; border-radius: 0.5rem; }
 figcaption { color: #444; padding: 0 1rem 0.75rem; font-size: 0.875rem; }
 """
 
 
-def page(title: str, tables: str, records: Sequence[Record]) -> str:
+def page(title: str, tables: str, records: Sequence[Record], axes: Sequence[str] = ()) -> str:
     """The whole page.
 
     Args:
         title: of the page.
-        tables: in Markdown; only headings, paragraphs and tables.
+        tables: in Markdown; only headings, paragraphs and tables, a section (`##`) for each log and protocol.
         records: what was measured.
+        axes: of a sweep: the settings that were changed one at a time.
     """
-    figures = [figure for group in _by_log(records) for figure in _figures(group)]
+    figures = ["".join(_figures(group, axes)) for group in _by_log(records)]
+    sections = [_html(section) for section in re.split(r"^(?=## )", tables, flags=re.MULTILINE) if section.strip()]
+    body = "\n".join(part for pair in zip_longest(sections, figures, fillvalue="") for part in pair)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -46,8 +60,7 @@ def page(title: str, tables: str, records: Sequence[Record]) -> str:
 </head>
 <body>
 <h1>{html.escape(title)}</h1>
-{_html(tables)}
-{"".join(figures)}
+{body}
 </body>
 </html>
 """
@@ -58,47 +71,93 @@ def _by_log(records: Sequence[Record]) -> list[list[Record]]:
     return [[r for r in records if (r.data, r.protocol) == key] for key in keys]
 
 
-def _figures(records: Sequence[Record]) -> list[str]:
+def _figures(records: Sequence[Record], axes: Sequence[str]) -> list[str]:
     """The plots of one log and protocol; curves are of the first seed."""
     first = min(r.seed for r in records)
     shown = [r for r in records if r.seed == first]
+    if not axes:
+        return _curves_and_shares(shown)
+    changed = [(axis, [r for r in records if axis in r.settings]) for axis in axes]
+    swept = [_sweep(axis, group) for axis, group in changed]
+    curves = [_curves_and_shares([r for r in group if r in shown]) for _, group in changed]
+    return [*swept, *(figure for figures in curves for figure in figures)]
+
+
+def _curves_and_shares(records: Sequence[Record]) -> list[str]:
     make = _offline_curves if records[0].protocol == "offline" else _stream_curves
-    return [*make(shown), *_ranks(shown), *_compositions(shown)]
+    return [*make(records), *_ranks(records), *_compositions(records)]
+
+
+def _sweep(axis: str, records: Sequence[Record]) -> str:
+    """What a setting does, and what a step costs, by its values: means over seeds."""
+    metric, k, slice_ = headline(records)
+    label = f"{metric.upper() if metric == 'hr' else metric.capitalize()}@{k}"
+    figure = go.Figure()
+    for method in dict.fromkeys(r.method for r in records):
+        ours = [r for r in records if r.method == method]
+        for name, at, right in ((label, (metric, k, slice_), False), ("ms a step", ("step-ms", 0, "all"), True)):
+            x = list(dict.fromkeys(str(r.settings[axis]) for r in ours))
+            y = [_mean([r for r in ours if str(r.settings[axis]) == value], *at) for value in x]
+            line = {"dash": "dot" if right else "solid"}
+            figure.add_scatter(x=x, y=y, name=f"{method}: {name}", line=line, yaxis="y2" if right else "y")
+    right_axis = {"title": "ms a step", "overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
+    figure.update_layout(yaxis2=right_axis | {"rangemode": "tozero"}, xaxis_type="category")
+    note = f"{label} over {slice_.replace('/', ', ')}; dotted: milliseconds of a training step. All else is the same."
+    return _drawn(figure, f"{records[0].data}: {label} by {axis}", axis, label, note)
+
+
+def _mean(records: Sequence[Record], metric: str, k: int, slice_: str) -> float | None:
+    wanted = (metric, k, slice_, None)
+    values = [
+        m["value"] for r in records for m in r.measures if (m["metric"], m["k"], m["slice"], m["floor"]) == wanted
+    ]
+    return statistics.fmean(values) if values else None
 
 
 def _offline_curves(records: Sequence[Record]) -> list[str]:
-    loss, recall = go.Figure(), go.Figure()
-    for record in records:
-        epochs = [p["epoch"] for p in record.curve]
-        loss.add_scatter(x=epochs, y=[p["loss"] for p in record.curve], name=_name(record))
-        points = [p for p in record.curve if "recall@10" in p]
-        recall.add_scatter(x=[p["epoch"] for p in points], y=[p["recall@10"] for p in points], name=_name(record))
-    data = records[0].data
+    loss, recall, names = go.Figure(), go.Figure(), _names(records)
+    key = f"recall@{shown_k(records)}"
+    for record, name in zip(records, names, strict=True):
+        _add_line(loss, record.curve, "epoch", "loss", name)
+        _add_line(recall, record.curve, "epoch", key, name)
+    data, epochs = records[0].data, max((p["epoch"] for r in records for p in r.curve), default=1)
+    for figure in (loss, recall):
+        figure.update_xaxes(range=[0.5, epochs + 0.5], dtick=-(-epochs // 20))
+    label = key.capitalize()
     return [
-        _drawn(recall, f"{data}: Recall@10 by epoch", "epoch", "Recall@10", "Over all items, training items left out."),
+        _drawn(recall, f"{data}: {label} by epoch", "epoch", label, "Over all items, training items left out."),
         _drawn(loss, f"{data}: training loss by epoch", "epoch", "loss", "Losses of different methods differ in kind."),
     ]
 
 
+def _add_line(figure: go.Figure, points: Sequence[Point], x: str, y: str, name: str, dash: str = "solid") -> None:
+    there = [p for p in points if p.get(y) is not None]
+    if there:
+        mode = "lines" if len(there) > MOST_MARKED else "lines+markers"
+        figure.add_scatter(x=[p[x] for p in there], y=[p[y] for p in there], name=name, mode=mode, line={"dash": dash})
+
+
 def _stream_curves(records: Sequence[Record]) -> list[str]:
-    figures = []
+    """Hit rates since the start over the time of the stream, and over its last events by their number."""
+    figures, names = [], _names(records)
+    timed = all(r.about.get("has_time") for r in records)
     for slice_, what in (("all", "all events"), ("new", "events new to their user")):
         for kind, how in (("overall", "since the start"), ("recent", "over the last events")):
-            figure = go.Figure()
-            for record in records:
-                _add_curve(figure, record, f"{MODEL}/{slice_}/{kind}", _name(record))
+            figure, x = go.Figure(), "time" if timed and kind == "overall" else "events"
+            for record, name in zip(records, names, strict=True):
+                _add_line(figure, _dated(record.curve), x, f"{MODEL}/{slice_}/{kind}", name)
             for floor in _floors(records[0]):
-                _add_curve(figure, records[0], f"{floor}/{slice_}/{kind}", f"floor: {floor}", dash="dot")
+                curve = _dated(records[0].curve)
+                _add_line(figure, curve, x, f"{floor}/{slice_}/{kind}", f"floor: {floor}", dash="dot")
             title = f"{records[0].data}: HR@10 of {what}, {how}"
-            figures.append(_drawn(figure, title, "events", "HR@10", "Each event is ranked before it is trained."))
+            axis = "time of the stream" if x == "time" else "events"
+            figures.append(_drawn(figure, title, axis, "HR@10", "Each event is ranked before it is trained."))
     return figures
 
 
-def _add_curve(figure: go.Figure, record: Record, key: str, name: str, dash: str = "solid") -> None:
-    points = [p for p in record.curve if p.get(key) is not None]
-    if points:
-        x, y = [p["events"] for p in points], [p[key] for p in points]
-        figure.add_scatter(x=x, y=y, name=name, mode="lines", line={"dash": dash})
+def _dated(points: Sequence[Point]) -> list[Point]:
+    """The points with their times as dates."""
+    return [p | {"time": datetime.fromtimestamp(p["time"], UTC).isoformat()} for p in points]
 
 
 def _floors(record: Record) -> list[str]:
@@ -107,18 +166,20 @@ def _floors(record: Record) -> list[str]:
 
 def _ranks(records: Sequence[Record]) -> list[str]:
     """The paper's Figure 2."""
-    resampled = [r for r in records if any(p["occurrence"] for p in r.ranks)]
-    if not resampled:
+    drawn = [
+        (r, name) for r, name in zip(records, _names(records), strict=True) if any(p["occurrence"] for p in r.ranks)
+    ]
+    if not drawn:
         return []
     figure = go.Figure()
-    for record in resampled:
+    for record, name in drawn:
         x, y = [p["rank"] for p in record.ranks], [p["occurrence"] for p in record.ranks]
-        figure.add_scatter(x=x, y=y, name=f"{_name(record)}: occurrence", mode="lines")
-    ranks = resampled[0].ranks
+        figure.add_scatter(x=x, y=y, name=f"{name}: occurrence", mode="lines")
+    ranks = drawn[0][0].ranks
     x, y = [p["rank"] for p in ranks], [p["popularity"] for p in ranks]
     figure.add_scatter(x=x, y=y, name="popularity", mode="lines", line={"dash": "dot"})
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log")
+    figure.update_xaxes(type="log", dtick=1)
+    figure.update_yaxes(type="log", dtick=1, exponentformat="power")
     title = f"{records[0].data}: occurrence against popularity rank"
     note = "An item's share of everything resampled, and of all events, by its popularity rank."
     return [_drawn(figure, title, "popularity rank", "share of an item", note)]
@@ -126,30 +187,37 @@ def _ranks(records: Sequence[Record]) -> list[str]:
 
 def _compositions(records: Sequence[Record]) -> list[str]:
     figures = []
-    for record in records:
+    for record, name in zip(records, _names(records), strict=True):
         points = [p for p in record.composition if p.get("shares") or any(p.get(b) for b in ("head", "torso", "tail"))]
         if points:
-            figures.append(_composition(record, points))
+            figures.append(_composition(f"{record.data}, {name}", points))
     return figures
 
 
-def _composition(record: Record, points: list[dict[str, Any]]) -> str:
+def _composition(what: str, points: list[Point]) -> str:
     figure = go.Figure()
     if "shares" in points[0]:
-        axis = "epoch"
-        for k in range(len(points[0]["shares"])):
-            y = [p["shares"][k] for p in points]
-            figure.add_scatter(x=[p[axis] for p in points], y=y, name=f"decile {k + 1}", stackgroup="one")
+        axis, groups = "epoch", len(points[0]["shares"])
+        bands = {f"decile {k + 1}": [p["shares"][k] for p in points] for k in range(groups)}
     else:
         axis = "events"
-        for band in ("head", "torso", "tail"):
-            figure.add_scatter(x=[p[axis] for p in points], y=[p[band] for p in points], name=band, stackgroup="one")
-    title = f"{record.data}, {_name(record)}: what the cache is made of"
+        bands = {band: [p[band] for p in points] for band in ("head", "torso", "tail")}
+    for (name, shares), colour in zip(bands.items(), sample_colorscale("Viridis", max(len(bands), 2)), strict=False):
+        figure.add_scatter(
+            x=[p[axis] for p in points], y=shares, name=name, stackgroup="one", line={"color": colour, "width": 1}
+        )
+    figure.update_yaxes(range=[0, 1])
+    if axis == "epoch":
+        figure.update_xaxes(dtick=-(-len(points) // 20))
+    title = f"{what}: what the cache is made of"
     return _drawn(figure, title, axis, "share of the cache", "By popularity of the items, the most popular first.")
 
 
-def _name(record: Record) -> str:
-    return record.method + (f" ({told(record.settings)})" if record.settings else "")
+def _names(records: Sequence[Record]) -> list[str]:
+    """What legends call each: the method, with the settings that not all have."""
+    common = common_settings(records)
+    rest = [told({name: v for name, v in r.settings.items() if name not in common}) for r in records]
+    return [record.method + (f" ({text})" if text else "") for record, text in zip(records, rest, strict=True)]
 
 
 def _drawn(figure: go.Figure, title: str, x: str, y: str, note: str) -> str:
@@ -162,6 +230,7 @@ def _drawn(figure: go.Figure, title: str, x: str, y: str, note: str) -> str:
         hovermode="x unified",
         legend={"orientation": "h", "y": -0.2},
         margin={"t": 48, "r": 16},
+        showlegend=True,
     )
     drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
     return f'<figure aria-label="{html.escape(title)}">{drawn}<figcaption>{html.escape(note)}</figcaption></figure>'
@@ -173,7 +242,8 @@ def _html(markdown: str) -> str:
     for block in markdown.strip().split("\n\n"):
         lines = block.splitlines()
         if lines[0].startswith("#"):
-            found.append(f"<h2>{html.escape(lines[0].lstrip('# '))}</h2>")
+            level = len(lines[0]) - len(lines[0].lstrip("#"))
+            found.append(f"<h{level}>{html.escape(lines[0].lstrip('# '))}</h{level}>")
             lines = lines[1:]
         if lines and lines[0].startswith("|"):
             found.append(_html_table(lines))

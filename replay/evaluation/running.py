@@ -77,6 +77,7 @@ def run_one(spec: Spec, data: Data, progress: Progress) -> Record:
         "seconds": time.time() - started,
         "version": metadata.version("streamer"),
         "python": platform.python_version(),
+        "has_time": data.log.has_time,
         **{name: data.log.describe()[name] for name in ("users", "items", "events")},
     }
     return record
@@ -90,8 +91,14 @@ def _record(spec: Spec, **found: Any) -> Record:
         seed=spec.seed,
         settings=dict(spec.settings),
         log=dict(spec.log),
+        content=spec.content,
         **found,
     )
+
+
+def _step_ms(seconds: float) -> dict[str, Any]:
+    """The time of a training step, as it is kept."""
+    return {"metric": "step-ms", "k": 0, "slice": "all", "value": 1000 * seconds, "floor": None}
 
 
 def _offline(spec: Spec, data: Data, progress: Progress) -> Record:
@@ -106,10 +113,9 @@ def _offline(spec: Spec, data: Data, progress: Progress) -> Record:
         progress(entry["epoch"] / settings.epochs, f"epoch {entry['epoch']}, loss {entry['loss']:.3f}{last}")
 
     result: OfflineResult = run.run(told)
-    steps = {"metric": "step-ms", "k": 0, "slice": "all", "value": 1000 * result.seconds_per_step, "floor": None}
     return _record(
         spec,
-        measures=[*measured(result.measures), steps],
+        measures=[*measured(result.measures), _step_ms(result.seconds_per_step)],
         curve=result.curve,
         composition=result.cache,
         ranks=by_rank(result.popularity, result.occurrence),
@@ -119,7 +125,7 @@ def _offline(spec: Spec, data: Data, progress: Progress) -> Record:
 
 def _prequential(spec: Spec, data: Data, progress: Progress) -> Record:
     settings = prequential_settings(spec)
-    chunks = data.log.batches(pass_seed=spec.seed)
+    chunks = data.log.batches(pass_seed=data.log.seed + spec.seed)
     run = PrequentialRun(chunks, len(data.log), settings)
 
     def told(done: int, total: int) -> None:
@@ -128,7 +134,7 @@ def _prequential(spec: Spec, data: Data, progress: Progress) -> Record:
     result: PrequentialResult = run.run(told)
     return _record(
         spec,
-        measures=measured(result.measures),
+        measures=[*measured(result.measures), _step_ms(result.seconds_per_step)],
         curve=result.curve,
         composition=result.composition,
         ranks=by_rank(result.popularity, result.occurrence),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
@@ -17,6 +17,8 @@ PROTOCOLS = ("offline", "prequential")
 
 ALIASES = {"lambda": "cache_weight", "draws": "draws", "cache": "cache_size", "batch": "batch_size"}
 """What the paper's readers call some settings."""
+RUNS = {"method": "--methods", "seed": "--seeds"}
+"""Options that choose runs, by the names that they have as settings."""
 
 Values = Mapping[str, Any]
 T = TypeVar("T")
@@ -33,6 +35,7 @@ class Spec:
         seed: of everything random.
         settings: what differs from the protocol's defaults, by name.
         log: what of the log is used, if not all of it.
+        content: what the log holds, as a name; logs that are called alike differ in it.
     """
 
     data: str
@@ -41,10 +44,11 @@ class Spec:
     seed: int
     settings: Values = field(default_factory=dict)
     log: Values = field(default_factory=dict)
+    content: str = ""
 
     @property
     def key(self) -> str:
-        """A name that changes with everything that changes the figures."""
+        """A name that changes with everything that changes the figures of a log."""
         told = msgspec.json.encode([dict(sorted(self.settings.items())), dict(sorted(self.log.items()))])
         return f"{self.data}-{self.protocol}-{self.method}-{self.seed}-{hashlib.sha256(told).hexdigest()[:10]}"
 
@@ -93,9 +97,12 @@ def _converted(kind: type[T], fixed: Values, changes: Values) -> T:
 
 
 def _fitting(kind: type, name: str, value: Any) -> Any:
-    """A value of the type that a field wants; text becomes a number where one is wanted."""
+    """A value of the type that a field wants; text becomes a number where one is wanted, or several by its commas."""
+    wanted = get_type_hints(kind)[name]
+    if get_origin(wanted) is tuple and isinstance(value, str):
+        value = value.split(",")
     try:
-        return msgspec.convert(value, get_type_hints(kind)[name], strict=False)
+        return msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError([f"{name} is {value!r}: {error}"]) from error
 
@@ -104,7 +111,7 @@ def parsed(texts: tuple[str, ...], option: str) -> dict[str, str]:
     """NAME=VALUE as given on the command line, by the names of the settings.
 
     Raises:
-        SettingsError: one is no such pair.
+        SettingsError: one is no such pair, or no setting.
     """
     found = {}
     for text in texts:
@@ -112,5 +119,7 @@ def parsed(texts: tuple[str, ...], option: str) -> dict[str, str]:
         if not separator or not name or not value:
             raise SettingsError([f"--{option} is {text!r}: write NAME=VALUE"])
         plain = name.strip().replace("-", "_")
+        if plain in RUNS:
+            raise SettingsError([f"--{option} {text}: {plain} is no setting, {RUNS[plain]} chooses it"])
         found[ALIASES.get(plain, plain)] = value.strip()
     return found

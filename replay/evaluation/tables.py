@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from replay.evaluation.record import Record
+from replay.evaluation.shown import common_settings, headline, measured_ks, shown_k
+from streamer.prequential.slices import SPLITS
 
 PAPER_GOWALLA = {
     "ssl": (0.1381, 0.1105),
@@ -19,7 +21,6 @@ PAPER_GOWALLA = {
 }
 """The paper's figures on Gowalla: NDCG@10 as its code computes it, and Recall@10."""
 
-OFFLINE_COLUMNS = (("recall", 10), ("recall", 20), ("ndcg", 10), ("ndcg", 20), ("authors-ndcg", 10))
 PREQUENTIAL_COLUMNS = (
     ("hr", "second-half/all"),
     ("hr", "second-half/new"),
@@ -72,7 +73,8 @@ class Figures:
 
 def told(settings: dict[str, Any]) -> str:
     """Settings for a person."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+    listed = {name: "+".join(map(str, v)) if isinstance(v, (list, tuple)) else v for name, v in settings.items()}
+    return ", ".join(f"{name}={value}" for name, value in sorted(listed.items()))
 
 
 def markdown(records: Sequence[Record]) -> str:
@@ -80,52 +82,101 @@ def markdown(records: Sequence[Record]) -> str:
     parts = []
     for data, protocol in dict.fromkeys((r.data, r.protocol) for r in records):
         ours = [r for r in records if (r.data, r.protocol) == (data, protocol)]
-        make = offline_table if protocol == "offline" else prequential_table
-        parts.append(f"## {data}, {protocol}\n\n{about(ours)}\n\n{make(ours)}")
+        parts += [f"## {data}, {protocol}", about(ours)]
+        parts += [offline_table(ours)] if protocol == "offline" else _prequential_tables(ours)
     return "\n\n".join(parts) + "\n"
+
+
+def sweep_markdown(records: Sequence[Record], parameters: Sequence[str]) -> str:
+    """Every log in a section, every parameter in a table of its own."""
+    parts = []
+    for data, protocol in dict.fromkeys((r.data, r.protocol) for r in records):
+        ours = [r for r in records if (r.data, r.protocol) == (data, protocol)]
+        parts += [f"## {data}, {protocol}", about(ours)]
+        for parameter in parameters:
+            changed = [r for r in ours if parameter in r.settings]
+            parts += [f"### {parameter}", sweep_table(changed, parameter, *headline(changed))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _prequential_tables(records: Sequence[Record]) -> list[str]:
+    parts = [prequential_table(records)]
+    for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
+        parts += [f"HR@{shown_k(records)} by user and item, {what}:", slices_table(records, prefix)]
+    return parts
 
 
 def about(records: Sequence[Record]) -> str:
     """What was run, in a sentence."""
     first, seeds = records[0].about, sorted({r.seed for r in records})
-    sizes = f"{first['users']:,} users, {first['items']:,} items, {first['events']:,} events"
+    sizes = f"{first['users']:,} users, {first['items']:,} items, {first['events']:,} events{_ranked(records)}"
     epochs = sorted({r.about["epochs"] for r in records if "epochs" in r.about})
     passes = f", {', '.join(map(str, epochs))} epochs" if epochs else ", one pass, test then train"
     runs = f"{len(seeds)} seeds (mean ± deviation)" if len(seeds) > 1 else "one seed"
-    common = told(dict(_common(records)))
-    return f"{sizes}{passes}, {runs}{f', {common}' if common else ''}."
+    common, part = told(common_settings(records)), told(records[0].log)
+    return f"{sizes}{passes}, {runs}{f', {common}' if common else ''}{f'; of the log {part}' if part else ''}."
+
+
+def _ranked(records: Sequence[Record]) -> str:
+    """How many events were ranked: on a stream, those that come before any item was trained are not."""
+    counts = [r.about["slices"]["all"] for r in records if "slices" in r.about]
+    if not counts:
+        return ""
+    few, many = min(counts), max(counts)
+    return f" ({few:,} ranked)" if few == many else f" ({few:,} to {many:,} ranked)"
 
 
 def offline_table(records: Sequence[Record]) -> str:
     """Methods by metric; beside them the paper's figures, where they are of the same log."""
     figures, groups, names = Figures(records), _groups(records), _names(records)
     paper = records[0].data == "gowalla" and records[0].about.get("events") == 1_027_464
-    head = [_column(metric, k) for metric, k in OFFLINE_COLUMNS] + ["ms a step"]
+    columns = [(metric, k) for metric in ("recall", "ndcg") for k in measured_ks(records)] + [
+        ("authors-ndcg", shown_k(records))
+    ]
+    head = [_column(metric, k) for metric, k in columns] + ["ms a step"]
     head += ["paper: Recall@10", "paper: NDCG@10 (authors')"] if paper else []
     rows = []
     for group in groups:
-        cells = [figures.of(group, metric, k, "all") for metric, k in OFFLINE_COLUMNS]
-        step = figures.of(group, "step-ms", 0, "all")
-        row = [*map(_shown, cells), f"{step.mean:.1f}" if step else ""]
+        cells = [figures.of(group, metric, k, "all") for metric, k in columns]
+        row = [*map(_shown, cells), _step(figures, group)]
         if paper:
             row += [f"{x:.4f}" for x in PAPER_GOWALLA.get(group[2], (0.0, 0.0))[::-1]]
         rows.append([names[group[3]].format(group[2]), *row])
     return _table(["method", *head], rows)
 
 
-def prequential_table(records: Sequence[Record], k: int = 10) -> str:
-    """Floors, then methods, by slice."""
-    figures, names = Figures(records), _names(records)
-    floors = list(dict.fromkeys(m["floor"] for r in records for m in r.measures if m["floor"]))
-    data = records[0].data
+def prequential_table(records: Sequence[Record]) -> str:
+    """Floors, then methods: all events and those new to their user, of the second half and of the whole stream."""
+    k, figures = shown_k(records), Figures(records)
     head = [f"{_metric(metric)}@{k} {slice_}" for metric, slice_ in PREQUENTIAL_COLUMNS]
-    groups: list[Group] = [(data, "prequential", floor, "") for floor in floors]
     rows = []
-    for group in [*groups, *_groups(records)]:
+    for name, group in _floors_and_methods(records):
         cells = [figures.of(group, metric, k, slice_) for metric, slice_ in PREQUENTIAL_COLUMNS]
-        name = "floor: {}" if group in groups else names[group[3]]
-        rows.append([name.format(group[2]), *map(_shown, cells)])
-    return _table(["", *head], rows)
+        rows.append([name, *map(_shown, cells), _step(figures, group)])
+    if any(row[-1] for row in rows):
+        return _table(["", *head, "ms a step"], rows)
+    return _table(["", *head], [row[:-1] for row in rows])
+
+
+def slices_table(records: Sequence[Record], prefix: str = "") -> str:
+    """The hit rates of floors and methods by what is known of user and item, with the number of events first.
+
+    Args:
+        prefix: `new/` for events new to their user.
+    """
+    k, figures, events = shown_k(records), Figures(records), records[0].about.get("slices", {})
+    rows = [["events", *(f"{events[prefix + split]:,}" if prefix + split in events else "" for split in SPLITS)]]
+    for name, group in _floors_and_methods(records):
+        rows.append([name, *(_shown(figures.of(group, "hr", k, prefix + split)) for split in SPLITS)])
+    return _table(["", *(split.replace("-", " ") for split in SPLITS)], rows)
+
+
+def _floors_and_methods(records: Sequence[Record]) -> list[tuple[str, Group]]:
+    """What tables call each, and where its figures are."""
+    names, first = _names(records), records[0]
+    floors = dict.fromkeys(m["floor"] for r in records for m in r.measures if m["floor"])
+    found: list[tuple[str, Group]] = [(f"floor: {f}", (first.data, first.protocol, f, "")) for f in floors]
+    return found + [(names[group[3]].format(group[2]), group) for group in _groups(records)]
 
 
 def sweep_table(records: Sequence[Record], parameter: str, metric: str, k: int, slice_: str) -> str:
@@ -134,11 +185,16 @@ def sweep_table(records: Sequence[Record], parameter: str, metric: str, k: int, 
     rows = []
     for record in _one_each(records):
         group = (record.data, record.protocol, record.method, told(record.settings))
-        figure, step = figures.of(group, metric, k, slice_), figures.of(group, "step-ms", 0, "all")
-        cells = [_shown(figure), *([f"{step.mean:.1f}"] if step else [])]
+        cells = [_shown(figures.of(group, metric, k, slice_)), _step(figures, group)]
         rows.append([str(record.settings.get(parameter, "default")), record.method, *cells])
-    head = [parameter, "method", f"{_metric(metric)}@{k}", *(["ms a step"] if len(rows[0]) > 3 else [])]
-    return _table(head, rows)
+    where = "" if slice_ == "all" else f" {slice_}"
+    return _table([parameter, "method", f"{_metric(metric)}@{k}{where}", "ms a step"], rows)
+
+
+def _step(figures: Figures, group: Group) -> str:
+    """Milliseconds of a training step, where they were measured."""
+    step = figures.of(group, "step-ms", 0, "all")
+    return "" if step is None else f"{step.mean:.1f}"
 
 
 def _one_each(records: Sequence[Record]) -> list[Record]:
@@ -152,18 +208,12 @@ def _groups(records: Sequence[Record]) -> list[Group]:
     return list(dict.fromkeys((r.data, r.protocol, r.method, told(r.settings)) for r in records))
 
 
-def _common(records: Sequence[Record]) -> list[tuple[str, Any]]:
-    """Settings that are the same in all of them."""
-    first = records[0].settings.items()
-    return [pair for pair in first if all(pair in r.settings.items() for r in records)]
-
-
 def _names(records: Sequence[Record]) -> dict[str, str]:
     """For the settings of each record, how a method with them is called; `{}` stands for the method."""
-    common = _common(records)
+    common = common_settings(records)
     found = {}
     for record in records:
-        rest = told({name: value for name, value in record.settings.items() if (name, value) not in common})
+        rest = told({name: value for name, value in record.settings.items() if name not in common})
         found[told(record.settings)] = f"`{{}}` ({rest})" if rest else "`{}`"
     return found
 

@@ -364,8 +364,9 @@ def test_a_real_log_arrives_in_the_order_of_its_times(topic: Topic, name: str):
 
 
 def test_a_plain_client_sees_the_time_of_writing(topic: Topic):
-    servers = ["--bootstrap-servers", topic.kafka.server.bootstrap, "--topic", topic.name]
-    invoked("synthetic", "--events", 50, *servers)
+    sink = topic.sink()
+    sink.write(records(50))
+    sink.close()
     consumer = KafkaConsumer(topic.name, bootstrap_servers=topic.kafka.server.bootstrap, auto_offset_reset="earliest")
     found: list[Any] = []
     until(lambda: len(found) >= 50, lambda: [found.extend(rows) for rows in consumer.poll(200).values()])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from replay.bench import read_by_hand, write_csv
+from replay.bench import features_by_hand, read_by_hand, write_csv, write_tmall
 from replay.datasets import open_log
 from streamer.commands.bench import bench
 
@@ -21,11 +21,22 @@ def test_both_ways_of_reading_find_the_same_events(tmp_path: Path):
     assert rows[0] == rows[1]
 
 
+def test_both_ways_of_reading_find_the_same_features(tmp_path: Path):
+    path = tmp_path / "user_log_format1.csv"
+    write_tmall(path, 3_000)
+    by_hand = features_by_hand(path)
+    with open_log(path, "tmall") as log:
+        [ours] = log.batches()
+    assert ours.timestamps_s == by_hand.timestamps_s
+    rows = [sorted(map(repr, zip(e.users, e.items, e.item_features or (), strict=True))) for e in (ours, by_hand)]
+    assert rows[0] == rows[1]
+
+
 def test_each_figure_stands_beside_a_named_alternative():
     result = CliRunner().invoke(bench, ["replay", "--events", "2000", "--rounds", "1", "--json"])
     assert result.exit_code == 0, repr(result.exception)
     found = json.loads(result.stdout)
-    for part in ("read", "embedded"):
+    for part in ("read", "read_features", "embedded"):
         ratio = found[part]["events_per_second"] / found[part]["alternative_events_per_second"]
         assert found[part]["alternative"]
         assert abs(found[part]["ratio"] - ratio) < 0.02 + 0.01 * ratio

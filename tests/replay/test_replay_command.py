@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from contracts.source_contract import RecordingListener
 
 from replay.command import replay
 from replay.lines import JsonLines
+from replay.streams import SyntheticReplay
 from streamer.errors import SettingsError, SourceError
 from streamer.event import EventSettings
 from streamer.sources.embedded import EmbeddedSource
@@ -31,6 +33,14 @@ def in_topic(data_dir: Path, topic: str = "interactions") -> list[tuple[Any, Any
     ]
     source.close()
     return rows
+
+
+def record_times_ms(data_dir: Path, topic: str = "interactions") -> list[int]:
+    source = EmbeddedSource(data_dir, topic)
+    source.open(RecordingListener({}))
+    times_ms = [time_ms for chunk in source.poll(100_000, 0.5) for time_ms in chunk.timestamps_ms]
+    source.close()
+    return times_ms
 
 
 @pytest.fixture
@@ -144,6 +154,16 @@ def test_a_synthetic_stream_is_written(tmp_path: Path):
     assert len(in_topic(tmp_path)) == 3000
 
 
+def test_a_synthetic_stream_happens_when_it_is_written(tmp_path: Path):
+    before_ms = time.time() * 1000
+    invoked("synthetic", "--events", 300, "--data-dir", tmp_path, "--rate", 2000)
+    assert all("timestamp" not in event for _, event in in_topic(tmp_path))
+    times_ms = record_times_ms(tmp_path)
+    assert before_ms - 1 <= min(times_ms)
+    assert max(times_ms) <= time.time() * 1000 + 1
+    assert max(times_ms) - min(times_ms) >= 50, "each write has a time of its own"
+
+
 def test_the_environment_says_where_to_write_but_not_how_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMER_DATA_DIR", str(tmp_path / "there"))
     monkeypatch.setenv("STREAMER_RATE", "0.001")  # of `streamer run`: a learning rate
@@ -208,6 +228,25 @@ def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any],
     result = invoked("csv", "--path", csv, *NAMED, *options, "--data-dir", tmp_path, "--partitions", 1)
     assert result.exit_code == 0, repr(result.exception)
     assert pairs_in(tmp_path) == expected
+
+
+def test_filters_that_leave_nothing_are_an_error(tmp_path: Path, csv: Path):
+    result = invoked("csv", "--path", csv, *NAMED, "--k-core", 9, "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SourceError)
+    assert "the filters leave none of its events" in str(result.exception)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_log_without_times_happens_when_it_is_written_and_has_no_speed(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text("user_id,item_id\n" + "a,x\n" * 300)
+    before_ms = time.time() * 1000
+    assert invoked("csv", "--path", path, "--data-dir", tmp_path, "--rate", 2000).exit_code == 0
+    times_ms = record_times_ms(tmp_path)
+    assert before_ms - 1 <= min(times_ms) <= max(times_ms) - 50
+    result = invoked("csv", "--path", path, "--data-dir", tmp_path, "--speed", 10)
+    assert isinstance(result.exception, SettingsError)
+    assert "--speed follows the times of events" in str(result.exception)
 
 
 def test_a_sample_of_users_has_all_their_events(tmp_path: Path, csv: Path):
@@ -345,7 +384,10 @@ def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
     assert "going on at event 500 of 800; --restart writes all again" in result.stderr
     found = json.loads(result.stdout)
     assert (found["written"], found["already"], found["total"]) == (300, 500, 800)
-    assert len({json.dumps(event) for _, event in in_topic(tmp_path)}) == 800
+    whole = [value for chunk in SyntheticReplay(800).chunks() for _, value, _ in chunk]
+    assert sorted(json.dumps(event) for _, event in in_topic(tmp_path)) == sorted(
+        json.dumps(json.loads(v)) for v in whole
+    )
 
 
 def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, file: Path):

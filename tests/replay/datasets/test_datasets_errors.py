@@ -56,6 +56,13 @@ def test_column_that_was_named_and_is_not_there_is_told(write, part):
         open_log(write("log.csv", GOOD), "csv", LogOptions(columns={part: "nothing"}, header=True))
 
 
+def test_two_columns_of_one_name_are_told_where_it_matters(write):
+    with pytest.raises(SourceError, match=r"two columns are called 'item_id': .* item_id=2"):
+        open_log(write("log.csv", "user_id,item_id,item_id\na,x,y\n"), "csv")
+    with open_log(write("log.csv", "user_id,item_id,note,note\na,x,y,z\n"), "csv") as log:
+        assert len(log) == 1
+
+
 def test_missing_feature_is_told(write):
     with pytest.raises(SourceError, match="no column 'colour'"):
         open_log(write("log.csv", GOOD), "csv", LogOptions(item_features=("colour",)))

@@ -284,6 +284,20 @@ def test_csv_header_can_be_counted_over(write):
     assert events_of(path, "csv", LogOptions(columns=columns, header=True)).users == ["bob", "ann"]
 
 
+@pytest.mark.parametrize("first", ["1,2,7", "2,1,7", "3,1,2"])
+def test_csv_first_line_that_has_the_numbers_of_columns_is_no_header(write, first):
+    columns = {"user_id": "1", "item_id": "2", "timestamp": "3"}
+    events = events_of(write("log.csv", f"{first}\nann,x,8\n"), "csv", LogOptions(columns=columns))
+    user, item, _ = first.split(",")
+    assert (events.users, events.items) == ([user, "ann"], [item, "x"])
+
+
+def test_csv_columns_are_named_and_numbered_at_once(write):
+    path = write("log.csv", "user_id,item_id,item_id,timestamp\nann,x,y,5\n")
+    for number, item in (("2", "x"), ("3", "y")):
+        assert events_of(path, "csv", LogOptions(columns={"item_id": number})).items == [item]
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "|", "\t", "::"])
 def test_csv_delimiter_is_seen_in_the_first_lines(write, delimiter):
     text = "user_id,item_id,timestamp\nann,x,5\nbob,y,4\n".replace(",", delimiter)
@@ -376,6 +390,23 @@ def test_every_format_has_its_name_and_a_line_of_help():
 
 
 # features -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "features"),
+    [
+        ("tea,12", {"a": "tea", "b": "12"}),
+        (" tea , 1 2 ", {"a": "tea", "b": "1 2"}),
+        ("green tea,", {"a": "green tea"}),
+        (",12", {"b": "12"}),
+        (" ,", None),
+        ("\ttea\u3000,12", {"a": "tea", "b": "12"}),
+    ],
+)
+def test_features_are_without_padding_and_what_is_empty_is_none(write, cells, features):
+    path = write("log.csv", f"user_id,item_id,a,b\nann,x,{cells}\n")
+    events = events_of(path, "csv", LogOptions(item_features=("a", "b")))
+    assert (events.item_features or [None]) == [features]
 
 
 def test_features_are_cut_to_what_the_wire_takes(write):

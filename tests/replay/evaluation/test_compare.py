@@ -15,7 +15,7 @@ from replay.evaluation.report import page
 from replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
 from replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.cli import cli
-from streamer.errors import SettingsError
+from streamer.errors import SettingsError, SourceError
 
 TINY = ["--set", "dim=8", "--set", "batch_size=64", "--threads", "1"]
 
@@ -36,6 +36,12 @@ def streamer(*arguments: object) -> str:
     result = CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def rows_in(out: Path, timed: bool = True) -> list[dict[str, object]]:
+    """Rows of results.json, with or without those that tell how long a step took."""
+    rows = json.loads((out / "results.json").read_text())
+    return [row for row in rows if timed or row["metric"] != "step-ms"]
 
 
 def record(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Record:
@@ -70,13 +76,66 @@ class TestCompare:
         out, command = tmp_path / "out", ["compare", "--data", log, "--methods", "bir", *TINY]
         streamer(*command, "--out", out)
         first, run = (out / "results.json").read_bytes(), next((out / "runs").iterdir())
-        before = run.stat().st_mtime_ns
+        figures, before = rows_in(out, timed=False), run.stat().st_mtime_ns
         streamer(*command, "--out", out)
         assert run.stat().st_mtime_ns == before
         assert (out / "results.json").read_bytes() == first
         run.write_bytes(run.read_bytes()[:-20])
         streamer(*command, "--out", out)
-        assert (out / "results.json").read_bytes() == first, "the same seed gives the same figures"
+        assert rows_in(out, timed=False) == figures, "the same seed gives the same figures"
+
+    def test_a_log_of_the_same_name_that_holds_something_else_is_run_anew(self, log, tmp_path):
+        out, command = tmp_path / "out", ["compare", "--data", log, "--methods", "bir", *TINY]
+        streamer(*command, "--out", out)
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[:301]))
+        streamer(*command, "--out", out)
+        fresh = tmp_path / "fresh"
+        streamer(*command, "--out", fresh)
+        assert rows_in(out, timed=False) == rows_in(fresh, timed=False)
+
+    def test_logs_that_are_called_alike_must_be_named(self, log, tmp_path):
+        other = tmp_path / "other" / log.name
+        other.parent.mkdir()
+        other.write_text("".join(log.read_text().splitlines(keepends=True)[:301]))
+        command = ["compare", "--data", log, "--data", other, "--methods", "bir", "--out", tmp_path / "out", *TINY]
+        with pytest.raises(SettingsError, match="several --data are called 'tiny'"):
+            streamer(*command)
+        with pytest.raises(SettingsError, match="--name is given 1 times"):
+            streamer(*command, "--name", "one")
+        shown = streamer(*command, "--name", "one", "--name", "two")
+        assert {row["data"] for row in rows_in(tmp_path / "out")} == {"one", "two"}
+        assert "600 events" in shown.partition("## two")[0]
+        assert "300 events" in shown.partition("## two")[2]
+
+    def test_a_method_that_is_named_twice_is_run_once(self, log, tmp_path):
+        streamer("compare", "--data", log, "--methods", "bir, bir", "--out", tmp_path, *TINY)
+        rows = [json.dumps(row) for row in rows_in(tmp_path)]
+        assert len(rows) == len(set(rows))
+
+    def test_malformed_lines_are_reported(self, log, tmp_path):
+        log.write_text(log.read_text() + "nonsense\n")
+        command = ["compare", "--data", log, "--methods", "bir", "--out", tmp_path / "out", *TINY]
+        result = CliRunner().invoke(cli, [str(a) for a in command])
+        assert f"{log}, line 602: missing_columns: nonsense" in result.stderr
+
+    def test_lists_are_as_long_as_is_asked(self, log, tmp_path):
+        shown = streamer("compare", "--data", log, "--methods", "bir", "--set", "ks=3,7", "--out", tmp_path, *TINY)
+        assert {row["k"] for row in rows_in(tmp_path, timed=False)} == {3, 7}
+        assert "HR@3 all" in shown
+
+    def test_the_seed_of_the_log_orders_equal_times(self, log, tmp_path):
+        log.write_text(re.sub(r"17\d{8}", "1700000000", log.read_text()))
+        figures = {}
+        for seed in (0, 1):
+            out = tmp_path / str(seed)
+            streamer("compare", "--data", log, "--methods", "bir", "--seed", seed, "--out", out, *TINY)
+            figures[seed] = [row["value"] for row in rows_in(out) if "floor" in row]
+        assert figures[0] != figures[1]
+
+    def test_a_comparison_has_no_passes(self, log, tmp_path):
+        result = CliRunner().invoke(cli, ["compare", "--data", str(log), "--out", str(tmp_path), "--passes", "2"])
+        assert result.exit_code == 2
+        assert "--passes" in result.stderr
 
     def test_other_settings_are_other_runs(self, log, tmp_path):
         for dim in (4, 8):
@@ -106,6 +165,11 @@ class TestCompare:
         ("arguments", "said"),
         [
             (["--methods", "xirr"], "there is no method 'xirr'"),
+            (["--methods", " , "], "no method is named"),
+            (["--set", "seed=3"], "seed is no setting, --seeds chooses it"),
+            (["--protocol", "offline", "--set", "method=bir"], "method is no setting, --methods chooses it"),
+            (["--data", "nowhere.csv"], "nowhere.csv does not exist"),
+            (["--k-core", "500"], "the filters leave none of its events"),
             (["--set", "dimm=3"], "there is no setting 'dimm'"),
             (["--set", "dim"], "write NAME=VALUE"),
             (["--set", "dim=x"], "'x' is not a valid"),
@@ -115,9 +179,13 @@ class TestCompare:
         ],
     )
     def test_what_is_wrong_is_said_before_anything_is_run(self, log, tmp_path, arguments, said):
-        with pytest.raises(SettingsError, match=re.escape(said)):
+        with pytest.raises((SettingsError, SourceError), match=re.escape(said)):
             streamer("compare", "--data", log, "--out", tmp_path / "out", *arguments)
         assert not list((tmp_path / "out").glob("runs/*"))
+
+    def test_a_directory_that_cannot_be_made_is_told(self, log):
+        with pytest.raises(SettingsError, match="figures cannot be kept in /proc/nowhere"):
+            streamer("compare", "--data", log, "--methods", "bir", "--out", "/proc/nowhere", *TINY)
 
 
 class TestEvaluateAndSweep:
@@ -134,6 +202,24 @@ class TestEvaluateAndSweep:
         assert changed == {json.dumps({"epochs": "1", name: value}, sort_keys=True) for name, value in wanted}
         assert "## cache_weight" in shown
         assert "| 0.5 | xir |" in shown
+
+    def test_a_sweep_tells_of_every_log_what_each_value_does_and_costs(self, log, tmp_path):
+        other = log.with_name("other.csv")
+        other.write_text(log.read_text())
+        over = ["--over", "lambda=0", "--over", "lambda=0.5,0"]
+        shown = streamer("sweep", "--data", log, "--data", other, *over, "--out", tmp_path / "out", *TINY)
+        for name in ("tiny", "other"):
+            part = shown[shown.index(f"## {name}, prequential") :].partition("\n## ")[0]
+            rows = re.findall(r"^\| (\S+) \| xir \| 0\.\d{4} \| \d+\.\d \|$", part, re.MULTILINE)
+            assert rows == ["0", "0.5"]
+        assert (tmp_path / "out" / "results.md").read_text() in shown
+        report = (tmp_path / "out" / "report.html").read_text()
+        assert "<h3>cache_weight</h3>" in report
+        assert report.count("HR@10 by cache_weight") == 2 * 2, "a plot a log, with title and label"
+
+    def test_a_setting_without_a_value_is_told(self, log, tmp_path):
+        with pytest.raises(SettingsError, match="--over cache_weight has no value"):
+            streamer("sweep", "--data", log, "--over", "lambda=,", "--out", tmp_path)
 
 
 class TestSpecs:
@@ -190,6 +276,30 @@ class TestFigures:
         assert "0.1169" in markdown([record(data="gowalla", about=about)])
         assert "0.1169" not in markdown([record(data="gowalla")])
 
+    def test_slices_tell_of_users_items_and_popularity_with_their_events(self):
+        names = ("new-users", "returning-users", "new-items", "returning-items", "head", "torso", "tail")
+        slices = {prefix + name: k for prefix in ("", "new/") for k, name in enumerate(names, 1000)}
+        measures = [
+            {"metric": "hr", "k": 10, "slice": name, "value": count / 10_000, "floor": floor}
+            for name, count in slices.items()
+            for floor in (None, "most-popular")
+        ]
+        about = {"users": 3, "items": 4, "events": 5, "slices": {"all": 5, **slices}}
+        shown = markdown([record(protocol="prequential", measures=measures, about=about)])
+        counts = "| events | 1,000 | 1,001 | 1,002 | 1,003 | 1,004 | 1,005 | 1,006 |"
+        rates = " | 0.1000 | 0.1001 | 0.1002 | 0.1003 | 0.1004 | 0.1005 | 0.1006 |"
+        for line in (counts, "| `xir`" + rates, "| floor: most-popular" + rates):
+            assert shown.count(line) == 2, "of all events, and of those new to their user"
+
+    def test_how_many_events_were_ranked_is_told(self):
+        about = {"users": 3, "items": 4, "events": 5000}
+        runs = [record(about=about | {"slices": {"all": ranked}}) for ranked in (4000, 4500)]
+        assert "5,000 events (4,000 ranked)" in markdown(runs[:1])
+        assert "5,000 events (4,000 to 4,500 ranked)" in markdown(runs)
+
+    def test_what_of_the_log_was_used_is_told(self):
+        assert "of the log limit=5." in markdown([record(log={"limit": 5})])
+
     def test_sweep_table(self):
         records = [record(settings={"draws": d}, value=v) for d, v in (("64", 0.1), ("128", 0.2))]
         table = sweep_table(records, "draws", "recall", 10, "all")
@@ -232,6 +342,28 @@ class TestReport:
         assert not re.search(r"<(script|link|img)[^>]*(src|href)=", found)
         assert "<td>x</td><td>1</td>" in found
         assert found.count("<figure") == 4
+
+    def test_a_stream_is_drawn_by_its_time_where_it_has_one(self):
+        curve = [{"events": k, "time": 1.7e9 + k, "model/all/overall": 0.5} for k in (1, 2)]
+        about = {"users": 3, "items": 4, "events": 5, "has_time": True}
+        drawn = record(protocol="prequential", curve=curve, about=about)
+        assert "time of the stream" in page("Title", "text", [drawn])
+        drawn.about["has_time"] = False
+        assert "time of the stream" not in page("Title", "text", [drawn])
+
+    def test_plots_of_a_log_follow_its_tables(self):
+        curve = [{"epoch": 1, "loss": 2.0, "seconds": 1.0}]
+        records = [record(data=name, curve=curve) for name in ("one", "two")]
+        found = page("Title", markdown(records), records)
+        places = [found.index(text) for text in ("<h2>one", 'aria-label="one', "<h2>two", 'aria-label="two')]
+        assert places == sorted(places)
+
+    def test_legends_leave_out_settings_that_all_have(self):
+        curve = [{"epoch": 1, "loss": 2.0, "seconds": 1.0}]
+        settings = [{"epochs": "2", "dim": dim} for dim in ("8", "16")]
+        found = page("Title", "text", [record(settings=s, curve=curve) for s in settings])
+        assert "xir (dim=8)" in found
+        assert "epochs=2" not in found
 
     def test_names_are_escaped(self):
         found = page("<script>alert(1)</script>", "text", [record(data="<img src=x onerror=alert(2)>", curve=[])])
