@@ -54,7 +54,7 @@ class Contribution:
     Args:
         spans: where its events come from; one for each partition.
         sources: [B] for each event the index of its span.
-        offsets: [B] of each event.
+        offsets: [B] of each event; a list will do, and is made an array only where that is needed.
         items: [B] item row of each event.
         drawn: how often items were resampled.
         cache: the cache that was drawn after it; None if none was.
@@ -65,7 +65,7 @@ class Contribution:
 
     spans: tuple[Span, ...]
     sources: NDArray[np.int32]
-    offsets: NDArray[np.int64]
+    offsets: NDArray[np.int64] | Sequence[int]
     items: Rows
     drawn: Increments = NOTHING
     cache: Rows | None = None
@@ -81,7 +81,8 @@ class Contribution:
         first = [following.get(span.partition, 0) for span in self.spans]
         if all(span.start >= f for span, f in zip(self.spans, first, strict=True)):
             return self
-        new = self.offsets >= np.array(first, np.int64)[self.sources]
+        offsets = np.asarray(self.offsets, np.int64)
+        new = offsets >= np.array(first, np.int64)[self.sources]
         if not new.any():
             return None
         left = np.unique(self.sources[new])
@@ -91,7 +92,7 @@ class Contribution:
         return Contribution(
             spans=tuple(self.spans[k]._replace(start=max(self.spans[k].start, first[k])) for k in left),
             sources=place[self.sources[new]],
-            offsets=self.offsets[new],
+            offsets=offsets[new],
             items=self.items[new] if counted is None else self.items,
             drawn=self.drawn if new.all() else NOTHING,
             cache=self.cache,

@@ -153,7 +153,7 @@ class Exchange:
             view.naming.forget_others()
             view.status.seeded += 1
             for waiting in view.outbox.waiting:
-                waiting.sent = waiting.known = False
+                waiting.times, waiting.known = 0, False
         if origin is not None and not self._server.inline:
             logger.warning("the store was empty or had lost something: seeded it with %s events", f"{seed.events:,}")
         return True
@@ -204,7 +204,7 @@ class Exchange:
             try:
                 push = self._packed(parcel)
             except Exception:
-                self._not_sent(parcel)
+                self._held_back(parcel)
                 raise
             if not self._pushed(parcel, self._server.push(push)):
                 return
@@ -216,13 +216,14 @@ class Exchange:
             unsent = [w for w in waiting if not w.sent and w.number <= upto]
             parcel = doubtful[:1] or unsent
             for one in parcel:
-                one.sent = True
+                one.times += 1
             return parcel
 
-    def _not_sent(self, parcel: list[Waiting]) -> None:
+    def _held_back(self, parcel: list[Waiting]) -> None:
+        """This time nothing of it has arrived; an earlier time it may have."""
         with self._view.lock:
             for waiting in parcel:
-                waiting.sent = False
+                waiting.times -= 1
 
     def _packed(self, parcel: list[Waiting]) -> Push:
         """One entry for several contributions: our rows become the store's, and are added up."""
@@ -286,11 +287,10 @@ class Exchange:
             return self._cut(parcel, lambda c: c.after(pushed.next))
         if outcome == "fenced":
             return self._refused(parcel, pushed.partition)
-        self._not_sent(parcel)
-        if outcome == "full":
-            return False
-        if outcome == "astray":
-            self._pull_all()
+        if outcome in ("full", "astray"):
+            self._held_back(parcel)
+            if outcome == "astray":
+                self._pull_all()
             return False
         raise _Lost("it is empty" if outcome == "empty" else "it has begun a new generation")
 
@@ -338,7 +338,8 @@ class Exchange:
             self._load()
             raise _Lost("it has lost items, and named others since")
         entries = [(self._entry(stamped), stamped.position) for stamped in pulled.entries]
-        view.status.received_bytes += sum(len(s.packed) for s in pulled.entries) + len(pulled.cache or b"")
+        others = pulled.cache if pulled.cache is not None and not self._is_ours(pulled.cache_chain) else b""
+        view.status.received_bytes += sum(len(s.packed) for s in pulled.entries) + len(others)
         with view.lock:
             view.add_names(ids, names)
             for entry, position in entries:
@@ -371,7 +372,7 @@ class Exchange:
             raise _Lost("we were too slow, the log was trimmed")
 
     def _entry(self, stamped: Stamped) -> Entry:
-        if self._sent is not None and self._sent[0] == stamped.position.chain:
+        if self._sent is not None and self._is_ours(stamped.position.chain):
             return self._sent[1]
         try:
             return unpack_entry(stamped.packed)
@@ -380,6 +381,10 @@ class Exchange:
             raise StoreUnavailable(
                 "broken", f"{place} cannot be read: {error}; do all trainers have the same version?"
             ) from error
+
+    def _is_ours(self, chain: str) -> bool:
+        """Whether this is the entry that we pushed last."""
+        return self._sent is not None and self._sent[0] == chain
 
     def _ids_after(self, known: int, tip: Tip) -> list[str]:
         found: list[str] = []

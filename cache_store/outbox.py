@@ -21,14 +21,19 @@ class Waiting:
     Args:
         number: grows by one with each contribution of a process.
         contribution: what it adds.
-        sent: it was sent; the answer may not have come.
+        times: how often it was sent; answers may not have come.
         known: the server said that it has it; it comes in the log, unless others' contributions cover it.
     """
 
     number: int
     contribution: Contribution
-    sent: bool = False
+    times: int = 0
     known: bool = False
+
+    @property
+    def sent(self) -> bool:
+        """Whether it may have arrived."""
+        return self.times > 0
 
 
 class Kept(NamedTuple):
@@ -191,16 +196,16 @@ def _events(contribution: Contribution) -> int:
 
 def size(contribution: Contribution) -> int:
     """Bytes that it takes."""
-    arrays: list[NDArray[Any]] = [contribution.sources, contribution.offsets, contribution.items]
-    arrays += [*contribution.drawn, *(contribution.counted or NOTHING)]
-    return sum(a.nbytes for a in arrays) + (contribution.cache.nbytes if contribution.cache is not None else 0)
+    arrays: list[NDArray[Any]] = [contribution.sources, contribution.items, *contribution.drawn]
+    arrays += [*(contribution.counted or NOTHING), *([contribution.cache] if contribution.cache is not None else [])]
+    return sum(a.nbytes for a in arrays) + 8 * len(contribution.offsets)
 
 
 def listed(k: int, contribution: Contribution, arrays: dict[str, NDArray[Any]]) -> list[list[Any]]:
     """Put a contribution's arrays beside the others'; answers its spans."""
     parts: dict[str, NDArray[Any]] = {
         "sources": contribution.sources,
-        "offsets": contribution.offsets,
+        "offsets": np.asarray(contribution.offsets, np.int64),
         "items": contribution.items,
     }
     parts |= {"rows": contribution.drawn.rows, "counts": contribution.drawn.counts}

@@ -6,7 +6,7 @@ micro-batches, and the cache that it trains with is the newest that any trainer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -30,23 +30,12 @@ PRIVATE = SharedSettings(soft_log_length=16, inline_every=16)
 """How a trainer takes part in a store that is shared with nobody."""
 
 
-class Where(NamedTuple):
-    """Where the events of a batch come from."""
-
-    spans: list[Span]
-    sources: NDArray[np.int32]
-    """[B] for each event the index of its span."""
-    offsets: NDArray[np.int64]
-    """[B] of each event."""
-
-
 class Part(NamedTuple):
     """Events of a micro-batch that are learned together."""
 
     batch: MicroBatch
     counted: bool
     """Whether the store has no contribution of them yet."""
-    where: Where | None = None
 
 
 def private_store() -> CacheStore:
@@ -96,23 +85,19 @@ class Sharing:
         """The batch, cut where the store has contributions of some of its events: after a crash they come again."""
         if not batch.origins:
             return [Part(batch, True)]
-        where = _where(batch)
-        fresh = self._fresh(batch, where)
-        if fresh.all():
-            return [Part(batch, True, where)]
+        spans, sources = _where(batch)
+        if all(span.start >= self._store.seen(span.partition) for span in spans):
+            return [Part(batch, True)]
+        fresh = self._fresh(batch, spans, sources)
         again = ~fresh
         parts = [Part(_chosen(batch, again), False), Part(_chosen(batch, fresh), True)]
         return [part for part in parts if len(part.batch)]
 
-    def _fresh(self, batch: MicroBatch, where: Where) -> NDArray[np.bool_]:
-        fresh = self._store.fresh(*where)
-        if fresh.all():
-            return fresh
+    def _fresh(self, batch: MicroBatch, spans: Sequence[Span], sources: NDArray[np.int32]) -> NDArray[np.bool_]:
         anew = self._begun_anew({origin.partition for origin in batch.origins})
         if anew:
             self._store.claim(anew, FLUSH_S)
-            fresh = self._store.fresh(*where)
-        return fresh
+        return self._store.fresh(spans, sources, np.array(batch.offsets))
 
     def _begun_anew(self, partitions: Iterable[Partition]) -> dict[str, int | None]:
         """Partitions that end before what the store has of them: they were deleted and made again."""
@@ -123,11 +108,11 @@ class Sharing:
         """Add what a part of a batch has counted and drawn; never waits."""
         if not part.counted or not part.batch.origins:
             return
-        spans, sources, offsets = part.where or _where(part.batch)
+        spans, sources = _where(part.batch)
         drawn = Increments(learned.drawn[0], np.rint(learned.drawn[1]).astype(np.int64))
         caches = self._learner.trainer.method.extra == "cache" and not self._private  # else nobody asks for it
         cache = self._learner.cache if caches else None
-        contribution = Contribution(tuple(spans), sources, offsets, learned.items, drawn, cache)
+        contribution = Contribution(spans, sources, part.batch.offsets, learned.items, drawn, cache)
         with _clear():
             self._store.contribute(contribution, self._learner.items.ids)
 
@@ -247,18 +232,21 @@ def _in_one(parts: list[Increments]) -> Increments:
     return Increments(np.concatenate([p.rows for p in parts]), np.concatenate([p.counts for p in parts]))
 
 
-def _where(batch: MicroBatch) -> Where:
-    """Spans of a batch's events, the span of each event, and its offset."""
-    offsets = np.array(batch.offsets)  # twice as fast as with its type given
+def _where(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:
+    """Spans of a batch's events, one for each partition, and [B] the index of each event's span.
+
+    Offsets ascend within an origin.
+    """
     names: dict[Partition, int] = {}
-    sources = np.zeros(len(offsets), np.int32)
-    for origin in batch.origins:
-        sources[origin.start : origin.stop] = names.setdefault(origin.partition, len(names))
-    spans = []
-    for partition, k in names.items():
-        ours = offsets[sources == k] if len(names) > 1 else offsets
-        spans.append(Span(str(partition), int(ours.min()), int(ours.max()) + 1))
-    return Where(spans, sources, offsets)
+    spans: list[Span] = []
+    sources = np.zeros(len(batch), np.int32)
+    for partition, start, stop in batch.origins:
+        k = names.setdefault(partition, len(names))
+        sources[start:stop] = k
+        first, last = batch.offsets[start], batch.offsets[stop - 1]
+        known = spans[k] if k < len(spans) else Span(str(partition), first, last + 1)
+        spans[k : k + 1] = [Span(known.partition, min(known.start, first), max(known.stop, last + 1))]
+    return tuple(spans), sources
 
 
 def _chosen(batch: MicroBatch, chosen: NDArray[np.bool_]) -> MicroBatch:

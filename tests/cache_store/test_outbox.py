@@ -117,7 +117,7 @@ def filled(count: int, most: int = 4, **more: float) -> Outbox:
 
 def test_only_what_was_not_sent_is_added_up() -> None:
     outbox = filled(3)
-    outbox.waiting[0].sent = outbox.waiting[1].sent = True
+    outbox.waiting[0].times = outbox.waiting[1].times = 1
     for k in range(3, 30):
         outbox.add(contribution([("p", k, 0)]))
         assert len(outbox.waiting) <= 2 + 4
@@ -148,7 +148,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_what_a_server_lost_waits_again_in_order_and_the_rest_stays_kept() -> None:
     outbox = filled(6, most=10, keep_s=1e9)
-    outbox.waiting[4].sent = outbox.waiting[4].known = True
+    outbox.waiting[4].times, outbox.waiting[4].known = 1, True
     outbox.included(4, now_s=0.0)
     assert outbox.recall({"p": 2}) == 4
     assert [w.number for w in outbox.waiting] == [3, 4, 5, 6]
@@ -177,7 +177,7 @@ def test_a_former_life_of_a_partition_is_forgotten_waiting_or_kept() -> None:
 def test_some_can_be_replaced_or_taken_away(numbers: list[int]) -> None:
     outbox = filled(3)
     for waiting in outbox.waiting:
-        waiting.sent = True
+        waiting.times = 1
     outbox.change(numbers, lambda c: None if c.offsets[0] == 0 else c)
     assert [w.number for w in outbox.waiting] == [n for n in (1, 2, 3) if n != 1 or 1 not in numbers]
     assert [w.number for w in outbox.waiting if not w.sent] == [n for n in numbers if n != 1]

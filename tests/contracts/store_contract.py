@@ -787,6 +787,21 @@ class StoreContract:
         settle(ada, ben)
         assert now().counts == events_before({P: 3, Q: 7}) == ada.view()[0] == ben.view()[0]
 
+    def test_what_may_have_arrived_is_not_added_up_with_what_has_not(self, trainer, now):
+        ada = trainer(most_waiting=4)
+        ada.claim(P, timeout_s=0)
+        settle(ada)
+        ada.train({P: 2})
+        for script in (["fine", "fine", "lost answer"], ["lost request"]):  # pull, assign, push; pull
+            ada.store._server.script.extend(script)
+            with pytest.raises(StoreUnavailable):
+                ada.store.exchange()
+            assert not ada.store._server.script
+        for _ in range(6):
+            ada.train({P: 1})
+        settle(ada)
+        assert now().counts == events_before({P: 8}) == ada.view()[0]
+
     def test_a_receive_while_joining_does_not_spoil_the_view(self, backend, trainer, now):
         """What was contributed long ago is sent again; the training thread asks in between."""
         ada, ben = trainer("ada"), trainer("ben")

@@ -124,8 +124,8 @@ class TestAWholeRun:
 
     def test_a_trainer_receives_what_others_send(self, result):
         alone, both = result["rows"]
-        assert both["received_bytes"] > 1.2 * both["sent_bytes"]
-        assert alone["received_bytes"] < 1.2 * alone["sent_bytes"]
+        assert both["received_bytes"] > 0.5 * both["sent_bytes"]
+        assert alone["received_bytes"] < 0.5 * alone["sent_bytes"], "its own cache, but not its own entries"
 
     def test_the_log_is_bounded_while_a_reader_is_stopped_and_no_event_is_lost(self, result):
         assert result["log_entries_while_stopped"] >= 50
