@@ -1,4 +1,8 @@
-"""A method on a log, test then train: the production line itself, with every event ranked before it is trained."""
+"""A method on a log, test then train: the production line itself, with every event ranked before it is trained.
+
+Those that come before anything is trained are misses for the method, so that figures are over the same events whatever
+the batch size and the delay.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +79,9 @@ class PrequentialResult:
     Args:
         measures: every figure of the method and of the floors; a slice without events has none.
         curve: points along the stream: `events`, `time` (seconds since the epoch), `loss`, and for the model and each
-            floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None before the first event.
+            floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None where there is no event.
         composition: points along the stream: `events`, and shares `head`, `torso`, `tail` of the cache.
-        events: how many events each slice has.
+        events: how many events each slice has; `all` has every one that was not refused.
         occurrence: how often each item was resampled, by row, at the end.
         popularity: how many events each item had, by row, at the end.
         seconds: of the whole run.

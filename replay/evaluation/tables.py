@@ -118,9 +118,9 @@ def about(records: Sequence[Record]) -> str:
 
 
 def _ranked(records: Sequence[Record]) -> str:
-    """How many events were ranked: on a stream, those that come before any item was trained are not."""
+    """How many events of a stream were ranked, if not all: those that the line refuses are not."""
     counts = [r.about["slices"]["all"] for r in records if "slices" in r.about]
-    if not counts:
+    if set(counts) <= {records[0].about["events"]}:
         return ""
     few, many = min(counts), max(counts)
     return f" ({few:,} ranked)" if few == many else f" ({few:,} to {many:,} ranked)"

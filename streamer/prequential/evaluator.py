@@ -1,8 +1,9 @@
 """Test, then train: how well events are foretold by the model that has not seen them yet.
 
 Before a micro-batch is trained, some of its events are ranked against all items known so far, with their users' recent
-items as of each event; trivial recommenders, which see every event, are asked the same. It looks at the learner and
-changes nothing in it.
+items as of each event; trivial recommenders, which see every event, are asked the same. Where all events are ranked,
+those that come before anything is trained are misses for the model; a sample passes them over. It looks at the learner
+and changes nothing in it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Prequential:
     Args:
         learner: whose model ranks.
         k: an event is a hit if its item is among the first k.
-        time_share: how much of the time ranking may take; batches are passed over to keep to it. None ranks all.
-        sample: at most so many events of a batch are ranked.
+        time_share: how much of the time ranking may take; batches are passed over to keep to it. None passes over none.
+        sample: at most so many events of a batch are ranked, and none before anything is trained. None ranks all.
         window: events of the windowed figures.
         new_only: whether to rank events that are new to their user too, known items left out; keeps every user's
             items in memory.
@@ -123,9 +124,11 @@ class Prequential:
         self._look(batch, _NONE, None)
 
     def _chosen(self, events: int) -> Rows:
-        if not self.learner.exact.size:  # nobody knows any item
+        if self.sample is None:
+            return np.arange(events)
+        if not self.learner.exact.size:  # nobody knows any item: not worth a place in the sample
             return _NONE
-        if self.sample is None or events <= self.sample:
+        if events <= self.sample:
             return np.arange(events)
         return np.sort(self._rng.choice(events, self.sample, replace=False))
 

@@ -291,11 +291,17 @@ class TestFigures:
         for line in (counts, "| `xir`" + rates, "| floor: most-popular" + rates):
             assert shown.count(line) == 2, "of all events, and of those new to their user"
 
-    def test_how_many_events_were_ranked_is_told(self):
+    def test_how_many_events_were_ranked_is_told_if_not_all_were(self):
         about = {"users": 3, "items": 4, "events": 5000}
-        runs = [record(about=about | {"slices": {"all": ranked}}) for ranked in (4000, 4500)]
-        assert "5,000 events (4,000 ranked)" in markdown(runs[:1])
-        assert "5,000 events (4,000 to 4,500 ranked)" in markdown(runs)
+        runs = [record(about=about | {"slices": {"all": ranked}}) for ranked in (4000, 4500, 5000)]
+        assert "5,000 events (4,000 ranked)," in markdown(runs[:1])
+        assert "5,000 events (4,000 to 4,500 ranked)," in markdown(runs[:2])
+        assert "5,000 events (4,000 to 5,000 ranked)," in markdown(runs)
+        assert "5,000 events, " in markdown(runs[2:] * 2)
+
+    def test_all_events_of_a_log_are_ranked(self, log, tmp_path):
+        shown = streamer("compare", "--data", log, "--methods", "bir", "--out", tmp_path / "out", *TINY)
+        assert "600 events, one pass, test then train" in shown
 
     def test_what_of_the_log_was_used_is_told(self):
         assert "of the log limit=5." in markdown([record(log={"limit": 5})])

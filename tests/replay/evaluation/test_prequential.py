@@ -16,6 +16,7 @@ from replay.events import Events
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Prequential
+from streamer.prequential.slices import BANDS
 from streamer.sources.base import Partition
 
 STREAM = events(900, users=60, items=80)
@@ -57,7 +58,8 @@ class TestMeasures:
         }
         assert {(m.metric, m.k, m.slice, m.floor): m.value for m in result.measures} == expected
         assert result.value("hr", 10, "all") == test.model.overall
-        assert result.events["all"] == 900 - 32  # nobody knows an item before the first batch is learned
+        assert result.events["all"] == 900  # those of the first batch too, of which nobody has learned an item
+        assert result.events["new"] == len(set(STREAM))
         assert result.events["second-half/all"] == 450
 
     def test_every_floor_stands_beside_the_method(self, result):
@@ -72,8 +74,38 @@ class TestMeasures:
 
     def test_a_slice_without_events_has_no_figure(self):
         found = run(Events(["u"] * 64, ["a", "b"] * 32, None))
-        assert found.value("hr", 10, "new") is None
-        assert found.value("hr", 10, "all") == 1.0
+        assert found.events["second-half/new"] == 0
+        assert found.value("hr", 10, "second-half/new") is None
+        assert found.value("hr", 10, "second-half/all") == 1.0
+
+    def test_the_first_batch_is_missed_by_the_method_and_not_by_the_floors(self):
+        found = run(Events(["u"] * 64, ["a", "b"] * 32, None))
+        assert (found.events["all"], found.events["new"]) == (64, 2)
+        assert found.value("hr", 10, "all") == 32 / 64
+        assert found.value("hr", 10, "new") == 0.0
+        for floor in ("most-popular", "recently-popular", "last-items"):
+            assert found.value("hr", 10, "all", floor) == 62 / 64, "all but the first events of a and b"
+
+    @pytest.mark.parametrize("changes", [{"batch_size": 300}, {"delay_events": 400}, {"delay_seconds": 1e9}])
+    def test_figures_are_over_the_same_events_whatever_the_batch_size_and_the_delay(self, result, changes):
+        found = run(**changes)
+        for name in SLICES:
+            if not name.endswith(BANDS):  # those are by what was learned before the batch
+                assert found.events[name] == result.events[name], name
+        assert found.value("hr", 10, "all", "last-items") == pytest.approx(result.value("hr", 10, "all", "last-items"))
+
+    def test_floors_do_not_depend_on_the_batch_size(self, result):
+        found = run(batch_size=300)
+        for m in result.measures:
+            if m.floor is not None and not m.slice.endswith(BANDS):
+                assert found.value(m.metric, m.k, m.slice, m.floor) == pytest.approx(m.value), m
+
+    def test_a_method_that_never_learns_misses_everything(self):
+        found = run(delay_seconds=1e9)
+        ours = [m.value for m in found.measures if m.floor is None]
+        assert len(ours) > 100
+        assert set(ours) == {0.0}
+        assert found.popularity.sum() == 0
 
     def test_how_the_log_is_cut_changes_nothing(self, result):
         assert run(chunk=7).measures == result.measures
@@ -100,9 +132,18 @@ class TestCurves:
         assert last["time"] == 1_000_000.0 + 10 * 899
         assert last["loss"] > 0
 
-    def test_before_the_first_ranked_event_there_is_no_figure(self, result):
-        assert result.curve[0]["events"] == 32
-        assert result.curve[0]["model/all/recent"] is None
+    def test_they_begin_with_the_misses_of_the_first_batch(self):
+        first = run(Events(["u"] * 64, ["a", "b"] * 32, None)).curve[0]
+        assert first["events"] == 32
+        for kind in ("recent", "overall"):
+            assert first[f"model/all/{kind}"] == first[f"model/new/{kind}"] == 0.0
+            assert first[f"last-items/all/{kind}"] == 30 / 32
+
+    def test_where_the_window_has_no_event_of_a_slice_there_is_no_figure(self):
+        last = run(Events(["u"] * 64, ["a", "b"] * 32, None), window=32).curve[-1]
+        assert last["model/new/recent"] is None
+        assert last["model/new/overall"] == 0.0
+        assert last["model/all/recent"] == 1.0
 
     def test_the_cache_is_made_of_three_bands(self, result):
         assert sum(result.composition[-1][band] for band in ("head", "torso", "tail")) == pytest.approx(1)
@@ -113,7 +154,7 @@ class TestCurves:
         items = [f"i{n}" for n in range(600)] + [f"j{n % 10}" for n in range(600)]
         last = run(Events(users, items, None)).curve[-1]
         assert last["last-items/all/recent"] == 1.0
-        assert last["last-items/all/overall"] == pytest.approx(590 / 1168)
+        assert last["last-items/all/overall"] == pytest.approx(590 / 1200)
 
 
 class TestEnd:
@@ -133,7 +174,7 @@ class TestEnd:
         broken = Events([*LOG.users[:100], ""], [*LOG.items[:100], "x"], [*LOG.timestamps_s[:100], 0.0])
         found = run(broken)
         assert (found.accounting["trained"], found.accounting["dead_lettered"]) == (100, 1)
-        assert found.events["all"] == 100 - 32
+        assert found.events["all"] == 100
 
     def test_speed_is_told_with_and_without_ranking(self, result):
         assert 0 < result.events_per_second < result.train_events_per_second
@@ -143,20 +184,30 @@ class TestEnd:
 class TestDelay:
     @pytest.mark.parametrize("delay", [{"delay_events": 320}, {"delay_seconds": 3199.0}])
     def test_events_are_learned_only_after_the_delay(self, delay):
-        found = run(**delay)
+        found = run(points=900, **delay)
         assert found.popularity.sum() == (900 - 320) // 32 * 32
-        assert found.events["all"] == 900 - 352
-        assert found.curve[0]["loss"] is None
+        assert found.events["all"] == 900
+        first = 352  # events that have come when the first batch is learned, after the last of them is ranked
+        without_loss = [p["events"] for p in found.curve if p["loss"] is None]
+        assert without_loss == [*range(32, first, 32), 900]  # after the last four, no further batch is due
+        hit_rates = {p["events"]: p["model/all/overall"] for p in found.curve}
+        assert {rate for came, rate in hit_rates.items() if came <= first} == {0.0}
+        assert hit_rates[first + 32] > 0
+
+    def test_floors_that_need_not_learn_hit_within_the_delay(self, result):
+        late = run(delay_events=320)
+        for ours, at_once in zip(late.curve, result.curve, strict=True):
+            assert ours["events"] == at_once["events"]
+            assert ours["last-items/all/overall"] == pytest.approx(at_once["last-items/all/overall"])
+        assert late.curve[2]["events"] < 320
+        assert late.curve[2]["last-items/all/overall"] > 0
 
     def test_late_feedback_costs_hits_of_those_who_learn_and_none_of_last_items(self, result):
         late = run(delay_events=400)
-        kept = {"hr": 0, "mrr": 0}
-        for metric in kept:
-            hits = [
-                found.value(metric, 10, "second-half/all", "last-items") * found.events["second-half/all"]
-                for found in (result, late)
-            ]
-            assert hits[0] == pytest.approx(hits[1])
+        for metric in ("hr", "mrr"):
+            for slice_ in ("all", "second-half/all"):
+                at_once = result.value(metric, 10, slice_, "last-items")
+                assert late.value(metric, 10, slice_, "last-items") == pytest.approx(at_once)
         for floor in ("co-visitation", "recently-popular"):
             assert late.value("hr", 10, "second-half/all", floor) != result.value("hr", 10, "second-half/all", floor)
         assert late.value("hr", 10, "second-half/all") != result.value("hr", 10, "second-half/all")

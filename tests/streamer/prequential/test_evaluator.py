@@ -84,16 +84,15 @@ class TestAgainstTheSlowRanking:
 
         def look(batch: Batch) -> None:
             known, before = learner.exact.size, had_before(batch, had)
-            if known:
-                hits = zip(slow_hits(learner, batch, known, 5, before), batch.items, before, strict=True)
-                expected.extend(hit for hit, item, items in hits if item not in items)
+            hits = zip(slow_hits(learner, batch, known, 5, before), batch.items, before, strict=True)
+            expected.extend(hit for hit, item, items in hits if item not in items)
             test(batch)
 
         for start in range(0, 400, 40):
             ranked_by(learner, stream[start : start + 40], look)
-        assert test.new.events == len(expected)
+        assert test.new.events == len(expected) == len(set(stream))
         assert test.new.hits == sum(expected)
-        assert 0 < test.new.hits < test.new.events < 360
+        assert 0 < test.new.hits < test.new.events < test.model.events == 400
 
 
 class TestWhatCounts:
@@ -122,12 +121,34 @@ class TestWhatCounts:
         ranked_by(learner, [("somebody", "a3"), ("somebody", "b3")], test)
         assert (test.model.events, test.model.hits) == (2, 1)
 
-    def test_before_the_first_item_is_known_nothing_is_ranked(self):
+    def test_before_the_first_item_is_known_a_sample_takes_nothing(self):
         learner = Learner(small())
-        test = Prequential(learner, time_share=None)
+        test = Prequential(learner, time_share=None, sample=2)
         ranked_by(learner, [("u", "i")], test)
-        assert test.model.events == 0
-        assert test.model.overall is test.model.recent is None
+        assert test.model.events == test.most_popular.events == 0
+        assert test.model.overall is test.model.recent is test.most_popular.overall is None
+        ranked_by(learner, [("u", "i")] * 3, test)
+        assert (test.model.events, test.model.hits) == (2, 2)
+        assert test.events == 4
+
+    @pytest.mark.parametrize("more", [{}, {"new_only": True, "floors": tuple(FLOORS)}], ids=["lean", "all"])
+    def test_before_the_first_item_is_known_all_events_are_misses_of_the_model_and_floors_may_hit(self, more):
+        learner = Learner(small())
+        test = Prequential(learner, time_share=None, sample=None, **more)
+        ranked_by(learner, [("u", "a"), ("u", "a"), ("v", "a"), ("v", "b"), ("w", "a"), ("w", "b")], test)
+        hits = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
+        expected = {
+            "model": (6, 0),
+            "most-popular": (6, 4),  # all but the first a and the first b
+            "recently-popular": (6, 4),
+            "last-items": (6, 1),  # u's second a
+            "co-visitation": (6, 1),  # w's b, as v had it after a
+        }
+        assert hits == {name: expected[name] for name in test.tallies}
+        assert test.model.overall == test.model.recent == test.figure(metric="mrr").overall == 0.0
+        assert (test.new.events, test.new.hits) == ((5, 0) if more else (0, 0))
+        ranked_by(learner, [("x", "a"), ("x", "b")], test)
+        assert (test.model.events, test.model.hits) == (8, 2)
 
     def test_most_popular_is_the_share_of_events_among_the_most_counted_items(self):
         learner = Learner(small())
@@ -162,12 +183,21 @@ class TestSlices:
         ranked_by(learner, [("u0", "a"), ("u1", "b")], test)
         ranked_by(learner, [("u0", "a"), ("u2", "c"), ("u2", "c"), ("u1", "a"), ("u3", "c")], test)
         counts = {name: test.tallies[MODEL].events(name) for name in SLICES}
-        assert counts["all"] == 5
-        assert (counts["new-users"], counts["returning-users"]) == (2, 3)
-        assert (counts["new-items"], counts["returning-items"]) == (1, 4)
-        assert counts["new"] == 3  # u2 c, u1 a, u3 c
-        assert counts["new/new-users"] == 2
+        assert counts["all"] == 7
+        assert (counts["new-users"], counts["returning-users"]) == (4, 3)
+        assert (counts["new-items"], counts["returning-items"]) == (3, 4)
+        assert counts["new"] == 5  # u0 a, u1 b; u2 c, u1 a, u3 c
+        assert counts["new/new-users"] == 4
         assert counts["head"] + counts["torso"] + counts["tail"] == 4
+
+    def test_in_the_first_batch_nothing_is_popular_yet(self):
+        learner = Learner(small())
+        test = Prequential(learner, time_share=None, sample=None)
+        ranked_by(learner, [("u0", "a")] * 5, test)
+        counts = {name: test.tallies[MODEL].events(name) for name in SLICES}
+        assert (counts["new-items"], counts["head"], counts["torso"], counts["tail"]) == (1, 0, 0, 4)
+        ranked_by(learner, [("u0", "a")] * 5, test)
+        assert test.tallies[MODEL].events("head") == 5
 
     def test_nobody_foretells_an_item_that_was_never_seen(self):
         learner, stream = Learner(small()), events(400, items=200)
@@ -183,7 +213,7 @@ class TestSlices:
         test = Prequential(learner, time_share=None, sample=None, half=110)
         for start in range(0, 200, 20):
             ranked_by(learner, stream[start : start + 20], test)
-        assert test.tallies[MODEL].events("all") == 180
+        assert test.tallies[MODEL].events("all") == 200
         assert test.tallies[MODEL].events("second-half/all") == 90
 
     def test_a_learner_that_goes_on_from_a_checkpoint_knows_its_users_and_counts(self):
@@ -225,8 +255,10 @@ class TestFloors:
         test = Prequential(learner, time_share=None, sample=None, floors=("last-items",))
         for _ in range(5):
             ranked_by(learner, [(f"u{n}", f"i{n}") for n in range(20)], test)
-        assert test.figure("last-items").overall == 1.0
-        assert test.figure("last-items", metric="mrr").overall == 1.0
+        for metric in ("hr", "mrr"):
+            assert test.figure("last-items", "returning-users", metric).overall == 1.0
+            assert test.figure("last-items", "new-users", metric).overall == 0.0
+            assert test.figure("last-items", metric=metric).overall == 80 / 100
 
     def test_observing_ranks_nothing_and_forgets_nothing(self):
         learner, stream = Learner(small()), events(200)

@@ -117,10 +117,25 @@ class TestDelayedLearner:
         """An item that comes in turn with others is the most popular once its events are due, not before."""
         learner = DelayedLearner(small(), Delay(events=8))
         test = Prequential(learner, k=1, time_share=None, sample=None)
-        stream = [("u", "a")] * 8 + [("u", "b")] * 16
-        for start in range(0, 24, 4):
+        stream = [("u", "a")] * 8 + [("u", "b")] * 20
+        hits = []
+        for start in range(0, 28, 4):
             batch = micro_batch(stream[start : start + 4], timestamps_s=[0.0] * 4)
             learner.learn(batch, test)
-        # a: 8 events before; b overtakes when 9 of its 16 events are due, which is after all were ranked
-        assert test.most_popular.hits == 0
-        assert test.most_popular.events == 24 - 12
+            hits.append(test.most_popular.hits)
+        # a: 8 events before; b overtakes when 9 of its events are due, which is when the last three are ranked
+        assert hits == [0, 0, 0, 0, 0, 0, 3]
+        assert test.most_popular.events == 28
+
+    @pytest.mark.parametrize("sample", [None, 4])
+    def test_until_events_are_learned_they_are_misses_or_passed_over_by_a_sample(self, sample):
+        """Everybody foretells the only item there is as soon as it is known."""
+        learner = DelayedLearner(small(), Delay(events=8))
+        test = Prequential(learner, k=1, time_share=None, sample=sample, floors=("last-items",))
+        for _ in range(6):
+            learner.learn(micro_batch([("u", "a")] * 4, timestamps_s=[0.0] * 4), test)
+        found = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
+        if sample is None:  # the model learns whole batches, floors event by event; last items are known at once
+            assert found == {"model": (24, 12), "most-popular": (24, 15), "last-items": (24, 23)}
+        else:
+            assert found == {"model": (12, 12), "most-popular": (12, 12), "last-items": (12, 12)}
