@@ -30,8 +30,8 @@ ENTRIES_AT_ONCE = 128
 IDS_AT_ONCE = 10_000
 ATTEMPTS = 8
 """How often reading begins again when the log is trimmed meanwhile."""
-IMPORTED = "import"
-"""The origin of a state that was put in. No trainer has one of that name, so none puts its own in the place of it."""
+IMPORTED, WANTED = "import", 2**53 - 1
+"""Origin and events of a state that was put in. No trainer has that origin, or more: none puts its own in its place."""
 
 LOOK = """
 -- KEYS: meta, log, snapshot, items, next, epochs, owners, cache, trainers.  ARGV: 1 to get snapshot and cache too.
@@ -282,7 +282,7 @@ class StoreAdmin:
         values = {"position": list(Position.beginning(generation)), "next": contents.next, "events": contents.events}
         packed = Replica.of(values, contents.counts, contents.drawn).pack()
         origin = Position(IMPORTED, 0, "", "")
-        seed = Seed(generation, packed, contents.ids, contents.next, contents.epochs, origin, instead_of)
+        seed = Seed(generation, packed, contents.ids, contents.next, contents.epochs, origin, instead_of, WANTED)
         if not self._server.seed(seed):
             raise StoreRefused(f"the model {self.keys.model!r} in {self.url} has begun anew meanwhile: try again")
         if contents.cache is not None:

@@ -145,7 +145,7 @@ class Exchange:
         origin = view.replica.position if view.replica is not None else None
         seed = Replica.of(ours.values() | {"position": list(Position.beginning(generation))}, *ours.arrays())
         epochs = view.partitions.epochs
-        offer = Seed(generation, seed.pack(), view.naming.ids, seed.next, epochs, origin, instead_of)
+        offer = Seed(generation, seed.pack(), view.naming.ids, seed.next, epochs, origin, instead_of, seed.events)
         if not self._server.seed(offer):
             return False
         with view.lock:

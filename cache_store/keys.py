@@ -7,7 +7,7 @@ several models share a server. `K` stands for it here:
 |------------|--------|-------------------------------------------------------------------|---------------------------|
 | K:meta     | hash   | format, generation, number and chain of the newest entry,         | seed, assign, push,       |
 |            |        | number and id of the snapshot, chain of the cache, fingerprint of | save_snapshot             |
-|            |        | the items, origin, when it was seeded                             |                           |
+|            |        | the items, origin and its events, when it was seeded              |                           |
 | K:log      | stream | additions: n number, b chain before, c chain, d packed entry      | push, save_snapshot       |
 | K:snapshot | string | counts and occurrence of all items up to an entry, packed         | seed, save_snapshot       |
 | K:items    | list   | item ids by row                                                   | assign, seed              |

@@ -56,7 +56,7 @@ class MemoryServer:
         self._owners: dict[str, str] = {}
         self._cache: tuple[str, bytes] | None = None
         self._snapshot: tuple[Position, bytes] | None = None
-        self._origin: tuple[Position | None, float] = (None, 0.0)
+        self._origin: tuple[Position | None, int, float] = (None, 0, 0.0)
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
         with self._lock:
@@ -185,16 +185,18 @@ class MemoryServer:
             self._next, self._epochs = dict(seed.next), dict(seed.epochs)
             self._owners = {}
             self._snapshot, self._cache = (self._position, seed.snapshot), None
-            self._origin = (seed.origin, self._clock())
+            self._origin = (seed.origin, seed.events, self._clock())
             return True
 
     def _may_seed(self, seed: Seed) -> bool:
         if self._position is None or self._position.generation == seed.instead_of:
             return True
-        theirs, seeded_at = self._origin
+        theirs, events, seeded_at = self._origin
         if seed.origin is None or self._clock() - seeded_at > RESEED_S:
             return False
-        return theirs is None or (theirs.generation == seed.origin.generation and theirs.number < seed.origin.number)
+        if theirs is None or events < seed.events:
+            return True
+        return theirs.generation == seed.origin.generation and theirs.number < seed.origin.number
 
     def beat(self, trainer: str, about: str) -> None:
         """Nobody asks."""

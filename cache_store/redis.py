@@ -121,7 +121,7 @@ class RedisServer:
         self._put_items(items, rows, seed.ids)
         origin = seed.origin or Position("", 0, "", "")
         arguments: list[Any] = [seed.generation, seed.snapshot, origin.generation, origin.number, seed.instead_of]
-        arguments += [RESEED_S, FORMAT, len(seed.ids), fingerprint(seed.ids), len(seed.next)]
+        arguments += [RESEED_S, FORMAT, len(seed.ids), fingerprint(seed.ids), len(seed.next), seed.events]
         arguments += [part for pair in seed.next.items() for part in pair]
         arguments += [part for pair in seed.epochs.items() for part in pair]
         named = ("meta", "log", "snapshot", "items", "rows", "next", "epochs", "cache")

@@ -151,14 +151,15 @@ return 1
 SEED = """
 -- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners.
 -- ARGV: generation, snapshot, origin generation ('': none), origin number, instead of, seconds for seeding again,
---       format, how many new items, their fingerprint, how many partitions in next, then partition, next ..., then
---       partition, epoch ...
+--       format, how many new items, their fingerprint, how many partitions in next, events, then partition, next ...,
+--       then partition, epoch ...
 -- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items are not all there.
-local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded')
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded', 'origin_events')
 local now = tonumber(redis.call('TIME')[1])
 local may = not meta[1] or meta[1] == ARGV[5]
 if not may and ARGV[3] ~= '' and now - tonumber(meta[4] or '0') <= tonumber(ARGV[6]) then
     may = meta[2] == '' or (meta[2] == ARGV[3] and tonumber(meta[3]) < tonumber(ARGV[4]))
+    may = may or tonumber(meta[5] or '0') < tonumber(ARGV[11])
 end
 if not may then return 0 end
 local items = tonumber(ARGV[8])
@@ -172,11 +173,12 @@ if redis.call('EXISTS', KEYS[9]) == 1 then
     redis.call('PERSIST', KEYS[5])
 end
 redis.call('SET', KEYS[3], ARGV[2])
-local first = 11 + 2 * tonumber(ARGV[10])
-for k = 11, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
+local first = 12 + 2 * tonumber(ARGV[10])
+for k = 12, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
 for k = first, #ARGV, 2 do redis.call('HSET', KEYS[7], ARGV[k], ARGV[k + 1]) end
 redis.call('HSET', KEYS[1], 'format', ARGV[7], 'generation', ARGV[1], 'number', 0, 'chain', ARGV[1],
-    'snapshot', 0, 'snapshot_id', '0-0', 'names', ARGV[9], 'origin', ARGV[3], 'origin_number', ARGV[4], 'seeded', now)
+    'snapshot', 0, 'snapshot_id', '0-0', 'names', ARGV[9], 'origin', ARGV[3], 'origin_number', ARGV[4],
+    'origin_events', ARGV[11], 'seeded', now)
 return 1
 """
 

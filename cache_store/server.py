@@ -148,6 +148,8 @@ class Seed:
         epochs: as far as we know them.
         origin: where our own state stood: a server that was seeded by somebody who knew less takes ours instead.
         instead_of: the generation that has lost something; "" for an empty server.
+        events: that the state holds. Of two states of a model the one with more events knows more, whatever they were
+            called: one may come from an old checkpoint, and have another origin.
     """
 
     generation: str
@@ -157,6 +159,7 @@ class Seed:
     epochs: Mapping[str, int]
     origin: Position | None
     instead_of: str = ""
+    events: int = 0
 
 
 class Server(Protocol):

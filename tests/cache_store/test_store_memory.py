@@ -28,7 +28,7 @@ class MemoryBackend:
         self._server.wipe()
 
     def age(self) -> None:
-        self._server._origin = (self._server._origin[0], -RESEED_S)
+        self._server._origin = (*self._server._origin[:2], -RESEED_S)
 
     def copy(self) -> dict[str, Any]:
         return {name: copy.copy(value) for name, value in vars(self._server).items() if name != "_lock"}

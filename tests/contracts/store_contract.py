@@ -986,9 +986,27 @@ class StoreContract:
         assert seed(server, "g2", origin=at("old", 6)) is True
         assert seed(server, "g3", origin=at("old", 5), instead_of="g1") is False
         assert seed(server, "g3", origin=at("old", 5), instead_of="g2") is True
-        tip = server.pull(Position.beginning("g3"), 1, "").tip
+        assert seed(server, "g4", origin=at("other", 9), events=7) is True, "of another origin, but it knows more"
+        assert seed(server, "g5", origin=at("old", 99), events=7) is False
+        assert seed(server, "g5", origin=at("other", 9), events=7) is False
+        tip = server.pull(Position.beginning("g4"), 1, "").tip
         assert tip is not None
-        assert tip.generation == "g3"
+        assert tip.generation == "g4"
+
+    def test_an_old_checkpoint_does_not_replace_what_the_living_know(self, backend, trainer, now):
+        """A trainer restarts from long ago just when the server is emptied, and seeds it first."""
+        ada, ben = trainer("ada"), trainer("ben")
+        long_ago = ben.checkpoint()
+        backend.wipe()
+        settle(ada)
+        ada.claim(P, timeout_s=0), ben.claim(Q, timeout_s=0)
+        settle(ada, ben)
+        ada.train({P: 3}), ben.train({Q: 4})
+        settle(ada, ben)
+        backend.wipe()
+        trainer("ben", saved=long_ago)
+        settle(ada)
+        assert now().counts == events_before({P: 3, Q: 4})
 
 
 def push(
@@ -1007,7 +1025,12 @@ def stand(position: Position, ids: list[str], cache_chain: str = "", most: int =
 
 
 def seed(
-    server: Server, generation: str, ids: list[str] | None = None, origin: Position | None = None, instead_of: str = ""
+    server: Server,
+    generation: str,
+    ids: list[str] | None = None,
+    origin: Position | None = None,
+    instead_of: str = "",
+    events: int = 0,
 ) -> bool:
     snapshot = Replica(Position.beginning(generation)).pack()
-    return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, instead_of))
+    return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, instead_of, events))
