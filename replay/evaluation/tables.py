@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -153,9 +154,7 @@ def prequential_table(records: Sequence[Record]) -> str:
     for name, group in _floors_and_methods(records):
         cells = [figures.of(group, metric, k, slice_) for metric, slice_ in PREQUENTIAL_COLUMNS]
         rows.append([name, *map(_shown, cells), _step(figures, group)])
-    if any(row[-1] for row in rows):
-        return _table(["", *head, "ms a step"], rows)
-    return _table(["", *head], [row[:-1] for row in rows])
+    return _table(["", *head, "ms a step"], rows)
 
 
 def slices_table(records: Sequence[Record], prefix: str = "") -> str:
@@ -188,7 +187,15 @@ def sweep_table(records: Sequence[Record], parameter: str, metric: str, k: int, 
         cells = [_shown(figures.of(group, metric, k, slice_)), _step(figures, group)]
         rows.append([str(record.settings.get(parameter, "default")), record.method, *cells])
     where = "" if slice_ == "all" else f" {slice_}"
-    return _table([parameter, "method", f"{_metric(metric)}@{k}{where}", "ms a step"], rows)
+    return _table([parameter, "method", f"{_metric(metric)}@{k}{where}", "ms a step"], sorted(rows, key=_by_number))
+
+
+def _by_number(row: Sequence[str]) -> tuple[float, str]:
+    """Numbers in their order, before all else."""
+    try:
+        return float(row[0]), ""
+    except ValueError:
+        return math.inf, row[0]
 
 
 def _step(figures: Figures, group: Group) -> str:
@@ -231,5 +238,7 @@ def _shown(figure: Figure | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    """Columns in which nothing stands are left out."""
+    shown = [at for at in range(len(head)) if any(row[at] for row in rows)]
+    lines = [[head[at] for at in shown], ["---"] * len(shown), *([row[at] for at in shown] for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

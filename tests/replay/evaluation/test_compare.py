@@ -311,6 +311,16 @@ class TestFigures:
         table = sweep_table(records, "draws", "recall", 10, "all")
         assert "| 64 | xir | 0.1000 |" in table
 
+    def test_values_of_a_sweep_come_in_their_order_and_columns_without_figures_not_at_all(self):
+        measures = [{"metric": "recall", "k": 10, "slice": "all", "value": 0.25, "floor": None}]
+        values = ("1024", "128", "0.5", "auto")
+        table = sweep_table(
+            [record(settings={"draws": v}, measures=measures) for v in values], "draws", "recall", 10, "all"
+        )
+        head, _, *rows = table.splitlines()
+        assert head == "| draws | method | Recall@10 |"
+        assert [row.split(" | ")[0] for row in rows] == ["| 0.5", "| 128", "| 1024", "| auto"]
+
 
 class TestRecords:
     def test_round_trip(self, tmp_path):
