@@ -13,14 +13,21 @@ from numpy.typing import NDArray
 
 from cache_store.base import Counts, Increments, Rows
 
-_ROWS_A_WORD = 8
+Words = NDArray[np.uint64]
+
+_BITS = 6
+_ONE, _LAST = np.uint64(1), np.uint64(63)
+_DE_BRUIJN, _SHIFT = np.uint64(0x03F79D71B4CB0A89), np.uint64(58)
+_BIT_OF = np.empty(64, np.int64)
+_BIT_OF[[(0x03F79D71B4CB0A89 << k & 2**64 - 1) >> 58 for k in range(64)]] = np.arange(64)
+"""Which bit is the lowest of a word: for the topmost bits of that bit alone times a de Bruijn sequence."""
 
 
 class Adder:
     """Adds up increments, like `cache_store.codec.summed`. Not for several threads.
 
-    Keeps a counter and a mark for every row, which are zero between two sums. Rows come out in ascending order, as
-    marks are looked through word by word.
+    Keeps a counter and a bit for every row, which are zero between two sums. Rows come out in ascending order, as bits
+    are looked through word by word.
 
     Examples:
         >>> part = Increments(np.array([7, 3, 7]), np.array([1, 1, 1]))
@@ -30,48 +37,51 @@ class Adder:
 
     def __init__(self) -> None:
         self._totals = np.zeros(0, np.int64)
-        self._marks = np.zeros(0, np.uint8)
+        self._bits = np.zeros(0, np.uint64)
 
     def summed(self, parts: Sequence[Increments]) -> Increments:
         """Increments with distinct rows, in ascending order: the sum of all of them."""
         size = 1 + max((int(part.rows.max(initial=-1)) for part in parts), default=-1)
         if size > len(self._totals):
-            capacity = -(-max(size, 2 * len(self._totals)) // _ROWS_A_WORD) * _ROWS_A_WORD
-            self._totals, self._marks = np.zeros(capacity, np.int64), np.zeros(capacity, np.uint8)
+            words = (max(size, 2 * len(self._totals)) >> _BITS) + 1
+            self._totals, self._bits = np.zeros(words << _BITS, np.int64), np.zeros(words, np.uint64)
         found = 0
         for rows, counts in parts:
-            found += _add_up(rows, counts, self._totals, self._marks)
+            found += _add_up(rows, counts, self._totals, self._bits)
         distinct, total = np.empty(found, np.int64), np.empty(found, np.int64)
-        _take_out(self._totals, self._marks, self._marks.view(np.uint64), distinct, total)
+        _take_out(self._totals, self._bits, distinct, total)
         return Increments(distinct, total)
 
 
 @njit(nogil=True, cache=True)
-def _add_up(rows: Rows, counts: Counts, totals: Counts, marks: NDArray[np.uint8]) -> int:  # type: ignore[no-untyped-def,unused-ignore]
-    """Add counts to the totals, and mark their rows; answers how many were not marked before."""
+def _add_up(rows: Rows, counts: Counts, totals: Counts, bits: Words) -> int:  # type: ignore[no-untyped-def,unused-ignore]
+    """Add counts to the totals, and set the bits of their rows; answers how many were not set before."""
     found = 0
     for k in range(len(rows)):
         if counts[k] > 0:
-            if marks[rows[k]] == 0:
-                marks[rows[k]] = 1
+            row = rows[k]
+            bit = _ONE << (np.uint64(row) & _LAST)
+            if bits[row >> _BITS] & bit == 0:
+                bits[row >> _BITS] |= bit
                 found += 1
-            totals[rows[k]] += counts[k]
+            totals[row] += counts[k]
     return found
 
 
 @njit(nogil=True, cache=True)
-def _take_out(  # type: ignore[no-untyped-def,unused-ignore]
-    totals: Counts, marks: NDArray[np.uint8], words: NDArray[np.uint64], rows: Rows, counts: Counts
-) -> None:
-    """Fill in the marked rows with their totals; leaves zeros there."""
+def _take_out(totals: Counts, bits: Words, rows: Rows, counts: Counts) -> None:  # type: ignore[no-untyped-def,unused-ignore]
+    """Fill in the rows whose bits are set with their totals; leaves zeros there."""
     found = 0
-    for word in range(len(words)):
-        if words[word] != 0:
-            for row in range(_ROWS_A_WORD * word, _ROWS_A_WORD * (word + 1)):
-                if marks[row] != 0:
-                    rows[found], counts[found] = row, totals[row]
-                    marks[row], totals[row] = 0, 0
-                    found += 1
+    for word in range(len(bits)):
+        left = bits[word]
+        while left != 0:
+            lowest = left & (~left + _ONE)
+            row = (word << _BITS) + _BIT_OF[(lowest * _DE_BRUIJN) >> _SHIFT]
+            rows[found], counts[found] = row, totals[row]
+            totals[row] = 0
+            left ^= lowest
+            found += 1
+        bits[word] = 0
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ from cache_store.base import Rows
 from cache_store.codec import fingerprint
 
 _NONE = -1
+_STRETCH = 4096
 
 
 class Naming:
@@ -39,6 +40,7 @@ class Naming:
         self.turn = 0
         """Grows when the store's rows of items may be others than before."""
         self._rows = np.full(0, _NONE, np.int64)  # the store's row of each of ours
+        self._agreed = 0  # below it our rows are the store's
         self._told: list[tuple[int, Rows]] = []  # a row of the store, and which of ours are that one and the next
 
     def restore(self, own_ids: Sequence[str], own: Rows) -> None:
@@ -48,11 +50,12 @@ class Naming:
         self.fingerprint = fingerprint(self.ids)
         self._rows = np.full(len(own_ids), _NONE, np.int64)
         self._rows[own] = np.arange(len(own))
+        self._agreed = agreed(self._rows)
 
     def begin_anew(self, ids: list[str]) -> None:
         """The store has these; what it had before does not count."""
         self.ids, self.fingerprint = ids, fingerprint(ids)
-        self._rows = np.full(0, _NONE, np.int64)
+        self._rows, self._agreed = np.full(0, _NONE, np.int64), 0
         self._told = []
         self.turn += 1
 
@@ -74,19 +77,24 @@ class Naming:
         told, self._told = self._told, []
         for first, own in told:
             self._rows[own] = np.arange(first, first + len(own))
+        self._agreed = agreed(self._rows, self._agreed)
 
     def rows_of(self, own: Rows) -> Rows:
-        """The store's rows of ours; -1 where there is none yet."""
+        """The store's rows of ours, to be read only; -1 where there is none yet."""
+        if int(own.max(initial=-1)) < self._agreed:
+            return own
         rows: Rows = self._rows[own]
         return rows
 
     def give(self, own: Sequence[int], rows: Sequence[int]) -> None:
         """The store has given these rows to ours."""
         self._rows[own] = rows
+        self._agreed = agreed(self._rows, self._agreed)
 
     def forget_unsure(self) -> None:
         """Rows that were given and have not come back in a pull may be lost by the next time."""
         self._rows[self._rows >= len(self.ids)] = _NONE
+        self._agreed = min(self._agreed, len(self.ids))
 
     def forget_others(self) -> None:
         """Rows that the server has given since are not in a seed, and it may give them to others."""
@@ -94,3 +102,22 @@ class Naming:
         pairs = zip(given.tolist(), self._rows[given].tolist(), strict=True)
         lost = [own for own, row in pairs if row >= len(self.ids) or self.ids[row] != self.own_ids[own]]
         self._rows[lost] = _NONE
+        self._agreed = min([self._agreed, *lost])
+
+
+def agreed(rows: Rows, known: int = 0) -> int:
+    """Up to where rows[k] is k, if it is so up to `known`; found stretch by stretch.
+
+    A trainer that is alone or joins late has all items in the rows of the store: then nothing need be translated.
+
+    Examples:
+        >>> agreed(np.array([0, 1, 2, 7, 4]))
+        3
+    """
+    while known < len(rows):
+        stretch = rows[known : known + _STRETCH]
+        others = np.flatnonzero(stretch != np.arange(known, known + len(stretch)))
+        if len(others):
+            return known + int(others[0])
+        known += len(stretch)
+    return known

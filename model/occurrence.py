@@ -171,10 +171,23 @@ def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
 
 @compiled
 def _add(tree: Doubles, starts: Rows, rows: Rows, weights: Doubles) -> None:
+    """What comes in a row under one node is added up before it is carried on; rows in ascending order are the best."""
+    parent, carried = -1, 0.0
     for i in range(len(rows)):
-        node = rows[i]
-        for level in range(len(starts) - 1):
-            tree[starts[level] + node] += weights[i]
+        if rows[i] >> _BITS != parent:
+            _carry(tree, starts, parent, carried)
+            parent, carried = rows[i] >> _BITS, 0.0
+        tree[rows[i]] += weights[i]
+        carried += weights[i]
+    _carry(tree, starts, parent, carried)
+
+
+@compiled
+def _carry(tree: Doubles, starts: Rows, node: int, weight: float) -> None:
+    """Add to a node of the second level, and to all above it."""
+    if node >= 0:
+        for level in range(1, len(starts) - 1):
+            tree[starts[level] + node] += weight
             node >>= _BITS
 
 

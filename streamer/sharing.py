@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cache_store.base import CacheStore, Contribution, Delta, Increments, Received, Span, StoreStatus, Totals
 from cache_store.errors import StoreError
 from cache_store.memory import MemoryServer
+from cache_store.naming import agreed
 from cache_store.shared import SharedStore
 from cache_store.view import SharedSettings
 from model.batch import Rows
@@ -58,6 +59,7 @@ class Sharing:
         self.ends = ends
         self._own = np.empty(0, np.int64)  # the learner's row of each of the store's
         self._named = 0
+        self._agreed = 0  # below it the store's rows are the learner's
         self._cache: Rows | None = None
 
     def start(self) -> None:
@@ -133,7 +135,7 @@ class Sharing:
             self._add(received.deltas)
         # 4.
         if received.cache is not None:
-            self._cache = self._own[received.cache]
+            self._cache = self._ours(received.cache)
         if received.live and self._cache is not None and learner.trainer.method.extra == "cache":
             learner.cache = self._cache
 
@@ -144,6 +146,7 @@ class Sharing:
         self._named += len(rows)
         self._own = grown(self._own, self._named)
         self._own[first : self._named] = rows
+        self._agreed = agreed(self._own[: self._named], min(first, self._agreed))
         self._store.named(received.naming, first, rows)
         self._learner.trainer.model.grow(len(self._learner.users), len(self._learner.items))
 
@@ -162,10 +165,14 @@ class Sharing:
     def _add(self, deltas: list[Delta]) -> None:
         learner = self._learner
         items, drawn = _in_one([d.items for d in deltas]), _in_one([d.drawn for d in deltas])
-        rows, counts = self._own[items.rows], items.counts.astype(np.float64)
+        rows, counts = self._ours(items.rows), items.counts.astype(np.float64)
         learner.exact.add(rows, counts)
         learner.prior.add(rows, counts)
-        learner.occurrence.add(self._own[drawn.rows], drawn.counts)
+        learner.occurrence.add(self._ours(drawn.rows), drawn.counts)
+
+    def _ours(self, rows: Rows) -> Rows:
+        """The learner's rows of the store's, to be read only."""
+        return rows if int(rows.max(initial=-1)) < self._agreed else self._own[rows]
 
     # partitions come and go: on the reading thread --------------------------------------------------------------------
 
@@ -204,7 +211,7 @@ class Sharing:
     def load_state(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any]) -> None:
         """Take over what `state` answered, before `start`; the learner is restored already."""
         own = np.asarray(arrays["own"])
-        self._own, self._named = own.copy(), len(own)
+        self._own, self._named, self._agreed = own.copy(), len(own), agreed(own)
         self._store.load_state(arrays, values, self._learner.items.ids, own)
 
     def status(self) -> StoreStatus:
