@@ -198,8 +198,11 @@ class Exchange:
     # 3. push ----------------------------------------------------------------------------------------------------------
 
     def _push_all(self) -> None:
-        """What was sent before and is not answered goes first, as it was; then all the rest in one entry."""
+        """What was sent before and did not come back goes first, as it was; then all the rest in one entry."""
         upto = self._view.outbox.last  # what comes meanwhile goes with the next exchange
+        with self._view.lock:
+            for waiting in self._view.outbox.waiting:
+                waiting.known = False  # the server may have lost since what it had in an earlier exchange
         while parcel := self._parcel(upto):
             try:
                 push = self._packed(parcel)

@@ -22,7 +22,8 @@ class Waiting:
         number: grows by one with each contribution of a process.
         contribution: what it adds.
         times: how often it was sent; answers may not have come.
-        known: the server said that it has it; it comes in the log, unless others' contributions cover it.
+        known: the server said in this exchange that it has it; it comes in the log, unless others' contributions cover
+            it.
     """
 
     number: int

@@ -802,6 +802,21 @@ class StoreContract:
         settle(ada)
         assert now().counts == events_before({P: 8}) == ada.view()[0]
 
+    def test_what_a_server_took_and_lost_before_it_came_back_is_sent_again(self, backend, trainer, now):
+        """It was added, and lost before we had it in our replica: to us the log looks as it did before."""
+        ada = trainer()
+        ada.claim(P, timeout_s=0)
+        settle(ada)
+        copied = backend.copy()
+        ada.train({P: 3})
+        ada.store._server.script.extend(["fine", "fine", "fine", "lost request"])  # pull, assign, push, ids
+        with pytest.raises(StoreUnavailable):
+            ada.store.exchange()
+        assert now().following == {P: 3}
+        backend.restore(copied)
+        settle(ada)
+        assert now().counts == events_before({P: 3}) == ada.view()[0]
+
     def test_a_receive_while_joining_does_not_spoil_the_view(self, backend, trainer, now):
         """What was contributed long ago is sent again; the training thread asks in between."""
         ada, ben = trainer("ada"), trainer("ben")
