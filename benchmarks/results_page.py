@@ -3,8 +3,9 @@
     python benchmarks/results_page.py OUT_DIR [OUT_DIR ...]
 
 Each directory is an `--out` of a comparison. A table stands between `<!-- table: LOG PROTOCOL -->` (or
-`<!-- sweep: LOG PARAMETER -->`) and `<!-- end -->`; what stands between them is replaced, all other text is kept. The
-rows behind the tables are written beside the page, to docs/results.json.
+`<!-- sweep: LOG PARAMETER -->`, or `<!-- plain: METHOD PARAMETER -->` for id towers without anything else) and
+`<!-- end -->`; what stands between them is replaced, all other text is kept. The rows behind the tables are written
+beside the page, to docs/results.json.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from replay.evaluation.record import Record, Records, result_rows
 from replay.evaluation.tables import about, offline_table, prequential_table, sweep_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-MARK = re.compile(r"(<!-- (table|sweep): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (table|sweep|plain): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TIMED = "draws"
+"""The sweep that was run on a quiet machine: milliseconds of all others are left out."""
 KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10,), "step-ms": (0,)}
+DEFAULT = "xir"
 SLICES = ("all", "new", "second-half/all", "second-half/new")
 
 
@@ -30,9 +36,12 @@ def filled(page: str, records: Sequence[Record]) -> str:
 
 
 def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
+    records = records if what == TIMED else [_untimed(r) for r in records]
     if kind == "sweep":
         ours = [r for r in records if r.data == data and what in r.settings]
         return f"{about(ours)}\n\n{sweep_table(ours, what, 'recall', 10, 'all')}" if ours else "Not run yet."
+    if kind == "plain":
+        return plain_table([r for r in records if r.protocol == "prequential"], data, what)
     ours = [r for r in records if (r.data, r.protocol) == (data, what) and not r.settings]
     if not ours:
         return "Not run yet."
@@ -40,9 +49,43 @@ def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
     return f"{about(ours)}\n\n{table}"
 
 
+def _untimed(record: Record) -> Record:
+    return msgspec.structs.replace(record, measures=[m for m in record.measures if m["metric"] != "step-ms"])
+
+
+def plain_table(records: Sequence[Record], method: str, parameter: str) -> str:
+    """The defaults, and plain id towers by the values of a parameter: hit rates of the second halves, all / new."""
+    defaults = {r.data: _hits(r) for r in records if r.method == DEFAULT and not r.settings}
+    plain = {(r.settings[parameter], r.data): _hits(r) for r in records if r.method == method and _is_plain(r)}
+    logs, values = list(defaults), sorted({value for value, _ in plain})
+    lines = [f"| | {' | '.join(logs)} |", "|---" * (1 + len(logs)) + "|"]
+    lines.append(f"| defaults, `{DEFAULT}` | {' | '.join(_shown(*defaults[log]) for log in logs)} |")
+    for value in values:
+        cells = []
+        for log in logs:
+            (every, new), (_, ours) = plain[value, log], defaults[log]
+            cells.append(f"{_shown(every, new)} ({ours / new:.1f} x)")
+        lines.append(f"| plain `{method}`, {parameter} {value} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _is_plain(record: Record) -> bool:
+    return record.settings.get("user_ids") == "true" and record.settings.get("recent_items") == "0"
+
+
+def _hits(record: Record) -> tuple[float, float]:
+    found = {m["slice"]: m["value"] for m in record.measures if (m["metric"], m["k"], m["floor"]) == ("hr", 10, None)}
+    return found["second-half/all"], found["second-half/new"]
+
+
+def _shown(every: float, new: float) -> str:
+    return f"{every:.4f} / {new:.4f}"
+
+
 def rows(records: Sequence[Record]) -> list[dict[str, object]]:
     """The rows that the tables are made of."""
-    return [r for r in result_rows(records) if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES]
+    untimed = [r if TIMED in r.settings else _untimed(r) for r in records]
+    return [r for r in result_rows(untimed) if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES]
 
 
 def main() -> None:
