@@ -62,7 +62,7 @@ class FeatureReader:
         column: Column = list(map(self._about.get, ids)) if self._about else [None] * len(ids)
         if codes is not None:
             column = list(map(_joined, column, self._own(codes))) if self._about else self._own(codes)
-        return None if column.count(None) == len(column) else column
+        return column if any(features is not None for features in column) else None
 
     def _own(self, codes: Codes) -> Column:
         """Features from the log itself."""
