@@ -58,7 +58,7 @@ class Occurrence:
         if not len(rows):
             return
         self._grow(int(rows.max()) + 1)
-        _add(self._tree, self._starts, rows, counts.astype(np.float64) * self._weight)
+        _add(self._tree, self._starts, rows, counts.astype(np.float64, copy=False), self._weight)
 
     def replace(self, rows: Rows, counts: NDArray[Any]) -> None:
         """Forget everything, and take in so much of each row."""
@@ -170,15 +170,15 @@ def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
 
 
 @compiled
-def _add(tree: Doubles, starts: Rows, rows: Rows, weights: Doubles) -> None:
+def _add(tree: Doubles, starts: Rows, rows: Rows, counts: Doubles, weight: float) -> None:
     """What comes in a row under one node is added up before it is carried on; rows in ascending order are the best."""
     parent, carried = -1, 0.0
     for i in range(len(rows)):
         if rows[i] >> _BITS != parent:
             _carry(tree, starts, parent, carried)
             parent, carried = rows[i] >> _BITS, 0.0
-        tree[rows[i]] += weights[i]
-        carried += weights[i]
+        tree[rows[i]] += weight * counts[i]
+        carried += weight * counts[i]
     _carry(tree, starts, parent, carried)
 
 

@@ -131,8 +131,8 @@ class Sharing:
         if received.reset is not None:
             self._begin_with(received.reset)
         # 3.
-        if received.deltas:
-            self._add(received.deltas)
+        for delta in received.deltas:
+            self._add(delta)
         # 4.
         if received.cache is not None:
             self._cache = self._ours(received.cache)
@@ -162,13 +162,12 @@ class Sharing:
             if contribution.counted is not None:
                 learner.exact.add(contribution.counted.rows, contribution.counted.counts.astype(np.float64))
 
-    def _add(self, deltas: list[Delta]) -> None:
+    def _add(self, delta: Delta) -> None:
         learner = self._learner
-        items, drawn = _in_one([d.items for d in deltas]), _in_one([d.drawn for d in deltas])
-        rows, counts = self._ours(items.rows), items.counts.astype(np.float64)
+        rows, counts = self._ours(delta.items.rows), delta.items.counts.astype(np.float64)
         learner.exact.add(rows, counts)
         learner.prior.add(rows, counts)
-        learner.occurrence.add(self._ours(drawn.rows), drawn.counts)
+        learner.occurrence.add(self._ours(delta.drawn.rows), delta.drawn.counts)
 
     def _ours(self, rows: Rows) -> Rows:
         """The learner's rows of the store's, to be read only."""
@@ -230,13 +229,6 @@ def _clear() -> Iterator[None]:
         yield
     except StoreError as error:
         raise SharingError(str(error)) from error
-
-
-def _in_one(parts: list[Increments]) -> Increments:
-    """One after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return Increments(np.concatenate([p.rows for p in parts]), np.concatenate([p.counts for p in parts]))
 
 
 def _where(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:

@@ -56,8 +56,8 @@ class ExactPopularity:
             return
         self._grow(int(rows.max()) + 1)
         self._age(events)
-        weights = self._weights(len(rows)) if counts is None else counts * self._mean_weight(events)
-        self._total += _add_weights(self._counts, rows, weights)
+        weights, scale = (self._weights(len(rows)), 1.0) if counts is None else (counts, self._mean_weight(events))
+        self._total += _add_weights(self._counts, rows, weights, scale)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
         """Forget everything, and take in so many events of each row, as if evenly mixed."""
@@ -135,12 +135,12 @@ class ExactPopularity:
 
 
 @compiled
-def _add_weights(counts: NDArray[np.float64], rows: Rows, weights: NDArray[np.float64]) -> float:
-    """Add weights to the counts of rows, which may repeat; answers the sum of the weights."""
+def _add_weights(counts: NDArray[np.float64], rows: Rows, weights: NDArray[np.float64], scale: float) -> float:
+    """Add weights times the scale to the counts of rows, which may repeat; answers the sum of what was added."""
     total = 0.0
     for k in range(len(rows)):
-        counts[rows[k]] += weights[k]
-        total += weights[k]
+        counts[rows[k]] += scale * weights[k]
+        total += scale * weights[k]
     return total
 
 
