@@ -47,7 +47,7 @@ class SharedSettings:
             shared with nobody.
     """
 
-    every_s: float = 0.5
+    every_s: float = 1.0
     live_s: float = 2.0
     soft_log_length: int = SOFT_LOG_LENGTH
     most_waiting: int = 256

@@ -88,7 +88,7 @@ _RUN = "Run"
     "Sharing",
     "--share-every",
     type=click.FloatRange(0.001, 10),
-    default=0.5,
+    default=1.0,
     help="Seconds between exchanges with Redis: how old what is seen of other trainers may be.",
 )
 @learner_options
