@@ -252,7 +252,6 @@ class Ingest:
         latest = self._owner.claim(new) if self._owner is not None else {}
         with self._changed:
             self.rebalances += 1
-            self._limits.assigned()
             return self._progress.assign(new, latest)
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
@@ -267,6 +266,7 @@ class Ingest:
         # 1.
         with self._changed:
             self._limits.give_back(self._batcher.drop(gone))
+            self._at_end = self._drained = False  # what was enough may not be any more
             self._changed.wait_for(lambda: self._stopping or not self._in_flight & gone)
         # 2.
         if self._owner is not None:
@@ -274,8 +274,6 @@ class Ingest:
         # 3.
         with self._changed:
             self._leaving = self._progress.revoke(gone)
-            self._limits.revoked()
-            self._at_end = self._drained = False  # what was enough may not be any more
             self._wait_for_handover()
             for partition in gone:
                 self._safe.pop(partition, None)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from streamer.event import Decoded
 from streamer.sources.base import Chunk, Partition, Source
 
 logger = logging.getLogger(__name__)
-
-EMPTY_HANDED_S = 60.0
-"""Once everything was taken from us, wait so long for what may come back before that counts as the end."""
 
 
 class Limits:
@@ -22,25 +18,13 @@ class Limits:
     Args:
         until_end: stop at the end of each partition as it was when its reading began.
         max_events: stop after the record with which so many events are read; None for no limit.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self, until_end: bool = False, max_events: int | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._until_end, self._events_left, self._clock = until_end, max_events, clock
+    def __init__(self, until_end: bool = False, max_events: int | None = None) -> None:
+        self._until_end, self._events_left = until_end, max_events
         self._ends: dict[Partition, int] = {}
-        self._rebalancing, self._changed_at = False, clock()
 
     # partitions ------------------------------------------------------------------------------------------------------
-
-    def assigned(self) -> None:
-        """The group has settled who reads what."""
-        self._rebalancing, self._changed_at = False, self._clock()
-
-    def revoked(self) -> None:
-        """Partitions went; they may come back in a moment."""
-        self._rebalancing, self._changed_at = True, self._clock()
 
     def reached(self, source: Source, assigned: Collection[Partition]) -> bool:
         """Whether nothing more is to be read."""
@@ -50,10 +34,8 @@ class Limits:
             return False
         self._note_ends(source, assigned)
         read = source.positions()
-        if not all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned):
-            return False
-        waits_s = EMPTY_HANDED_S if self._rebalancing and not assigned else source.settling_s
-        return self._clock() - self._changed_at >= waits_s
+        ours = all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
+        return ours and source.settled
 
     def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
         """Keep the end that a partition had when it first came, also if it goes and comes back."""

@@ -17,7 +17,7 @@ class EventsSource:
         topic: what the stream is called.
     """
 
-    settling_s = 0.0
+    settled = True
 
     def __init__(self, chunks: Iterable[Events], total: int, topic: str = "events") -> None:
         self.partition, self._total = Partition(topic, 0), total

@@ -95,8 +95,12 @@ class Source(Protocol):
         ...
 
     @property
-    def settling_s(self) -> float:
-        """How long after a rebalance more partitions may come: others' whose reader has died. 0 if all are ours."""
+    def settled(self) -> bool:
+        """Whether no more partitions will come: all are ours, or others that live read them.
+
+        False in the middle of a rebalance, and while a reader that died is not yet known to be dead. For the polling
+        thread; may take a moment.
+        """
         ...
 
     def positions(self) -> Positions:

@@ -139,7 +139,7 @@ class EmbeddedSource:
             time.sleep(min(IDLE_SLEEP_S, remaining_s))
 
     at_end = False
-    settling_s = 0.0
+    settled = True
 
     def positions(self) -> Positions:
         """See `Source.positions`."""

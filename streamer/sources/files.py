@@ -93,7 +93,7 @@ class FileSource:
                 break
         return self._take(max_records)
 
-    settling_s = 0.0
+    settled = True
 
     @property
     def at_end(self) -> bool:

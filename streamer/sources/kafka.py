@@ -21,6 +21,7 @@ from kafka.structs import MemberState
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.sources.base import Chunk, Listener, Partition, Positions
 from streamer.sources.kafka_client import connect, explained, in_our_words, is_transient
+from streamer.sources.kafka_group import Group
 from streamer.sources.kafka_progress import Progress
 from streamer.sources.kafka_records import columns, use_rows
 from streamer.sources.kafka_settings import (
@@ -48,8 +49,6 @@ Records = Mapping[TopicPartition, Sequence[Any]]
 SLICE_S = 0.2
 """How long the client waits at a time; after it, new partitions are settled."""
 JOINING_SLICE_S = 0.05
-EXPIRY_S = 2.0
-"""How long it takes at most that the partitions of a member whose session has expired come to us."""
 
 
 class KafkaSource:
@@ -93,6 +92,7 @@ class KafkaSource:
         self._consumer = connect(KafkaConsumer, self._settings.consumer_config())
         self._thread = ClientThread("streamer-kafka")
         self._starts = Starts(self._settings, self._consumer)
+        self._group = Group(self._settings, self._consumer.config["session_timeout_ms"] / 1000)
         self._watch = Watch(self._consumer, self._progress, self._where)
         try:
             if self._settings.fast_records and not use_rows(self._consumer):
@@ -190,12 +190,14 @@ class KafkaSource:
         return self._progress.positions()
 
     @property
-    def settling_s(self) -> float:
-        """See `Source.settling_s`. A member that died is one of the group until its session expires."""
-        existing = sum(len(self._consumer.partitions_for_topic(topic)) for topic in self._settings.topics)
-        if len(self._reading) >= existing:
-            return 0.0
-        return float(self._consumer.config["session_timeout_ms"] / 1000 + EXPIRY_S)
+    def settled(self) -> bool:
+        """See `Source.settled`."""
+        existing = {topic: self._consumer.partitions_for_topic(topic) for topic in self._settings.topics}
+        if not all(existing.values()):
+            return False
+        others = {Partition(topic, number) for topic, numbers in existing.items() for number in numbers}
+        others.difference_update(self._reading.values())
+        return not others or self._group.read_by_others(others, self._consumer.group_metadata().member_id)
 
     def _step(self, max_records: int, timeout_s: float) -> Records:
         """1. send commits; 2. let the client work; 3. settle the partitions that it brought."""
@@ -273,6 +275,7 @@ class KafkaSource:
         """Pause, and ask the listener. (Without a position the client would look for one itself.)"""
         assert self._listener is not None
         self._joined = True
+        self._group.changed()
         for tp in partitions:
             self._consumer.pause(tp)
             self._consumer.seek(tp, 0)
@@ -287,6 +290,7 @@ class KafkaSource:
         partitions are others' already.
         """
         assert self._listener is not None
+        self._group.changed()
         if not partitions:
             return
         gone = [Partition(*tp) for tp in partitions]

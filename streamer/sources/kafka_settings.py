@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -149,6 +149,10 @@ class KafkaSettings:
     def producer_config(self) -> dict[str, Any]:
         """What to give to `KafkaProducer`."""
         return self._config(KafkaProducer.DEFAULT_CONFIG) | {"acks": "all", "enable_idempotence": True}
+
+    def admin_config(self) -> dict[str, Any]:
+        """What to give to `KafkaAdminClient`."""
+        return self._config(KafkaAdminClient.DEFAULT_CONFIG)
 
     def _config(self, known: Iterable[str]) -> dict[str, Any]:
         config = CLIENT_DEFAULTS | {"bootstrap_timeout_ms": round(self.open_timeout_s * 1000)} | dict(self.client)

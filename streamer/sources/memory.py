@@ -106,6 +106,7 @@ class MemorySource:
         self._listener: Listener | None = None
         self._rebalances: deque[tuple[bool, list[Partition]]] = deque()
         self._positions: dict[Partition, int] = {}
+        self._settled = True
         self._cursor = 0  # index into log.stored; everything of ours before it was returned
 
     def open(self, listener: Listener) -> None:
@@ -137,7 +138,11 @@ class MemorySource:
                 return chunks
 
     at_end = False
-    settling_s = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """See `Source.settled`. Who had to let go of everything waits for what comes next."""
+        return self._settled
 
     def positions(self) -> Positions:
         """See `Source.positions`."""
@@ -180,6 +185,7 @@ class MemorySource:
             end = self._log.end_positions(partition.topic)[partition]
             position = self._starting_position(partition, answered.get(partition), end)
             self._positions[partition] = checked_position(partition, position, 0, end)
+        self._settled = True
         self._cursor = 0  # what was returned before is left out by its position
 
     def _starting_position(self, partition: Partition, answer: int | None, end: int) -> int:
@@ -197,6 +203,7 @@ class MemorySource:
         assert self._listener is not None, "open comes first"
         for partition in partitions:
             self._positions.pop(partition, None)
+        self._settled = bool(self._positions)
         self._listener.on_revoked(partitions)
 
     def _take(self, max_records: int) -> list[Chunk]:

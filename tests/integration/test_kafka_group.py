@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from contracts.source_contract import RecordingListener, rows_of
 from kafka_harness import QUICK, KafkaHarness, until
 from servers.process import Process
 
 from streamer.sources.base import Partition, Positions
 from streamer.sources.kafka import KafkaSettings, KafkaSource
+from streamer.sources.kafka_group import EXPIRY_S, Group
 
 pytestmark = pytest.mark.servers
 
@@ -156,6 +158,46 @@ def test_partitions_of_a_member_that_was_killed_are_taken_over(
     until(lambda: len(survivor.ours) == 4)
     until(lambda: len(survivor.rows) >= 40)
     assert all_offsets(survivor) == [(partition, offset) for partition in range(4) for offset in range(10)]
+
+
+def test_a_source_is_settled_once_all_is_its_own_or_is_read_by_others_that_live(
+    kafka: KafkaHarness, members: Members
+) -> None:
+    topic = kafka.make_topic(2)
+    settings = kafka.settings(topic, client={**QUICK, "session_timeout_ms": 1_000})
+    first = members.start(settings)
+    until(lambda: len(first.ours) == 2)
+    until(lambda: first.source.settled)
+    second = members.start(settings)
+    until(lambda: len(first.ours) == len(second.ours) == 1)
+    assert not first.source.settled, "the second may have died meanwhile"
+    assert not second.source.settled
+    until(lambda: first.source.settled and second.source.settled)
+
+
+def test_who_reads_what_is_asked_of_the_broker(kafka: KafkaHarness, members: Members) -> None:
+    topic = kafka.make_topic(2)
+    settings = kafka.settings(topic)
+    first = members.start(settings)
+    until(lambda: len(first.ours) == 2)
+    second = members.start(settings)
+    until(lambda: len(first.ours) == len(second.ours) == 1)
+    our_id = first.source._consumer.group_metadata().member_id
+    group = Group(settings, 0.0, clock := Clock())
+
+    def read_by_others(*partitions: Partition) -> bool:
+        clock.now += EXPIRY_S
+        return group.read_by_others(partitions, our_id)
+
+    until(lambda: read_by_others(*second.ours))
+    assert not read_by_others(*first.ours)
+    assert not read_by_others(*second.ours, *first.ours)
+    assert not read_by_others(Partition(topic, 2))
+    group.changed()
+    assert not group.read_by_others(second.ours, our_id), "it is too early to ask"
+    second.stop()
+    until(lambda: len(first.ours) == 2)
+    assert not read_by_others(Partition(topic, 0), Partition(topic, 1))
 
 
 def test_member_that_stalled_loses_its_partitions_and_goes_on_with_its_progress(

@@ -85,6 +85,25 @@ class Line:
         return self.ingest.queued_events
 
 
+class SlowOwner:
+    """Lets partitions go only when it is told to."""
+
+    def __init__(self) -> None:
+        self.has_flushed = threading.Event()
+
+    def claim(self, _: Iterable[Partition]) -> Positions:
+        return {}
+
+    def told(self, positions: Positions) -> Positions:
+        return positions
+
+    def flush(self) -> None:
+        self.has_flushed.wait()
+
+    def release(self, _: Iterable[Partition]) -> None:
+        pass
+
+
 @contextmanager
 def started(line: Line) -> Iterator[Line]:
     line.ingest.start()
@@ -223,6 +242,27 @@ class TestUntilEnd:
                 line.step()
                 assert not line.ingest.finished
             source.assign([P0, P1])
+            line.run()
+        assert sorted(line.trained) == all_of(log)
+
+    def test_it_does_not_stop_when_what_waits_is_dropped_during_the_last_step_before_a_rebalance(self):
+        """Everything is read and waits; then it is dropped while a batch is trained, and the next is asked for."""
+        log = memory_log(values_of(events(200)))
+        source = Watched(log, TOPIC)
+        owner = SlowOwner()
+        line = Line(source, until_end=True, owner=owner)
+        with started(line):
+            until(lambda: source.polls[0] > 0)  # nothing more is wanted
+            with line.ingest.batch(1) as batch:
+                assert batch is not None
+                line.train(batch)
+                source.revoke([P0])
+                until(lambda: line.queued == 0)
+            assert line.step() is None
+            assert not line.ingest.finished
+            owner.has_flushed.set()
+            until(lambda: not line.ingest.positions(), line.step)
+            source.assign([P0])
             line.run()
         assert sorted(line.trained) == all_of(log)
 

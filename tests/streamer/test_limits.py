@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.event import EventDecoder, encode
-from streamer.limits import EMPTY_HANDED_S, Limits
+from streamer.limits import Limits
 from streamer.sources.base import Chunk, Partition, Positions
 
 A, B = Partition("t", 0), Partition("t", 1)
@@ -16,8 +16,8 @@ A, B = Partition("t", 0), Partition("t", 1)
 class FakeSource:
     """Says where it reads and where it ends."""
 
-    def __init__(self, read: Positions, ends: Positions, settling_s: float = 0.0) -> None:
-        self.read, self.ends, self.settling_s = dict(read), dict(ends), settling_s
+    def __init__(self, read: Positions, ends: Positions, settled: bool = True) -> None:
+        self.read, self.ends, self.settled = dict(read), dict(ends), settled
         self.at_end = False
 
     def positions(self) -> Positions:
@@ -25,13 +25,6 @@ class FakeSource:
 
     def end_positions(self) -> Positions:
         return self.ends
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def chunk_of(offsets: list[int], values: list[bytes] | None = None) -> Chunk:
@@ -57,31 +50,12 @@ class TestUntilEnd:
         limits = Limits(until_end=True)
         assert not limits.reached(FakeSource({A: 3}, {A: 3}), {A, B})
 
-    def test_no_partition_at_all_is_the_end_but_not_in_the_middle_of_a_rebalance(self):
-        clock = Clock()
-        limits, nothing = Limits(until_end=True, clock=clock), FakeSource({}, {})
-        assert limits.reached(nothing, set())
-        limits.revoked()
-        assert not limits.reached(nothing, set())
-        clock.now = EMPTY_HANDED_S - 1
-        assert not limits.reached(nothing, set())
-        clock.now = EMPTY_HANDED_S
-        assert limits.reached(nothing, set())
-        limits.revoked()
-        limits.assigned()
-        assert limits.reached(nothing, set())
-
-    def test_partitions_of_a_reader_that_died_are_waited_for(self):
-        clock = Clock()
-        limits, source = Limits(until_end=True, clock=clock), FakeSource({A: 3}, {A: 3}, settling_s=10.0)
-        limits.assigned()
-        clock.now = 9.0
-        assert not limits.reached(source, {A})
-        limits.assigned()
-        clock.now = 18.0
-        assert not limits.reached(source, {A})
-        clock.now = 19.0
-        assert limits.reached(source, {A})
+    @pytest.mark.parametrize("ours", [{}, {A: 3}])
+    def test_partitions_that_may_still_come_are_waited_for(self, ours):
+        limits, source = Limits(until_end=True), FakeSource(ours, ours, settled=False)
+        assert not limits.reached(source, set(ours))
+        source.settled = True
+        assert limits.reached(source, set(ours))
 
     def test_without_it_only_the_source_knows_an_end(self):
         limits, source = Limits(), FakeSource({A: 3}, {A: 3})
