@@ -92,10 +92,8 @@ class SharedStore:
                 self.view.partitions.release(name)
 
     def fresh(self, spans: Sequence[Span], sources: NDArray[np.int32], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        first = [self.seen(span.partition) for span in spans]
-        if all(span.start >= f for span, f in zip(spans, first, strict=True)):
-            return np.ones(len(offsets), bool)
-        return offsets >= np.array(first, np.int64)[sources]
+        first = np.array([self.seen(span.partition) for span in spans], np.int64)
+        return offsets >= first[sources]
 
     def seen(self, partition: str) -> int:
         with self.view.lock:

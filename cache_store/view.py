@@ -39,7 +39,7 @@ class SharedSettings:
 
     Args:
         every_s: seconds between exchanges.
-        live_s: a server that has not answered for so long is out of touch.
+        live_s: a server that has not answered for so long, or for five exchanges if that is longer, is out of touch.
         soft_log_length: entries of the log after which it is trimmed.
         most_waiting: contributions that wait one by one before they are added up.
         keep_s: how long contributions are kept that have arrived, for a server that loses them.

@@ -26,7 +26,7 @@ LETTER_BYTES = 512
 
 
 class Origin(NamedTuple):
-    """Events `start` to `stop` of a batch come from this partition."""
+    """Events `start` to `stop` of a batch come from this partition, and their offsets ascend."""
 
     partition: Partition
     start: int
@@ -45,7 +45,7 @@ class MicroBatch:
     item_features: FeatureColumn | None = None
     offsets: list[int] = field(default_factory=list)
 
-    origins: list[Origin] = field(default_factory=list)  # cover the events in order; neighbours differ
+    origins: list[Origin] = field(default_factory=list)  # cover the events in order, as few as possible
     positions: dict[Partition, int] = field(default_factory=dict)  # next offsets, once this batch is trained
     filtered: int = 0
     dead_letters: list[DeadLetter] = field(default_factory=list)
@@ -249,7 +249,11 @@ def _append_events(batch: MicroBatch, decoded: Decoded, first: int, last: int) -
     if first == last:
         return
     begin = len(batch)
-    if batch.origins and batch.origins[-1].partition == decoded.partition:
+    if (
+        batch.origins
+        and batch.origins[-1].partition == decoded.partition
+        and batch.offsets[-1] <= decoded.offsets[first]
+    ):
         begin = batch.origins.pop().start
     batch.origins.append(Origin(decoded.partition, begin, len(batch) + last - first))
     absent: FeatureColumn = [None] * (last - first)

@@ -232,10 +232,7 @@ def _clear() -> Iterator[None]:
 
 
 def _where(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:
-    """Spans of a batch's events, one for each partition, and [B] the index of each event's span.
-
-    Offsets ascend within an origin.
-    """
+    """Spans of a batch's events, one for each partition, and [B] the index of each event's span."""
     names: dict[Partition, int] = {}
     spans: list[Span] = []
     sources = np.zeros(len(batch), np.int32)

@@ -112,7 +112,7 @@ class Records:
             found = msgspec.json.decode(path.read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
-        return found if found.content in ("", spec.content) else None
+        return found if found.content == spec.content else None
 
     def put(self, record: Record) -> None:
         """Keep what a run found."""

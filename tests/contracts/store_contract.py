@@ -766,7 +766,7 @@ class StoreContract:
         ada.claim(P, timeout_s=0)
         settle(ada)
         ada.train({P: 5})
-        ada.store._server.script.extend(["fine", "fine", "fine", backend.wipe])  # pull, assign, push, pull
+        ada.store._server.script.extend(["fine", "fine", "fine", backend.wipe])  # pull, assign, push, ids
         settle(ada)
         assert now().counts == events_before({P: 5}) == ada.view()[0]
 

@@ -64,6 +64,15 @@ def assert_all_agree(company: Company, found: Stored, trainers: Sequence[Member]
         assert company.revived(trainer.name) == (found.counts, found.drawn), trainer.name
 
 
+def end_in_agreement(company: Company, trainers: Sequence[Member]) -> None:
+    """Everything is told, all leave, and they agree on it; what was resampled belongs to the events that count."""
+    found = company.wait_until_all_is_told()
+    for trainer in trainers:
+        trainer.leave()
+    company.assert_draws_belong_to_the_events(found)
+    assert_all_agree(company, found, trainers)
+
+
 # undisturbed ----------------------------------------------------------------------------------------------------------
 
 
@@ -114,11 +123,7 @@ def test_one_that_is_killed_at_random_moments_and_restarted_changes_nothing(
             time.sleep(away_s)
             trainers[0] = company.start("trainer-0", *IMPATIENT)
             have_learned([trainers[0]], rng.randrange(1, 8))
-    found = company.wait_until_all_is_told()
-    for trainer in trainers:
-        trainer.leave()
-    company.assert_draws_belong_to_the_events(found)
-    assert_all_agree(company, found, trainers)
+    end_in_agreement(company, trainers)
 
 
 def test_one_that_is_killed_with_much_that_it_told_nobody_changes_nothing(company: Company) -> None:
@@ -131,11 +136,7 @@ def test_one_that_is_killed_with_much_that_it_told_nobody_changes_nothing(compan
             trainers[0].kill()
             time.sleep(away_s)
             trainers[0] = company.start("trainer-0", *slowly)
-    found = company.wait_until_all_is_told()
-    for trainer in trainers:
-        trainer.leave()
-    company.assert_draws_belong_to_the_events(found)
-    assert_all_agree(company, found, trainers)
+    end_in_agreement(company, trainers)
 
 
 # Redis ----------------------------------------------------------------------------------------------------------------
@@ -249,11 +250,7 @@ def test_a_trainer_whose_partition_was_claimed_by_another_stops_and_can_rejoin(c
         assert "start it again to rejoin" in zombie.said()
         zombie = company.start(zombie.name, *IMPATIENT)
         have_learned([zombie, other])
-    found = company.wait_until_all_is_told()
-    for trainer in (zombie, other):
-        trainer.leave()
-    company.assert_draws_belong_to_the_events(found)
-    assert_all_agree(company, found, [zombie, other])
+    end_in_agreement(company, [zombie, other])
 
 
 def test_a_trainer_that_was_frozen_while_others_took_over_counts_nothing_twice(company: Company) -> None:
@@ -271,8 +268,4 @@ def test_a_trainer_that_was_frozen_while_others_took_over_counts_nothing_twice(c
             assert "another trainer has taken over" in zombie.said()
             zombie = company.start(zombie.name, *IMPATIENT)
         have_learned([zombie, other])
-    found = company.wait_until_all_is_told()
-    for trainer in (zombie, other):
-        trainer.leave()
-    company.assert_draws_belong_to_the_events(found)
-    assert_all_agree(company, found, [zombie, other])
+    end_in_agreement(company, [zombie, other])

@@ -34,6 +34,7 @@ from streamer.learner import Learned, Learner
 from streamer.pipeline import Pipeline, PipelineSettings
 from streamer.progress import Progress
 from streamer.sharing import Part, Sharing
+from streamer.sharing import _where as spans_and_sources
 from streamer.sources.base import AtLeast, Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
@@ -704,7 +705,7 @@ SCHEDULES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(SCHEDULES)
 def test_the_view_is_the_replica_and_what_waits_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int, int]]
@@ -836,3 +837,20 @@ def chi_squared_p(found: np.ndarray, weights: np.ndarray) -> float:
     statistic = float(((observed - wanted) ** 2 / wanted).sum())
     half = torch.tensor([(len(wanted) - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(1, 4)), min_size=1, max_size=6))
+def test_spans_reach_over_all_offsets_of_their_partitions(stretches: list[tuple[int, int, int]]) -> None:
+    """Also of partitions that come several times, and of one that begins anew."""
+    batch = MicroBatch()
+    for number, first, count in stretches:
+        begin = len(batch)
+        batch.users += ["u"] * count
+        batch.offsets += range(first, first + count)
+        batch.origins.append(Origin(Partition("t", number), begin, begin + count))
+    spans, sources = spans_and_sources(batch)
+    offsets: dict[str, list[int]] = {}
+    for partition, start, stop in batch.origins:
+        offsets.setdefault(str(partition), []).extend(batch.offsets[start:stop])
+        assert {spans[k].partition for k in sources[start:stop]} == {str(partition)}
+    assert spans == tuple(Span(name, min(found), max(found) + 1) for name, found in offsets.items())

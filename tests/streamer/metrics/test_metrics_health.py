@@ -1,16 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from clock import Clock
 
 from streamer.metrics.health import RECENT_S, STUCK_AFTER_S, Health
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

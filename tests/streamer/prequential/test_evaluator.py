@@ -7,22 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clock import Clock
 from line_harness import Event, assert_same_learner, events, learn_all, micro_batch, small
 
 from model.batch import Batch
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.prequential import FLOORS, MODEL, SLICES, Prequential
-
-
-class Clock:
-    """Time that passes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
@@ -229,7 +220,7 @@ class TestSlices:
 
 class TestFloors:
     def test_floors_see_events_of_batches_that_are_not_ranked(self):
-        learner, clock = Learner(small()), Clock()
+        learner, clock = Learner(small()), Clock(0.0)
         test = Prequential(learner, k=1, time_share=0.01, clock=clock)
         ranked_by(learner, [("u", "a")] * 3, test)
         test._not_before = 1.0
@@ -240,7 +231,7 @@ class TestFloors:
         assert (test.most_popular.hits, test.most_popular.events) == (1, 1)
 
     def test_users_of_batches_that_are_not_ranked_are_no_new_ones(self):
-        learner, clock = Learner(small()), Clock()
+        learner, clock = Learner(small()), Clock(0.0)
         test = Prequential(learner, time_share=0.01, clock=clock)
         test._not_before = 1.0
         ranked_by(learner, [("u", "a"), ("v", "b")], test)
@@ -302,7 +293,7 @@ class TestTimeBudget:
         test._look = slow  # type: ignore[method-assign]
 
     def ranked(self, time_share: float | None, every_s: float, batches: int) -> list[int]:
-        learner, clock = Learner(small()), Clock()
+        learner, clock = Learner(small()), Clock(0.0)
         learn_all(learner, events(32))
         test = Prequential(learner, time_share=time_share, sample=None, clock=clock)
         self.slow_down(test, clock)
@@ -326,7 +317,7 @@ class TestTimeBudget:
         assert self.ranked(time_share=None, every_s=0.01, batches=20) == list(range(20))
 
     def test_a_quiet_hour_saves_nothing_up(self):
-        learner, clock = Learner(small()), Clock()
+        learner, clock = Learner(small()), Clock(0.0)
         learn_all(learner, events(32))
         test = Prequential(learner, time_share=0.5, clock=clock)
         self.slow_down(test, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from clock import Clock
 
 from streamer.sources.base import Partition
 from streamer.sources.kafka_progress import RETRY_COMMIT_S, Progress
@@ -10,16 +11,9 @@ from streamer.sources.kafka_progress import RETRY_COMMIT_S, Progress
 A, B, C = Partition("t", 0), Partition("t", 1), Partition("t", 2)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
