@@ -6,9 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from crash_harness import Zygote
+from hypothesis import HealthCheck, settings
 from servers.kafka import KafkaServer
 from servers.process import ServerUnavailable, skip_or_fail
 from servers.redis import RedisServer
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ def test_there_are_examples():
     assert any(test.examples for test in finder.find(importlib.import_module("cache_store.naming")))
 
 
-@pytest.mark.parametrize("name", modules())
+@pytest.mark.parametrize("name", list(modules()))
 def test_examples_of(name):
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert found.failed == 0, f"{found.failed} of {found.attempted} examples of {name} are not true"

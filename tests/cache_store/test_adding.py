@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.adding import Adder, add_to
 from cache_store.base import Increments
 from cache_store.codec import summed
 
-patient = settings(deadline=None)  # the machine may be busy
 PARTS = st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2**40))), max_size=4)
 
 
@@ -19,7 +18,6 @@ def increments(pairs: list[tuple[int, int]]) -> Increments:
     return Increments(columns[:, 0].copy(), columns[:, 1].copy())
 
 
-@patient
 @given(st.lists(PARTS, max_size=4))
 def test_sums_are_those_of_the_slow_way_again_and_again(sums):
     adder = Adder()
@@ -34,7 +32,6 @@ def test_rows_ascend_and_those_that_nothing_is_added_to_are_left_out():
     assert (found.rows.tolist(), found.counts.tolist()) == ([1, 2, 9], [1, 2, 1])
 
 
-@patient
 @given(PARTS)
 def test_totals_grow_by_what_is_added(parts):
     totals = np.arange(41)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.base import Increments, Span
@@ -26,7 +26,6 @@ from cache_store.codec import (
 )
 from cache_store.replica import Position, Replica
 
-patient = settings(deadline=None)
 counts = st.one_of(st.integers(0, 10), st.integers(2**32 - 2, 2**32 + 2), st.integers(0, 2**63 - 1))
 arrays = st.lists(counts, max_size=20).map(lambda numbers: np.array(numbers, np.int64))
 pairs = st.dictionaries(st.integers(0, 2**40), st.integers(1, 2**40), max_size=10)
@@ -54,7 +53,6 @@ def equal(a: Increments, b: Increments) -> bool:
     return a.rows.tolist() == b.rows.tolist() and a.counts.tolist() == b.counts.tolist()
 
 
-@patient
 @given(st.lists(arrays, max_size=4), st.dictionaries(st.text(), st.integers(-(2**53), 2**53)))
 def test_what_is_packed_comes_out(given_arrays: list[Any], meta: dict[str, int]) -> None:
     found_meta, found = unpack(pack(meta, given_arrays))
@@ -63,7 +61,6 @@ def test_what_is_packed_comes_out(given_arrays: list[Any], meta: dict[str, int])
     assert all(a.dtype == np.int64 for a in found)
 
 
-@patient
 @given(entries)
 def test_entries_come_out_as_they_went_in(entry: Entry) -> None:
     found = unpack_entry(pack_entry(entry))
@@ -73,13 +70,11 @@ def test_entries_come_out_as_they_went_in(entry: Entry) -> None:
     assert equal(found.drawn, entry.drawn)
 
 
-@patient
 @given(st.lists(st.integers(0, 2**40), max_size=50))
 def test_caches_come_out_as_they_went_in(rows: list[int]) -> None:
     assert unpack_rows(pack_rows(np.array(rows, np.int64))).tolist() == rows
 
 
-@patient
 @given(st.lists(entries, max_size=3))
 def test_replicas_come_out_as_they_went_in(given_entries: list[Entry]) -> None:
     replica = Replica(Position.beginning("g"))
@@ -129,7 +124,6 @@ def only_malformed(packed: bytes) -> None:
             continue
 
 
-@patient
 @given(st.binary(max_size=100))
 def test_any_bytes_are_refused(packed: bytes) -> None:
     with pytest.raises(Malformed):
@@ -137,7 +131,6 @@ def test_any_bytes_are_refused(packed: bytes) -> None:
     only_malformed(packed)
 
 
-@patient
 @given(entries, st.data())
 def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(entry: Entry, data: st.DataObject) -> None:
     packed = pack_entry(entry)
@@ -149,7 +142,6 @@ def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(entry: 
     only_malformed(packed[:at] + bytes([data.draw(st.integers(0, 255))]) + packed[at + 1 :])
 
 
-@patient
 @given(
     version=st.one_of(st.just(FORMAT), json_values),
     lengths=st.one_of(st.lists(st.integers(-3, 3), max_size=4), json_values),
@@ -162,7 +154,6 @@ def test_any_header_is_read_or_refused(version: Any, lengths: Any, widths: Any, 
     only_malformed(len(header).to_bytes(4, "little") + header + body)
 
 
-@patient
 @given(
     position=json_values,
     following=json_values,
@@ -212,7 +203,6 @@ def test_rows_and_counts_that_do_not_match_are_refused() -> None:
         unpack_entry(packed)
 
 
-@patient
 @given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=6), max_size=4))
 def test_sums_have_distinct_ascending_rows_and_no_zeros(parts: list[list[tuple[int, int]]]) -> None:
     slow: dict[int, int] = {}
@@ -224,7 +214,6 @@ def test_sums_have_distinct_ascending_rows_and_no_zeros(parts: list[list[tuple[i
     assert found.rows.tolist() == sorted(found.rows.tolist())
 
 
-@patient
 @given(st.lists(st.text(), max_size=6), st.lists(st.text(), max_size=6))
 def test_a_fingerprint_goes_on_from_that_of_the_ids_before(first: list[str], more: list[str]) -> None:
     assert fingerprint(more, fingerprint(first)) == fingerprint(first + more)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.naming import Naming, agreed
 
 IDS = [f"item-{k}" for k in range(6)]
-patient = settings(deadline=None)
 
 
 @pytest.mark.parametrize("at", [0, 1, 4095, 4096, 4097, 8191, 9999, None])
@@ -23,7 +22,6 @@ def test_rows_agree_up_to_the_first_that_does_not(at, known):
     assert agreed(rows, min(known, wanted)) == wanted
 
 
-@patient
 @given(st.one_of(st.just(range(6)), st.permutations(range(6))), st.data())
 def test_translation_is_that_of_the_names_whatever_was_told_given_and_forgotten(order, data):
     """`order` are the store's rows of ours. The store has named some items, told of others, and forgets some again."""

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_store.base import NOTHING, Contribution, Increments, Span
 from cache_store.outbox import Outbox, added_up, counted, joined, size, without
 
-patient = settings(deadline=None)
 NAMES = ("p", "q", "r")
 Event = tuple[str, int, int]
 """Partition, offset, item."""
@@ -54,7 +53,6 @@ def events_of(found: Contribution | None) -> list[Event]:
     return list(zip(names, found.offsets.tolist(), found.items.tolist(), strict=True))
 
 
-@patient
 @given(events, following, st.integers(0, 3))
 def test_after_keeps_exactly_the_events_that_are_new(of: list[Event], known: dict[str, int], before: int) -> None:
     whole = contribution(of, drawn=5, before=before)
@@ -73,7 +71,6 @@ def test_after_keeps_exactly_the_events_that_are_new(of: list[Event], known: dic
     assert found.after(known) is found
 
 
-@patient
 @given(st.lists(events, min_size=1, max_size=5))
 def test_contributions_that_are_added_up_add_the_same(parts: list[list[Event]]) -> None:
     whole = added_up([contribution(of, drawn=k + 1) for k, of in enumerate(parts)])
@@ -85,7 +82,6 @@ def test_contributions_that_are_added_up_add_the_same(parts: list[list[Event]]) 
     assert items_of(again) == items_of(whole) + items_of(contribution(parts[0]))
 
 
-@patient
 @given(st.lists(events, min_size=1, max_size=4), st.sampled_from(NAMES))
 def test_one_partition_can_be_left_out_of_what_was_added_up(parts: list[list[Event]], name: str) -> None:
     whole = added_up([contribution(of) for of in parts])

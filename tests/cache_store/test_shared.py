@@ -114,9 +114,9 @@ class TestOnAThread:
         store.close()
 
     def test_everything_is_exchanged_soon(self, server, ada):
-        assert ada.claim(P, timeout_s=PATIENCE_S)
+        eventually(lambda: ada.claim(P))
         ada.train({P: 5})
-        assert ada.store.flush(PATIENCE_S)
+        eventually(lambda: ada.store.flush(PATIENCE_S))
         found = stored(server)
         assert found is not None
         assert found.counts == events_before({P: 5})
@@ -126,7 +126,7 @@ class TestOnAThread:
         [(StoreUnavailable("full", "no room"), "full"), (RuntimeError("a bug of ours"), "broken")],
     )
     def test_whatever_fails_is_told_and_tried_again(self, server, ada, error, reason):
-        assert ada.claim(P, timeout_s=PATIENCE_S)
+        eventually(lambda: ada.claim(P))
         server.error = error
         ada.train({P: 5})
         eventually(lambda: str(error.args[-1]) in (ada.store.status().trouble or ""))
@@ -135,11 +135,11 @@ class TestOnAThread:
         assert ada.store.claim({Q: None}, PATIENCE_S) is False
         server.error = None
         eventually(lambda: ada.store.status().trouble is None)
-        assert ada.store.flush(PATIENCE_S)
+        eventually(lambda: ada.store.flush(PATIENCE_S))
         found = stored(server)
         assert found is not None
         assert found.counts == events_before({P: 5})
-        assert ada.receive().live
+        eventually(lambda: ada.receive().live)
 
     def test_it_waits_longer_and_longer_but_not_for_ever(self, server, ada, monkeypatch):
         monkeypatch.setattr("cache_store.shared.LAST_PAUSE_S", 0.2)

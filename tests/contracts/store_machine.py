@@ -37,7 +37,6 @@ HARD = 6
 OPERATIONS = {"assign", "ids", "claim", "push", "pull", "snapshot", "save_snapshot", "may_snapshot", "seed", "beat"}
 
 unhurried = settings(
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )

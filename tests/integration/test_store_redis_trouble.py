@@ -44,7 +44,7 @@ def trainer(redis: LocalRedis) -> Iterator[Callable[..., Trainer]]:
 
     def make(name: str = "ada", partition: str = P, url: str = redis.url, **more: Any) -> Trainer:
         made.append(started(url, KEYS, name, **more))
-        assert made[-1].claim(partition, timeout_s=PATIENCE_S)
+        eventually(lambda: made[-1].claim(partition, timeout_s=PATIENCE_S))
         return made[-1]
 
     yield make
@@ -243,7 +243,7 @@ def test_a_zombie_finds_out_by_itself(redis, trainer):
     ada, ben = trainer("ada"), trainer("ben", Q)
     ada.train({P: 5})
     everything_arrives(redis, ada, ben)
-    assert ben.claim(P, position=5, timeout_s=PATIENCE_S)
+    eventually(lambda: ben.claim(P, position=5, timeout_s=PATIENCE_S))
     ada.train({P: 5})
 
     def is_fenced() -> bool:
@@ -350,9 +350,9 @@ class TestAtTheStart:
         store = SharedStore(RedisServer(redis.url, KEYS), SharedSettings(every_s=0.01))
         again = Trainer.resumed(store, "ada", saved)
         store.start()
-        assert again.claim(P, position=10, timeout_s=PATIENCE_S)
+        eventually(lambda: again.claim(P, position=10, timeout_s=PATIENCE_S))
         again.train({P: 2})
-        assert store.flush(PATIENCE_S)
+        eventually(lambda: store.flush(PATIENCE_S))
         found = held(redis)
         assert found is not None
         assert found.counts == events_before({P: 12})

@@ -6,14 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.batch import Recent
 from model.companions import REACH, Companions, Near
 from model.growing import SMALLEST_CAPACITY
-
-patient = settings(deadline=None)  # the machine may be busy
 
 ITEMS = 9
 Event = tuple[int, list[int]]
@@ -84,7 +82,6 @@ def cells(near: Near) -> dict[tuple[int, int], tuple[float, int]]:
 
 
 class TestObserve:
-    @patient
     @given(stream=events, length=lengths)
     def test_lists_hold_what_was_had_together(self, stream: list[Event], length: int) -> None:
         companions, slow = after(stream, length), SlowCompanions(length)
@@ -94,7 +91,6 @@ class TestObserve:
             assert companions.of(item) == pytest.approx(slow.lists[item])
             assert companions.total(item) == pytest.approx(slow.totals[item], abs=1e-5)
 
-    @patient
     @given(stream=events, length=lengths, cut=st.integers(0, 40))
     def test_where_the_stream_is_cut_into_calls_does_not_matter(
         self, stream: list[Event], length: int, cut: int
@@ -132,7 +128,6 @@ class TestObserve:
 
 
 class TestAmong:
-    @patient
     @given(
         stream=events,
         length=lengths,
@@ -203,7 +198,6 @@ class TestForget:
 
 
 class TestState:
-    @patient
     @given(stream=events, further=events, length=lengths)
     def test_restart_goes_on_as_if_it_had_not_happened(
         self, stream: list[Event], further: list[Event], length: int

@@ -11,14 +11,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model import occurrence
 from model.occurrence import Occurrence
 
-patient = settings(deadline=None)  # the machine may be busy
 SIGNIFICANCE = 0.001
 DRAWS = 200_000
 
@@ -65,7 +64,6 @@ def assert_sums_fit(o: Occurrence) -> None:
 
 
 class TestCounts:
-    @patient
     @given(calls=st.lists(increments, max_size=4))
     def test_values_are_those_of_a_dictionary(self, calls: list[Increments]) -> None:
         o, slow = Occurrence(), dict[int, float]()
@@ -174,7 +172,6 @@ class TestHalfLife:
         assert values(o, 1, 2) == pytest.approx([4.0, 8.0], rel=1e-12)
         assert o.total() == pytest.approx(12.0, rel=1e-12)
 
-    @patient
     @given(
         steps=st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3), max_size=40),
         half_life=st.floats(0.02, 50),
@@ -238,7 +235,6 @@ class TestForget:
         assert o.total() == 100
         assert (draws(o, 10_000) % 2 == 1).all()
 
-    @patient
     @given(pairs=increments, gone=st.lists(rows, max_size=10))
     def test_sums_stay_sums_of_what_is_left(self, pairs: Increments, gone: list[int]) -> None:
         o = Occurrence(half_life_steps=3)

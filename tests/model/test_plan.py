@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.batch import Batch, Recent
 from model.plan import Candidates, Plan, Planner
 
-patient = settings(deadline=None)  # the machine may be busy
 ITEMS = 12
 
 
@@ -73,7 +72,6 @@ def entries_of(candidates: Candidates) -> list[tuple[int, int, int]]:
 
 
 class TestItems:
-    @patient
     @given(case=cases())
     def test_batch_then_extra_then_recent_each_item_once(self, case: Case) -> None:
         plan, flat = case.plan(), [item for line in case.recent for item in line]
@@ -81,7 +79,6 @@ class TestItems:
         assert plan.in_batch == len(set(case.items))
         assert plan.in_pools == len(set(case.items + case.extra))
 
-    @patient
     @given(case=cases())
     def test_places_lead_back_to_the_items(self, case: Case) -> None:
         plan = case.plan()
@@ -91,14 +88,12 @@ class TestItems:
         found = [[plan.items[at].item() for at in line if at >= 0] for line in plan.recent]
         assert found == case.recent
 
-    @patient
     @given(case=cases())
     def test_positive_rank_is_where_the_item_is_among_the_users_recent_ones(self, case: Case) -> None:
         covered = [line[: case.ranks] for line in case.recent]
         slow = [line.index(i) if i in line else -1 for i, line in zip(case.items, covered, strict=True)]
         assert case.plan().positive_rank.tolist() == slow
 
-    @patient
     @given(first=cases(), second=cases())
     def test_planner_remembers_nothing_of_the_plan_before(self, first: Case, second: Case) -> None:
         planner = Planner(second.ranks)
@@ -118,7 +113,6 @@ class TestItems:
 
 @pytest.mark.parametrize("pool", ["batch", "extra", "all"])
 class TestCandidates:
-    @patient
     @given(case=cases())
     def test_each_item_has_one_column_that_counts_how_often_it_occurs(self, pool: str, case: Case) -> None:
         plan = case.plan()
@@ -127,7 +121,6 @@ class TestCandidates:
         assert len(rows) == len(set(rows)) == len(candidates.count)
         assert dict(zip(rows, candidates.count.tolist(), strict=True)) == Counter(pools_of(case)[pool])
 
-    @patient
     @given(case=cases())
     def test_own_column_is_the_one_of_the_positive(self, pool: str, case: Case) -> None:
         plan = case.plan()
@@ -135,7 +128,6 @@ class TestCandidates:
         rows = rows_of(candidates, plan)
         assert candidates.own.tolist() == [rows.index(i) if i in rows else -1 for i in case.items]
 
-    @patient
     @given(case=cases())
     def test_entries_are_exactly_the_recent_items_among_the_candidates(self, pool: str, case: Case) -> None:
         plan = case.plan()
@@ -152,7 +144,6 @@ class TestCandidates:
         ]
         assert entries_of(candidates) == slow
 
-    @patient
     @given(case=cases())
     def test_take_picks_each_candidates_value(self, pool: str, case: Case) -> None:
         plan = case.plan()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -21,7 +21,6 @@ from model.batch import LogPopularity
 from model.popularity import ExactPopularity, HashPopularity, Popularity, estimation_error
 from model.popularity import exact as exact_module
 
-patient = settings(deadline=None)  # the machine may be busy
 SEEN, UNSEEN = np.arange(30), np.array([999, 10**6, 10**12])
 
 Items = NDArray[np.int64]
@@ -187,7 +186,6 @@ def slow_counts(stream: list[int], half_life: float | None, items: int) -> NDArr
 
 
 class TestExact:
-    @patient
     @given(
         batches=st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=6),
         half_life=st.one_of(st.none(), st.floats(0.05, 2), st.floats(2, 1000)),
@@ -307,7 +305,6 @@ class TestHashAgainstASlowOne:
     ROWS = np.arange(8)
     streams = st.lists(st.lists(st.integers(0, 6), max_size=20), max_size=12)
 
-    @patient
     @given(batches=streams, alpha=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
     def test_event_clock(self, batches: list[list[int]], alpha: float) -> None:
         popularity, slow = HashPopularity(3, 1 << 12, alpha), [SlowGaps(alpha) for _ in self.ROWS]
@@ -319,7 +316,6 @@ class TestHashAgainstASlowOne:
         gaps = [max(each.estimate(len(stream)), 1) for each in slow]
         np.testing.assert_allclose(shares(popularity, self.ROWS), 1 / np.array(gaps), rtol=1e-5)
 
-    @patient
     @given(batches=streams, alpha=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
     def test_batch_clock(self, batches: list[list[int]], alpha: float) -> None:
         popularity = HashPopularity(3, 1 << 12, alpha, clock="batch")

@@ -6,14 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.batch import Recent
 from model.growing import SMALLEST_CAPACITY
 from model.recent import RecentItems
-
-patient = settings(deadline=None)  # the machine may be busy
 
 Event = tuple[int, int]
 streams = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60)
@@ -62,14 +60,12 @@ def of(recent: RecentItems, *users: int) -> list[list[int]]:
 
 
 class TestObserve:
-    @patient
     @given(stream=streams, length=lengths)
     def test_every_event_sees_its_users_last_distinct_items(self, stream: list[Event], length: int) -> None:
         recent, slow = RecentItems(length), SlowRecentItems(length)
         assert listed(observe(recent, stream)) == slow.observe(stream)
         assert of(recent, *range(6)) == [slow.of(user) for user in range(6)]
 
-    @patient
     @given(stream=streams, length=lengths, cuts=st.sets(st.integers(0, 60)))
     def test_where_the_stream_is_cut_into_calls_does_not_matter(
         self, stream: list[Event], length: int, cuts: set[int]
@@ -139,7 +135,6 @@ class TestForget:
         recent.forget_users(np.array([3, 10**9]))
         assert of(recent, 0) == [[5]]
 
-    @patient
     @given(stream=streams, length=lengths, gone=st.sets(st.integers(0, 12)))
     def test_retired_items_vanish_and_the_others_keep_their_order(
         self, stream: list[Event], length: int, gone: set[int]
@@ -157,7 +152,6 @@ class TestForget:
 
 
 class TestState:
-    @patient
     @given(stream=streams, further=streams, length=lengths)
     def test_restart_answers_as_if_it_had_not_happened(
         self, stream: list[Event], further: list[Event], length: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model.resampling import multinomial, systematic
@@ -13,7 +13,6 @@ from model.resampling import multinomial, systematic
 weights = st.lists(st.floats(0.0, 50.0, width=32), min_size=1, max_size=40).filter(lambda w: sum(w) > 1e-3)
 
 
-@settings(deadline=None)
 @given(weights, st.integers(1, 5000), st.floats(0, 0.99609375, width=32))
 def test_systematic_counts_sum_to_m_and_stay_within_one_of_expectation(w, m, r):
     w64 = torch.tensor([w], dtype=torch.float64)
@@ -25,7 +24,6 @@ def test_systematic_counts_sum_to_m_and_stay_within_one_of_expectation(w, m, r):
     assert (n[w64 == 0] == 0).all()
 
 
-@settings(deadline=None)
 @given(weights, st.integers(1, 5000), st.floats(0, 0.99951171875, width=32))
 def test_systematic_counts_sum_to_m_in_float32_too(w, m, r):
     n = systematic(torch.tensor([w]), m, torch.tensor([r]))

@@ -14,7 +14,7 @@ from model.tables import PAGE, Table
 
 CPU = torch.device("cpu")
 DIM, SLOTS = 3, 2
-patient = settings(deadline=None, max_examples=50)
+fifty = settings(max_examples=50)
 
 
 class CountingTable(Table):
@@ -57,7 +57,7 @@ class TestGrowth:
         table.grow(3000)
         assert not table.lines[10:3000, DIM:].any()
 
-    @patient
+    @fifty
     @given(sizes=st.lists(st.integers(0, 2500), min_size=1, max_size=8), seed=st.integers(0, 1 << 62))
     def test_first_weights_do_not_depend_on_how_the_table_grew(self, sizes: list[int], seed: int) -> None:
         stepwise = table_of(seed=seed)
@@ -66,7 +66,7 @@ class TestGrowth:
         at_once = table_of(max(sizes), seed=seed)
         assert torch.equal(stepwise.weight, at_once.weight)
 
-    @patient
+    @fifty
     @given(loaded=st.integers(0, 300), size=st.integers(0, 300))
     def test_first_weights_do_not_depend_on_a_restart(self, loaded: int, size: int) -> None:
         restarted = table_of()

@@ -95,7 +95,7 @@ arrays = numpy_dtypes.flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(max_size=8), arrays, max_size=5))
 def test_arrays_of_any_shape_come_back_bit_for_bit(tensors):
     with tempfile.TemporaryDirectory() as directory, CheckpointStore(directory) as store:
@@ -498,7 +498,6 @@ def test_a_directory_that_cannot_be_made_is_reported(tmp_path):
 any_text = st.text(st.characters(codec=None, categories=None), max_size=6)
 
 
-@settings(deadline=None)
 @given(st.lists(any_text | st.sampled_from(["", "\ud800", "\udc00", "\ud83d\ude00", "\x00", "ascii", "ü"])))
 def test_any_strings_come_back(strings):
     packed = pack_strings(strings, "ids")

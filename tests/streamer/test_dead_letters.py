@@ -10,13 +10,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.dead_letters import DeadLetter, DeadLetters, FileDeadLetters, MemoryDeadLetters, Reason
 from streamer.errors import StreamerError
-
-patient = settings(deadline=None)  # the machine may be busy
 
 
 def letter(offset: int, value: bytes | None = b"{", key: bytes | None = None, index: int | None = None) -> DeadLetter:
@@ -115,7 +113,6 @@ def test_line_says_which_event_why_and_when(tmp_path: Path):
 values = st.none() | st.binary(max_size=20) | st.text(st.characters(exclude_categories=["Cs"])).map(str.encode)
 
 
-@patient
 @given(st.lists(st.tuples(values, values), max_size=5))
 def test_any_key_and_value_can_be_read_back(tmp_path_factory: pytest.TempPathFactory, pairs: list):
     path = tmp_path_factory.mktemp("dead") / "letters.jsonl"

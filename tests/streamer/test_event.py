@@ -10,15 +10,12 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from streamer.errors import SettingsError
 from streamer.event import Decoded, EventDecoder, EventSettings, Reason, encode
 from streamer.event.decoded import Writer
 from streamer.sources.base import Chunk, Partition
-
-patient = hypothesis_settings(deadline=None)  # the machine may be busy
 
 PARTITION = Partition("interactions", 3)
 RECORD_MS = 1_600_000_000_250
@@ -494,7 +491,6 @@ def slow(*values: bytes, settings: EventSettings | None = None) -> Decoded:
     return slow_decode(chunk_of(*values), settings)
 
 
-@patient
 @given(chunks, st.sampled_from(SETTINGS))
 def test_every_event_of_any_chunk_is_accounted_for(rows: list, settings: EventSettings):
     chunk = build(rows)
@@ -506,7 +502,6 @@ def test_every_event_of_any_chunk_is_accounted_for(rows: list, settings: EventSe
     assert out.consumed == sum(counts)
 
 
-@patient
 @given(chunks, st.sampled_from(SETTINGS))
 def test_columns_agree_with_each_other_and_with_the_records(rows: list, settings: EventSettings):
     out = EventDecoder(settings).decode(build(rows))
@@ -521,7 +516,6 @@ def test_columns_agree_with_each_other_and_with_the_records(rows: list, settings
     assert len({x.identity for x in out.letters}) == len(out.letters)
 
 
-@patient
 @given(chunks, st.sampled_from(SETTINGS))
 def test_valid_events_keep_the_rules(rows: list, settings: EventSettings):
     out = EventDecoder(settings).decode(build(rows))
@@ -537,13 +531,11 @@ def test_valid_events_keep_the_rules(rows: list, settings: EventSettings):
             assert type(value) is float or len(value) <= settings.max_feature_length  # type: ignore[arg-type]
 
 
-@patient
 @given(chunks, st.sampled_from(SETTINGS))
 def test_fast_reading_agrees_with_the_slow_one(rows: list, settings: EventSettings):
     assert EventDecoder(settings).decode(build(rows)) == slow_decode(build(rows), settings)
 
 
-@patient
 @given(st.lists(good_records, max_size=6), st.integers(0, 6))
 def test_chunking_does_not_change_what_records_become(values: list[bytes], cut: int):
     whole, first, second = decode(*values), decode(*values[:cut]), decode(*values[cut:], first=100 + cut)
@@ -561,7 +553,6 @@ plain_features = st.dictionaries(
 )
 
 
-@patient
 @given(ids, ids, st.floats(0, END_S, exclude_max=True), plain_features, plain_features)
 def test_encoded_event_decodes_to_itself(user: str | int, item: str | int, time_s: float, first: dict, second: dict):
     out = decode(encode(user, item, time_s, user_features=first, item_features=second))
@@ -570,7 +561,6 @@ def test_encoded_event_decodes_to_itself(user: str | int, item: str | int, time_
     assert (out.item_features or [None]) == [second or None]
 
 
-@patient
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31)))
 def test_encoded_datetime_decodes_to_its_time(when: datetime):
     expected = when.replace(tzinfo=UTC).timestamp()

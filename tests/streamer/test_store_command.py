@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from servers.redis import RedisServer as Redis
@@ -452,7 +452,6 @@ def test_an_empty_model_survives_the_round_trip(place, tmp_path):
 
 # --- the file ------------------------------------------------------------------------------------------------
 
-patient = settings(deadline=None)  # the machine may be busy
 NUMBERS = st.integers(0, 2**62)
 
 
@@ -466,7 +465,6 @@ def states(draw: st.DrawFn) -> Contents:
     return Contents(Position("g", 3, "c", "1-1"), draw(NUMBERS), ids, *columns, draw(named), draw(named), cache)
 
 
-@patient
 @given(states())
 def test_a_file_holds_any_state(tmp_path_factory, contents):
     path = tmp_path_factory.mktemp("store") / "a.npz"

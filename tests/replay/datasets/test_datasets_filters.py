@@ -33,7 +33,7 @@ ROWS = st.lists(
     min_size=1,
     max_size=40,
 )
-SOME = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def kept(write, rows: list[Row], options: LogOptions, name: str = "csv") -> Counter[Row]:

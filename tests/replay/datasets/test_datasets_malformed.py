@@ -49,7 +49,7 @@ GOOD, EMPTY, SHORT, NO_ITEM, NOT_UTF8 = b"u,i,7", b"", b"u,i", b"u,,7", b"u,\xff
 
 
 @given(st.lists(st.sampled_from([GOOD, GOOD, EMPTY, SHORT, NO_ITEM, NOT_UTF8]), max_size=25), st.booleans())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_numbers_of_lines_are_right_in_any_mixture(write, lines, windows):
     reasons = {SHORT: "missing_columns", NO_ITEM: "missing_item_id", NOT_UTF8: "invalid_encoding"}
     plenty = [GOOD] * 300 + lines  # if a tenth of them is not UTF-8, none is meant to be

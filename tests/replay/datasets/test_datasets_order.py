@@ -38,7 +38,7 @@ def slow_order(times: list[int] | None, rows: int, seed: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50), st.integers(0, 2**70))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_database_and_numpy_compute_the_same_keys(rows, seed):
     sql = keyed_sql(f"(SELECT unnest({rows}) AS n)", seed)
     assert duckdb.connect().execute(sql).fetchall() == list(zip(rows, keys(np.array(rows), seed).tolist(), strict=True))
@@ -64,7 +64,7 @@ def test_orders_of_neighbouring_seeds_have_nothing_in_common():
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 99), st.integers(1, 9))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_stream_is_sorted_by_time_and_ties_by_the_keys_of_the_rows(write, times, seed, chunk):
     with open_log(write("log.csv", csv_of(times)), "csv", LogOptions(seed=seed)) as log:
         expected = [(f"u{n % 7}", f"i{n}", float(times[n])) for n in slow_order(times, len(times), seed)]

@@ -49,7 +49,7 @@ def values(world: World, ks: tuple[int, ...]) -> dict[tuple[str, int], float]:
     return {(m.metric, m.k): m.value for m in evaluate(world.queries, world.items, world.split, ks)}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.sampled_from([1, 3, 10, 20, ITEMS]), st.sampled_from([30, 200, 600]))
 def test_recall_and_ndcg_agree_with_torchmetrics(seed, k, events):
     world = World(seed, events)

@@ -41,7 +41,7 @@ def slow_co_visitation(moment: Moment) -> dict[int, Fraction]:
     return scores
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(streams(60), delays)
 @example((np.array([0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]), np.array([0, 1, 0, 2, 0, 2, 0, 2, 1, 2, 1, 0]), [12]), 0)
 def test_co_visitation_ranks_by_what_was_seen_together_with_the_last_ten(stream, delay):
@@ -78,7 +78,7 @@ def test_co_visitation_goes_on_when_its_memory_must_grow():
     assert len(at_once._pairs.pool.keys) > 32_768
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(streams(), delays)
 def test_last_items_are_the_users_last_ten_most_recent_first(stream, delay):
     users, items, ends = stream
@@ -92,7 +92,7 @@ def counted(moment: Moment, window: int | None) -> Counter[int]:
     return moment.counts if window is None else Counter(item for item, _ in moment.learned[-window:])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(streams(), st.sampled_from([None, 1, 3, 20]), delays)
 def test_popular_items_are_ranked_by_their_number_of_events(stream, window, delay):
     """Between items with equal counts the order is free."""
@@ -113,7 +113,7 @@ def test_popular_items_are_ranked_by_their_number_of_events(stream, window, dela
             assert more < found <= more + as_many + 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(streams(), st.sampled_from([None, 3, 20]))
 def test_popular_items_make_one_list_sorted_by_counts(stream, window):
     users, items, ends = stream
@@ -133,7 +133,7 @@ def test_popular_goes_on_from_given_counts():
     assert floor.items().tolist() == [0, 2, 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(streams())
 def test_bands_are_those_of_the_caches_composition(stream):
     """Up to ties: as many items and events in each band."""

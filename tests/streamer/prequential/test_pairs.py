@@ -15,7 +15,7 @@ from streamer.prequential.pairs import Pairs
 PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(PAIR, max_size=150), max_size=4))
 def test_pairs_are_counted_as_a_dictionary_would(batches):
     pairs, expected = Pairs(), Counter()
@@ -35,7 +35,7 @@ def test_tables_that_are_left_are_given_to_the_next():
     assert all(len(pairs.of(row)) == 400 for row in range(64))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(streams(), st.integers(1, 5))
 def test_each_event_sees_what_its_user_had_before_it(stream, every):
     users, items, ends = stream

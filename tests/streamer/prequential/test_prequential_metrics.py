@@ -37,7 +37,7 @@ def test_the_first_rank_is_worth_one_and_the_third_a_half_in_ndcg():
     assert found[:, METRICS.index("mrr"), 0].tolist() == [1.0, pytest.approx(1 / 3)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.tuples(rank, rank, st.booleans()), min_size=1, max_size=20), max_size=12))
 def test_tallies_are_means_over_all_events_and_over_the_last_ones(batches):
     tally = Tally(["all", "new", "head"], KS, window=25)

@@ -115,7 +115,7 @@ def opened(source, positions=None):
     return source
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(appends, st.integers(1, 4), st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1, max_size=4))
 def test_the_order_of_records_does_not_depend_on_poll_sizes(batches, partitions, group_records, poll_sizes):
     with tempfile.TemporaryDirectory() as data_dir:
@@ -127,7 +127,7 @@ def test_the_order_of_records_does_not_depend_on_poll_sizes(batches, partitions,
         small.close()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(appends, st.integers(1, 4), st.integers(1, 9), st.data())
 def test_a_reader_that_starts_again_at_recorded_positions_sees_exactly_the_rest(
     batches, partitions, group_records, data
@@ -144,7 +144,7 @@ def test_a_reader_that_starts_again_at_recorded_positions_sees_exactly_the_rest(
         again.close()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(appends, st.integers(1, 4), st.integers(1, 9))
 def test_every_partition_holds_what_the_twin_in_memory_holds(batches, partitions, group_records):
     twin = MemoryLog()

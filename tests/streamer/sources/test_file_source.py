@@ -119,7 +119,7 @@ def test_the_end_is_reached_only_after_the_last_record_was_returned(open_file):
 content = st.lists(st.sampled_from([b"a", b"bb", b'{"x": 1}', b" ", b"\t", b"\r", b"\n", b"\n\n"]), max_size=30)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(content.map(b"".join), st.integers(1, 9), st.integers(1, 4), st.booleans(), st.integers(0, 6))
 @example(b"abc \n \nd", 2, 1, False, 1)
 def test_lines_and_end_equal_the_slow_obvious_way(tmp_path_factory, text, block, max_records, packed, start):

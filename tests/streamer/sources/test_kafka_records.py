@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition, errors
 from kafka.consumer.fetcher import Fetcher
@@ -58,7 +58,6 @@ def taken(kind: type, content: bytes, start: int = 0, size: int | None = None, *
     return (columns(found) if found else None), part.next_fetch_offset, part.leader_epoch, positions
 
 
-@settings(deadline=None)
 @given(batches=batches, start=st.integers(0, 100), size=st.integers(1, 40))
 def test_rows_are_what_the_client_would_read(batches: list[Any], start: int, size: int) -> None:
     content, base = b"", 0
@@ -96,7 +95,6 @@ def test_batch_with_a_wrong_checksum_is_an_error_and_not_an_endless_loop() -> No
 
 
 @given(content=st.binary(max_size=60), count=st.integers(1, 5))
-@settings(deadline=None)
 def test_parser_never_reads_beyond_malformed_content(content: bytes, count: int) -> None:
     fields = np.zeros((FIELDS, count), np.int64)
     end = _parse(np.frombuffer(content, np.uint8), 0, fields)
