@@ -47,7 +47,7 @@ class FeatureReader:
         self._shared: NDArray[Any] | None = None
         if len(texts) <= MOST_SHARED:
             self._shared = np.empty(len(texts), object)
-            self._shared[:] = [self._make(text) for text in texts]
+            self._shared[:] = _all_plain(features, texts) or [self._make(text) for text in texts]
         self.any = bool(features) or bool(about)
 
     def read(self, ids: Sequence[str], codes: Codes | None) -> Column | None:
@@ -72,18 +72,30 @@ class FeatureReader:
         return own
 
 
+def _all_plain(features: Sequence[FeatureColumn], texts: NDArray[Any]) -> list[Features] | None:
+    """Features of many texts at once, if they are plain: no value is empty, padded, quoted or too long."""
+    if any(feature.kind != "category" for feature in features) or not len(texts):
+        return None
+    together = SEPARATOR.join(texts)
+    values = together.split(SEPARATOR)
+    names = [feature.name for feature in features]
+    if len(values) != len(names) * len(texts) or values != together.split() or '"' in together:
+        return None
+    if max(map(len, values)) > LONGEST_FEATURE:
+        return None
+    rows = zip(*(values[k :: len(names)] for k in range(len(names))), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
 def _maker(features: Sequence[FeatureColumn]) -> Make:
     """What makes features of a text."""
     if any(feature.kind == "object" for feature in features):
         return _from_json
     names = [feature.name for feature in features]
     kinds: list[Callable[[str], str | float]] = [float if f.kind == "number" else unpadded for f in features]
-    only_categories = float not in kinds
 
     def make(text: str) -> Features | None:
         values = text.split(SEPARATOR, len(names) - 1)
-        if only_categories and values == text.split() and '"' not in text and len(text) <= LONGEST_FEATURE:
-            return dict(zip(names, values, strict=True))  # no value is empty, padded, quoted or too long
         return {name: kind(v) for name, kind, v in zip(names, kinds, values, strict=True) if v.strip('" ')} or None
 
     return make
