@@ -72,7 +72,7 @@ class FeatureReader:
         return own
 
 
-def _all_plain(features: Sequence[FeatureColumn], texts: NDArray[Any]) -> list[Features] | None:
+def _all_plain(features: Sequence[FeatureColumn], texts: NDArray[Any]) -> Column | None:
     """Features of many texts at once, if they are plain: no value is empty, padded, quoted or too long."""
     if any(feature.kind != "category" for feature in features) or not len(texts):
         return None

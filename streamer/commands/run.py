@@ -44,7 +44,12 @@ _RUN = "Run"
     default=16_384,
     help="Reading ahead pauses while so many events wait.",
 )
-@option(_RUN, "--until-end", is_flag=True, help="Stop at the end of the stream as it is at the start.")
+@option(
+    _RUN,
+    "--until-end",
+    is_flag=True,
+    help="Stop at the end of the stream as it is at the start, of the partitions that no other trainer reads.",
+)
 @option(_RUN, "--max-events", type=click.IntRange(1), help="Stop after so many events.")
 @option(
     _RUN,

@@ -37,26 +37,31 @@ class Group:
     def __init__(self, settings: KafkaSettings, session_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._session_s, self._clock = settings, session_s, clock
         self._where = f"the group {settings.group_id!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
-        self._ask_at = 0.0
         self.changed()
 
     def changed(self) -> None:
         """Partitions came or went."""
+        self._read_by_others: set[Partition] = set()
         self._ask_at = self._clock() + self._session_s + EXPIRY_S
 
     def read_by_others(self, partitions: Collection[Partition], our_id: str) -> bool:
-        """Whether living members other than us read all of these; False if that is not known yet."""
-        if self._clock() < self._ask_at:
-            return False
-        self._ask_at = self._clock() + AGAIN_S
+        """Whether living members other than us read all of these; False if that is not known yet.
+
+        What they read is taken to stay so until something changes for us.
+        """
+        if not self._read_by_others.issuperset(partitions) and self._clock() >= self._ask_at:
+            self._ask_at = self._clock() + AGAIN_S
+            self._ask(partitions, our_id)
+        return self._read_by_others.issuperset(partitions)
+
+    def _ask(self, partitions: Collection[Partition], our_id: str) -> None:
         try:
-            return self._given_to_others(our_id).issuperset(partitions)
+            self._read_by_others = self._given_to_others(our_id)
         except SourceUnavailable as error:
             log.debug("%s", error)
-            return False
         except StreamerError as error:
             log.warning("%s; taking it that others read %s", error, ", ".join(map(str, sorted(partitions))))
-            return True
+            self._read_by_others = set(partitions)
 
     def _given_to_others(self, our_id: str) -> set[Partition]:
         """Nothing while a rebalance is going on.

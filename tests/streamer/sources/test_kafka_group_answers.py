@@ -52,6 +52,20 @@ def test_the_broker_is_asked_once_a_dead_member_must_have_been_noticed():
     assert group.read_by_others({B, C}, "us")
 
 
+def test_an_answer_holds_until_something_changes():
+    group = Described(stable(member("them", t=[1])), stable())
+    group.clock.now += SESSION_S + EXPIRY_S
+    assert group.read_by_others({B}, "us")
+    group.clock.now += 10 * AGAIN_S
+    assert group.read_by_others({B}, "us")
+    assert group.asked == 1
+    group.changed()
+    assert not group.read_by_others({B}, "us")
+    group.clock.now += SESSION_S + EXPIRY_S
+    assert not group.read_by_others({B}, "us")
+    assert group.asked == 2
+
+
 def test_it_is_not_asked_all_the_time():
     group = Described(stable(), stable(member("them", t=[1])))
     group.clock.now += SESSION_S + EXPIRY_S
