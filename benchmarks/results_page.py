@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +29,7 @@ TIMED = "draws"
 """The sweep that was run on a quiet machine: milliseconds of all others are left out."""
 KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10,), "step-ms": (0,)}
 DEFAULT = "xir"
+Key = TypeVar("Key")
 SLICES = ("all", "new", "second-half/all", "second-half/new")
 
 
@@ -54,9 +57,12 @@ def _untimed(record: Record) -> Record:
 
 
 def plain_table(records: Sequence[Record], method: str, parameter: str) -> str:
-    """The defaults, and plain id towers by the values of a parameter: hit rates of the second halves, all / new."""
-    defaults = {r.data: _hits(r) for r in records if r.method == DEFAULT and not r.settings}
-    plain = {(r.settings[parameter], r.data): _hits(r) for r in records if r.method == method and _is_plain(r)}
+    """The defaults, and plain id towers by the values of a parameter: hit rates of the second halves, all / new.
+
+    Each is the mean over its seeds.
+    """
+    defaults = _hits((r.data, r) for r in records if r.method == DEFAULT and not r.settings)
+    plain = _hits(((r.settings[parameter], r.data), r) for r in records if r.method == method and _is_plain(r))
     logs, values = list(defaults), sorted({value for value, _ in plain})
     lines = [f"| | {' | '.join(logs)} |", "|---" * (1 + len(logs)) + "|"]
     lines.append(f"| defaults, `{DEFAULT}` | {' | '.join(_shown(*defaults[log]) for log in logs)} |")
@@ -73,7 +79,15 @@ def _is_plain(record: Record) -> bool:
     return record.settings.get("user_ids") == "true" and record.settings.get("recent_items") == "0"
 
 
-def _hits(record: Record) -> tuple[float, float]:
+def _hits(runs: Iterable[tuple[Key, Record]]) -> dict[Key, tuple[float, float]]:
+    """The mean hit rates of the runs of each key."""
+    found: dict[Key, list[tuple[float, float]]] = {}
+    for key, record in runs:
+        found.setdefault(key, []).append(_hits_of(record))
+    return {key: (mean(every for every, _ in hits), mean(new for _, new in hits)) for key, hits in found.items()}
+
+
+def _hits_of(record: Record) -> tuple[float, float]:
     found = {m["slice"]: m["value"] for m in record.measures if (m["metric"], m["k"], m["floor"]) == ("hr", 10, None)}
     return found["second-half/all"], found["second-half/new"]
 
