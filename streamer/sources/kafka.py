@@ -197,7 +197,7 @@ class KafkaSource:
             return False
         others = {Partition(topic, number) for topic, numbers in existing.items() for number in numbers}
         others.difference_update(self._reading.values())
-        return not others or self._group.read_by_others(others, self._consumer.group_metadata().member_id)
+        return self._group.read_by_others(others, self._consumer.group_metadata().member_id)
 
     def _step(self, max_records: int, timeout_s: float) -> Records:
         """1. send commits; 2. let the client work; 3. settle the partitions that it brought."""
@@ -290,9 +290,9 @@ class KafkaSource:
         partitions are others' already.
         """
         assert self._listener is not None
-        self._group.changed()
         if not partitions:
             return
+        self._group.changed()
         gone = [Partition(*tp) for tp in partitions]
         try:
             self._listener.on_revoked(gone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -37,11 +38,12 @@ class Group:
     def __init__(self, settings: KafkaSettings, session_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._session_s, self._clock = settings, session_s, clock
         self._where = f"the group {settings.group_id!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
-        self.changed()
+        self._read_by_others: set[Partition] = set()
+        self._ask_at = math.inf
 
     def changed(self) -> None:
-        """Partitions came or went."""
-        self._read_by_others: set[Partition] = set()
+        """Partitions came or went; or we are in the group, and none came."""
+        self._read_by_others = set()
         self._ask_at = self._clock() + self._session_s + EXPIRY_S
 
     def read_by_others(self, partitions: Collection[Partition], our_id: str) -> bool:

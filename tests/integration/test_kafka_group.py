@@ -184,6 +184,7 @@ def test_who_reads_what_is_asked_of_the_broker(kafka: KafkaHarness, members: Mem
     until(lambda: len(first.ours) == len(second.ours) == 1)
     our_id = first.source._consumer.group_metadata().member_id
     group = Group(settings, 0.0, clock := Clock())
+    group.changed()
 
     def read_by_others(*partitions: Partition) -> bool:
         clock.now += EXPIRY_S

@@ -28,6 +28,7 @@ class Described(Group):
     def __init__(self, *answers: dict[str, Any] | Exception) -> None:
         self.clock, self.asked, self._answers = Clock(), 0, list(answers)
         super().__init__(KafkaSettings("nowhere:9092", "t"), SESSION_S, self.clock)
+        self.changed()
 
     def _described(self) -> dict[str, Any]:
         self.asked += 1
