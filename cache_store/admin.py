@@ -17,48 +17,20 @@ from redis import exceptions
 
 from cache_store.base import Counts, Rows
 from cache_store.codec import Malformed, pack_rows, unpack_entry, unpack_rows
-from cache_store.connection import connect, shown, translated
-from cache_store.errors import StoreRefused, StoreUnavailable
+from cache_store.connection import ERRORS, connect, shown, translated
+from cache_store.errors import Damaged, StoreRefused, StoreUnavailable
 from cache_store.keys import TYPES, Keys
-from cache_store.redis import RedisServer
+from cache_store.redis import RedisServer, check_format
 from cache_store.replica import Position, Replica
-from cache_store.server import Seed
+from cache_store.scripts import LOOK, PUT_CACHE, SEEN
+from cache_store.server import ENTRIES_AT_ONCE, IDS_AT_ONCE, Seed
 
 ACTIVE_S = 10.0
 """A trainer that was seen so lately is at work: it says every two seconds that it is there."""
-ENTRIES_AT_ONCE = 128
-IDS_AT_ONCE = 10_000
 ATTEMPTS = 8
 """How often reading begins again when the log is trimmed meanwhile."""
 IMPORTED, WANTED = "import", 2**53 - 1
 """Origin and events of a state that was put in. No trainer has that origin, or more: none puts its own in its place."""
-
-LOOK = """
--- KEYS: meta, log, snapshot, items, next, epochs, owners, cache, trainers.  ARGV: 1 to get snapshot and cache too.
--- Returns {meta, next, epochs, owners, trainers, items, length of the log, seconds, snapshot, cache}, {} if there is no
--- state; hashes as name, value ...
-local meta = redis.call('HGETALL', KEYS[1])
-if #meta == 0 then return {} end
-local found = {meta}
-for k = 5, 7 do found[k - 3] = redis.call('HGETALL', KEYS[k]) end
-found[5] = redis.call('HGETALL', KEYS[9])
-found[6], found[7] = redis.call('LLEN', KEYS[4]), redis.call('XLEN', KEYS[2])
-found[8], found[9], found[10] = redis.call('TIME')[1], '', ''
-if ARGV[1] == '1' then
-    found[9], found[10] = redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[8]) or ''
-end
-return found
-"""
-
-PUT_CACHE = """
--- KEYS: meta, cache.  ARGV: generation, cache.
--- Returns 1, or 0 if it is another generation or has a cache already.
-if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return 0 end
-if redis.call('HEXISTS', KEYS[1], 'cache') == 1 then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('HSET', KEYS[1], 'cache', ARGV[1])
-return 1
-"""
 
 
 class Seen(NamedTuple):
@@ -80,7 +52,7 @@ class Look:
         chain: of the newest entry.
         items: how many have a row.
         next: partition -> offset up to which its contributions are counted.
-        epochs: partition -> how often it was claimed.
+        epochs: partition -> the epoch in which it was claimed last: milliseconds since 1970, when its owner got it.
         owners: partition -> the trainer that claimed it last.
         trainers: those of the last hour.
         log_length: entries in the log.
@@ -111,7 +83,7 @@ class Look:
     @property
     def active(self) -> list[Seen]:
         """Trainers that are at work."""
-        return [seen for seen in self.trainers if self.now_s - seen.at_s <= ACTIVE_S]
+        return _active(self.trainers, self.now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +97,9 @@ class Contents:
         counts: [N] events of each item.
         drawn: [N] how often each item was resampled.
         next: partition -> offset up to which its contributions are counted.
-        epochs: partition -> how often it was claimed.
-        cache: item rows; None if there is none yet.
+        epochs: partition -> the epoch in which it was claimed last: milliseconds since 1970, when its owner got it.
+        cache: item rows; None if there is none yet, or it cannot be read.
+        note: what cannot be read, for a person; empty if all can.
     """
 
     position: Position
@@ -137,6 +110,7 @@ class Contents:
     next: Mapping[str, int]
     epochs: Mapping[str, int]
     cache: Rows | None
+    note: str = ""
 
 
 class _Moved(Exception):  # noqa: N818
@@ -161,6 +135,7 @@ class StoreAdmin:
         self._server = RedisServer(url, keys, timeout_s)
         self._client = connect(url, timeout_s)
         self._look = self._client.register_script(LOOK)
+        self._seen = self._client.register_script(SEEN)
         self._put_cache = self._client.register_script(PUT_CACHE)
 
     def close(self) -> None:
@@ -173,14 +148,42 @@ class StoreAdmin:
     def models(self) -> list[str]:
         """Names of all models of the namespace."""
         with self._errors():
-            return sorted(name.decode() for name in self._client.smembers(self.keys.models))
+            return sorted(name.decode(errors="replace") for name in self._client.smembers(self.keys.models))
 
     def look(self, *, whole: bool = False) -> Look | None:
-        """What is there; None if nothing is. `whole` adds snapshot and cache."""
-        named = ("meta", "log", "snapshot", "items", "next", "epochs", "owners", "cache", "trainers")
+        """What is there; None if nothing is. `whole` adds snapshot and cache.
+
+        Raises:
+            Damaged: what is there is not what we write.
+            StoreRefused: a newer version wrote it.
+        """
+        named = ("meta", "log", "snapshot", "items", "next", "epochs", "owners", "cache", "rows", "trainers")
         with self._errors():
             found = self._look(keys=[getattr(self.keys, name) for name in named], args=[int(whole)])
-        return _look(*found) if found else None
+        if found == [0]:
+            return None
+        if len(found) == 1:
+            raise self._damaged(f"{self.keys.meta} is missing, or names no generation")
+        try:
+            check_format(_pairs(found[0]).get("format", "1"), self._which)
+            return _look(*found)
+        except (KeyError, ValueError) as error:
+            raise self._damaged(f"its hashes hold something else than we write ({error!r})") from error
+
+    def is_anything_there(self) -> bool:
+        """Whether any key of the model is there, or its name is among those of all models."""
+        with self._errors():
+            named = self._client.sismember(self.keys.models, self.keys.model)
+            return bool(named or self._client.exists(*self.keys.all()))
+
+    def at_work(self) -> tuple[float, list[Seen]]:
+        """The server's clock, and the trainers that are at work, also of a damaged model; as far as it is known."""
+        try:
+            with self._errors():
+                now, *told = self._seen(keys=[self.keys.trainers])
+            return float(now), _active(_all_seen(told), float(now))
+        except (Damaged, ValueError):
+            return 0.0, []
 
     def memory(self) -> dict[str, int | None]:
         """Bytes of each of our keys that is there; None where the server does not tell."""
@@ -202,9 +205,11 @@ class StoreAdmin:
         2. the entries between snapshot and tip;
         3. ids of the items that there are at the tip: they never change.
 
+        A cache that cannot be read counts as none, with a note.
+
         Raises:
-            StoreRefused: there is no model.
-            StoreUnavailable: it cannot be read, or not now.
+            StoreRefused: there is no model, it is damaged, or a newer version wrote it.
+            StoreUnavailable: it cannot be read now.
         """
         for _ in range(ATTEMPTS):
             # 1.
@@ -218,23 +223,35 @@ class StoreAdmin:
                 ids = self._ids(look)
             except _Moved:
                 continue
-            except Malformed as error:
-                raise StoreUnavailable("broken", f"the state in {self.url} cannot be read: {error}") from error
+            if replica.size > len(ids):
+                raise self._damaged(f"{self.keys.items} has {len(ids):,} items, {replica.size:,} are counted")
             replica.grow(len(ids))
-            cache = unpack_rows(look.cache) if look.cache else None
             state = (replica.position, replica.events, ids, replica.counts, replica.drawn)
-            return look, Contents(*state, look.next, look.epochs, cache)
-        raise StoreUnavailable("broken", f"the log in {self.url} is trimmed faster than it can be read: try again")
+            return look, Contents(*state, look.next, look.epochs, *self._cache(look))
+        told = "is trimmed faster than it can be read, or has lost entries: try again"
+        raise StoreUnavailable("broken", f"the log {self.keys.log} in {self.url} {told}")
+
+    def _cache(self, look: Look) -> tuple[Rows | None, str]:
+        """The cache, and a note if it cannot be read."""
+        try:
+            rows = unpack_rows(look.cache) if look.cache else None
+            if rows is not None and int(rows.max(initial=-1)) >= look.items:
+                raise Malformed("it names rows that no item has")
+        except Malformed as error:
+            return None, f"{self.keys.cache} cannot be read and counts as no cache: {error}"
+        return rows, ""
 
     def _folded(self, look: Look) -> Replica:
         """The snapshot, and every entry after it up to the tip.
 
         Raises:
             _Moved: some entries are gone.
+            Damaged: the snapshot or an entry cannot be read.
         """
         if not look.snapshot:
-            raise Malformed("there is no snapshot")
-        replica = Replica.unpack(look.snapshot)
+            raise self._damaged(f"{self.keys.snapshot} is missing")
+        with self._readable(self.keys.snapshot):
+            replica = Replica.unpack(look.snapshot)
         while replica.position.number < look.number:
             pulled = self._server.pull(replica.position, ENTRIES_AT_ONCE, "")
             if pulled.tip is None or pulled.tip.generation != look.generation or not pulled.entries:
@@ -242,7 +259,8 @@ class StoreAdmin:
             for stamped in pulled.entries[: look.number - replica.position.number]:
                 if stamped.before != replica.position.chain:
                     raise _Moved
-                replica.apply(unpack_entry(stamped.packed), stamped.position)
+                with self._readable(f"entry {stamped.position.entry} of {self.keys.log}"):
+                    replica.apply(unpack_entry(stamped.packed), stamped.position)
         if replica.position[:3] != (look.generation, look.number, look.chain):
             raise _Moved
         return replica
@@ -259,8 +277,9 @@ class StoreAdmin:
     # change -----------------------------------------------------------------------------------------------------------
 
     def reset(self) -> int:
-        """Remove every key of the model; answers how many there were."""
+        """Remove every key of the model, whatever is under it; answers how many there were."""
         with self._errors():
+            self._client.sismember(self.keys.models, self.keys.model)  # before anything is removed, see that it can be
             passing = list(self._client.scan_iter(match=f"{_literal(self.keys.tag)}:new:*", count=1000))
             removed = int(self._client.unlink(*self.keys.all(), *passing))
             self._client.srem(self.keys.models, self.keys.model)
@@ -296,8 +315,25 @@ class StoreAdmin:
         """Errors of Redis become ours."""
         try:
             yield
-        except exceptions.RedisError as error:
+        except ERRORS as error:
+            if "WRONGTYPE" in str(error):
+                self._server.check_types()
             raise translated(error, self.url) from error
+
+    @contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        """What was not packed by us is damaged."""
+        try:
+            yield
+        except Malformed as error:
+            raise self._damaged(f"{what} cannot be read: {error}") from error
+
+    def _damaged(self, told: str) -> Damaged:
+        return Damaged(f"{self._which} is damaged: {told}. `streamer store reset` removes it")
+
+    @property
+    def _which(self) -> str:
+        return f"the model {self.keys.model!r} in {self.url}"
 
 
 def _look(*found: Any) -> Look:
@@ -314,7 +350,7 @@ def _look(*found: Any) -> Look:
         next={name: int(offset) for name, offset in _pairs(following).items()},
         epochs={name: int(epoch) for name, epoch in _pairs(epochs).items()},
         owners=_pairs(owners),
-        trainers=[_seen(name, told) for name, told in sorted(_pairs(trainers).items())],
+        trainers=_all_seen(trainers),
         log_length=length,
         snapshot_number=int(about.get("snapshot", 0)),
         snapshot_at_s=written_ms / 1000 if written_ms else seeded,
@@ -323,6 +359,14 @@ def _look(*found: Any) -> Look:
         snapshot=snapshot,
         cache=cache,
     )
+
+
+def _active(trainers: Sequence[Seen], now_s: float) -> list[Seen]:
+    return [seen for seen in trainers if now_s - seen.at_s <= ACTIVE_S]
+
+
+def _all_seen(flat: Sequence[bytes]) -> list[Seen]:
+    return [_seen(name, told) for name, told in sorted(_pairs(flat).items())]
 
 
 def _seen(trainer: str, told: str) -> Seen:

@@ -103,7 +103,6 @@ class Contribution:
 class Delta(NamedTuple):
     """What another trainer has added. Rows are the store's."""
 
-    events: int
     items: Increments
     drawn: Increments
 
@@ -168,6 +167,8 @@ class StoreStatus:
     snapshots: int = 0
     refused_events: int = 0
     """Events whose contribution was left out: another trainer owned them by then."""
+    again_events: int = 0
+    """Events that were trained and not counted: the store had a contribution of them."""
 
 
 class CacheStore(Protocol):

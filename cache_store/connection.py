@@ -8,19 +8,21 @@
 | `redis+sentinel://[user:password@]host:port,host:port/name[/db]` | the master that Sentinels call `name`       |
 | `redis+cluster://[user:password@]host:port`                  | a Redis Cluster, by any of its nodes            |
 
-`redis+sentinels://` and `redis+clusters://` are the same by TLS.
+`redis+sentinels://` and `redis+clusters://` are the same by TLS. Options after a `?` are those of redis-py. What stands
+for something else in a URL is percent-encoded in a password: `@` is `%40`, `:` `%3A`, `/` `%2F`, `?` `%3F`, `#` `%23`.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import redis
 from redis import exceptions
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
+from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode, RedisCluster
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -30,6 +32,9 @@ ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """Whatever redis-py raises."""
 PLAIN = ("redis", "rediss", "unix")
 SCHEMES = (*PLAIN, "redis+sentinel", "redis+sentinels", "redis+cluster", "redis+clusters")
+ENCODE = "write host:port, and percent-encode special characters of the password (@ as %40, / as %2F, # as %23)"
+RIGHTS = "the keys ~{<namespace>:<model>}:* and ~{<namespace>}:models, and the commands +@all -@admin -@dangerous"
+"""What a user of Redis needs."""
 
 
 def connect(url: str, timeout_s: float) -> Any:
@@ -39,16 +44,12 @@ def connect(url: str, timeout_s: float) -> Any:
         StoreRefused: the URL is wrong.
         StoreUnavailable: no node of a cluster answers.
     """
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES:
-        raise StoreRefused(
-            f"{shown(url)} is no URL of Redis: begin with one of {', '.join(s + '://' for s in SCHEMES)}"
-        )
     options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
     try:
-        if "cluster" in scheme:
-            return _cluster(url, options)
-        client = redis.Redis.from_url(url, **options) if scheme in PLAIN else _sentinel(url, options)
+        parts = _parts(url)
+        if "cluster" in parts.scheme:
+            return _cluster(parts, options)
+        client = redis.Redis.from_url(url, **options) if parts.scheme in PLAIN else _sentinel(parts, options)
         client.connection_pool.make_connection()  # connects to nothing, but looks at the options
         return client
     except (ValueError, TypeError) as error:
@@ -57,48 +58,105 @@ def connect(url: str, timeout_s: float) -> Any:
         raise translated(error, shown(url)) from error
 
 
-def _sentinel(url: str, options: dict[str, Any]) -> Any:
-    parts = urlsplit(url)
+def _parts(url: str) -> SplitResult:
+    """A URL taken apart. What urllib says of a wrong one may be a part of a password: it is not repeated.
+
+    Raises:
+        ValueError: it cannot be, or is cut off by what stands in a password.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        raise ValueError(f"begin with one of {', '.join(s + '://' for s in SCHEMES)}")
+    try:
+        parts = urlsplit(url)
+        for text in _hosts(parts):
+            _ = urlsplit(f"//{text}").port
+    except ValueError:
+        raise ValueError(f"host and port cannot be read; {ENCODE}") from None
+    names = [option.partition("=")[0] for option in parts.query.split("&")]
+    if parts.fragment or "@" in "".join(names) or (parts.netloc and "@" in parts.path):
+        raise ValueError(f"it has an @ or # where none can be; {ENCODE}")
+    return parts
+
+
+def _sentinel(parts: SplitResult, options: dict[str, Any]) -> Any:
     name, _, db = parts.path.strip("/").partition("/")
     if not name:
         raise ValueError("name the master: redis+sentinel://host:26379/NAME")
-    account = _account(parts, tls=parts.scheme.endswith("s")) | options | dict(parse_qsl(parts.query))
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    sentinel_options = {k: v for k, v in account.items() if k not in ("username", "password")}
-    sentinel = Sentinel([_host(h, 26379) for h in hosts], sentinel_kwargs=sentinel_options, **account)  # type: ignore[no-untyped-call]
-    return sentinel.master_for(name, db=int(db or 0))  # type: ignore[no-untyped-call]
+    if db and not db.isdecimal():
+        raise ValueError("what follows the name of the master is the number of a database")
+    account = _account(parts) | options | _options(parts) | ({"db": int(db)} if db else {})
+    sentinel_options = {k: v for k, v in account.items() if k not in ("username", "password", "db")}
+    hosts = [_host(text, 26379) for text in _hosts(parts)]
+    sentinel = Sentinel(hosts, sentinel_kwargs=sentinel_options, **account)  # type: ignore[no-untyped-call]
+    return sentinel.master_for(name)  # type: ignore[no-untyped-call]
 
 
-def _cluster(url: str, options: dict[str, Any]) -> Any:
-    parts = urlsplit(url)
-    account = _account(parts, tls=parts.scheme.endswith("s")) | options | dict(parse_qsl(parts.query))
-    nodes = [ClusterNode(*_host(h, 6379)) for h in parts.netloc.rpartition("@")[2].split(",")]  # type: ignore[no-untyped-call]
-    return RedisCluster(startup_nodes=nodes, **account)
+def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
+    given = _options(parts)
+    unknown = given.keys() - {*REDIS_ALLOWED_KEYS, *URL_QUERY_ARGUMENT_PARSERS} | given.keys() & {"db"}
+    if unknown:  # redis-py would leave it out without a word
+        raise ValueError(f"a cluster has no option {', '.join(sorted(unknown))}")
+    nodes = [ClusterNode(*_host(text, 6379)) for text in _hosts(parts)]  # type: ignore[no-untyped-call]
+    return RedisCluster(startup_nodes=nodes, **_account(parts) | options | given)
 
 
-def _account(parts: Any, tls: bool) -> dict[str, Any]:
+def _options(parts: SplitResult) -> dict[str, Any]:
+    """What stands after the `?`, as redis-py reads it from the URLs that it knows.
+
+    Raises:
+        ValueError: an option has a value that it cannot have.
+    """
+    found: dict[str, Any] = {}
+    for name, value in parse_qsl(parts.query):
+        parse: Any = URL_QUERY_ARGUMENT_PARSERS.get(name, str)
+        try:
+            found[name] = parse(value)
+        except (ValueError, TypeError):
+            raise ValueError(f"the option {name} cannot be {value!r}") from None
+    return found
+
+
+def _account(parts: SplitResult) -> dict[str, Any]:
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    found: dict[str, Any] = {"ssl": True} if tls else {}
+    found: dict[str, Any] = {"ssl": True} if parts.scheme.endswith("s") else {}
     found |= {"username": unquote(user)} if user else {}
     return found | ({"password": unquote(password)} if password else {})
+
+
+def _hosts(parts: SplitResult) -> list[str]:
+    """Each with its port, if it has one."""
+    return parts.netloc.rpartition("@")[2].split(",")
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
     address = urlsplit(f"//{text}")
     if not address.hostname:
-        raise ValueError(f"{text!r} is no host:port")
+        raise ValueError(f"a host is missing; {ENCODE}")
     return address.hostname, address.port or port
 
 
 def shown(url: str) -> str:
-    """A URL without its password, for messages."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+    """A URL without its passwords, for messages; rather without a part that may belong to one.
+
+    Examples:
+        >>> shown("redis://ada:p@ss@cache:6379/0?ssl_password=secret&db=1")
+        'redis://ada:***@cache:6379/0?ssl_password=***&db=1'
+    """
+    masked = re.sub(r"([?&][^=&@]*password=)[^&]*", r"\1***", url)
+    scheme, slashes, _ = masked.rpartition("@")[0].partition("://")
+    begin = f"{scheme}{slashes}" if slashes else ""
+    account, at, place = masked.removeprefix(begin).rpartition("@")
+    user, _, password = account.partition(":")
+    return f"{begin}{f'{user}:***' if password else '***' if user else ''}{at}{place}"
 
 
 def translated(error: Exception, where: str) -> StoreError:
     """What an error of Redis means, and what to try."""
-    text = str(error)
-    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError) or "NOAUTH" in text:
+    text = str(error).rstrip(". ")
+    if isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text or "The user executing the script" in text:
+        return StoreRefused(f"{where} lets us in, but its user lacks a right: {text}. It needs {RIGHTS}")
+    if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text:
         return StoreRefused(f"{where} does not let us in: {text}. Check user and password in --redis-url")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
         return StoreUnavailable("full", f"{where} is full ({text}): raise its maxmemory or remove other keys")
@@ -109,7 +167,7 @@ def translated(error: Exception, where: str) -> StoreError:
     if isinstance(error, exceptions.TimeoutError):
         return StoreUnavailable("slow", f"{where} did not answer in time: {text}")
     if isinstance(error, (exceptions.ConnectionError, exceptions.ClusterDownError, exceptions.RedisClusterException)):
-        told = f"{where} cannot be reached: {text.rstrip('.')}; is it running, and is the URL right?"
+        told = f"{where} cannot be reached: {text}; is it running, and is the URL right?"
         return StoreUnavailable("unreachable", told)
     if "WRONGTYPE" in text:
         return StoreRefused(f"{where} has a key of another type under our names: {text}")

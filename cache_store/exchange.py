@@ -23,17 +23,17 @@ from cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_ro
 from cache_store.errors import StoreUnavailable
 from cache_store.outbox import Waiting, counted, joined
 from cache_store.replica import Position, Replica
-from cache_store.server import Pulled, Push, Pushed, Seed, Server, Stamped, Stand, Tip
+from cache_store.server import ENTRIES_AT_ONCE, IDS_AT_ONCE, Pulled, Push, Pushed, Seed, Server, Stamped, Stand, Tip
 from cache_store.view import View
 
 logger = logging.getLogger(__name__)
 
-ENTRIES_AT_ONCE = 128
-IDS_AT_ONCE = 10_000
 BEAT_S = 2.0
 NO_ROWS: Rows = np.empty(0, np.int64)
 ROUNDS = 8
 """How often an exchange begins again, if the server is not where we left it."""
+PUSHES = 4
+"""How often a push is tried in an exchange, if we lacked something that the server has."""
 
 
 class _Lost(Exception):  # noqa: N818
@@ -77,7 +77,11 @@ class Exchange:
                 except _Lost as lost:
                     logger.info("joining the store again: %s", lost)
                     self.is_in = False
-            raise StoreUnavailable("broken", "the store is not where we left it, again and again")
+            raise StoreUnavailable(
+                "broken",
+                "the store is not where we left it, again and again: it is damaged, or something else writes to it; "
+                "`streamer store reset` begins anew",
+            )
 
     def _round(self) -> None:
         try:
@@ -102,11 +106,13 @@ class Exchange:
     def _accounted(self) -> Iterator[None]:
         view, status = self._view, self._view.status
         started, cpu = view.clock(), time.thread_time()
+        with view.lock:
+            waited = view.outbox.events if status.trouble is not None else 0
         try:
             yield
             with view.changed:
                 if status.trouble is not None:
-                    logger.warning("the store answers again; %s contributions waited", len(view.outbox.waiting))
+                    logger.warning("the store answers again; %s events had waited for it", f"{waited:,}")
                 status.trouble = None
                 status.exchanges += 1
                 status.round_trip_s = view.clock() - started
@@ -199,7 +205,7 @@ class Exchange:
 
     def _push_all(self) -> None:
         """What was sent before and did not come back goes first, as it was; then all the rest in one entry."""
-        upto = self._view.outbox.last  # what comes meanwhile goes with the next exchange
+        upto, tries = self._view.outbox.last, PUSHES  # what comes meanwhile goes with the next exchange
         with self._view.lock:
             for waiting in self._view.outbox.waiting:
                 waiting.known = False  # the server may have lost since what it had in an earlier exchange
@@ -209,7 +215,10 @@ class Exchange:
             except Exception:
                 self._held_back(parcel)
                 raise
-            if not self._pushed(parcel, self._server.push(push)):
+            pushed = self._server.push(push)
+            if pushed.outcome == "astray":
+                tries -= 1
+            if not self._pushed(parcel, pushed) or not tries:
                 return
 
     def _parcel(self, upto: int) -> list[Waiting]:
@@ -294,7 +303,7 @@ class Exchange:
             self._held_back(parcel)
             if outcome == "astray":
                 self._pull_all()
-            return False
+            return outcome == "astray"
         raise _Lost("it is empty" if outcome == "empty" else "it has begun a new generation")
 
     def _cut(self, parcel: list[Waiting], to: Callable[[Contribution], Contribution | None]) -> bool:
@@ -341,6 +350,7 @@ class Exchange:
             self._load()
             raise _Lost("it has lost items, and named others since")
         entries = [(self._entry(stamped), stamped.position) for stamped in pulled.entries]
+        cache = self._unpacked_cache(pulled)
         others = pulled.cache if pulled.cache is not None and not self._is_ours(pulled.cache_chain) else b""
         view.status.received_bytes += sum(len(s.packed) for s in pulled.entries) + len(others)
         with view.lock:
@@ -348,7 +358,7 @@ class Exchange:
             for entry, position in entries:
                 view.add(entry, position)
             if pulled.cache is not None:
-                view.inbox.cache = unpack_rows(pulled.cache)
+                view.inbox.cache = cache
                 self._cache_chain = pulled.cache_chain
             view.status.log_length = tip.length
             self._at_end = view.joined.position.number >= tip.number
@@ -384,6 +394,14 @@ class Exchange:
             raise StoreUnavailable(
                 "broken", f"{place} cannot be read: {error}; do all trainers have the same version?"
             ) from error
+
+    def _unpacked_cache(self, pulled: Pulled) -> Rows | None:
+        """One that cannot be read is none: the next that a trainer sends takes its place."""
+        try:
+            return None if pulled.cache is None else unpack_rows(pulled.cache)
+        except Malformed as error:
+            logger.warning("the cache in the store cannot be read, and is left out: %s", error)
+            return None
 
     def _is_ours(self, chain: str) -> bool:
         """Whether this is the entry that we pushed last."""

@@ -17,6 +17,7 @@ from cache_store.codec import fingerprint
 from cache_store.replica import Position
 from cache_store.server import (
     HARD_LOG_LENGTH,
+    RESEED_S,
     Claim,
     Pulled,
     Push,
@@ -27,9 +28,6 @@ from cache_store.server import (
     Tip,
     Wanted,
 )
-
-RESEED_S = 20.0
-"""How long after a seeding a trainer that knew more may seed again."""
 
 
 class MemoryServer:
@@ -57,6 +55,7 @@ class MemoryServer:
         self._cache: tuple[str, bytes] | None = None
         self._snapshot: tuple[Position, bytes] | None = None
         self._origin: tuple[Position | None, int, float] = (None, 0, 0.0)
+        self._trainers: dict[str, str] = {}
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
         with self._lock:
@@ -199,7 +198,12 @@ class MemoryServer:
         return theirs.generation == seed.origin.generation and theirs.number < seed.origin.number
 
     def beat(self, trainer: str, about: str) -> None:
-        """Nobody asks."""
+        with self._lock:
+            self._trainers[trainer] = about
+
+    def leave(self, trainer: str) -> None:
+        with self._lock:
+            self._trainers.pop(trainer, None)
 
     def wipe(self) -> None:
         """Lose everything, as a server does that is restarted empty."""

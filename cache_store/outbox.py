@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +54,7 @@ class Outbox:
         keep_bytes: how much of them at most.
     """
 
-    def __init__(self, most: int = 256, keep_s: float = 30.0, keep_bytes: int = 32 * 1_048_576) -> None:
+    def __init__(self, most: int = 256, keep_s: float = 30.0, keep_bytes: int = 64 * 1_048_576) -> None:
         self._most, self._keep_s, self._keep_bytes = most, keep_s, keep_bytes
         self.waiting: deque[Waiting] = deque()
         self._kept: deque[Kept] = deque()
@@ -87,8 +87,9 @@ class Outbox:
         """Those up to this number have come in the log."""
         while self.waiting and self.waiting[0].number <= upto:
             done = self.waiting.popleft()
-            self._kept.append(Kept(now_s, done.number, done.contribution))
-            self._kept_bytes += size(done.contribution)
+            contribution = replace(done.contribution, cache=None)  # there is a newer one
+            self._kept.append(Kept(now_s, done.number, contribution))
+            self._kept_bytes += size(contribution)
         while self._kept and (self._kept_bytes > self._keep_bytes or self._kept[0].at_s < now_s - self._keep_s):
             self._kept_bytes -= size(self._kept.popleft().contribution)
 

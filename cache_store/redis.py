@@ -11,18 +11,18 @@ from typing import Any
 from cache_store import scripts
 from cache_store.codec import FORMAT, fingerprint
 from cache_store.connection import ERRORS, connect, shown, translated
-from cache_store.errors import StoreRefused, StoreUnavailable
-from cache_store.keys import TYPES, Keys
-from cache_store.memory import RESEED_S
+from cache_store.errors import Damaged, StoreRefused, StoreUnavailable
+from cache_store.keys import Keys
 from cache_store.replica import Position
-from cache_store.server import HARD_LOG_LENGTH, Claim, Pulled, Push, Pushed, Seed, Stamped, Stand, Tip, Wanted
+from cache_store.server import HARD_LOG_LENGTH, RESEED_S, Claim, Pulled, Push, Pushed, Seed, Stamped, Stand, Tip, Wanted
 
 logger = logging.getLogger(__name__)
 
 LEASE_MS = 30_000
 FORGET_TRAINERS_S = 3600
 NEW_KEYS_S = 300
-IDS_AT_ONCE = 1000
+IDS_A_COMMAND = 1000
+"""Arguments of one command: a longer one would make others wait."""
 
 
 class RedisServer:
@@ -52,8 +52,8 @@ class RedisServer:
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
         rows: list[int] = []
-        for start in range(0, len(ids), IDS_AT_ONCE):
-            found = self._run("ASSIGN", ("meta", "rows", "items"), [generation, *ids[start : start + IDS_AT_ONCE]])
+        for start in range(0, len(ids), IDS_A_COMMAND):
+            found = self._run("ASSIGN", ("meta", "rows", "items"), [generation, *ids[start : start + IDS_A_COMMAND]])
             if found == [-1]:
                 return None
             rows += found
@@ -104,6 +104,7 @@ class RedisServer:
 
     def snapshot(self) -> bytes | None:
         self._see_policy()
+        self._check_format()
         found: bytes | None = self._do("get", self.keys.snapshot)
         return found
 
@@ -115,7 +116,8 @@ class RedisServer:
         return bool(self._do("set", self.keys.lease, trainer, nx=True, px=LEASE_MS))
 
     def seed(self, seed: Seed) -> bool:
-        self._check_types()
+        self.check_types()
+        self._check_format()
         self._see_policy()
         items, rows = self.keys.new("items", seed.generation), self.keys.new("rows", seed.generation)
         self._put_items(items, rows, seed.ids)
@@ -136,8 +138,8 @@ class RedisServer:
 
     def _put_items(self, items: str, rows: str, ids: Sequence[str]) -> None:
         """Write items beside those that are there; they take their place when the generation begins."""
-        for start in range(0, len(ids), IDS_AT_ONCE):
-            part = ids[start : start + IDS_AT_ONCE]
+        for start in range(0, len(ids), IDS_A_COMMAND):
+            part = ids[start : start + IDS_A_COMMAND]
             mapping = {raw: start + k for k, raw in enumerate(part)}
             self._do("rpush", items, *part)
             self._do("hset", rows, mapping=mapping)
@@ -146,6 +148,9 @@ class RedisServer:
 
     def beat(self, trainer: str, about: str) -> None:
         self._run("BEAT", ("trainers",), [trainer, about, FORGET_TRAINERS_S])
+
+    def leave(self, trainer: str) -> None:
+        self._do("hdel", self.keys.trainers, trainer)
 
     def close(self) -> None:
         if self._client is not None:
@@ -179,7 +184,7 @@ class RedisServer:
             return call(client)
         except ERRORS as error:
             if "WRONGTYPE" in str(error):
-                self._check_types()
+                self.check_types()
             raise translated(error, self.url) from error
 
     def _see_policy(self) -> None:
@@ -197,23 +202,46 @@ class RedisServer:
                     policy,
                 )
 
-    def _check_types(self) -> None:
+    def check_types(self) -> None:
         """See that our keys hold what we write.
 
         Raises:
-            StoreRefused: with every key that does not.
+            Damaged: with every key that does not.
         """
         wrong = []
-        for name, wanted in TYPES.items():
-            key = getattr(self.keys, name)
+        for key, wanted in self.keys.types().items():
             found = self._do("type", key).decode()
             if found not in ("none", wanted):
                 wrong.append(f"{key} is a {found}, not a {wanted}")
         if wrong:
-            raise StoreRefused(
+            raise Damaged(
                 f"{self.url} has something else under our keys: {'; '.join(wrong)}. "
-                "Choose another --model or --redis-namespace, or remove them"
+                "Choose another --model or --redis-namespace, or remove them (`streamer store reset` removes a model)"
             )
+
+    def _check_format(self) -> None:
+        """See that we can read what is there.
+
+        Raises:
+            StoreRefused: a newer version wrote it.
+        """
+        found = self._do("hget", self.keys.meta, "format")
+        check_format((found or b"1").decode(errors="replace"), f"the model {self.keys.model!r} in {self.url}")
+
+
+def check_format(found: str, which: str) -> None:
+    """See that we can read a model, by the format that it says it has.
+
+    Raises:
+        StoreRefused: a newer version wrote it.
+        Damaged: no version writes that.
+    """
+    if not found.isdecimal():
+        raise Damaged(f"{which} is damaged: its format is {found!r}, not a number. `streamer store reset` removes it")
+    if int(found) > FORMAT:
+        raise StoreRefused(
+            f"{which} has format {found}, this version reads {FORMAT}: install a newer one, or choose another --model"
+        )
 
 
 def _told(stand: Stand | None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Lua that runs inside Redis: each is one atomic operation of `cache_store.server.Server`.
+"""Lua that runs inside Redis: each is one atomic operation of `cache_store.server.Server`, or of `StoreAdmin`.
 
 Every script is given all keys that it touches, and all of them have one hash tag. Offsets and numbers stay below 2^53,
 which Lua's numbers hold exactly.
@@ -192,5 +192,44 @@ for k = 1, #all, 2 do
     end
 end
 redis.call('HSET', KEYS[1], ARGV[1], now .. ' ' .. ARGV[2])
+return 1
+"""
+
+LOOK = """
+-- KEYS: meta, log, snapshot, items, next, epochs, owners, cache, rows, trainers.
+-- ARGV: 1 to get snapshot and cache too.
+-- Returns {meta, next, epochs, owners, trainers, items, length of the log, seconds, snapshot, cache}; hashes as name,
+-- value ...; without a generation it returns {how many of these keys there are, but for trainers}.
+if redis.call('HEXISTS', KEYS[1], 'generation') == 0 then
+    local there = 0
+    for k = 1, 9 do there = there + redis.call('EXISTS', KEYS[k]) end
+    return {there}
+end
+local found = {redis.call('HGETALL', KEYS[1])}
+for k = 5, 7 do found[k - 3] = redis.call('HGETALL', KEYS[k]) end
+found[5] = redis.call('HGETALL', KEYS[10])
+found[6], found[7] = redis.call('LLEN', KEYS[4]), redis.call('XLEN', KEYS[2])
+found[8], found[9], found[10] = redis.call('TIME')[1], '', ''
+if ARGV[1] == '1' then
+    found[9], found[10] = redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[8]) or ''
+end
+return found
+"""
+
+SEEN = """
+-- KEYS: trainers.
+-- Returns seconds, then name, value ... of the hash.
+local found = redis.call('HGETALL', KEYS[1])
+table.insert(found, 1, redis.call('TIME')[1])
+return found
+"""
+
+PUT_CACHE = """
+-- KEYS: meta, cache.  ARGV: generation, cache.
+-- Returns 1, or 0 if it is another generation or has a cache already.
+if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return 0 end
+if redis.call('HEXISTS', KEYS[1], 'cache') == 1 then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('HSET', KEYS[1], 'cache', ARGV[1])
 return 1
 """

@@ -16,6 +16,12 @@ SOFT_LOG_LENGTH = 512
 """Entries of the log after which a trainer writes a snapshot and trims it."""
 HARD_LOG_LENGTH = 4096
 """Entries of the log beyond which nothing is added until it is trimmed."""
+ENTRIES_AT_ONCE = 128
+"""Entries of the log that are read at once."""
+IDS_AT_ONCE = 10_000
+"""Item ids that are read, or given rows, at once."""
+RESEED_S = 20.0
+"""How long after a seeding a trainer that knew more may seed again."""
 
 
 class Wanted(NamedTuple):
@@ -214,6 +220,10 @@ class Server(Protocol):
 
     def beat(self, trainer: str, about: str) -> None:
         """Say that we are there."""
+        ...
+
+    def leave(self, trainer: str) -> None:
+        """Say that we are gone: whoever asks who is at work need not wait until we were not seen for a while."""
         ...
 
     def close(self) -> None:

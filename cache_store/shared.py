@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -154,6 +155,10 @@ class SharedStore:
         self._wanted.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
+        ended = self._thread is None or not self._thread.is_alive()
+        if ended and self.view.live and self.view.fenced is None and self.view.status.trouble is None:
+            with suppress(Exception):  # not seen any more, it counts as gone a little later
+                self._server.leave(self.view.trainer)
         self._server.close()
 
     # the recovery unit ------------------------------------------------------------------------------------------------
@@ -208,13 +213,12 @@ class SharedStore:
     def _in_trouble(self, error: StoreError) -> None:
         """Say it once in a while, and count it."""
         view, status = self.view, self.view.status
-        reason = error.reason if isinstance(error, StoreUnavailable) else type(error).__name__.lower()
         with view.changed:
-            status.errors[reason] = status.errors.get(reason, 0) + 1
+            status.errors[error.reason] = status.errors.get(error.reason, 0) + 1
             again = status.trouble is not None and view.clock() - self._said_at < SAY_AGAIN_S
             status.trouble = str(error)
             view.changed.notify_all()
-        if not again:
+        if not again and view.fenced is None:
             self._said_at = view.clock()
             logger.warning("training goes on with the last view: %s", error)
 

@@ -29,8 +29,8 @@ from cache_store.server import SOFT_LOG_LENGTH, Claim
 
 logger = logging.getLogger(__name__)
 
-MOST_DELTAS = 4096
-"""If a trainer takes in nothing for so long, it gets the totals instead."""
+MOST_ROWS, MOST_ROWS_AN_ITEM = 1_000_000, 4
+"""Once more rows of others wait than both allow, a trainer that takes in nothing gets the totals instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class View:
         self.naming = Naming()
         self.partitions = Partitions()
         self.inbox = Received()
+        self._inbox_rows = 0
         self.make_anew = False
         """The training thread is to be given the totals, not what was added since."""
         self.fenced: Fenced | None = None
@@ -105,7 +106,7 @@ class View:
 
     def taken(self) -> Received:
         """What has come since the last time."""
-        received, self.inbox = self.inbox, Received()
+        received, self.inbox, self._inbox_rows = self.inbox, Received(), 0
         received.live, received.naming = self.live, self.naming.turn
         if self.make_anew and self.replica is not None:
             self.make_anew = False
@@ -150,9 +151,10 @@ class View:
             self.outbox.included(entry.last, self.clock())
             return
         if not self.make_anew:
-            self.inbox.deltas.append(Delta(entry.events, entry.items, entry.drawn))
-        if len(self.inbox.deltas) > MOST_DELTAS:
-            self.inbox.deltas, self.make_anew = [], True
+            self.inbox.deltas.append(Delta(entry.items, entry.drawn))
+            self._inbox_rows += len(entry.items.rows) + len(entry.drawn.rows)
+        if self._inbox_rows > max(MOST_ROWS, MOST_ROWS_AN_ITEM * len(self.naming.ids)):
+            self.inbox.deltas, self.make_anew, self._inbox_rows = [], True, 0
 
     def cut(self, numbers: Iterable[int], to: Callable[[Contribution], Contribution | None]) -> None:
         """Leave out what is not to be counted of some contributions; our view counted it, so it is made anew."""
@@ -172,8 +174,8 @@ class View:
     def taken_over(self, partition: str) -> Fenced:
         """Another trainer has what is ours: this one must stop."""
         self.fenced = Fenced(
-            f"another trainer has taken over {partition}: this process must have been out of touch for long. "
-            "It stops, so that nothing is counted twice; start it again to rejoin"
+            f"another trainer has taken over {partition}: this process was out of touch for long, or the other one was "
+            "started on the same input. It stops, so that nothing is counted twice; start it again to rejoin"
         )
         return self.fenced
 

@@ -296,7 +296,7 @@ def store_options(function: F) -> F:
                 help="Redis that trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
             ),
             option(_SHARING, "--model", default="default", help="Name of the model; several may share a Redis."),
-            option(_SHARING, "--redis-namespace", default="streamer", help="What keys in Redis begin with."),
+            option(_SHARING, "--redis-namespace", default="streamer", help="What keys in Redis begin with; no colons."),
         ]
     ):
         function = decorate(function)

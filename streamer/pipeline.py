@@ -137,7 +137,6 @@ class Pipeline:
             settings.max_events,
             owner=self._sharing,
         )
-        self._sharing.start()
         self._stop = threading.Event()
         self._torn = False
         self._started = self._status_at = self._composed_at = time.monotonic()
@@ -160,15 +159,24 @@ class Pipeline:
         Raises:
             StreamerError: the source or the store cannot be used, or the last checkpoint could not be written.
         """
-        self._started = time.monotonic()
-        if self.last_checkpoint is not None:
-            logger.info("going on from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
-        self._ingest.start()
+        self.start()
         try:
             while not self._stop.is_set() and not self._ingest.finished:
                 self.step()
         finally:
             self.close()
+
+    def start(self) -> None:
+        """Join those that we share with, and begin to read.
+
+        Raises:
+            SharingError: the store cannot be used.
+        """
+        self._sharing.start()
+        self._started = time.monotonic()
+        if self.last_checkpoint is not None:
+            logger.info("going on from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
+        self._ingest.start()
 
     def step(self, timeout_s: float = 0.2) -> None:
         """One micro-batch along the line; returns without one if none closes in time."""
@@ -284,7 +292,8 @@ class Pipeline:
                 return
             stack.callback(self._checkpoints.close)
             if self._torn:
-                logger.warning("the last batch failed halfway: nothing is saved after %s", self.last_checkpoint)
+                saved = self.last_checkpoint or "the start"
+                logger.warning("the last batch failed halfway: nothing is saved after %s", saved)
             elif not self._checkpoints.is_safe(self.accounting.consumed):
                 self.checkpoint()
 

@@ -6,8 +6,10 @@ micro-batches, and the cache that it trains with is the newest that any trainer 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,8 @@ from streamer.batcher import MicroBatch, Origin
 from streamer.errors import SharingError
 from streamer.learner import Learned, Learner
 from streamer.sources.base import Partition, Positions
+
+logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
 PRIVATE = SharedSettings(soft_log_length=16, inline_every=16)
@@ -61,6 +65,8 @@ class Sharing:
         self._named = 0
         self._agreed = 0  # below it the store's rows are the learner's
         self._cache: Rows | None = None
+        self._told_again: set[str] = set()
+        self._again_events = 0
 
     def start(self) -> None:
         """Join, and take in what is there.
@@ -92,6 +98,8 @@ class Sharing:
             return [Part(batch, True)]
         fresh = self._fresh(batch, spans, sources)
         again = ~fresh
+        self._again_events += int(again.sum())
+        self._note_again(spans[k].partition for k in np.unique(sources[again]).tolist())
         parts = [Part(_chosen(batch, again), False), Part(_chosen(batch, fresh), True)]
         return [part for part in parts if len(part.batch)]
 
@@ -100,6 +108,13 @@ class Sharing:
         if anew:
             self._store.claim(anew, FLUSH_S)
         return self._store.fresh(spans, sources, np.array(batch.offsets))
+
+    def _note_again(self, partitions: Iterable[str]) -> None:
+        """Say once what is not counted: after a crash that is right, with another input of the same name it is not."""
+        for partition in set(partitions) - self._told_again:
+            self._told_again.add(partition)
+            seen = f"{self._store.seen(partition):,}"
+            logger.info("the store has the events of %s up to offset %s: trained again, not counted", partition, seen)
 
     def _begun_anew(self, partitions: Iterable[Partition]) -> dict[str, int | None]:
         """Partitions that end before what the store has of them: they were deleted and made again."""
@@ -192,12 +207,17 @@ class Sharing:
         return {p: at if (first := untold[p]) is None else min(first, at) for p, at in positions.items()}
 
     def flush(self) -> None:
-        """Wait, a while, until everything contributed is in the store."""
-        self._store.flush(FLUSH_S)
+        """Wait, a while, until everything contributed is in the store; say so if it is not."""
+        if not self._store.flush(FLUSH_S):
+            status = self._store.status()
+            why = status.trouble or f"it did not take them within {FLUSH_S:.0f} s"
+            logger.warning("%s events are not in the store yet: %s", f"{status.backlog_events:,}", why)
 
     def release(self, partitions: Iterable[Partition]) -> None:
         """These are others' now."""
-        self._store.release([str(p) for p in partitions])
+        gone = [str(p) for p in partitions]
+        self._told_again.difference_update(gone)
+        self._store.release(gone)
 
     # the recovery unit, and the end -----------------------------------------------------------------------------------
 
@@ -215,7 +235,7 @@ class Sharing:
 
     def status(self) -> StoreStatus:
         """How the store is."""
-        return self._store.status()
+        return replace(self._store.status(), again_events=self._again_events)
 
     def close(self) -> None:
         """Let go of the store."""

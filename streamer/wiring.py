@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.base import CacheStore
-from cache_store.errors import StoreRefused, StoreUnavailable
+from cache_store.errors import StoreRefused
 from cache_store.keys import Keys
 from streamer.dead_letters import DeadLetters, FileDeadLetters
-from streamer.errors import SettingsError, SharingError
+from streamer.errors import SettingsError
 from streamer.event import EventSettings
 from streamer.options import pairs
 from streamer.sources.base import Source
@@ -215,7 +215,6 @@ def store(o: Options) -> CacheStore | None:
 
     Raises:
         SettingsError: the URL or a name is wrong.
-        SharingError: no node of a cluster answers.
     """
     if not o["redis_url"]:
         return None
@@ -227,8 +226,6 @@ def store(o: Options) -> CacheStore | None:
         server = RedisServer(o["redis_url"], store_keys(o))
     except StoreRefused as error:
         raise SettingsError([f"--redis-url: {error}"]) from error
-    except StoreUnavailable as error:
-        raise SharingError(str(error)) from error
     return SharedStore(server, SharedSettings(every_s=o["share_every"]), f"{socket.gethostname()}-{os.getpid()}")
 
 

@@ -495,8 +495,18 @@ ROWS = (
                     "exchanges a second": rate("streamer_store_exchanges_total"),
                     "entries of the log": f"max({each('streamer_store_log_entries')})",
                     "refused events a second": rate("streamer_store_refused_events_total"),
+                    "events a second that come again": rate("streamer_store_again_events_total"),
                 },
                 width=6,
+            ),
+            Panel(
+                "Joins, seeds and snapshots",
+                {
+                    "joins": total("streamer_store_joins_total"),
+                    "seeds": total("streamer_store_seeds_total"),
+                    "snapshots": total("streamer_store_snapshots_total"),
+                },
+                "Joins rise when the store has moved on without a trainer, seeds when it has lost something.",
             ),
         ),
     ),

@@ -107,7 +107,7 @@ class MetricsBench:
         }
         pipeline = build(defaults_of(run, changes))
         pipeline.watch(observer)
-        pipeline._ingest.start()
+        pipeline.start()
         try:
             yield pipeline
         finally:

@@ -56,6 +56,7 @@ def _partitions(look: Look) -> list[Report]:
             "partition": name,
             "next": look.next.get(name),
             "epoch": look.epochs.get(name),
+            "claimed_ago_s": max(look.now_s - look.epochs[name] / 1000, 0.0) if name in look.epochs else None,
             "owner": look.owners.get(name),
         }
         for name in names
@@ -77,6 +78,7 @@ def _cache(contents: Contents, top: int) -> Report:
         "distinct": int((slots > 0).sum()),
         "bands": composition(cache, popularity)._asdict(),
         "top": _top(contents, slots, top, "slots"),
+        "note": contents.note,
     }
 
 
@@ -124,12 +126,12 @@ def _partition_lines(report: Report) -> Iterator[str]:
         (
             shown(p["partition"]),
             "-" if p["next"] is None else f"{p['next']:,}",
-            "-" if p["epoch"] is None else str(p["epoch"]),
+            "-" if p["claimed_ago_s"] is None else _ago(p["claimed_ago_s"]),
             shown(p["owner"]) if p["owner"] else "-",
         )
         for p in report["store"]["partitions"]
     ]
-    yield from columns([("partition", "next offset", "epoch", "owner"), *rows], "<>><") if rows else ["  none yet"]
+    yield from columns([("partition", "next offset", "claimed", "owner"), *rows], "<>><") if rows else ["  none yet"]
 
 
 def _count_lines(report: Report) -> Iterator[str]:
@@ -145,6 +147,9 @@ def _occurrence_lines(report: Report) -> Iterator[str]:
 
 def _cache_lines(report: Report) -> Iterator[str]:
     cache = report["store"]["cache"]
+    if cache["note"]:
+        yield f"  {cache['note']}"
+        return
     if not cache["slots"]:
         yield "  empty: only the method xir fills it"
         return

@@ -6,13 +6,13 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cache_store.errors import StoreError
+from cache_store.errors import Damaged, StoreError, StoreRefused
 from streamer.errors import SettingsError, SharingError
 from streamer.loading import age_shown, columns, shown, size_shown
 from streamer.options import GroupedCommand, option, store_options
@@ -25,6 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Options = dict[str, Any]
 
 _DO = "Store"
+FIGURES = ("items", "log_length", "trainers")
+"""What is listed of a model."""
 
 
 @click.group()
@@ -55,19 +57,33 @@ def list_models(as_json: bool, **options: Any) -> None:
         click.echo(json.dumps({"models": found}))
     elif found:
         click.echo("\n".join(columns([("model", "items", "log", "at work"), *map(_row, found)], "<>>>", indent="")))
+        for problem in (listed["problem"] for listed in found if "problem" in listed):
+            click.echo(f"note: {problem}")
     else:
         click.echo(f"no models in {admin.url} under the namespace {options['redis_namespace']}")
 
 
 def _listed(name: str, options: Options) -> dict[str, Any]:
-    with administered(options | {"model": name}) as admin:
-        look = admin.look()
-    figures = (look.items, look.log_length, len(look.active)) if look is not None else (0, 0, 0)
-    return {"model": name, **dict(zip(("items", "log_length", "trainers"), figures, strict=True))}
+    """A model's figures; one that cannot be read has a problem instead, and does not hide the others."""
+    try:
+        with administered(options | {"model": name}) as admin:
+            look = _look_or_problem(admin)
+    except SettingsError as error:
+        look = str(error)
+    if isinstance(look, str):
+        return {"model": name, **dict.fromkeys(FIGURES), "problem": look}
+    return {"model": name, **dict(zip(FIGURES, (look.items, look.log_length, len(look.active)), strict=True))}
+
+
+def _look_or_problem(admin: StoreAdmin) -> Look | str:
+    try:
+        return admin.look() or _gone(admin)
+    except StoreRefused as error:
+        return str(error)
 
 
 def _row(listed: dict[str, Any]) -> tuple[str, ...]:
-    figures = (f"{listed[name]:,}" for name in ("items", "log_length", "trainers"))
+    figures = ("-" if listed[name] is None else f"{listed[name]:,}" for name in FIGURES)
     return (shown(listed["model"]), *figures)
 
 
@@ -79,15 +95,33 @@ def reset(yes: bool, force: bool, as_json: bool, **options: Any) -> None:
     """Remove everything that is shared of a model. Trainers that start then begin anew, or with their checkpoints.
 
     Stop all trainers first: one that is at work puts back what it has. What is trained is in their checkpoints, which
-    this does not touch.
+    this does not touch. A model that is damaged is removed with whatever is under its keys.
     """
     with administered(options) as admin:
-        look = there(admin)
-        _need_quiet(look, "it would put back what it has", force)
-        confirm(f"remove {shown(admin.keys.model)} ({look.items:,} items) from {admin.url}", yes)
+        what = _removable(admin, "it would put back what it has", force)
+        confirm(f"remove {shown(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
     summary = {"model": admin.keys.model, "removed_keys": removed}
     click.echo(json.dumps(summary) if as_json else f"removed {shown(admin.keys.model)}: {removed} keys")
+
+
+def _removable(admin: StoreAdmin, otherwise: str, force: bool) -> str:
+    """What is to be removed, for a person.
+
+    Raises:
+        SharingError: there is nothing, or a trainer is at work.
+    """
+    try:
+        look = admin.look()
+        what = f"{look.items:,} items" if look is not None else "what is left of it"
+    except Damaged as error:
+        click.echo(f"note: {error}", err=True)
+        look, what = None, "damaged"
+    if look is None and not admin.is_anything_there():
+        raise _missing(admin)
+    now_s, active = (look.now_s, look.active) if look is not None else admin.at_work()
+    _need_quiet(active, now_s, otherwise, force)
+    return what
 
 
 @store.command(cls=GroupedCommand)
@@ -123,6 +157,8 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
         there(admin)
         _, contents = admin.contents()
     about = {"model": admin.keys.model, "namespace": admin.keys.namespace, "saved_at": time.time()}
+    if contents.note:
+        click.echo(f"note: {contents.note}", err=True)
     with replaced(out) as temporary:
         store_file.write(temporary, contents, about)
     summary = {"out": str(out), "items": len(contents.ids), "events": contents.events, "bytes": out.stat().st_size}
@@ -174,7 +210,7 @@ def _replaceable(admin: StoreAdmin, look: Look, replace: bool, force: bool) -> N
             f"there is a model {admin.keys.model!r} in {admin.url} already, with {look.items:,} items: "
             "choose another --model, or --replace it"
         )
-    _need_quiet(look, "what it has counted since would be lost, or counted twice", force)
+    _need_quiet(look.active, look.now_s, "what it has counted since would be lost, or counted twice", force)
 
 
 # shared by commands ---------------------------------------------------------------------------------------------------
@@ -207,24 +243,38 @@ def there(admin: StoreAdmin) -> Look:
         SharingError: there is no such model; with those that there are.
     """
     look = admin.look()
-    if look is not None:
-        return look
-    models = ", ".join(map(shown, admin.models())) or "none at all"
-    raise SharingError(
+    if look is None:
+        raise _missing(admin)
+    return look
+
+
+def _missing(admin: StoreAdmin) -> SharingError:
+    models = admin.models()
+    if admin.keys.model in models:
+        return SharingError(_gone(admin))
+    return SharingError(
         f"there is no model {admin.keys.model!r} in {admin.url} under the namespace {admin.keys.namespace!r}; "
-        f"there are: {models}. Choose one by --model, or another --redis-namespace"
+        f"there are: {', '.join(map(shown, models)) or 'none at all'}. "
+        "Choose one by --model, or another --redis-namespace"
     )
 
 
-def _need_quiet(look: Look, otherwise: str, force: bool) -> None:
+def _gone(admin: StoreAdmin) -> str:
+    return (
+        f"the model {admin.keys.model!r} in {admin.url} is gone: its name is in {admin.keys.models}, "
+        f"but nothing is under its keys. `streamer store reset` removes the name"
+    )
+
+
+def _need_quiet(active: Sequence[Seen], now_s: float, otherwise: str, force: bool) -> None:
     """See that no trainer is at work.
 
     Raises:
         SharingError: one is.
     """
-    if look.active and not force:
+    if active and not force:
         raise SharingError(
-            f"at work: {'; '.join(_described(seen, look.now_s) for seen in look.active)}. "
+            f"at work: {'; '.join(_described(seen, now_s) for seen in active)}. "
             f"Stop it first: {otherwise}. Or give --force"
         )
 

@@ -22,10 +22,7 @@ DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
 RECOMMENDERS = ("model", "most-popular", "recently-popular", "last-items", "co-visitation")
 TOP_RANKS = tuple(str(k) for k in range(1, 11))
-STORE_ERRORS = (
-    *("unreachable", "slow", "full", "read-only", "loading", "password", "broken", "storerefused", "fenced"),
-    "other",
-)
+STORE_ERRORS = (*("unreachable", "slow", "full", "read-only", "loading", "broken", "refused", "fenced", "other"),)
 
 QUICK_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 86_400.0)
@@ -267,6 +264,15 @@ GROUPS = (
             _counter(
                 "streamer_store_refused_events_total",
                 "Events whose contribution was left out because another trainer owned them by then.",
+            ),
+            _counter(
+                "streamer_store_again_events_total",
+                "Events that were trained and not counted because the store had a contribution of them.",
+            ),
+            _counter("streamer_store_joins_total", "How often the trainer joined the store, the first time included."),
+            _counter("streamer_store_seeds_total", "How often the trainer filled a store that was empty or behind."),
+            _counter(
+                "streamer_store_snapshots_total", "Snapshots that the trainer wrote, after which the log is trimmed."
             ),
             _counter("streamer_store_errors_total", "Exchanges that failed, by reason.", Label("reason", STORE_ERRORS)),
         ),

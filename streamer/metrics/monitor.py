@@ -242,6 +242,10 @@ class Monitor(Observer):
         i.rise("streamer_store_sent_bytes_total", store.sent_bytes)
         i.rise("streamer_store_received_bytes_total", store.received_bytes)
         i.rise("streamer_store_refused_events_total", store.refused_events)
+        i.rise("streamer_store_again_events_total", store.again_events)
+        i.rise("streamer_store_joins_total", store.joined)
+        i.rise("streamer_store_seeds_total", store.seeded)
+        i.rise("streamer_store_snapshots_total", store.snapshots)
         errors: Counter[str] = Counter()
         for reason, count in store.errors.items():
             errors[reason if reason in STORE_ERRORS else "other"] += count

@@ -108,13 +108,14 @@ class FileSource:
         """A file keeps no positions."""
 
     def end_positions(self) -> Positions:
-        """The position after the last line that is not blank; of a pipe, after the last that came.
+        """The position after the last line that is not blank; a pipe's end is not known before it comes.
 
         The first call on a large file takes the time of reading it.
         """
-        known = self._lines.end
-        counter = self._counter
-        return {self.partition: known if counter is None else max(known, counter.count())}
+        counter, at_end = self._counter, self._ended
+        if counter is None:
+            return {self.partition: self._lines.end} if at_end else {}
+        return {self.partition: max(self._lines.end, counter.count())}
 
     def close(self) -> None:
         """Let go of the file. May be called twice."""

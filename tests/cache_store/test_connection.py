@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
@@ -47,10 +49,62 @@ def test_a_message_about_a_url_names_the_schemes_and_no_password() -> None:
         ("redis://:secret@host", "redis://:***@host"),
         ("redis+sentinel://ada:s@a:1,b:2/name", "redis+sentinel://ada:***@a:1,b:2/name"),
         ("unix://ada:se:cr/et@/run/redis.sock", "unix://ada:***@/run/redis.sock"),
+        ("redis://localhost:17002?password=hunter2", "redis://localhost:17002?password=***"),
+        (
+            "redis://localhost?db=1&password=hun@t#er&ssl_password=x",
+            "redis://localhost?db=1&password=***&ssl_password=***",
+        ),
+        ("redis://:p@ss:word@localhost:17002", "redis://:***@localhost:17002"),
+        ("redis://:hun#ter@localhost", "redis://:***@localhost"),
+        ("redis://:hun?t/er@localhost", "redis://:***@localhost"),
+        ("redis://secret@localhost", "redis://***@localhost"),
+        ("redis:ada:secret@localhost", "redis:***@localhost"),
+        ("localhost:6379", "localhost:6379"),
     ],
 )
 def test_passwords_are_not_shown(url: str, safe: str) -> None:
     assert shown(url) == safe
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster"])
+@pytest.mark.parametrize(
+    "password", ["hun#ter", "hun/ter", "hun?ter", "hun[ter", "12#34", "12/34", "12?34", "hun\u2100ter"]
+)
+def test_a_password_that_spoils_its_url_is_not_shown_and_the_remedy_is(scheme: str, password: str) -> None:
+    with pytest.raises(StoreRefused, match="percent-encode special characters of the password") as caught:
+        connect(f"{scheme}://:{password}@host:1/name", 1.0)
+    told = str(caught.value).replace(f"{scheme}://:***@host:1/name", "")
+    assert not {"hun", "ter", "12", "34"} & set(re.findall(r"[a-z]+|\d+", told))
+
+
+@pytest.mark.parametrize("url", ["redis://:p@ss:word@host:1", "redis+sentinel://:p@ss:word@host:1/name"])
+def test_a_password_may_have_what_ends_no_url(url: str) -> None:
+    assert connect(url, 1.0).connection_pool.connection_kwargs["password"] == "p@ss:word"
+
+
+def test_options_of_sentinels_are_read_as_those_of_other_urls() -> None:
+    query = "socket_timeout=2&ssl_check_hostname=false&health_check_interval=7&db=3"
+    pool = connect(f"redis+sentinels://h:1/name?{query}", 5.0).connection_pool
+    read = {name: pool.connection_kwargs[name] for name in ("socket_timeout", "health_check_interval", "db")}
+    assert read == {"socket_timeout": 2.0, "health_check_interval": 7, "db": 3}
+    assert pool.connection_kwargs["ssl_check_hostname"] is False
+    (sentinel,) = pool.sentinel_manager.sentinels
+    assert sentinel.connection_pool.connection_kwargs["socket_timeout"] == 2.0
+    assert not sentinel.connection_pool.connection_kwargs.get("db"), "Sentinels have no databases"
+
+
+def test_options_of_a_cluster_are_read_as_those_of_other_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+    monkeypatch.setattr("cache_store.connection.RedisCluster.__init__", lambda self, **options: given.update(options))
+    connect("redis+clusters://h:1?socket_timeout=2&ssl_check_hostname=false", 5.0)
+    assert (given["socket_timeout"], given["ssl_check_hostname"], given["ssl"]) == (2.0, False, True)
+
+
+@pytest.mark.parametrize("place", ["redis://h:1", "redis+sentinel://h:1/name", "redis+cluster://h:1"])
+@pytest.mark.parametrize("option", ["socket_timeout=soon", "no_such=1"])
+def test_a_wrong_option_is_named(place: str, option: str) -> None:
+    with pytest.raises(StoreRefused, match=f"is no URL of Redis: .*{option.partition('=')[0]}"):
+        connect(f"{place}?{option}", 5.0)
 
 
 def test_sentinels_may_have_account_database_and_addresses_of_any_kind() -> None:
@@ -100,3 +154,24 @@ def test_an_error_that_may_pass_has_a_reason(error: Exception, reason: str) -> N
 )
 def test_an_error_that_stays_is_a_refusal(error: Exception) -> None:
     assert isinstance(translated(error, "redis://host"), StoreRefused)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.NoPermissionError("User ada has no permissions to run the 'evalsha' command"),
+        exceptions.ResponseError("@user_script: 3: -NOPERM this user has no permissions to run the 'evalsha' command"),
+    ],
+)
+def test_a_right_that_is_missing_is_no_wrong_password(error: Exception) -> None:
+    told = str(translated(error, "redis://host"))
+    assert "lacks a right" in told
+    assert "'evalsha'" in told
+    assert "+@all" in told
+    assert "password" not in told
+
+
+@pytest.mark.parametrize("text", ["user is disabled.", "user is disabled"])
+def test_a_sentence_ends_with_one_dot(text: str) -> None:
+    told = str(translated(exceptions.AuthenticationError(text), "redis://host"))
+    assert "is disabled. Check user and password" in told

@@ -38,6 +38,18 @@ def test_names_that_redis_would_misread_are_refused(model: str, namespace: str) 
         Keys(model, namespace)
 
 
+def test_a_namespace_without_colons_keeps_models_apart() -> None:
+    assert Keys("b:c", "a").tag == "{a:b:c}"
+    with pytest.raises(ValueError, match="namespace is 'a:b': give a name without colons"):
+        Keys("c", "a:b")
+
+
+def test_every_key_has_a_type_to_check() -> None:
+    names = Keys("clicks", "shop")
+    assert names.types().keys() == {*names.all(), names.models}
+    assert names.types()[names.log] == "stream"
+
+
 def test_other_attributes_are_none() -> None:
     with pytest.raises(AttributeError):
         _ = Keys("clicks").nothing

@@ -11,7 +11,8 @@ from contracts.store_machine import StoreMachine, unhurried
 from contracts.store_trainer import Backend
 from hypothesis import settings
 
-from cache_store.memory import RESEED_S, MemoryServer
+from cache_store.memory import MemoryServer
+from cache_store.server import RESEED_S
 
 
 class MemoryBackend:
@@ -29,6 +30,9 @@ class MemoryBackend:
 
     def age(self) -> None:
         self._server._origin = (*self._server._origin[:2], -RESEED_S)
+
+    def trainers(self) -> set[str]:
+        return set(self._server._trainers)
 
     def copy(self) -> dict[str, Any]:
         return {name: copy.copy(value) for name, value in vars(self._server).items() if name != "_lock"}

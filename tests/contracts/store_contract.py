@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,6 @@ class StoreContract:
         ada.train({P: 3}), ada.train({P: 4})
         ada.store.exchange(), ben.store.exchange()
         (delta,) = ben.receive().deltas
-        assert delta.events == 7
         assert delta.items.counts.sum() == 7
         assert len(np.unique(delta.items.rows)) == len(delta.items.rows)
 
@@ -498,7 +498,8 @@ class StoreContract:
         assert ben.view()[0] == events_before({P: 15, Q: 3}) == now().counts
 
     def test_a_reader_that_takes_nothing_in_for_long_gets_totals(self, trainer, monkeypatch):
-        monkeypatch.setattr("cache_store.view.MOST_DELTAS", 3)
+        monkeypatch.setattr("cache_store.view.MOST_ROWS", 6)
+        monkeypatch.setattr("cache_store.view.MOST_ROWS_AN_ITEM", 0)
         ada, ben = trainer("ada"), trainer("ben")
         ben.receive()
         ada.claim(P, timeout_s=0)
@@ -509,6 +510,45 @@ class StoreContract:
         assert received.reset is not None
         assert received.deltas == []
         assert ben.view() == ada.view()
+
+    def test_a_few_rows_that_wait_are_no_reason_for_totals(self, trainer):
+        ada, ben = trainer("ada"), trainer("ben")
+        ben.receive()
+        ada.claim(P, timeout_s=0)
+        for _ in range(5):
+            ada.train({P: 1})
+            ada.store.exchange(), ben.store.exchange()
+        received = ben.receive()
+        assert received.reset is None
+        assert len(received.deltas) == 5
+        assert ben.view() == ada.view()
+
+    def test_thousands_of_new_items_are_told_in_one_exchange(self, trainer, now):
+        """Also by one who knows none of those that another has named meanwhile."""
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0), ben.claim(Q, timeout_s=0)
+        settle(ada, ben)
+        ids = [f"new-{k}" for k in range(3_000)]
+        rows = ada.rows(ids).tolist()
+        ada.store.contribute(only_events(P, range(3_000), rows), ada.ids)
+        ada.store.exchange()
+        assert now().counts == Counter(ids)
+        ben.train({Q: 5})
+        ben.store.exchange()
+        assert now().counts == Counter(ids) + events_before({Q: 5})
+
+    def test_a_cache_that_cannot_be_read_is_left_out(self, trainer, now):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0), ben.claim(Q, timeout_s=0)
+        settle(ada, ben)
+        real, ada.store._server.push = ada.store._server.push, lambda push: real(replace(push, cache=b"garbage"))
+        ada.train({P: 5}, cache=[item_at(P, 0)])
+        settle(ada, ben)
+        assert ben.cache is None
+        assert ben.view()[0] == events_before({P: 5}) == now().counts
+        ben.train({Q: 5}, cache=[item_at(Q, 0)])
+        settle(ben, ada)
+        assert ada.cache == [item_at(Q, 0)]
 
     def test_a_snapshot_trims_the_log_and_changes_nothing(self, trainer, now):
         ada, ben = trainer("ada", soft_log_length=3), trainer("ben")
@@ -833,7 +873,38 @@ class StoreContract:
         settle(ada, ben)
         assert now().counts == events_before({P: 6}) == ada.view()[0] == ben.view()[0]
 
+    # who is there -----------------------------------------------------------------------------------------------------
+
+    def test_a_trainer_that_closes_leaves(self, backend, trainer):
+        ada, ben = trainer("ada"), trainer("ben")
+        assert backend.trainers() == {ada.store.view.trainer, ben.store.view.trainer}
+        ada.store.close()
+        assert backend.trainers() == {ben.store.view.trainer}
+
+    def test_a_trainer_that_was_taken_over_closes_without_a_word(self, backend, trainer):
+        ada, ben = trainer("ada"), trainer("ben")
+        for one in (ada, ben):
+            one.claim(P, timeout_s=0)
+            one.store.exchange()
+        ada.train({P: 5})
+        with pytest.raises(Fenced):
+            ada.store.exchange()
+        ada.store.close()
+        assert ada.store.view.trainer in backend.trainers()
+
+    @pytest.mark.parametrize("happens", ["lost request", "lost answer"])
+    def test_a_trainer_that_cannot_say_that_it_leaves_closes_all_the_same(self, trainer, happens):
+        ada = trainer("ada")
+        ada.store._server.script.append(happens)
+        ada.store.close()
+        assert not ada.store._server.script, "it has tried to"
+
     # the server's own promises ----------------------------------------------------------------------------------------
+
+    def test_only_the_trainer_that_leaves_is_gone(self, backend: Backend, server: Server):
+        server.beat("ada", P), server.beat("ben", Q)
+        server.leave("ada"), server.leave("nobody")
+        assert backend.trainers() == {"ben"}
 
     def test_what_becomes_of_a_push(self, server: Server):
         assert server.push(push()).outcome == "empty"

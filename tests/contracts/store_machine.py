@@ -34,7 +34,9 @@ from cache_store.view import SharedSettings
 NAMES = ("ada", "ben", "cleo")
 PARTITIONS = ("clicks-0", "clicks-1", "views-0")
 HARD = 6
-OPERATIONS = {"assign", "ids", "claim", "push", "pull", "snapshot", "save_snapshot", "may_snapshot", "seed", "beat"}
+OPERATIONS = {
+    *("assign", "ids", "claim", "push", "pull", "snapshot", "save_snapshot", "may_snapshot", "seed", "beat", "leave")
+}
 
 unhurried = settings(
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

@@ -42,6 +42,10 @@ class Backend(Protocol):
         """Have been seeded long ago: nobody may seed it again."""
         ...
 
+    def trainers(self) -> set[str]:
+        """Who has said that it is there."""
+        ...
+
     def restore(self, copied: Any) -> None:
         """Be as it was, as after a failover to a replica that lags behind."""
         ...
@@ -179,7 +183,6 @@ class Trainer:
             for contribution in received.reset.pending:
                 self._add(counted(contribution), contribution.drawn, range(len(self.ids)))
         for delta in received.deltas:
-            assert delta.events == delta.items.counts.sum()
             self._add(delta.items, delta.drawn, self.own)
         if received.cache is not None:
             self.cache = [self.ids[self.own[row]] for row in received.cache.tolist()]

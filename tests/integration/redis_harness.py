@@ -46,6 +46,9 @@ class RedisBackend:
         for key, dumped in copied.items():
             self._client.restore(key, 0, dumped)
 
+    def trainers(self) -> set[str]:
+        return {name.decode() for name in self._client.hkeys(self.keys.trainers)}
+
     def age(self) -> None:
         self._client.hset(self.keys.meta, "seeded", 0)
 

@@ -160,6 +160,18 @@ def test_items_that_were_lost_while_a_server_is_seeded_do_not_begin_a_generation
     assert found.counts == events_before({P: 5})
 
 
+@pytest.mark.parametrize("replace", [False, True], ids=["join", "seed"])
+def test_a_state_of_a_newer_format_is_neither_read_nor_replaced(backend: RedisBackend, client, replace) -> None:
+    ada = joined(backend)
+    ada.claim(P, timeout_s=0)
+    ada.train({P: 5})
+    settle(ada)
+    client.hset(backend.keys.meta, mapping={"format": 9, "generation": "another"})
+    with pytest.raises(store_redis.StoreRefused, match="format 9, this version reads 1: install a newer one"):
+        ada.store.exchange() if replace else joined(backend, "ben")
+    assert client.hget(backend.keys.meta, "generation") == "another"
+
+
 @pytest.mark.parametrize(("policy", "warns"), [("allkeys-lru", True), ("volatile-lru", False), ("noeviction", False)])
 def test_a_server_that_may_evict_our_keys_is_warned_of_once(backend, client, caplog, policy, warns) -> None:
     before = client.config_get("maxmemory-policy")["maxmemory-policy"]

@@ -204,7 +204,7 @@ def test_a_server_that_asks_for_a_password_from_now_on(redis, trainer):
         client.config_set("requirepass", "secret")
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         ada.train({P: 5})
-        eventually(lambda: ada.store.status().errors.get("storerefused"))
+        eventually(lambda: ada.store.status().errors.get("refused"))
         assert "Check user and password" in (ada.store.status().trouble or "")
         assert ada.view()[0] == events_before({P: 10})
         client.config_set("requirepass", "")

@@ -76,9 +76,25 @@ def test_a_server_with_user_and_password_that_may_touch_our_keys_only(redis: Loc
 def test_a_user_without_rights_is_refused(redis: LocalRedis) -> None:
     with redis.client() as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~other:*", "+@all")
-    with pytest.raises(StoreRefused, match="Check user and password") as caught:
+    with pytest.raises(StoreRefused, match=r"lacks a right: .*permissions.* It needs the keys ~") as caught:
         started(f"redis://reader:secret@127.0.0.1:{redis.port}/0", KEYS)
     assert "secret" not in str(caught.value)
+
+
+def test_a_command_that_a_user_may_not_call_is_named(redis: LocalRedis) -> None:
+    with redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-evalsha")
+    with pytest.raises(StoreRefused, match=r"lacks a right: .*'evalsha'"):
+        started(f"redis://reader:secret@127.0.0.1:{redis.port}/0", KEYS)
+
+
+def test_something_else_under_the_names_of_all_models_is_told_before_anything_is_written(redis: LocalRedis) -> None:
+    with redis.client() as client:
+        client.set(KEYS.models, "somebody else's")
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match=f"{KEYS.models} is a string, not a set"):
+                started(redis.url, KEYS)
+        assert client.keys() == [KEYS.models.encode()]
 
 
 def test_a_server_by_tls(tls: LocalTls) -> None:
@@ -97,6 +113,7 @@ def test_a_cluster(redis: LocalRedis) -> None:
     """One node refuses keys of several slots in one operation as well as many do."""
     with local_cluster() as node:
         assert_shared(f"redis+cluster://127.0.0.1:{node.port}")
+        assert_shared(f"redis+cluster://127.0.0.1:{node.port}?socket_timeout=9")
 
 
 def test_a_cluster_that_is_gone() -> None:
@@ -108,6 +125,7 @@ def test_a_cluster_that_is_gone() -> None:
 def test_the_master_that_sentinels_name(redis: LocalRedis) -> None:
     with LocalSentinel(redis, "clicks") as sentinel:
         assert_shared(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/clicks")
+        assert_shared(f"redis+sentinel://127.0.0.1:{sentinel.port}/clicks?socket_timeout=9&db=2")
         with pytest.raises(StoreUnavailable, match="unknown") as caught:
             started(f"redis+sentinel://127.0.0.1:{sentinel.port}/unknown", KEYS)
         assert caught.value.reason == "unreachable"

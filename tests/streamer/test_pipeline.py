@@ -157,7 +157,7 @@ class TestAccounting:
 class TestCheckpoints:
     def test_by_events(self, tmp_path):
         line = Line(memory_log(values_of(events(400))), tmp_path, checkpoint_every_events=100)
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         counts = []
         while not line.pipeline._ingest.finished:
             line.pipeline.step()
@@ -171,7 +171,7 @@ class TestCheckpoints:
         now = [0.0]
         line.pipeline._checkpoints._clock = lambda: now[0]
         line.pipeline._checkpoints._tried_at = 0.0
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         for seconds in range(25):
             now[0] = float(seconds)
             until(lambda: line.pipeline._ingest.queued_events > 0 or line.pipeline._ingest.finished)
@@ -192,7 +192,7 @@ class TestCheckpoints:
 
     def test_none_is_written_while_the_stream_is_quiet(self, tmp_path):
         line = Line(memory_log(values_of(events(64))), tmp_path, until_end=False, checkpoint_every_s=0.01)
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         until(lambda: line.pipeline.accounting.consumed == 64 and line.store.saved, line.pipeline.step)
         until(lambda: line.store.saved[-1]["accounting"]["consumed"] == 64, line.pipeline.step)
         count = len(line.store.saved)
@@ -276,7 +276,7 @@ class TestCommits:
         log = memory_log(values_of(events(320)), partitions=2)
         line = Line(log, tmp_path, until_end=False)
         pipeline = line.pipeline
-        pipeline._ingest.start()
+        pipeline.start()
         until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
         line.source.revoke([P0])
         until(lambda: P0 in log.committed.get("streamer", {}), pipeline.step)
@@ -291,7 +291,7 @@ class TestCommits:
         line = Line(log, tmp_path, until_end=False)
         line.store.failures_left = 1
         pipeline = line.pipeline
-        pipeline._ingest.start()
+        pipeline.start()
         until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
         line.source.revoke([P0])
         until(lambda: P0 in pipeline._ingest._progress.left and not pipeline._ingest._leaving, pipeline.step)
@@ -329,7 +329,7 @@ class TestFailingCheckpoints:
         log = memory_log(values_of(events(64)))
         line = Line(log, tmp_path, until_end=False, checkpoint_every_s=0.05)
         line.store.failures_left = 3
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         until(lambda: line.store.saved, line.pipeline.step)
         assert line.store.saved[0]["accounting"]["consumed"] == 64
         line.pipeline.close()
@@ -337,7 +337,7 @@ class TestFailingCheckpoints:
     def test_the_age_is_that_of_the_last_one_that_is_safe(self, tmp_path):
         line = Line(memory_log(values_of(events(64))), tmp_path, checkpoint_every_s=0.05, until_end=False)
         line.store.failures_left = 10_000
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         until(lambda: line.store.failures_left < 9_990, line.pipeline.step)
         line.pipeline._refresh_status(force=True)
         assert line.pipeline.status.checkpoint_age_s is None
@@ -347,7 +347,7 @@ class TestFailingCheckpoints:
     def test_a_full_disk(self, tmp_path, caplog, files_of_at_most):
         """As the system tells it: writing beyond a limit fails in the middle of a file."""
         line = Line(memory_log(values_of(events(640))), tmp_path, checkpoint_every_events=64)
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         with files_of_at_most(4096):
             until(lambda: "not saved" in caplog.text, line.pipeline.step)
         until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
@@ -388,7 +388,7 @@ class TestRestart:
         log = memory_log(values, partitions)
         for stop_after in (64, 16, 200, 128, 10_000):
             line = Line(log, tmp_path / "b", until_end=True)
-            line.pipeline._ingest.start()
+            line.pipeline.start()
             goal = line.pipeline.accounting.consumed + stop_after
             while line.pipeline.accounting.consumed < goal and not line.pipeline._ingest.finished:
                 line.pipeline.step()
@@ -418,7 +418,7 @@ class TestRestart:
         expected = self.undisturbed(values, tmp_path / "a")
         log = memory_log(values)
         killed = Line(log, tmp_path / "b", checkpoint_every_events=100)
-        killed.pipeline._ingest.start()
+        killed.pipeline.start()
         until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
         until(lambda: not killed.pipeline._checkpoints._saver.busy)
         saved = killed.store.saved[-1]["accounting"]["consumed"]
@@ -544,7 +544,7 @@ class TestStatus:
         line.pipeline._prequential = Prequential(line.learner, time_share=None)
         seen: list[Status] = []
         line.pipeline.on_status = seen.append
-        line.pipeline._ingest.start()
+        line.pipeline.start()
         until(lambda: line.pipeline.accounting.trained >= 320, line.pipeline.step)
         line.pipeline._refresh_status(force=True)
         status = seen[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -287,6 +288,18 @@ class TestOutOfTouch:
         settle(ada, ben)
         assert ada.view() == ben.view() == (items_before({P0: 80, P1: 80}), ada.drawn + ben.drawn)
 
+    def test_at_the_end_it_says_what_did_not_arrive(self, server: Network, caplog: pytest.LogCaptureFixture) -> None:
+        ada = Trainer(server, P0).start()
+        ada.train(16)
+        server.away = True
+        ada.sharing.flush()
+        assert "16 events are not in the store yet: " in caplog.text
+        caplog.clear()
+        server.away = False
+        ada.exchange()
+        ada.sharing.flush()
+        assert not caplog.records
+
     def test_one_that_was_away_for_long_takes_over_everything_and_keeps_what_it_has_to_tell(
         self, server: Network
     ) -> None:
@@ -385,6 +398,17 @@ class TestEventsThatComeAgain:
         assert ben.learner.trainer.steps == steps + 1
         assert not ben.store.view.outbox.waiting
         assert ben.view() == before == (items_before({P0: 16}), ada.drawn)
+
+    def test_what_is_not_counted_is_said_once(self, server: Network, caplog: pytest.LogCaptureFixture) -> None:
+        ada = Trainer(server, P0).start()
+        ada.train(32)
+        ada.exchange()
+        ben = Trainer(server, P0).start()
+        with caplog.at_level(logging.INFO):
+            ben.train(10), ben.train(10), ben.train(20)
+        said = [record.getMessage() for record in caplog.records if "not counted" in record.getMessage()]
+        assert said == [f"the store has the events of {P0} up to offset 32: trained again, not counted"]
+        assert ben.sharing.status().again_events == 32
 
     def test_a_topic_that_was_made_anew_counts_again(self, server: Network) -> None:
         ada = Trainer(server, P0).start()
@@ -581,7 +605,7 @@ def line(log: MemoryLog, server: Network, directory: Path) -> tuple[Pipeline, By
 def running(log: MemoryLog, server: Network, directory: Path) -> Iterator[tuple[Pipeline, ByHand]]:
     """A line that is closed in good order."""
     pipeline, store = line(log, server, directory)
-    pipeline._ingest.start()
+    pipeline.start()
     try:
         yield pipeline, store
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -22,11 +23,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 from servers.redis import RedisServer as Redis
 
 from cache_store.admin import Contents, StoreAdmin
 from cache_store.base import Contribution, Increments, Span
-from cache_store.errors import StoreRefused
+from cache_store.codec import pack_rows
+from cache_store.errors import StoreRefused, StoreUnavailable
 from cache_store.keys import Keys
 from cache_store.redis import RedisServer
 from cache_store.replica import Position
@@ -61,12 +64,9 @@ class Place:
         return trainer
 
     def rest(self) -> None:
-        """All trainers leave, and were last seen a while ago."""
+        """All trainers leave."""
         for trainer in self._trainers:
             trainer.close()
-        for key in self.client.scan_iter(f"{{{self.namespace}:*}}:trainers"):
-            for name in self.client.hkeys(key):
-                self.client.hset(key, name, "1000000000 ")
 
     def keys(self, model: str) -> set[bytes]:
         return {key for key in self.client.scan_iter() if key.startswith(f"{{{self.namespace}:{model}}}".encode())}
@@ -158,7 +158,9 @@ def test_inspect_shows_what_the_trainers_of_a_model_have_counted_resampled_and_c
     assert (report["cache"]["slots"], report["cache"]["distinct"]) == (4, 2)
     assert report["cache"]["bands"] == {"head": 0.75, "torso": 0.0, "tail": 0.25}
     epoch = trainer.view.partitions.epoch("p[0]")
-    assert report["partitions"] == [{"partition": "p[0]", "next": 7, "epoch": epoch, "owner": trainer.view.trainer}]
+    (partition,) = report["partitions"]
+    assert partition.pop("claimed_ago_s") < 60
+    assert partition == {"partition": "p[0]", "next": 7, "epoch": epoch, "owner": trainer.view.trainer}
     (seen,) = report["trainers"]
     assert (seen["trainer"], seen["ago_s"] < 60) == (trainer.view.trainer, True)
     assert report["generation"] == place.contents().position.generation
@@ -193,7 +195,7 @@ def test_inspect_is_readable(place):
     text = output("inspect", *place.options())
     for line in ("  tea          4  57.14%", "  7 events", "  4 slots, 2 distinct items: head 75%, torso 0%, tail 25%"):
         assert " ".join(line.split()) in " ".join(text.split())
-    assert "p[0]" in text
+    assert re.search(r"partition +next offset +claimed +owner\n +p\[0\] +7 +\d+ s ago +t", text)
     assert "checkpoints" not in text
 
 
@@ -263,15 +265,208 @@ def test_reset_refuses_while_a_trainer_is_at_work(place):
     with pytest.raises(SharingError, match=rf"at work: {trainer.view.trainer}.*--force"):
         invoke("reset", "--yes", *place.options())
     assert place.contents().events == 7
-    trainer.close()
     output("reset", "--yes", "--force", *place.options())
+    trainer.close()
+
+
+def test_a_model_is_free_as_soon_as_its_trainers_were_stopped(place, tmp_path):
+    trainer = filled(place)
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    trainer.close()
+    assert answer("list", *place.options())["models"][0]["trainers"] == 0
+    output("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options())
+    output("reset", "--yes", *place.options())
     assert place.keys("shop") == set()
+
+
+def test_a_trainer_that_was_killed_counts_as_at_work_for_a_while(place):
+    filled(place)
+    place.rest()
+    now, _ = place.client.time()
+    place.client.hset(Keys("shop", place.namespace).trainers, "killed", f"{now - 5} p[0]")
+    with pytest.raises(SharingError, match=r"at work: killed \(p\[0\]\), seen \d+ s ago"):
+        invoke("reset", "--yes", *place.options())
+    place.client.hset(Keys("shop", place.namespace).trainers, "killed", f"{now - 11} p[0]")
+    output("reset", "--yes", *place.options())
 
 
 def test_reset_of_an_unknown_model_names_those_that_there_are(place):
     filled(place)
     with pytest.raises(SharingError, match="there are: shop"):
         invoke("reset", "--yes", *place.options("typo"))
+
+
+# --- damage --------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_is_not_ours_counts_as_none_and_is_noted(place, tmp_path):
+    filled(place)
+    key = Keys("shop", place.namespace).cache
+    place.client.set(key, "garbage")
+    report = answer("inspect", *place.options())["store"]
+    assert (report["events"], report["cache"]["slots"]) == (7, 0)
+    assert f"{key} cannot be read" in report["cache"]["note"]
+    assert f"{key} cannot be read" in output("inspect", *place.options())
+    exported = invoke("export", "--out", tmp_path / "a.npz", *place.options(), "--json")
+    assert json.loads(exported.stdout)["events"] == 7
+    assert f"{key} cannot be read" in exported.stderr
+    assert store_file.read(tmp_path / "a.npz")[0].cache is None
+
+
+def test_a_cache_of_items_that_there_are_not_counts_as_none(place):
+    filled(place)
+    place.client.set(Keys("shop", place.namespace).cache, pack_rows(np.array([0, 4])))
+    assert "rows that no item has" in answer("inspect", *place.options())["store"]["cache"]["note"]
+
+
+def meta_gone(client: redis.Redis, keys: Keys) -> None:
+    client.delete(keys.meta)
+
+
+def no_generation(client: redis.Redis, keys: Keys) -> None:
+    client.hdel(keys.meta, "generation")
+
+
+def no_number(client: redis.Redis, keys: Keys) -> None:
+    client.hset(keys.meta, "number", "many")
+
+
+def another_type(client: redis.Redis, keys: Keys) -> None:
+    client.delete(keys.next)
+    client.set(keys.next, "somebody else's")
+
+
+def odd_trainers(client: redis.Redis, keys: Keys) -> None:
+    client.hset(keys.trainers, "t", "whenever")
+
+
+def odd_format(client: redis.Redis, keys: Keys) -> None:
+    client.hset(keys.meta, "format", "odd")
+
+
+DAMAGES = {
+    meta_gone: "shop}:meta is missing",
+    no_generation: "shop}:meta is missing, or names no generation",
+    no_number: "something else than we write .*many",
+    another_type: "shop}:next is a string, not a hash",
+    odd_trainers: "something else than we write .*whenever",
+    odd_format: "its format is 'odd'",
+}
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES.items())
+def test_a_damaged_model_is_told_hides_no_other_and_can_be_removed(place, tmp_path, damage, told):
+    filled(place, "news")
+    filled(place)
+    output("export", "--out", tmp_path / "a.npz", *place.options())
+    place.rest()
+    damage(place.client, Keys("shop", place.namespace))
+    read = [["inspect"], ["export", "--out", tmp_path / "b.npz"], ["import", "--path", tmp_path / "a.npz"]]
+    for command in read:
+        with pytest.raises(SharingError, match=f"{told}.*store reset"):
+            invoke(*command, *place.options())
+    news, shop = answer("list", *place.options())["models"]
+    assert (news["items"], "problem" in news) == (4, False)
+    assert (shop["items"], shop["log_length"], shop["trainers"]) == (None, None, None)
+    assert re.search(told, shop["problem"])
+    assert re.search(rf"shop +- +- +-\nnote: .*{told}", output("list", *place.options()))
+    removed = invoke("reset", "--yes", *place.options())
+    assert (removed.exit_code, place.keys("shop")) == (0, set())
+    assert re.search(told, removed.stderr)
+    assert place.admin().models() == ["news"]
+
+
+def test_a_damaged_model_is_not_removed_under_a_trainer_at_work(place):
+    filled(place)
+    place.rest()
+    keys = Keys("shop", place.namespace)
+    another_type(place.client, keys)
+    place.client.hset(keys.trainers, "ada", f"{place.client.time()[0]} p[0]")
+    with pytest.raises(SharingError, match=r"at work: ada \(p\[0\]\)"):
+        invoke("reset", "--yes", *place.options())
+    place.client.delete(keys.trainers)
+    place.client.set(keys.trainers, "nobody can tell")
+    output("reset", "--yes", *place.options())
+
+
+def test_a_model_of_which_only_the_name_is_left_is_told_and_can_be_removed(place):
+    filled(place)
+    place.rest()
+    place.client.delete(*place.keys("shop"))
+    with pytest.raises(SharingError, match=r"'shop' in .* is gone: .*store reset"):
+        invoke("inspect", *place.options())
+    (shop,) = answer("list", *place.options())["models"]
+    assert "is gone" in shop["problem"]
+    assert answer("reset", "--yes", *place.options()) == {"model": "shop", "removed_keys": 0}
+    assert answer("list", *place.options())["models"] == []
+
+
+@pytest.mark.parametrize("lost", ["snapshot", "items", "log"])
+def test_a_model_that_has_lost_a_part_is_told(place, lost):
+    filled(place)
+    place.rest()
+    key = getattr(Keys("shop", place.namespace), lost)
+    place.client.delete(key)
+    with pytest.raises(SharingError, match=key):
+        invoke("inspect", *place.options())
+
+
+@pytest.mark.parametrize("name", ["snapshot", "log"])
+def test_what_was_not_packed_by_us_is_told_with_its_key(place, name):
+    trainer = filled(place)
+    trainer.close()
+    keys = Keys("shop", place.namespace)
+    if name == "snapshot":
+        place.client.set(keys.snapshot, "garbage")
+    else:
+        tip = place.client.hgetall(keys.meta)
+        number = int(tip[b"number"]) + 1
+        place.client.xadd(keys.log, {"n": number, "b": tip[b"chain"], "c": "x", "d": b"garbage"})
+        place.client.hset(keys.meta, mapping={"number": number, "chain": "x"})
+    with pytest.raises(SharingError, match=f"{getattr(keys, name)} cannot be read"):
+        invoke("inspect", *place.options())
+
+
+def test_a_name_that_no_model_can_have_does_not_hide_the_others(place):
+    filled(place)
+    place.client.sadd(Keys("shop", place.namespace).models, "{odd}", b"\xff")
+    found = {listed["model"]: listed for listed in answer("list", *place.options())["models"]}
+    assert found["shop"]["items"] == 4
+    assert "without braces" in found["{odd}"]["problem"]
+    assert "problem" in found["\ufffd"]
+
+
+def test_something_else_under_the_names_of_all_models_is_told(place):
+    filled(place)
+    place.rest()
+    key = Keys("shop", place.namespace).models
+    place.client.delete(key)
+    place.client.set(key, "somebody else's")
+    for command in (["list"], ["reset", "--yes"]):
+        with pytest.raises(SharingError, match=f"{key} is a string, not a set"):
+            invoke(*command, *place.options())
+    assert place.contents().events == 7
+
+
+def test_a_newer_format_is_refused(place):
+    filled(place)
+    place.rest()
+    place.client.hset(Keys("shop", place.namespace).meta, "format", 9)
+    for command in (["inspect"], ["reset", "--yes"]):
+        with pytest.raises(SharingError, match="format 9, this version reads 1: install a newer one"):
+            invoke(*command, *place.options())
+    assert "format 9" in answer("list", *place.options())["models"][0]["problem"]
+
+
+@pytest.mark.parametrize("error", [RedisClusterException("c"), SlotNotCoveredError("s"), RedisError("r")])
+def test_whatever_redis_raises_is_one_of_our_errors(place, monkeypatch, error):
+    def fails(*_: object) -> None:
+        raise error
+
+    admin = place.admin()
+    monkeypatch.setattr(admin._client, "smembers", fails)
+    with pytest.raises(StoreUnavailable):
+        admin.models()
 
 
 @pytest.mark.parametrize(("typed", "left"), [(b"n\n", True), (b"y\n", False)])

@@ -229,6 +229,10 @@ class TestStates:
             exchanges=9,
             exchange_cpu_s=0.5,
             refused_events=10,
+            again_events=14,
+            joined=15,
+            seeded=16,
+            snapshots=17,
             errors={"slow": 11, "never heard of": 12, "nor of this": 1},
         )
         monitor.refreshed(Status(store=store))
@@ -237,10 +241,11 @@ class TestStates:
             for name in (
                 *("live", "round_trip_seconds", "staleness_seconds", "backlog_contributions", "backlog_events"),
                 *("log_entries", "sent_bytes_total", "received_bytes_total", "exchanges_total"),
-                *("exchange_cpu_seconds_total", "refused_events_total"),
+                *("exchange_cpu_seconds_total", "refused_events_total", "again_events_total"),
+                *("joins_total", "seeds_total", "snapshots_total"),
             )
         }
-        assert list(found.values()) == [0, 0.25, 3, 4, 5, 6, 7, 8, 9, 0.5, 10]
+        assert list(found.values()) == [0, 0.25, 3, 4, 5, 6, 7, 8, 9, 0.5, 10, 14, 15, 16, 17]
         assert monitor.instruments.value("streamer_store_errors_total", reason="slow") == 11
         assert monitor.instruments.value("streamer_store_errors_total", reason="other") == 13
 
@@ -329,7 +334,7 @@ def test_a_line_without_checkpoints_and_evaluation_can_be_watched():
 
 def test_ready_follows_a_line_that_waits_and_trains():
     line = WatchedLine([], partitions=1, until_end=False, max_age_s=0.0)
-    line.pipeline._ingest.start()
+    line.pipeline.start()
     health = line.monitor.health
     assert not health.ready().ok
     until(lambda: health.ready().ok, step=lambda: line.pipeline.step(0.01))

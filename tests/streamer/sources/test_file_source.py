@@ -226,7 +226,7 @@ def test_a_pipe_without_data_does_not_hold_up_a_poll(pipe):
     assert (chunk.partition, chunk.offsets) == (Partition("stdin", 0), [0, 1])
     assert chunk.values == [b"half a line", b"next"]
     assert chunk.timestamps_ms == [1_700_000_000_500] * 2
-    assert source.end_positions() == {Partition("stdin", 0): 2}
+    assert source.end_positions() == {}, "there may be more"
 
 
 def test_a_pipe_ends_when_its_writer_closes_it(pipe):
@@ -234,6 +234,7 @@ def test_a_pipe_ends_when_its_writer_closes_it(pipe):
     file.write(b"a\nb")
     file.close()
     assert numbered(source) == [(0, b"a"), (1, b"b")]
+    assert source.end_positions() == {Partition("stdin", 0): 2}
 
 
 def test_standard_input_stays_open_when_the_source_is_closed():
