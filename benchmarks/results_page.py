@@ -3,9 +3,9 @@
     python benchmarks/results_page.py OUT_DIR [OUT_DIR ...]
 
 Each directory is an `--out` of a comparison. A table stands between `<!-- table: LOG PROTOCOL -->` (or
-`<!-- sweep: LOG PARAMETER -->`, or `<!-- plain: METHOD PARAMETER -->` for id towers without anything else) and
-`<!-- end -->`; what stands between them is replaced, all other text is kept. The rows behind the tables are written
-beside the page, to docs/results.json.
+`<!-- sweep: LOG PARAMETER -->`, `<!-- stream: LOG PARAMETER -->`, or `<!-- plain: METHOD PARAMETER -->` for id towers
+without anything else) and `<!-- end -->`; what stands between them is replaced, all other text is kept. The rows behind
+the tables are written beside the page, to docs/results.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay.evaluation.record import Record, Records, result_rows
 from replay.evaluation.tables import about, offline_table, prequential_table, sweep_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-MARK = re.compile(r"(<!-- (table|sweep|plain): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (table|sweep|plain|stream): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TIMED = "draws"
 """The sweep that was run on a quiet machine: milliseconds of all others are left out."""
 KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10,), "step-ms": (0,)}
@@ -43,6 +43,8 @@ def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
     if kind == "sweep":
         ours = [r for r in records if r.data == data and what in r.settings]
         return f"{about(ours)}\n\n{sweep_table(ours, what, 'recall', 10, 'all')}" if ours else "Not run yet."
+    if kind == "stream":
+        return stream_table([r for r in records if r.data == data and r.protocol == "prequential"], what)
     if kind == "plain":
         return plain_table([r for r in records if r.protocol == "prequential"], data, what)
     ours = [r for r in records if (r.data, r.protocol) == (data, what) and not r.settings]
@@ -54,6 +56,14 @@ def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
 
 def _untimed(record: Record) -> Record:
     return msgspec.structs.replace(record, measures=[m for m in record.measures if m["metric"] != "step-ms"])
+
+
+def stream_table(records: Sequence[Record], parameter: str) -> str:
+    """The default method by the values of a parameter: hit rates of the second half, all / new, means over seeds."""
+    ours = [r for r in records if r.method == DEFAULT and r.settings.keys() <= {parameter}]
+    hits = _hits((r.settings.get(parameter, "default"), r) for r in ours)
+    lines = [f"| {parameter} | `{DEFAULT}`: HR@10 all / new |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {value} | {_shown(*hits[value])} |" for value in sorted(hits, key=str))])
 
 
 def plain_table(records: Sequence[Record], method: str, parameter: str) -> str:
