@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from replay.notices import showing_notices
 from streamer.options import F, GroupedCommand, option, pairs
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def topic_options(function: F) -> F:
 
 
 def log_options(function: F) -> F:
-    """What of a log becomes events."""
+    """What of a log becomes events; while the command runs, it shows what the reader says."""
+    function = showing_notices(function)
     columns = ("--column", "--field", "columns")
     for decorate in reversed(
         [
@@ -230,7 +232,12 @@ def _path_option(text: str) -> Callable[[F], F]:
 
 @click.command(cls=GroupedCommand)
 @_path_option("File of JSON lines, plain or compressed; - for standard input.")
-@_own_option(_EVENTS, "--in-order", is_flag=True, help="Keep the lines as they are and in their order; only --limit.")
+@_own_option(
+    _EVENTS,
+    "--in-order",
+    is_flag=True,
+    help="Keep the lines as they are and in their order; only --limit, and only plain files or .gz.",
+)
 @_passes_option
 @log_options
 @topic_options
@@ -245,7 +252,7 @@ def jsonl(path: str, in_order: bool, **options: Any) -> None:
         write_log("jsonl", path, options)
         return
     _check_in_order()
-    from replay.lines import JsonLines
+    from replay.lines import JsonLines, check_readable
     from replay.resume import replay_name
     from replay.streams import LinesStream
     from replay.writing import finish, report, write
@@ -253,10 +260,18 @@ def jsonl(path: str, in_order: bool, **options: Any) -> None:
 
     fields = pairs(options["columns"], "column")
     reader = JsonLines(path, EventSettings(fields=fields))
-    name = None if path == "-" else replay_name("lines", {"fields": fields, "limit": options["limit"]}, [Path(path)])
+    name = None
+    if path != "-" and not _is_pipe(Path(path)):
+        check_readable(Path(path))
+        name = replay_name("lines", {"fields": fields, "limit": options["limit"]}, [Path(path)])
     stream = LinesStream(reader, name, options["limit"])
     finish(write(stream, options), options, stream.malformed)
     report(stream.malformed, path)
+
+
+def _is_pipe(path: Path) -> bool:
+    """Whether what is read from it is gone: a named pipe, the shell's <(...), a terminal."""
+    return path.is_fifo() or path.is_char_device()
 
 
 def _check_in_order() -> None:
@@ -312,7 +327,7 @@ def write_log(kind: str, path: str, options: Options) -> None:
         check_left(log)
         if options["speed"] is not None and not log.has_time:
             raise SettingsError([f"--speed follows the times of events, and {path} has none: give --rate instead"])
-        name = log_name(kind, Path(path), chosen, options["passes"])
+        name = log_name(kind, log.files, chosen, options["passes"])
         stream = LogStream(log, name, options["passes"], chosen.seed)
         finish(write(stream, options), options, log.malformed)
 
@@ -345,7 +360,7 @@ def as_log_options(options: Options) -> LogOptions:
         columns=pairs(options["columns"], "column"),
         item_features=options["item_features"] or None,
         user_features=options["user_features"] or None,
-        sample_users=int(sample) if sample is not None and sample >= 1 and sample == int(sample) else sample,
+        sample_users=int(sample) if sample is not None and sample >= 1 and sample.is_integer() else sample,
         min_user_events=core if options["min_user_events"] is None else options["min_user_events"],
         min_item_events=core if options["min_item_events"] is None else options["min_item_events"],
         memory_limit=options["memory_limit"],

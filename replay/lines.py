@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from replay.events import Record
+from streamer.errors import SourceError
 from streamer.event import DeadLetter, Decoded, EventDecoder, EventSettings
 from streamer.sources.base import Chunk
 from streamer.sources.files import FileSource
@@ -19,6 +20,32 @@ LINES_AT_ONCE = 4096
 MOST_REPORTED = 20
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_GZIP = b"\x1f\x8b"
+_PACKED = {
+    _GZIP: "packed by gzip, but not named .gz",
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"BZh": "packed by bzip2",
+    b"\xfd7zXZ": "packed by xz",
+}
+
+
+def check_readable(path: Path) -> None:
+    """See that a file is plain, or packed in the way that can be read line by line.
+
+    Raises:
+        SourceError: it is packed in another way, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    packed = next((what for magic, what in _PACKED.items() if start.startswith(magic)), None)
+    if packed is not None and not (path.suffix == ".gz" and start.startswith(_GZIP)):
+        raise SourceError(
+            f"{path} is {packed}: lines are read in their order from plain files and .gz. Unpack it first"
+        )
 
 
 class Malformed:

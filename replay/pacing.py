@@ -139,7 +139,7 @@ def make_pace(
         SettingsError: with every problem at once.
     """
     given = {"rate": rate, "speed": speed, "max-gap": max_gap_s}
-    problems = [f"--{name} is {v}: it must be more than 0" for name, v in given.items() if v is not None and v <= 0]
+    problems = [f"--{name} is {v}: it must be more than 0" for name, v in given.items() if v is not None and not v > 0]
     if rate is not None and speed is not None:
         problems.append("--rate and --speed are two paces: give one of them")
     if max_gap_s is not None and speed is None:

@@ -22,9 +22,6 @@ from streamer.errors import SourceError
 from streamer.sources.embedded import EmbeddedLog
 from streamer.sources.embedded_database import translated_errors
 
-SAMPLE_BYTES = 1 << 16
-"""Of each end of a file, for its identity."""
-
 _TABLE = """CREATE TABLE IF NOT EXISTS replays (
     topic TEXT NOT NULL, name TEXT NOT NULL, written INTEGER NOT NULL, PRIMARY KEY (topic, name)
 )"""
@@ -33,7 +30,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS replays (
 def replay_name(kind: str, settings: Mapping[str, Any], files: Iterable[Path] = ()) -> str:
     """The name of a replay: `gowalla-` and 16 hexadecimal digits.
 
-    A file is known by its length and its two ends, wherever it lies.
+    A file is known by all that is in it, wherever it lies.
 
     Args:
         kind: the data set.
@@ -45,21 +42,16 @@ def replay_name(kind: str, settings: Mapping[str, Any], files: Iterable[Path] = 
     """
     digest = hashlib.sha256(msgspec.json.encode([kind, settings], order="deterministic", enc_hook=str))
     for path in files:
-        for part in _ends(path):
-            digest.update(part)
+        digest.update(_content(path))
     return f"{kind}-{digest.hexdigest()[:16]}"
 
 
-def _ends(path: Path) -> Iterator[bytes]:
+def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            yield file.read(SAMPLE_BYTES)
-            length = file.seek(0, 2)
-            file.seek(max(0, length - SAMPLE_BYTES))
-            yield file.read()
+            return hashlib.file_digest(file, "blake2b").digest()
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
-    yield b"%d" % length
 
 
 class ReplayLog(EmbeddedLog):

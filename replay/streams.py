@@ -148,28 +148,22 @@ class LinesStream:
         yield from rest if self.limit is None else up_to(self.limit - start, rest)
 
 
-def log_name(kind: str, path: Path, options: LogOptions, passes: int) -> str:
+def log_name(kind: str, files: Sequence[Path], options: LogOptions, passes: int) -> str:
     """The name of the replay of a log. What changes neither events nor order does not count: memory, threads.
 
-    Raises:
-        SourceError: there is no such log.
-    """
-    from replay.datasets import DATASETS
+    Args:
+        kind: its format.
+        files: all that were read, see `Log.files`.
+        options: what of it, and in which order.
+        passes: how many times.
 
+    Raises:
+        SourceError: one cannot be read.
+    """
     settings: dict[str, Any] = asdict(options) | {"passes": passes}
     for name in ("memory_limit", "temp_dir", "threads"):
         settings.pop(name, None)
-    return replay_name(kind, settings, _files(path, DATASETS[kind].groups))
-
-
-def _files(path: Path, groups: Iterable[Sequence[str]]) -> list[Path]:
-    """The files of a log: itself, or those of a directory or a pattern."""
-    from replay.datasets.files import Origin
-
-    if path.is_file():
-        return [path]
-    folder = path if path.is_dir() else path.parent
-    return [folder / name for name in Origin(path, folder).choose(groups)]
+    return replay_name(kind, settings, files)
 
 
 def up_to(most: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Record]]:

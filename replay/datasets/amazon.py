@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, split
+from replay.datasets.delimited import delimited, has_header, is_number, most_lines, names_parts, split
 from replay.datasets.files import Peek
-from replay.datasets.generic import JSONL
+from replay.datasets.generic import JSONL, KNOWN, jsonl_layout
 from replay.datasets.layout import Known, Layout, layout_of
 
 _KNOWN = Known(
@@ -29,7 +29,7 @@ _ASIN = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
 
 def _amazon(log: Opened) -> Layout:
     if JSONL.recognises(log.peek):
-        return replace(JSONL.layout(log), above_average=True)
+        return replace(jsonl_layout(log, _KNOWN), above_average=True)
     names = _ITEM_FIRST if _items(log.peek, 0) > _items(log.peek, 1) else _USER_FIRST
     layout = layout_of(delimited(log, _KNOWN, ",", names), _KNOWN, log.options, log.where)
     return replace(layout, above_average=True)
@@ -45,9 +45,15 @@ def _rows(peek: Peek) -> list[Sequence[str]]:
 
 
 def _is_amazon(peek: Peek) -> bool:
+    if names_parts(peek, KNOWN) and not any(has_header(peek, ",", name, "rating") for name in ("asin", "parent_asin")):
+        return False
     rows = _rows(peek)
     products = max(_items(peek, 0), _items(peek, 1))
     return bool(rows) and all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
+
+
+def _may_be_amazon(peek: Peek) -> bool:
+    return most_lines(peek, ",", lambda cells: len(cells) == 4 and is_number(cells[2], 5) and is_number(cells[3]))
 
 
 AMAZON = DatasetFormat(
@@ -56,4 +62,5 @@ AMAZON = DatasetFormat(
     _amazon,
     (("ratings_*.csv",),),
     _is_amazon,
+    _may_be_amazon,
 )

@@ -21,8 +21,6 @@ class Opened:
     peek: Peek
     """The first lines of the first file."""
     options: LogOptions
-    quotes: bool = True
-    """Whether quotes balance, so that values may be quoted."""
 
     @property
     def where(self) -> str:
@@ -39,7 +37,8 @@ class DatasetFormat:
         help: one line.
         layout: lays out files of it.
         groups: patterns of the names of its files; those of a group belong together.
-        recognises: whether a file that begins so is of it.
+        recognises: whether a file that begins so is of it, whatever its name.
+        fits: whether a file that begins so is of it if its name is that of one.
         is_text: whether its files have lines.
     """
 
@@ -48,4 +47,5 @@ class DatasetFormat:
     layout: Callable[[Opened], Layout]
     groups: tuple[tuple[str, ...], ...]
     recognises: Callable[[Peek], bool] = lambda peek: False
+    fits: Callable[[Peek], bool] = lambda peek: False
     is_text: bool = True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import or_
 
 from replay.datasets.base import Opened
@@ -15,6 +16,8 @@ from replay.datasets.tables import DelimitedTable
 from streamer.errors import SourceError
 
 DELIMITERS = (",", "\t", ";", "|", "::")
+SEEN_LINES = 20
+"""Of the first ones, to see what they are."""
 
 
 def delimited(
@@ -73,7 +76,7 @@ def split(line: str, delimiter: str) -> list[str]:
 
 def guess_delimiter(peek: Peek) -> str:
     """The one that divides the first lines most evenly."""
-    lines = [line for line in peek.lines if line.strip()][:20]
+    lines = [line for line in peek.lines if line.strip()][:SEEN_LINES]
 
     def evenness(delimiter: str) -> tuple[int, int]:
         counts = Counter(len(split(line, delimiter)) for line in lines)
@@ -87,6 +90,26 @@ def has_header(peek: Peek, delimiter: str, *names: str) -> bool:
     """Whether the first line has all of these columns."""
     cells = split(peek.first, delimiter)
     return all(same_name(name, cells) is not None for name in names)
+
+
+def names_parts(peek: Peek, known: Known) -> bool:
+    """Whether the first line is a header that has a user and an item."""
+    cells = split(peek.first, guess_delimiter(peek))
+    return _has(cells, known.user_id) and _has(cells, known.item_id)
+
+
+def most_lines(peek: Peek, delimiter: str, are_so: Callable[[Sequence[str]], bool]) -> bool:
+    """Whether the values of half of the first lines, or more, are so: a header or a damaged line may be among them."""
+    lines = [line for line in peek.lines if line.strip()][:SEEN_LINES]
+    return 2 * sum(are_so(split(line, delimiter)) for line in lines) >= max(1, len(lines))
+
+
+def is_number(text: str, most: float = math.inf) -> bool:
+    """Whether a value is a number, and not a larger one."""
+    try:
+        return 0 <= float(text) <= most
+    except ValueError:
+        return False
 
 
 def _names_columns(cells: Sequence[str], known: Known, given: Mapping[str, str], layout: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, split
+from replay.datasets.delimited import delimited, has_header, is_number, most_lines, split
 from replay.datasets.files import Peek
 from replay.datasets.layout import Known, Layout, layout_of
 
@@ -22,10 +22,16 @@ def _is_echonest(peek: Peek) -> bool:
     return len(cells) == 3 and re.fullmatch(r"SO[0-9A-Z]{16}", cells[1]) is not None
 
 
+def _may_be_echonest(peek: Peek) -> bool:
+    named = has_header(peek, "\t", "song_id") or has_header(peek, "\t", "song")
+    return named or most_lines(peek, "\t", lambda cells: len(cells) == 3 and is_number(cells[2]))
+
+
 ECHONEST = DatasetFormat(
     "echonest",
     "Echo Nest taste profiles: train_triplets.txt; a threshold of the rating counts plays.",
     _echonest,
     (("train_triplets*.txt",),),
     _is_echonest,
+    _may_be_echonest,
 )

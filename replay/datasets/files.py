@@ -10,7 +10,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -39,6 +39,8 @@ class LogFile:
     path: Path
     compression: str
     """none, gzip or zstd: by its first bytes, whatever its name."""
+    new_line: str | None = None
+    """How its lines end, as the database writes it; None: all as the first one."""
 
     def lines_sql(self, encoding: str, max_line: int = LONGEST_LINE, rejects: str = "reject") -> str:
         """SQL of its lines, one row each in their order; an empty line is null.
@@ -46,12 +48,27 @@ class LogFile:
         A line that is not of the encoding is left out, and kept in the table `<rejects>_errors`.
         """
         buffer = max(4_000_000, 2 * max_line)
+        new_line = "" if self.new_line is None else f" new_line={quoted(self.new_line)},"
         return (
             f"read_csv({quoted(self.path)}, compression={quoted(self.compression)}, header=false, auto_detect=false,"
-            f" delim='\x1f', quote='', escape='', columns={{'line': 'VARCHAR'}}, strict_mode=false,"
+            f" delim='\x1f', quote='', escape='', columns={{'line': 'VARCHAR'}}, strict_mode=false,{new_line}"
             f" encoding={quoted(encoding)}, max_line_size={max_line}, buffer_size={buffer}, store_rejects=true,"
             f" rejects_table='{rejects}_errors', rejects_scan='{rejects}_scans', rejects_line_size_limit=1000)"
         )
+
+    def with_any_ends(self, connection: Connection, encoding: str) -> LogFile:
+        """The same file, for lines that end in different ways. Reads it twice.
+
+        The database has two ways to take such lines. In the first, CR LF is one end, but a CR alone takes the character
+        after it away. In the second, CR and LF are two ends: texts are right, but there are more empty lines.
+        """
+        one, two = replace(self, new_line=r"\r\n"), replace(self, new_line=r"\n")
+        lengths = []
+        for file in (one, two):
+            sql = f"SELECT sum(length(line)) FROM {file.lines_sql(encoding, rejects='ends')}"
+            lengths.append(connection.execute(sql).fetchall()[0][0])
+            connection.execute("DROP TABLE IF EXISTS ends_errors; DROP TABLE IF EXISTS ends_scans")
+        return one if lengths[0] == lengths[1] else two
 
     def peek(self, connection: Connection) -> Peek:
         """Its first lines.
@@ -124,6 +141,7 @@ class Origin:
         self.given: tuple[str, ...] = ()
         """Names of the files that were named; none, if a directory or an archive was."""
         self._files: dict[str, Any] = {}
+        self._opened: dict[str, LogFile] = {}
         if self.path.is_dir():
             self._files = _files_of(self.path)
         elif self.path.is_file():
@@ -156,12 +174,26 @@ class Origin:
         expected = " or ".join(" and ".join(group) for group in wanted)
         raise SourceError(f"{self.path}: no file in it is named {expected or 'as a log'}; {_listed(self.names)}")
 
+    @property
+    def opened(self) -> list[Path]:
+        """The files that were opened, or the archive that they are in."""
+        return self.paths(self._opened)
+
+    def paths(self, names: Iterable[str]) -> list[Path]:
+        """Where some of its files lie; those of an archive all in the archive."""
+        return [self.path] if self._archive is not None else [self._files[name] for name in names]
+
     def open(self, name: str) -> LogFile:
         """A file of this place, unpacked if the database cannot do that.
 
         Raises:
             SourceError: it cannot be read.
         """
+        if name not in self._opened:
+            self._opened[name] = self._open(name)
+        return self._opened[name]
+
+    def _open(self, name: str) -> LogFile:
         path = self._files[name]
         try:
             if self._archive is not None:
@@ -199,7 +231,8 @@ class Origin:
 
     def _take_pattern(self, pattern: str) -> None:
         found = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207  (also absolute ones)
-        self._files = {path.name: path for path in found if path.is_file()}
+        above = _fixed_part(Path(pattern))
+        self._files = {path.relative_to(above).as_posix(): path for path in found if path.is_file()}
         if not self._files:
             raise SourceError(_nothing_at(self.path))
         self.given = tuple(self._files)
@@ -230,6 +263,11 @@ def bare_name(name: str) -> str:
     while base.lower().endswith(_SUFFIXES):
         base = base[: base.rindex(".")]
     return base
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The directory that all files of a pattern lie in."""
+    return next((above for above in pattern.parents if not glob.has_magic(str(above))), Path())
 
 
 def _files_of(directory: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ KNOWN = Known(
 
 
 def _csv(log: Opened) -> Layout:
-    return layout_of(delimited(log, KNOWN, None, quotes=log.quotes), KNOWN, log.options, log.where)
+    return layout_of(delimited(log, KNOWN, None, quotes=True), KNOWN, log.options, log.where)
 
 
 def _tsv(log: Opened) -> Layout:
@@ -47,9 +47,16 @@ TSV = DatasetFormat("tsv", "The same with tabs between, and no quotes.", _tsv, (
 
 
 def _jsonl(log: Opened) -> Layout:
-    """Features are the objects `item_features` and `user_features`, as on the wire, unless columns are named."""
+    return jsonl_layout(log, KNOWN)
+
+
+def jsonl_layout(log: Opened, known: Known) -> Layout:
+    """The layout of JSON lines with fields that are called so.
+
+    Features are the objects `item_features` and `user_features`, as on the wire, unless columns are named.
+    """
     table = _table(log.peek, log.where)
-    layout = layout_of(table, KNOWN, log.options, log.where)
+    layout = layout_of(table, known, log.options, log.where)
     problem = "CASE WHEN document IS NULL THEN CASE WHEN json_valid(line) THEN 'not_an_event' ELSE 'not_json' END END"
     item, user = layout.item_features, layout.user_features
     if log.options.item_features is None:

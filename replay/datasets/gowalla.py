@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from replay.datasets import times
 from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, split
+from replay.datasets.delimited import delimited, has_header, most_lines, split
 from replay.datasets.files import Peek
 from replay.datasets.layout import Known, Layout, layout_of
 
@@ -20,7 +21,14 @@ def _gowalla(log: Opened) -> Layout:
 
 
 def _is_gowalla(peek: Peek) -> bool:
-    cells = split(peek.first, "\t")
+    return _is_check_in(split(peek.first, "\t"))
+
+
+def _may_be_gowalla(peek: Peek) -> bool:
+    return has_header(peek, "\t", "location_id") or most_lines(peek, "\t", _is_check_in)
+
+
+def _is_check_in(cells: Sequence[str]) -> bool:
     return len(cells) == 5 and _ISO.fullmatch(cells[1]) is not None
 
 
@@ -30,4 +38,5 @@ GOWALLA = DatasetFormat(
     _gowalla,
     (("loc-gowalla_totalcheckins*.txt",),),
     _is_gowalla,
+    _may_be_gowalla,
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from replay.datasets.base import DatasetFormat, Opened
+from replay.datasets.delimited import DELIMITERS
+from replay.datasets.files import Peek
+from replay.datasets.generic import KNOWN
 from replay.datasets.layout import Layout
 from replay.datasets.tables import AdjacencyTable
 from streamer.errors import SourceError
@@ -14,9 +17,16 @@ def _lightgcn(log: Opened) -> Layout:
     return Layout(AdjacencyTable(), "user_id", "item_id")
 
 
+def _may_be_lightgcn(peek: Peek) -> bool:
+    """Whether the first line has spaces between and is no header."""
+    words = peek.first.lower().split()
+    return not any(mark in peek.first for mark in DELIMITERS) and not any(word in KNOWN.user_id for word in words)
+
+
 LIGHTGCN = DatasetFormat(
     "lightgcn",
     "Adjacency lists: a user and its items a line (train.txt, test.txt).",
     _lightgcn,
     (("train.txt", "test.txt"),),
+    fits=_may_be_lightgcn,
 )

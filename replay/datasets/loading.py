@@ -10,7 +10,10 @@ All but the stream and the ids are dropped on the way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from replay.datasets.base import Opened
@@ -18,12 +21,18 @@ from replay.datasets.database import quoted, reading
 from replay.datasets.features import packed_sql
 from replay.datasets.files import LogFile
 from replay.datasets.layout import Layout
-from replay.datasets.malformed import MalformedRows, Rejected, lines_of_rows
+from replay.datasets.malformed import MalformedRows, Rejected, lines_of_rows, why_by_line
 from replay.datasets.order import keyed_sql
 from replay.datasets.tables import DelimitedTable
 from replay.datasets.times import END_S
 from replay.lines import MOST_REPORTED
 from streamer.errors import SourceError
+from streamer.event import EventSettings, Reason
+
+logger = logging.getLogger(__name__)
+
+LONGEST_ID = EventSettings().max_id_length
+"""Characters, as on the wire."""
 
 
 def load(log: Opened, layout: Layout) -> MalformedRows:
@@ -66,10 +75,6 @@ def sort(log: Opened, layout: Layout, source: str, target: str, seed: int, limit
     )
 
 
-class UnbalancedQuotes(Exception):  # noqa: N818
-    """A quote is never closed, and took the lines after it with it: read the log without quotes."""
-
-
 class _Loader:
     def __init__(self, log: Opened, layout: Layout) -> None:
         self._log, self._layout, self._options = log, layout, log.options
@@ -77,46 +82,63 @@ class _Loader:
         self.malformed = MalformedRows()
         self._needs_rating = layout.above_average or self._options.min_rating is not None
         self._coded = coded(layout)
+        self._events = 0  # of the file that was read last
 
     # 1 ----------------------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Fill `raw`, file by file."""
-        first = 0
+        """Fill `raw`, file by file; the lines of a damaged one are taken apart one by one."""
+        first = events = 0
         for file in self._log.files:
             with reading(file.name):
-                self._insert(file, first)
+                taken = self._insert(file, first)
                 after = self._count("raw")
-                self._report(file, first, after)
-            first = after
+                self._report(taken, first)
+            first, events = after, events + self._events
         if not first and not self.malformed.total:
             raise SourceError(f"{self._log.where} is empty: it has no row")
-        if self._count("raw WHERE bad IS NULL") == 0:
+        if not events:
             example = f", e.g. {self.malformed.places[0]}" if self.malformed.places else ""
             raise SourceError(
                 f"{self._log.where}: none of its {self.malformed.total:,} rows is an event{example}; "
                 "is it of another format, or are its columns called otherwise?"
             )
 
-    def _insert(self, file: LogFile, first: int) -> None:
-        rejected = Rejected(self._connection)
-        rejected.clear()
-        into = "INSERT INTO raw" if first else "CREATE OR REPLACE TABLE raw AS"
-        self._run(f"{into} {self._select(file)}")
+    def _insert(self, file: LogFile, first: int) -> LogFile:
+        """Put the rows of a file after the first ones; answer the file as it was read."""
         table = self._layout.table
-        if isinstance(table, DelimitedTable) and table.quotes and rejected.swallowed_lines():
-            raise UnbalancedQuotes
+        why = why_by_line(self._connection, table, partial(self._fill, file, first, self._layout))
+        if why is None or not isinstance(table, DelimitedTable):
+            return file
+        by_line, at_once = table.by_line(), self._events
+        any_ends = file.with_any_ends(self._connection, table.encoding)
+        self._fill(any_ends, first, replace(self._layout, table=by_line, problem=by_line.problem))
+        if self._events < at_once:  # most quotes that go over several lines are meant to
+            self._fill(file, first, self._layout)
+            return file
+        logger.info("%s: %s; each of its lines is read alone", file.name, why)
+        return any_ends
 
-    def _select(self, file: LogFile) -> str:
+    def _fill(self, file: LogFile, first: int, layout: Layout) -> None:
+        """Put rows in the place of all that come after the first ones; count those that are events."""
+        self._events = 0
+        Rejected(self._connection).clear()
+        if first and self._count("raw") > first:
+            self._run(f"CREATE OR REPLACE TABLE raw AS SELECT * FROM raw WHERE rowid < {first} ORDER BY rowid")
+        into = "INSERT INTO raw" if first else "CREATE OR REPLACE TABLE raw AS"
+        self._run(f"{into} {self._select(file, layout)}")
+        self._events = self._count(f"raw WHERE rowid >= {first} AND bad IS NULL")
+
+    def _select(self, file: LogFile, layout: Layout) -> str:
         """SQL of the rows of a file."""
-        sql = f"SELECT {', '.join(self._columns())} FROM {self._layout.table.scan(file)}"
-        if self._layout.time is not None:
-            sql = f"SELECT *, {self._layout.time.y} AS y FROM ({sql})"
-            sql = f"SELECT * EXCLUDE (x, y), {self._layout.time.t} AS t FROM ({sql})"
-        return f"SELECT *, {self._bad()} AS bad FROM ({sql})"
+        sql = f"SELECT {', '.join(self._columns(layout))} FROM {layout.table.scan(file)}"
+        if layout.time is not None:
+            sql = f"SELECT *, {layout.time.y} AS y FROM ({sql})"
+            sql = f"SELECT * EXCLUDE (x, y), {layout.time.t} AS t FROM ({sql})"
+        left_out = "" if layout.problem is None else "EXCLUDE (p)"
+        return f"SELECT * {left_out}, {self._bad(layout)} AS bad FROM ({sql})"
 
-    def _columns(self) -> Iterator[str]:
-        layout = self._layout
+    def _columns(self, layout: Layout) -> Iterator[str]:
         yield from (f"{sql} AS {name}" for name, sql in self._coded.items())
         if layout.time is not None:
             yield f"{layout.time.x} AS x"
@@ -127,18 +149,22 @@ class _Loader:
         if layout.problem is not None:
             yield f"{layout.problem} AS p"
 
-    def _bad(self) -> str:
+    def _bad(self, layout: Layout) -> str:
         """SQL of the reason why a row is no event; null if it is one."""
-        cases = ["WHEN u IS NULL THEN 'missing_user_id'", "WHEN i IS NULL THEN 'missing_item_id'"]
-        if self._layout.problem is not None:
+        cases = [
+            "WHEN u IS NULL THEN 'missing_user_id'",
+            "WHEN i IS NULL THEN 'missing_item_id'",
+            f"WHEN length(u) > {LONGEST_ID} OR length(i) > {LONGEST_ID} THEN '{Reason.ID_TOO_LONG}'",
+        ]
+        if layout.problem is not None:
             cases.insert(0, "WHEN p IS NOT NULL THEN p")
-        if self._layout.time is not None:
+        if layout.time is not None:
             cases.append(f"WHEN t IS NULL OR t < 0 OR t >= {END_S} THEN 'bad_timestamp'")
         if self._needs_rating:
             cases.append("WHEN r IS NULL OR NOT isfinite(r) THEN 'bad_rating'")
         return f"CASE {' '.join(cases)} END"
 
-    def _report(self, file: LogFile, first: int, after: int) -> None:
+    def _report(self, file: LogFile, first: int) -> None:
         """Count the rows of a file that are no events, and say where the first ones are."""
         table, rejected = self._layout.table, Rejected(self._connection)
         places: list[tuple[int, str]] = []

@@ -49,7 +49,6 @@ class Log:
         self._user_ids, self._item_ids = self._ids("u"), self._ids("i")
         self._item_features = FeatureReader(layout.item_features, self._ids("a"), layout.about_items)
         self._user_features = FeatureReader(layout.user_features, self._ids("b"), layout.about_users)
-        self.has_features = self._item_features.any or self._user_features.any
         self._passes = 0
 
     def __len__(self) -> int:
@@ -68,6 +67,11 @@ class Log:
         self._connection.close()
         self._log.origin.close()
         self._scratch.close()
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that were read, those beside the log too; of an archive the archive."""
+        return self._log.origin.opened
 
     def describe(self) -> dict[str, Any]:
         """How much there is of everything."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import duckdb
 
 from replay.datasets.database import Connection
 from replay.datasets.files import LogFile
+from replay.datasets.tables import DelimitedTable, Table
 from replay.lines import MOST_REPORTED, Malformed
 
 CLIPPED = 80
@@ -49,10 +52,34 @@ class Rejected:
                   FROM reject_errors GROUP BY line ORDER BY line LIMIT {MOST_REPORTED}"""
         return self._connection.execute(sql).fetchall()
 
-    def swallowed_lines(self) -> bool:
-        """Whether a quote that is never closed took further lines with it."""
-        sql = "SELECT count(*) FROM reject_errors WHERE trim(csv_line, chr(10) || chr(13)) LIKE '%' || chr(10) || '%'"
-        return bool(self._connection.execute(sql).fetchall()[0][0])
+    def wrong_quotes(self) -> int | None:
+        """The first line with quotes that do not match, and perhaps took further lines with them; None if all do."""
+        sql = """SELECT min(line) FROM reject_errors WHERE error_type::VARCHAR = 'UNQUOTED VALUE'
+                 OR trim(csv_line, chr(10) || chr(13)) LIKE '%' || chr(10) || '%'"""
+        line: int | None = self._connection.execute(sql).fetchall()[0][0]
+        return line
+
+
+_MIXED = "state machine reached an invalid state"
+"""What the database says of lines that end in different ways."""
+
+
+def why_by_line(connection: Connection, table: Table, read: Callable[[], object]) -> str | None:
+    """Read a file; answer why that was in vain and its lines have to be taken apart one by one, None if it was not.
+
+    Args:
+        table: of the file.
+        read: reads it.
+    """
+    try:
+        read()
+    except duckdb.InvalidInputException as error:
+        if not isinstance(table, DelimitedTable) or _MIXED not in str(error):
+            raise
+        return "its lines end in different ways"
+    quotes = isinstance(table, DelimitedTable) and table.quotes
+    line = Rejected(connection).wrong_quotes() if quotes else None
+    return None if line is None else f"the quotes in line {line} do not match"
 
 
 def lines_of_rows(

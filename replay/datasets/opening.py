@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from replay.datasets.amazon import AMAZON
 from replay.datasets.base import DatasetFormat, Opened
 from replay.datasets.database import Connection, connect
+from replay.datasets.delimited import guess_delimiter, names_parts
 from replay.datasets.echonest import ECHONEST
-from replay.datasets.files import NO_LINES, Origin, matches
-from replay.datasets.generic import CSV, JSONL, PARQUET, TSV
+from replay.datasets.files import NO_LINES, Origin, Peek, matches
+from replay.datasets.generic import CSV, JSONL, KNOWN, PARQUET, TSV
 from replay.datasets.gowalla import GOWALLA
 from replay.datasets.layout import check_filters
 from replay.datasets.lightgcn import LIGHTGCN
-from replay.datasets.loading import UnbalancedQuotes
 from replay.datasets.log import Log
 from replay.datasets.movielens import MOVIELENS
 from replay.datasets.options import LogOptions
@@ -25,6 +25,8 @@ from replay.datasets.scratch import Scratch
 from replay.datasets.ta_feng import TA_FENG
 from replay.datasets.tmall import TMALL
 from streamer.errors import SettingsError, SourceError
+
+logger = logging.getLogger(__name__)
 
 SPECIAL = (GOWALLA, TMALL, TA_FENG, AMAZON, ECHONEST, RECBOLE, LIGHTGCN, MOVIELENS)
 GENERIC = (CSV, TSV, JSONL, PARQUET)
@@ -37,7 +39,7 @@ def open_log(path: str | Path, name: str | None = None, options: LogOptions | No
 
     Args:
         path: a file, plain or compressed; a pattern or a directory for several; a zip archive.
-        name: one of `DATASETS`; None: guessed from the names of the files and the first lines.
+        name: one of `DATASETS`; None: guessed from the first lines, and the names of the files where those fit.
         options: what of it, and in which order.
 
     Raises:
@@ -80,10 +82,7 @@ def _open(path: str | Path, name: str | None, options: LogOptions, scratch: Scra
         if format.is_text and not peek.first:
             raise SourceError(f"{log.where} is empty, or of another format: no line in it has a text")
         # 3. its columns, and the events
-        try:
-            return _read(format, log, scratch)
-        except UnbalancedQuotes:
-            return _read(format, replace(log, quotes=False), scratch)
+        return _read(format, log, scratch)
     except BaseException:
         connection.close()
         raise
@@ -96,16 +95,49 @@ def _read(format: DatasetFormat, log: Opened, scratch: Scratch) -> Log:
 
 
 def _guess(origin: Origin, connection: Connection) -> DatasetFormat:
-    """The format that the names of the files tell, or their first lines, or their endings.
+    """The format that the first lines tell, or the names of the files where the first lines fit. Says which.
 
     Raises:
         SourceError: nothing does.
     """
-    names = list(origin.given or origin.names)
-    found = _by_name(names, SPECIAL) or _by_first_lines(origin, names, connection) or _by_name(names, GENERIC)
+    found = _of_files(origin, connection) if origin.given else _of_directory(origin, connection)
+    found = found or _by_name(origin.given or origin.names, GENERIC)
     if found is None:
         raise SourceError(f"{origin.path}: its format cannot be guessed; name it: {', '.join(sorted(DATASETS))}")
+    logger.info("reading %s as %s", origin.path, found.name)
     return found
+
+
+def _of_files(origin: Origin, connection: Connection) -> DatasetFormat | None:
+    """The format of files that were named."""
+    if _by_name(origin.given[:1], (PARQUET,)):
+        return None
+    return _by_first_lines(origin.given, origin.open(origin.given[0]).peek(connection))
+
+
+def _of_directory(origin: Origin, connection: Connection) -> DatasetFormat | None:
+    """The first format with files in a directory or an archive that are named, and begin, as its own."""
+    for format in SPECIAL:
+        if _by_name(origin.names, (format,)):
+            chosen = origin.choose(format.groups)
+            if _by_first_lines(chosen, origin.open(chosen[0]).peek(connection)) is format:
+                return format
+    return None
+
+
+def _by_first_lines(names: Sequence[str], peek: Peek) -> DatasetFormat | None:
+    """The format that the first lines tell: alone, by a header that names user and item, or together with the names."""
+    if not peek.first:
+        return None
+    # 1. lines that only one format has
+    if alone := next((format for format in SPECIAL if format.recognises(peek)), None):
+        return alone
+    # 2. a header, whatever the file is called
+    if names_parts(peek, KNOWN):
+        return _by_name(names, (CSV, TSV)) or (TSV if guess_delimiter(peek) == "\t" else CSV)
+    # 3. a name, if the lines are as it says
+    fitting = [format for format in SPECIAL if format.fits(peek)]
+    return _by_name(names, fitting) or (JSONL if JSONL.recognises(peek) else None)
 
 
 def _by_name(names: Sequence[str], formats: Sequence[DatasetFormat]) -> DatasetFormat | None:
@@ -113,10 +145,3 @@ def _by_name(names: Sequence[str], formats: Sequence[DatasetFormat]) -> DatasetF
         if any(matches(name, pattern) for group in format.groups for pattern in group for name in names):
             return format
     return None
-
-
-def _by_first_lines(origin: Origin, names: Sequence[str], connection: Connection) -> DatasetFormat | None:
-    if not origin.given or any(matches(names[0], pattern) for group in PARQUET.groups for pattern in group):
-        return None
-    peek = origin.open(names[0]).peek(connection)
-    return next((format for format in DATASETS.values() if format.recognises(peek)), None)

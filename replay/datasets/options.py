@@ -30,7 +30,10 @@ class LogOptions:
     min_rating: float | None = None
     """Only events with at least this rating. None: as the format says."""
     since: str | None = None
-    """Only events at this time or later: ISO 8601, UTC unless it says otherwise, or seconds since the epoch."""
+    """Only events at this time or later: ISO 8601, UTC unless it says otherwise, or seconds since the epoch.
+
+    A number that may be a year or a date is refused, 2014 say; 2014.0 is seconds.
+    """
     until: str | None = None
     """Only events before this time."""
     sample_users: float | int | None = None
@@ -88,13 +91,15 @@ class LogOptions:
         if self.limit is not None and self.limit < 1:
             yield f"limit is {self.limit}: it must be 1 or more"
         sample = self.sample_users
-        if sample is not None and not (0 < sample < 1 or (sample >= 1 and sample == int(sample))):
+        if sample is not None and not (0 < sample < 1 or (sample >= 1 and float(sample).is_integer())):
             yield f"sample_users is {sample}: it must be a share between 0 and 1, or a whole number of users"
 
     def _time_problems(self) -> Iterator[str]:
         for name in ("since", "until"):
             text = getattr(self, name)
-            if text is not None and _time_or_none(text) is None:
+            if text is not None and _may_be_date(text):
+                yield f"{name} is {text!r}, a date or seconds? Write 2014-11-11, or {text}.0 for seconds"
+            elif text is not None and _time_or_none(text) is None:
                 yield f"{name} is {text!r}: write 2014-11-11, 2014-11-11T08:30:00+08:00 or seconds since the epoch"
         since, until = _time_or_none(self.since or ""), _time_or_none(self.until or "")
         if since is not None and until is not None and since >= until:
@@ -123,6 +128,11 @@ def parse_time(text: str) -> float:
     if not math.isfinite(seconds):
         raise ValueError(f"{text!r} is no time")
     return seconds
+
+
+def _may_be_date(text: str) -> bool:
+    """Whether a number may be meant as a year or a date: 2014, 1111, 201411, 20141111."""
+    return text.isdecimal() and len(text) in (4, 6, 8)
 
 
 def _time_or_none(text: str) -> float | None:

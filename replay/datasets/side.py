@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from replay.datasets.database import Connection, reading
 from replay.datasets.files import LogFile
 from replay.datasets.layout import LONGEST_FEATURE, number, same_name
-from replay.datasets.tables import DelimitedTable
+from replay.datasets.malformed import Rejected, why_by_line
+from replay.datasets.tables import DelimitedTable, LineTable
 from streamer.errors import SourceError
 from streamer.event import Features
 
@@ -45,12 +48,27 @@ def about(
     floats = {*numbers, *(n.removesuffix(":float") for n in asked or () if n.endswith(":float"))}
     columns = [number(table.column(n)) if n in floats else table.column(n) for n in names]
     with reading(file.name):
-        sql = f"SELECT {', '.join([table.column(key), *columns])} FROM {table.scan(file)}"
-        rows = connection.execute(sql).fetchall()
-        connection.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
+        rows = _rows(connection, file, table, [table.column(key), *columns])
     used = [k for k, n in enumerate(names, 1) if asked is not None or n in floats or _is_feature([r[k] for r in rows])]
     found = {row[0]: {names[k - 1]: _cut(row[k]) for k in used if row[k] is not None} for row in rows if row[0]}
     return {id_: features for id_, features in found.items() if features}
+
+
+def _rows(
+    connection: Connection, file: LogFile, table: DelimitedTable, columns: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Some columns of a file; what is no row is left out."""
+    rows: list[tuple[Any, ...]] = []
+
+    def read(file: LogFile, table: DelimitedTable) -> None:
+        Rejected(connection).clear()
+        where = f"WHERE {table.problem} IS NULL" if isinstance(table, LineTable) else ""
+        rows[:] = connection.execute(f"SELECT {', '.join(columns)} FROM {table.scan(file)} {where}").fetchall()
+
+    if why_by_line(connection, table, partial(read, file, table)) is not None:
+        read(file.with_any_ends(connection, table.encoding), table.by_line())
+    Rejected(connection).clear()
+    return rows
 
 
 def _cut(value: str | float) -> str | float:

@@ -6,9 +6,11 @@ semicolons between, a header in Chinese (Big5), and values padded with spaces. T
 
 from __future__ import annotations
 
+import re
+
 from replay.datasets import times
 from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import guess_delimiter, has_header, same_columns, split
+from replay.datasets.delimited import guess_delimiter, has_header, most_lines, same_columns, split
 from replay.datasets.files import Peek
 from replay.datasets.layout import Known, Layout, layout_of
 from replay.datasets.tables import DelimitedTable
@@ -32,6 +34,7 @@ _KNOWN = Known(
     item_features=("PRODUCT_SUBCLASS",),
     user_features=("AGE_GROUP", "PIN_CODE"),
 )
+_DATE = re.compile(r"\d{1,2}/\d{1,2}/\d{4}|\d{4}[-/]\d{1,2}[-/]\d{1,2}")
 
 
 def _ta_feng(log: Opened) -> Layout:
@@ -44,13 +47,18 @@ def _ta_feng(log: Opened) -> Layout:
         )
     header = log.options.header if log.options.header is not None else not cells[0][:1].isdecimal()
     same_columns(log, delimiter, len(_LAYOUT))
-    table = DelimitedTable(_LAYOUT, delimiter, header, encoding=log.peek.encoding)
+    skipped = log.peek.empty_before_first
+    table = DelimitedTable(_LAYOUT, delimiter, header, encoding=log.peek.encoding, skipped=skipped)
     dates = times.pattern("%m/%d/%Y", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d", "%Y/%m/%d")
     return layout_of(table, _KNOWN, log.options, log.where, dates)
 
 
 def _is_ta_feng(peek: Peek) -> bool:
-    return has_header(peek, ",", "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
+    return has_header(peek, guess_delimiter(peek), "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
+
+
+def _may_be_ta_feng(peek: Peek) -> bool:
+    return most_lines(peek, guess_delimiter(peek), lambda c: len(c) == len(_LAYOUT) and _DATE.match(c[0]) is not None)
 
 
 TA_FENG = DatasetFormat(
@@ -59,4 +67,5 @@ TA_FENG = DatasetFormat(
     _ta_feng,
     (("ta_feng_all_months_merged.csv",), ("D11", "D12", "D01", "D02")),
     _is_ta_feng,
+    _may_be_ta_feng,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,8 +46,9 @@ class Table(Protocol):
 class DelimitedTable:
     """Lines of columns with a delimiter between.
 
-    Without `quotes`, delimiters count wherever they stand, and the quotes around a value that begins with one are taken
-    off: a quote that is never closed then spoils one line at most.
+    With `quotes`, a quoted value may hold delimiters and ends of lines: a quote that is never closed takes the lines
+    after it with it, see `by_line`. Without, delimiters count wherever they stand, and the quotes around a value that
+    begins with one are taken off.
     """
 
     names: tuple[str, ...]
@@ -67,6 +69,10 @@ class DelimitedTable:
             f" rejects_line_size_limit=1000)"
         )
 
+    def by_line(self) -> LineTable:
+        """The same columns, each line taken apart alone."""
+        return LineTable(self.names, self.delimiter, self.header, self.quotes, self.encoding, self.skipped)
+
     def text(self, name: str) -> str:
         return f"c{self.names.index(name)}"
 
@@ -76,6 +82,50 @@ class DelimitedTable:
             return f"nullif(trim(c{number}), '')"
         unquoted = f"CASE WHEN starts_with(c{number}, '\"') THEN trim(c{number}, '\" ') ELSE trim(c{number}) END"
         return f"nullif({unquoted}, '')"
+
+
+@dataclass(frozen=True, slots=True)
+class LineTable(DelimitedTable):
+    """The same, but each line is taken apart alone, however the one before ends. Slower, for files that are damaged.
+
+    A quote that is never closed is a character like others: it spoils its own line at most.
+    """
+
+    def scan(self, file: LogFile) -> str:
+        lines = f"SELECT line, {self._cells} AS cells FROM {file.lines_sql(self.encoding)} WHERE line IS NOT NULL"
+        columns = ", ".join(f"{self._cell(number)} AS c{number}" for number in range(len(self.names)))
+        return f"(SELECT line, cells, {columns} FROM ({lines} OFFSET {int(self.header)}))"
+
+    @property
+    def problem(self) -> str:
+        """SQL of the reason why a line has not these columns; null if it has."""
+        quotes = "length(line) - length(replace(line, '\"', ''))" if self.quotes else "0"
+        columns = len(self.names)
+        return (
+            f"CASE WHEN len(cells) = {columns} THEN NULL WHEN ({quotes}) % 2 = 1 THEN 'unclosed_quote'"
+            f" WHEN len(cells) < {columns} THEN 'missing_columns' ELSE 'too_many_columns' END"
+        )
+
+    @property
+    def _cells(self) -> str:
+        """SQL of all values of a line."""
+        split = f"string_split(line, {quoted(self.delimiter)})"
+        if not self.quotes or len(self.delimiter) > 1:
+            return split
+        mark = re.escape(self.delimiter)
+        cell = f'{mark}("(?:[^"]|"")*"[^{mark}]*|[^{mark}]*)'
+        in_quotes = f"regexp_extract_all({quoted(self.delimiter)} || line, {quoted(cell)}, 1)"
+        return f"CASE WHEN contains(line, '\"') THEN {in_quotes} ELSE {split} END"
+
+    def _cell(self, number: int) -> str:
+        cell = f"cells[{number + 1}]"
+        if not self.quotes:
+            return cell
+        inside = f"replace({cell}[2:-2], '\"\"', '\"')"
+        return (
+            f"CASE WHEN NOT starts_with({cell}, '\"') THEN {cell}"
+            f" WHEN length({cell}) > 1 AND ends_with({cell}, '\"') THEN {inside} ELSE trim({cell}, '\"') END"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, has_header
+from replay.datasets.delimited import delimited, has_header, is_number, most_lines
+from replay.datasets.files import Peek
 from replay.datasets.layout import Known, Layout, layout_of
 from replay.datasets.times import Time
 
@@ -40,10 +41,19 @@ def _day(value: str) -> Time:
     return Time(value, day, "CASE WHEN length(x) BETWEEN 3 AND 4 THEN y END")
 
 
+def _is_tmall(peek: Peek) -> bool:
+    return any(has_header(peek, ",", "user_id", of, "time_stamp", "action_type") for of in ("seller_id", "merchant_id"))
+
+
+def _may_be_tmall(peek: Peek) -> bool:
+    return most_lines(peek, ",", lambda cells: len(cells) == len(_LAYOUT) and is_number(cells[5], 1231))
+
+
 TMALL = DatasetFormat(
     "tmall",
     "Tmall's user log (IJCAI-15): user_log_format1.csv; types click, cart, purchase, favourite.",
     _tmall,
     (("*user_log_format*.csv",),),
-    lambda peek: has_header(peek, ",", "user_id", "seller_id", "time_stamp", "action_type"),
+    _is_tmall,
+    _may_be_tmall,
 )

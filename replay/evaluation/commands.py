@@ -25,6 +25,7 @@ Options = dict[str, Any]
 _DATA, _RUNS, _OUTPUT = "Data", "Runs", "Output"
 _own = partial(option, envvar=None)
 
+RESULTS = ("results.json", "results.md", "report.html")
 METHODS = "ssl,ssl-pop,mns,g-tower,bir,xir"
 ABLATIONS = (
     "lambda=0,0.1,0.2,0.4,0.6,0.8,1",
@@ -63,8 +64,9 @@ def evaluation_options(function: F) -> F:
                 "changes",
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="A setting: options of `streamer run` for prequential, of the protocol for offline (epochs, rate, "
-                "l2, dim, batch_size, cache_weight, draws, cache_size, ...). Repeat it for several.",
+                help="A setting: prequential has the options of `streamer run` for the model, its method and learning, "
+                "and batch_size, ks, delay_events, delay_seconds, ...; offline has epochs, rate, l2, dim, batch_size, "
+                "cache_weight, draws, cache_size, ... Repeat it for several.",
             ),
             _own(_RUNS, "--threads", type=click.IntRange(1), help="Of torch. [default: one for each core]"),
         ]
@@ -135,11 +137,11 @@ def sweep(method: str, over: tuple[str, ...], out: Path, as_json: bool, **option
     """Change one setting at a time, as in the paper's ablations."""
     from replay.evaluation.tables import sweep_markdown
 
-    axes = _axes(over or ABLATIONS)
+    axes, fixed = _axes(over or ABLATIONS), _fixed(options)
     changes = [{name: value} for name, values in axes.items() for value in values]
     records = _run(_listed(method), changes, out, options)
-    tables = sweep_markdown(records, list(axes))
-    _finish(out, records, f"{method} on {_files(options)}, one setting at a time", tables, list(axes))
+    tables = sweep_markdown(records, list(axes), fixed)
+    _finish(out, records, f"{method} on {_files(options)}, one setting at a time", tables, list(axes), fixed)
     _show(records, tables, as_json)
 
 
@@ -174,21 +176,27 @@ def _run(methods: Sequence[str], changes: Sequence[Options], out: Path, options:
         import torch
 
         torch.set_num_threads(options["threads"])
-    from replay.evaluation.record import Records
-    from replay.evaluation.spec import Spec, parsed
+    from dataclasses import replace
+
+    from replay.evaluation.checks import check_methods, check_settings
+    from replay.evaluation.record import Records, check_written
+    from replay.evaluation.spec import Spec
 
     # 1. what can be wrong, before the first run takes its time
-    _check_methods(methods)
-    fixed, used, paths = parsed(options["changes"], "set"), _told(options), _paths(options)
-    specs = [
+    check_methods(methods, options["protocol"])
+    fixed, used, paths = _fixed(options), _told(options), _paths(options)
+    all_specs = [
         Spec("", options["protocol"], method, seed, fixed | change, used)
         for change in changes
         for seed in range(options["seeds"])
         for method in methods
     ]
-    _check_settings(specs)
-    # 2. the runs, log by log
+    specs = list({spec.key: spec for spec in all_specs}.values())
+    check_settings(specs)
     kept = Records(out)
+    kept.check([replace(spec, data=name) for name in paths for spec in specs])
+    check_written([out / name for name in RESULTS])
+    # 2. the runs, log by log
     return [record for name, path in paths.items() for record in _run_log(name, path, specs, kept, options)]
 
 
@@ -197,6 +205,7 @@ def _run_log(name: str, path: str, specs: Sequence[Spec], kept: Records, options
     from dataclasses import replace
 
     from replay.datasets import open_log
+    from replay.evaluation.checks import check_features
     from replay.evaluation.running import Data, run_all
     from replay.streams import log_name
     from replay.writing import report
@@ -205,7 +214,8 @@ def _run_log(name: str, path: str, specs: Sequence[Spec], kept: Records, options
     with open_log(path, options["kind"], chosen) as log:
         report(log.malformed, path)
         check_left(log)
-        content = log_name(log.name, Path(path), chosen, 1)
+        check_features(specs, log)
+        content = log_name(log.name, log.files, chosen, 1)
         ours = [replace(spec, data=name, content=content) for spec in specs]
         with _watching(len(ours)) as watcher:
             return run_all(ours, Data(name, log), kept, watcher)
@@ -232,27 +242,24 @@ def _paths(options: Options) -> dict[str, str]:
     return dict(zip(names, paths, strict=True))
 
 
-def _check_methods(methods: Sequence[str]) -> None:
-    from model.losses import METHODS as KNOWN
+def _fixed(options: Options) -> Options:
+    """Settings of every run. Features of the log that are asked for are learned from, unless --set names others.
+
+    Raises:
+        SettingsError: one is no setting, or features are asked for where nothing learns from them.
+    """
+    from replay.evaluation.spec import parsed
     from streamer.errors import SettingsError
 
-    known = f"choose among {', '.join(KNOWN)}"
-    problems = [f"there is no method {m!r}: {known}" for m in methods if m not in KNOWN]
-    if problems or not methods:
-        raise SettingsError(problems or [f"no method is named: {known}"])
-
-
-def _check_settings(specs: Sequence[Spec]) -> None:
-    """See that every run can be run, before the first one takes its time."""
-    from replay.evaluation.spec import offline_settings, prequential_settings
-    from streamer.errors import SettingsError
-
-    problems: list[str] = []
-    for spec in specs:
-        settings = offline_settings(spec) if spec.protocol == "offline" else prequential_settings(spec)
-        problems += [p for p in settings.problems() if p not in problems]
-    if problems:
-        raise SettingsError(problems)
+    features: Options = {}
+    for side in ("item", "user"):
+        asked = options[f"{side}_features"]
+        if asked and options["protocol"] == "offline":
+            raise SettingsError([f"--{side}-feature: the offline protocol learns from ids alone; leave it out"])
+        names = [name for name in asked if not name.endswith(":float")]
+        numbers = [name.removesuffix(":float") for name in asked if name.endswith(":float")]
+        features |= {f"{side}_feature": names, f"{side}_number": numbers}
+    return {name: value for name, value in features.items() if value} | parsed(options["changes"], "set")
 
 
 def _told(options: Options) -> Options:
@@ -277,15 +284,23 @@ def _listed(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _finish(out: Path, records: Sequence[Record], title: str, tables: str, axes: Sequence[str] = ()) -> None:
+def _finish(
+    out: Path,
+    records: Sequence[Record],
+    title: str,
+    tables: str,
+    axes: Sequence[str] = (),
+    fixed: Options | None = None,
+) -> None:
     """Write results.json, results.md and report.html."""
     from replay.evaluation.record import result_rows, written
     from replay.evaluation.report import page
 
-    written(out / "results.json", json.dumps(result_rows(records), indent=1).encode())
-    written(out / "results.md", tables.encode())
-    written(out / "report.html", page(title, tables, records, axes).encode())
-    click.echo(f"{out / 'results.json'}, {out / 'results.md'} and {out / 'report.html'} are written", err=True)
+    rows, report = json.dumps(result_rows(records), indent=1), page(title, tables, records, axes, fixed)
+    paths = [out / name for name in RESULTS]
+    for path, text in zip(paths, (rows, tables, report), strict=True):
+        written(path, text.encode())
+    click.echo("{}, {} and {} are written".format(*paths), err=True)
 
 
 def _show(records: Sequence[Record], tables: str, as_json: bool) -> None:

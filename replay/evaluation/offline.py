@@ -193,7 +193,7 @@ class OfflineRun:
         clock: seconds.
 
     Raises:
-        SettingsError: with every problem at once.
+        SettingsError: with every problem at once; or no user has a test item.
     """
 
     def __init__(
@@ -215,6 +215,8 @@ class OfflineRun:
         self.split = split_by_user(
             interactions.users, interactions.items, self.user_count, settings.test_share, self._rng(0)
         )
+        if not len(self.split.test):
+            raise SettingsError([self._nothing_to_test()])
         steps = -(-len(self.split.train) // settings.batch_size)
         self.trainer = Trainer(settings.model(), settings.trainer(steps), device)
         self.trainer.model.grow(self.user_count, self.item_count)
@@ -222,6 +224,15 @@ class OfflineRun:
         self.occurrence = Occurrence()
         self.cache: Rows = np.empty(0, np.int64)
         self._draws = self._rng(1)
+
+    def _nothing_to_test(self) -> str:
+        most, share = int(self.split.train.counts.max()), self.settings.test_share
+        larger = "a larger test_share, " if most > 1 else ""
+        return (
+            f"no user has a test item: {self.user_count:,} users have at most {most} distinct items each, and "
+            f"test_share {share} leaves these for training; try {larger}a log in which users have more items, or the "
+            "prequential protocol"
+        )
 
     def run(self, on_epoch: Callable[[Entry], None] | None = None) -> OfflineResult:
         """Train all epochs and evaluate.

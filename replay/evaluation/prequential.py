@@ -23,7 +23,7 @@ from streamer.batcher import MicroBatch
 from streamer.composition import composition
 from streamer.dead_letters import MemoryDeadLetters
 from streamer.errors import SettingsError
-from streamer.event import EventDecoder, EventSettings
+from streamer.event import EventDecoder
 from streamer.learner import Learned, Learner, LearnerSettings
 from streamer.pipeline import Pipeline, PipelineSettings
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Delay, DelayedLearner, Prequential
@@ -45,7 +45,6 @@ class PrequentialSettings:
         delay_events: an event is trained only after so many further ones have been ranked.
         delay_seconds: an event is trained only after so many further seconds of the stream have been ranked.
         points: points of the curves.
-        events: what the wire format is told: limits and filters.
     """
 
     learner: LearnerSettings
@@ -56,7 +55,6 @@ class PrequentialSettings:
     delay_events: int = 0
     delay_seconds: float = 0.0
     points: int = 200
-    events: EventSettings = field(default_factory=EventSettings)
 
     def problems(self) -> list[str]:
         """What is wrong with these settings; empty if nothing is."""
@@ -163,7 +161,7 @@ class PrequentialRun:
         return Pipeline(
             self._learner,
             lambda: EventsSource(chunks, self._total),
-            EventDecoder(settings.events),
+            EventDecoder(),
             MemoryDeadLetters(),
             line,
             prequential=self._test,

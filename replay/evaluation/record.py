@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 from replay.evaluation.measure import Measure
 from replay.evaluation.spec import Spec
 from streamer.composition import curve
-from streamer.errors import SettingsError
+from streamer.errors import SettingsError, StreamerError
 
 RANK_POINTS = 200
+DELAYS = ("delay_events", "delay_seconds")
+FLOORS_DEPEND_ON = ("batch_size", *DELAYS)
+"""Settings that change a floor's figures; the batch size only which events count as popular."""
 Row = dict[str, Any]
 
 
@@ -50,13 +54,18 @@ class Record(msgspec.Struct, kw_only=True):
         """What was run."""
         return Spec(self.data, self.protocol, self.method, self.seed, self.settings, self.log, self.content)
 
+    @property
+    def floor_settings(self) -> dict[str, Any]:
+        """Those of the settings that change the floors' figures."""
+        return {name: value for name, value in self.settings.items() if name in FLOORS_DEPEND_ON}
+
     def rows(self) -> list[Row]:
-        """Rows of `results.json`; a floor's have `floor` instead of `method`."""
+        """Rows of `results.json`; a floor's have `floor` instead of `method`, and only settings that change it."""
         common = {"data": self.data, "protocol": self.protocol}
-        ours = {"method": self.method} | ({"settings": self.settings} if self.settings else {})
+        ours, theirs = ({"settings": s} if s else {} for s in (self.settings, self.floor_settings))
         found = []
         for m in self.measures:
-            who = {"floor": m["floor"]} if m["floor"] else ours
+            who = {"floor": m["floor"]} | theirs if m["floor"] else {"method": self.method} | ours
             figure = {name: m[name] for name in ("metric", "k", "slice", "value")}
             found.append(common | who | {"seed": self.seed} | figure)
         return found
@@ -66,9 +75,11 @@ def result_rows(records: Sequence[Record]) -> list[Row]:
     """Rows of all records; those of a floor once, although every method of a comparison measures it again."""
     found, floors = [], set()
     for record in records:
+        settings = tuple(sorted(record.floor_settings.items()))
         for row in record.rows():
             if "floor" in row:
                 at = tuple(row[name] for name in ("data", "protocol", "seed", "floor", "metric", "k", "slice"))
+                at += settings
                 if at in floors:
                     continue
                 floors.add(at)
@@ -118,6 +129,14 @@ class Records:
         """Keep what a run found."""
         written(self._path(record.spec), msgspec.json.encode(record))
 
+    def check(self, specs: Sequence[Spec]) -> None:
+        """See that what these runs find can be kept.
+
+        Raises:
+            SettingsError: with every file that cannot be written.
+        """
+        check_written([self._path(spec) for spec in specs])
+
     def all(self) -> list[Record]:
         """Every run that is there, in the order of their names."""
         paths = sorted(self._runs.glob("*.json"))
@@ -129,10 +148,45 @@ class Records:
 
 
 def written(path: Path, content: bytes) -> None:
-    """Write a file beside, then put it in place: it is there whole, or not at all."""
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    """Write a file beside, then put it in place: it is there whole, or not at all.
+
+    Raises:
+        StreamerError: it cannot be.
+    """
+    beside = _beside(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise StreamerError(_unwritten(path, error)) from error
+
+
+def check_written(paths: Sequence[Path]) -> None:
+    """See that files can be written, before there is something to write.
+
+    Raises:
+        SettingsError: with all that cannot.
+    """
+    problems = []
+    for path in paths:
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            _beside(path).touch()
+            _beside(path).unlink()
+        except OSError as error:
+            problems.append(_unwritten(path, error))
+    if problems:
+        raise SettingsError(problems)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    shorter = "give a shorter --name" if error.errno == errno.ENAMETOOLONG else "choose another --out"
+    return f"{path} cannot be written: {error.strerror}; {shorter}"

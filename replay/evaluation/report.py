@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any
@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
-from replay.evaluation.record import Record
-from replay.evaluation.shown import common_settings, headline, shown_k
+from replay.evaluation.record import DELAYS, Record
+from replay.evaluation.shown import by_number, common_settings, headline, shown_k, swept
 from replay.evaluation.tables import told
 
 HEIGHT = 440
@@ -37,7 +37,13 @@ figcaption { color: #444; padding: 0 1rem 0.75rem; font-size: 0.875rem; }
 """
 
 
-def page(title: str, tables: str, records: Sequence[Record], axes: Sequence[str] = ()) -> str:
+def page(
+    title: str,
+    tables: str,
+    records: Sequence[Record],
+    axes: Sequence[str] = (),
+    fixed: Mapping[str, Any] | None = None,
+) -> str:
     """The whole page.
 
     Args:
@@ -45,8 +51,9 @@ def page(title: str, tables: str, records: Sequence[Record], axes: Sequence[str]
         tables: in Markdown; only headings, paragraphs and tables, a section (`##`) for each log and protocol.
         records: what was measured.
         axes: of a sweep: the settings that were changed one at a time.
+        fixed: of a sweep: the settings of all runs.
     """
-    figures = ["".join(_figures(group, axes)) for group in _by_log(records)]
+    figures = ["".join(_figures(group, axes, fixed or {})) for group in _by_log(records)]
     sections = [_html(section) for section in re.split(r"^(?=## )", tables, flags=re.MULTILINE) if section.strip()]
     body = "\n".join(part for pair in zip_longest(sections, figures, fillvalue="") for part in pair)
     return f"""<!doctype html>
@@ -71,16 +78,16 @@ def _by_log(records: Sequence[Record]) -> list[list[Record]]:
     return [[r for r in records if (r.data, r.protocol) == key] for key in keys]
 
 
-def _figures(records: Sequence[Record], axes: Sequence[str]) -> list[str]:
+def _figures(records: Sequence[Record], axes: Sequence[str], fixed: Mapping[str, Any]) -> list[str]:
     """The plots of one log and protocol; curves are of the first seed."""
     first = min(r.seed for r in records)
     shown = [r for r in records if r.seed == first]
     if not axes:
         return _curves_and_shares(shown)
-    changed = [(axis, [r for r in records if axis in r.settings]) for axis in axes]
-    swept = [_sweep(axis, group) for axis, group in changed]
+    changed = [(axis, swept(records, axis, fixed)) for axis in axes]
+    sweeps = [_sweep(axis, group) for axis, group in changed]
     curves = [_curves_and_shares([r for r in group if r in shown]) for _, group in changed]
-    return [*swept, *(figure for figures in curves for figure in figures)]
+    return [*sweeps, *(figure for figures in curves for figure in figures)]
 
 
 def _curves_and_shares(records: Sequence[Record]) -> list[str]:
@@ -96,7 +103,7 @@ def _sweep(axis: str, records: Sequence[Record]) -> str:
     for method in dict.fromkeys(r.method for r in records):
         ours = [r for r in records if r.method == method]
         for name, at, right in ((label, (metric, k, slice_), False), ("ms a step", ("step-ms", 0, "all"), True)):
-            x = list(dict.fromkeys(str(r.settings[axis]) for r in ours))
+            x = sorted(dict.fromkeys(str(r.settings[axis]) for r in ours), key=by_number)
             y = [_mean([r for r in ours if str(r.settings[axis]) == value], *at) for value in x]
             line = {"dash": "dot" if right else "solid"}
             figure.add_scatter(x=x, y=y, name=f"{method}: {name}", line=line, yaxis="y2" if right else "y")
@@ -139,16 +146,15 @@ def _add_line(figure: go.Figure, points: Sequence[Point], x: str, y: str, name: 
 
 def _stream_curves(records: Sequence[Record]) -> list[str]:
     """Hit rates since the start over the time of the stream, and over its last events by their number."""
-    figures, names = [], _names(records)
+    figures, names, floors = [], _names(records), _floors(records)
     timed = all(r.about.get("has_time") for r in records)
     for slice_, what in (("all", "all events"), ("new", "events new to their user")):
         for kind, how in (("overall", "since the start"), ("recent", "over the last events")):
             figure, x = go.Figure(), "time" if timed and kind == "overall" else "events"
             for record, name in zip(records, names, strict=True):
                 _add_line(figure, _dated(record.curve), x, f"{MODEL}/{slice_}/{kind}", name)
-            for floor in _floors(records[0]):
-                curve = _dated(records[0].curve)
-                _add_line(figure, curve, x, f"{floor}/{slice_}/{kind}", f"floor: {floor}", dash="dot")
+            for floor, name, curve in floors:
+                _add_line(figure, curve, x, f"{floor}/{slice_}/{kind}", f"floor: {name}", dash="dot")
             title = f"{records[0].data}: HR@10 of {what}, {how}"
             axis = "time of the stream" if x == "time" else "events"
             figures.append(_drawn(figure, title, axis, "HR@10", "Each event is ranked before it is trained."))
@@ -160,8 +166,19 @@ def _dated(points: Sequence[Point]) -> list[Point]:
     return [p | {"time": datetime.fromtimestamp(p["time"], UTC).isoformat()} for p in points]
 
 
-def _floors(record: Record) -> list[str]:
-    return list(dict.fromkeys(m["floor"] for m in record.measures if m["floor"]))
+def _floors(records: Sequence[Record]) -> list[tuple[str, str, list[Point]]]:
+    """Each floor, what legends call it, and its curve: once, or for each feedback delay, which costs it hits."""
+    common = common_settings(records)
+    by_delay: dict[str, Record] = {}
+    for record in records:
+        late = {name: v for name, v in record.settings.items() if name in DELAYS and name not in common}
+        by_delay.setdefault(told(late), record)
+    found = []
+    for text, record in by_delay.items():
+        curve = _dated(record.curve)
+        for floor in dict.fromkeys(m["floor"] for m in record.measures if m["floor"]):
+            found.append((floor, f"{floor} ({text})" if text else floor, curve))
+    return found
 
 
 def _ranks(records: Sequence[Record]) -> list[str]:

@@ -12,7 +12,9 @@ from replay.datasets import Interactions, Log
 from replay.evaluation.offline import OfflineResult, OfflineRun
 from replay.evaluation.prequential import PrequentialResult, PrequentialRun
 from replay.evaluation.record import Record, Records, by_rank, measured
+from replay.evaluation.shown import refused
 from replay.evaluation.spec import Spec, offline_settings, prequential_settings
+from streamer.errors import SourceError
 
 Progress = Callable[[float, str], None]
 """Told how far a run is, from 0 to 1, and what it has found so far."""
@@ -68,7 +70,7 @@ def run_one(spec: Spec, data: Data, progress: Progress) -> Record:
     """One method, one seed, on one log.
 
     Raises:
-        StreamerError: the settings are wrong, or the log cannot be read.
+        StreamerError: the settings are wrong, or the log cannot be read, or nothing in it can be ranked.
     """
     started = time.time()
     record = _offline(spec, data, progress) if spec.protocol == "offline" else _prequential(spec, data, progress)
@@ -132,6 +134,9 @@ def _prequential(spec: Spec, data: Data, progress: Progress) -> Record:
         progress(done / max(total, 1), f"{done:,} events")
 
     result: PrequentialResult = run.run(told)
+    if not result.events["all"]:
+        why = refused(result.accounting)
+        raise SourceError(f"{data.log.path}: all of its {len(data.log):,} events are refused, none is ranked: {why}")
     return _record(
         spec,
         measures=[*measured(result.measures), _step_ms(result.seconds_per_step)],

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
+from model.losses import METHODS
 from replay.evaluation.offline import OfflineSettings
 from replay.evaluation.prequential import PrequentialSettings
 from streamer.errors import SettingsError
 
-PROTOCOLS = ("offline", "prequential")
-
-ALIASES = {"lambda": "cache_weight", "draws": "draws", "cache": "cache_size", "batch": "batch_size"}
+ALIASES = {"lambda": "cache_weight", "cache": "cache_size", "batch": "batch_size"}
 """What the paper's readers call some settings."""
-RUNS = {"method": "--methods", "seed": "--seeds"}
-"""Options that choose runs, by the names that they have as settings."""
+ELSEWHERE = {
+    "method": "--methods",
+    "seed": "--seeds",
+    "threads": "--threads",
+    "min_rating": "--min-rating",
+    "event_type": "--event-type",
+    "max_events": "--limit",
+    "limit": "--limit",
+    "field": "--column",
+}
+"""Options that choose runs, or what of the log is used, by the names that they have in `streamer run`."""
+FEATURES = {
+    "item_feature": "item",
+    "item_number": "item",
+    "user_feature": "user",
+    "user_number": "user",
+}
+"""Settings that name features of the log, several by their commas; and whose features."""
+CHOSEN = ("method", "seed")
+"""What a spec says beside its settings."""
 
 Values = Mapping[str, Any]
 T = TypeVar("T")
@@ -66,9 +84,10 @@ def prequential_settings(spec: Spec) -> PrequentialSettings:
     """The defaults of `streamer run`, with what the spec changes.
 
     Raises:
-        SettingsError: there is no such setting, or a value does not fit.
+        SettingsError: there is no such setting, it would change nothing, or a value does not fit.
     """
-    own = {name for name in PrequentialSettings.__dataclass_fields__ if name not in ("learner", "events")}
+    own = [name for name in PrequentialSettings.__dataclass_fields__ if name != "learner"]
+    _check_known(spec.settings, [*own, *learner_names()])
     ours = {name: value for name, value in spec.settings.items() if name in own}
     theirs = {name: value for name, value in spec.settings.items() if name not in own}
     learner = learner_settings(theirs | {"method": spec.method, "seed": spec.seed})
@@ -85,15 +104,81 @@ def learner_settings(changes: Values) -> Any:
     from streamer.commands.run import run
     from streamer.options import defaults_of
 
-    return wiring.learner_settings(defaults_of(run, changes))
+    listed = {name: named(value) if name in FEATURES else value for name, value in changes.items()}
+    return wiring.learner_settings(defaults_of(run, listed))
+
+
+@cache
+def learner_names() -> tuple[str, ...]:
+    """The options of `streamer run` that its learner reads, by their names without dashes."""
+    from streamer import wiring
+    from streamer.commands.run import run
+    from streamer.options import defaults_of
+
+    options = _Noted(defaults_of(run, {}))
+    wiring.learner_settings(options)
+    return tuple(name for name, parameter in _run_options().items() if parameter in options.read)
+
+
+class _Noted(dict[str, Any]):
+    """Options that remember which of them were read."""
+
+    def __init__(self, options: Values) -> None:
+        super().__init__(options)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def _run_options() -> dict[str, str]:
+    """All options of `streamer run` by their names without dashes, and what its function calls them."""
+    from streamer.commands.run import run
+
+    return {p.opts[0].removeprefix("--").replace("-", "_"): str(p.name) for p in run.params}
+
+
+def methods_of(protocol: str) -> tuple[str, ...]:
+    """The methods that a protocol can run."""
+    if protocol == "offline":
+        return tuple(METHODS)
+    from streamer.commands.run import run
+
+    choice: Any = next(p.type for p in run.params if p.name == "method")
+    return tuple(choice.choices)
+
+
+def features_of(spec: Spec) -> set[tuple[str, str]]:
+    """The features of the log that a run learns from: whose (`item` or `user`), and what they are called."""
+    return {(FEATURES[s], name) for s, value in spec.settings.items() if s in FEATURES for name in named(value)}
+
+
+def named(value: Any) -> list[str]:
+    """Several names, as a list or with commas between."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)
 
 
 def _converted(kind: type[T], fixed: Values, changes: Values) -> T:
-    known = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    unknown = [name for name in changes if name not in known]
-    if unknown:
-        raise SettingsError([f"there is no setting {name!r}: choose among {', '.join(known)}" for name in unknown])
+    _check_known(changes, kind.__dataclass_fields__)  # type: ignore[attr-defined]
     return kind(**fixed, **{name: _fitting(kind, name, value) for name, value in changes.items()})
+
+
+def _check_known(changes: Values, known: Iterable[str]) -> None:
+    """See that every setting changes something.
+
+    Raises:
+        SettingsError: with all that do not.
+    """
+    known, of_run = [name for name in known if name not in CHOSEN], _run_options()
+    problems = [
+        f"{name}, of `streamer run`, changes nothing here" if name in of_run else f"there is no setting {name!r}"
+        for name in changes
+        if name not in known
+    ]
+    if problems:
+        problems[-1] += f": choose among {', '.join(known)}"
+        raise SettingsError(problems)
 
 
 def _fitting(kind: type, name: str, value: Any) -> Any:
@@ -111,15 +196,22 @@ def parsed(texts: tuple[str, ...], option: str) -> dict[str, str]:
     """NAME=VALUE as given on the command line, by the names of the settings.
 
     Raises:
-        SettingsError: one is no such pair, or no setting.
+        SettingsError: with all that are no such pair, or no setting.
     """
-    found = {}
+    found: dict[str, str] = {}
+    problems = []
     for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name or not value:
-            raise SettingsError([f"--{option} is {text!r}: write NAME=VALUE"])
-        plain = name.strip().replace("-", "_")
-        if plain in RUNS:
-            raise SettingsError([f"--{option} {text}: {plain} is no setting, {RUNS[plain]} chooses it"])
-        found[ALIASES.get(plain, plain)] = value.strip()
+        name, _, value = (part.strip() for part in text.partition("="))
+        plain = name.replace("-", "_")
+        setting = ALIASES.get(plain, plain)
+        if not name or not value:
+            problems.append(f"--{option} is {text!r}: write NAME=VALUE")
+        elif plain in ELSEWHERE:
+            problems.append(f"--{option} {text}: {plain} is no setting, {ELSEWHERE[plain]} chooses it")
+        elif setting in FEATURES and setting in found:
+            found[setting] += f",{value}"
+        else:
+            found[setting] = value
+    if problems:
+        raise SettingsError(problems)
     return found

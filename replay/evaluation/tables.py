@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replay.evaluation.record import Record
-from replay.evaluation.shown import common_settings, headline, measured_ks, shown_k
+from replay.evaluation.shown import by_number, common_settings, headline, measured_ks, refused, shown_k, swept
 from streamer.prequential.slices import SPLITS
 
 PAPER_GOWALLA = {
@@ -57,7 +56,7 @@ class Figures:
         for record in records:
             for m in record.measures:
                 who = m["floor"] or record.method
-                settings = "" if m["floor"] else told(record.settings)
+                settings = told(record.floor_settings if m["floor"] else record.settings)
                 at = (record.data, record.protocol, who, settings, m["metric"], m["k"], m["slice"])
                 if (*at, record.seed) not in seen:  # every method of a comparison measures the floors again
                     seen.add((*at, record.seed))
@@ -88,14 +87,20 @@ def markdown(records: Sequence[Record]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def sweep_markdown(records: Sequence[Record], parameters: Sequence[str]) -> str:
-    """Every log in a section, every parameter in a table of its own."""
+def sweep_markdown(records: Sequence[Record], parameters: Sequence[str], fixed: Mapping[str, Any]) -> str:
+    """Every log in a section, every parameter in a table of its own.
+
+    Args:
+        records: what was measured.
+        parameters: the settings that were changed one at a time.
+        fixed: the settings of all runs.
+    """
     parts = []
     for data, protocol in dict.fromkeys((r.data, r.protocol) for r in records):
         ours = [r for r in records if (r.data, r.protocol) == (data, protocol)]
         parts += [f"## {data}, {protocol}", about(ours)]
         for parameter in parameters:
-            changed = [r for r in ours if parameter in r.settings]
+            changed = swept(ours, parameter, fixed)
             parts += [f"### {parameter}", sweep_table(changed, parameter, *headline(changed))]
     return "\n\n".join(parts) + "\n"
 
@@ -110,7 +115,8 @@ def _prequential_tables(records: Sequence[Record]) -> list[str]:
 def about(records: Sequence[Record]) -> str:
     """What was run, in a sentence."""
     first, seeds = records[0].about, sorted({r.seed for r in records})
-    sizes = f"{first['users']:,} users, {first['items']:,} items, {first['events']:,} events{_ranked(records)}"
+    users, items = f"{first['users']:,} users{_tested(records)}", f"{first['items']:,} items"
+    sizes = f"{users}, {items}, {first['events']:,} events{_ranked(records)}"
     epochs = sorted({r.about["epochs"] for r in records if "epochs" in r.about})
     passes = f", {', '.join(map(str, epochs))} epochs" if epochs else ", one pass, test then train"
     runs = f"{len(seeds)} seeds (mean ± deviation)" if len(seeds) > 1 else "one seed"
@@ -118,13 +124,24 @@ def about(records: Sequence[Record]) -> str:
     return f"{sizes}{passes}, {runs}{f', {common}' if common else ''}{f'; of the log {part}' if part else ''}."
 
 
+def _tested(records: Sequence[Record]) -> str:
+    """How many users have a test item, if not all."""
+    counts = {r.about["users_tested"] for r in records if "users_tested" in r.about}
+    return "" if counts <= {records[0].about["users"]} else f" ({_range(counts)} tested)"
+
+
 def _ranked(records: Sequence[Record]) -> str:
     """How many events of a stream were ranked, if not all: those that the line refuses are not."""
-    counts = [r.about["slices"]["all"] for r in records if "slices" in r.about]
-    if set(counts) <= {records[0].about["events"]}:
+    counts = {r.about["slices"]["all"] for r in records if "slices" in r.about}
+    if counts <= {records[0].about["events"]}:
         return ""
+    reasons = refused(records[0].about.get("accounting", {}))
+    return f" ({_range(counts)} ranked{f'; refused: {reasons}' if reasons else ''})"
+
+
+def _range(counts: set[int]) -> str:
     few, many = min(counts), max(counts)
-    return f" ({few:,} ranked)" if few == many else f" ({few:,} to {many:,} ranked)"
+    return f"{few:,}" if few == many else f"{few:,} to {many:,}"
 
 
 def offline_table(records: Sequence[Record]) -> str:
@@ -141,7 +158,7 @@ def offline_table(records: Sequence[Record]) -> str:
         cells = [figures.of(group, metric, k, "all") for metric, k in columns]
         row = [*map(_shown, cells), _step(figures, group)]
         if paper:
-            row += [f"{x:.4f}" for x in PAPER_GOWALLA.get(group[2], (0.0, 0.0))[::-1]]
+            row += [f"{x:.4f}" for x in PAPER_GOWALLA[group[2]][::-1]] if group[2] in PAPER_GOWALLA else ["", ""]
         rows.append([names[group[3]].format(group[2]), *row])
     return _table(["method", *head], rows)
 
@@ -172,10 +189,15 @@ def slices_table(records: Sequence[Record], prefix: str = "") -> str:
 
 def _floors_and_methods(records: Sequence[Record]) -> list[tuple[str, Group]]:
     """What tables call each, and where its figures are."""
-    names, first = _names(records), records[0]
-    floors = dict.fromkeys(m["floor"] for r in records for m in r.measures if m["floor"])
-    found: list[tuple[str, Group]] = [(f"floor: {f}", (first.data, first.protocol, f, "")) for f in floors]
-    return found + [(names[group[3]].format(group[2]), group) for group in _groups(records)]
+    names, common = _names(records), common_settings(records)
+    found: dict[Group, str] = {}
+    for record in records:
+        rest = told({name: value for name, value in record.floor_settings.items() if name not in common})
+        for floor in dict.fromkeys(m["floor"] for m in record.measures if m["floor"]):
+            group = (record.data, record.protocol, floor, told(record.floor_settings))
+            found[group] = f"floor: {floor}" + (f" ({rest})" if rest else "")
+    found |= {group: names[group[3]].format(group[2]) for group in _groups(records)}
+    return [(name, group) for group, name in found.items()]
 
 
 def sweep_table(records: Sequence[Record], parameter: str, metric: str, k: int, slice_: str) -> str:
@@ -187,15 +209,8 @@ def sweep_table(records: Sequence[Record], parameter: str, metric: str, k: int, 
         cells = [_shown(figures.of(group, metric, k, slice_)), _step(figures, group)]
         rows.append([str(record.settings.get(parameter, "default")), record.method, *cells])
     where = "" if slice_ == "all" else f" {slice_}"
-    return _table([parameter, "method", f"{_metric(metric)}@{k}{where}", "ms a step"], sorted(rows, key=_by_number))
-
-
-def _by_number(row: Sequence[str]) -> tuple[float, str]:
-    """Numbers in their order, before all else."""
-    try:
-        return float(row[0]), ""
-    except ValueError:
-        return math.inf, row[0]
+    rows.sort(key=lambda row: by_number(row[0]))
+    return _table([parameter, "method", f"{_metric(metric)}@{k}{where}", "ms a step"], rows)
 
 
 def _step(figures: Figures, group: Group) -> str:

@@ -120,3 +120,5 @@ def test_options_that_contradict_each_other_are_all_reported():
     assert len(error.value.problems) == 3
     with pytest.raises(SettingsError, match="give that too"):
         make_pace(max_gap_s=1)
+    with pytest.raises(SettingsError, match="--rate is nan: it must be more than 0"):
+        make_pace(rate=float("nan"))

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import os
+import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +130,42 @@ def test_standard_input_is_written_each_time_it_is_read(tmp_path: Path):
         )
         assert done.returncode == 0, done.stderr
     assert in_topic(tmp_path) == [(b"a", {"user_id": "a", "item_id": "b"})] * 2
+
+
+def zipped(raw: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("events.jsonl", raw)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack", "told"),
+    [
+        (".zip", zipped, "a zip archive"),
+        (".zst", lambda raw: b"\x28\xb5\x2f\xfd" + raw, "packed by zstd"),
+        (".bz2", bz2.compress, "packed by bzip2"),
+        (".xz", lzma.compress, "packed by xz"),
+        ("", gzip.compress, "packed by gzip, but not named .gz"),
+    ],
+)
+def test_lines_in_their_order_are_not_taken_from_what_is_packed(tmp_path: Path, ending: str, pack: Any, told: str):
+    path = tmp_path / f"events.jsonl{ending}"
+    path.write_bytes(pack(b'{"user_id": "a", "item_id": "b"}\n'))
+    result = invoked("jsonl", "--in-order", "--path", path, "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SourceError)
+    assert f"is {told}" in str(result.exception)
+    assert not (tmp_path / "data").exists()
+
+
+def test_lines_in_their_order_come_from_a_pipe_too(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[b'{"user_id": "a", "item_id": "b"}\n'])
+    writer.start()
+    result = invoked("jsonl", "--in-order", "--path", tmp_path / "pipe", "--data-dir", tmp_path)
+    writer.join()
+    assert result.exit_code == 0, repr(result.exception)
+    assert in_topic(tmp_path) == [(b"a", {"user_id": "a", "item_id": "b"})]
 
 
 @pytest.mark.parametrize("how", [[], ["--in-order"]])
@@ -274,6 +316,31 @@ def test_passes_write_the_log_again_at_later_times(tmp_path: Path, csv: Path):
     result = invoked("csv", "--path", csv, *NAMED, "--passes", 2, "--data-dir", tmp_path, "--partitions", 1)
     assert result.exit_code == 0, repr(result.exception)
     assert [event["timestamp"] for _, event in in_topic(tmp_path)] == [10, 20, 30, 40, 50, 60, 61, 71, 81, 91, 101, 111]
+
+
+def test_a_pattern_that_reaches_into_directories_is_written_whole(tmp_path: Path):
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "part.csv").write_text(f"user_id,item_id,timestamp\n{part},x,1\n")
+    result = invoked("csv", "--path", tmp_path / "*" / "part.csv", "--data-dir", tmp_path / "data")
+    assert result.exit_code == 0, repr(result.exception)
+    assert sorted(pairs_in(tmp_path / "data")) == [("a", "x"), ("b", "x")]
+
+
+def test_what_the_reader_says_goes_to_standard_error_once(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"user_id,item_id,timestamp\na,b,1\r\nc,d,2\n")
+    for _ in range(2):
+        result = invoked("csv", "--path", path, "--data-dir", tmp_path, "--json")
+        assert json.loads(result.stdout)["malformed"] == 0
+        assert result.stderr.count("log.csv: its lines end in different ways") == 1
+
+
+@pytest.mark.parametrize("option", [["--sample-users", "inf"], ["--sample-users", "nan"], ["--rate", "nan"]])
+def test_a_number_that_is_none_is_told(tmp_path: Path, csv: Path, option: list[str]):
+    result = invoked("csv", "--path", csv, *NAMED, *option, "--data-dir", tmp_path / "data")
+    assert isinstance(result.exception, SettingsError)
+    assert option[1] in str(result.exception)
 
 
 def test_malformed_rows_are_counted_and_named_and_the_rest_goes_on(tmp_path: Path):

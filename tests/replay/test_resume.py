@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from contracts.source_contract import RecordingListener
 from crash_harness import Command, Zygote
 
+from replay.datasets import LogOptions, open_log
 from replay.events import Events, Record
 from replay.producer import EmbeddedSink, EventSink, MemorySink, produce
-from replay.resume import SAMPLE_BYTES, ReplayLog, replay_name
-from replay.streams import LogStream, SyntheticReplay, up_to
+from replay.resume import ReplayLog, replay_name
+from replay.streams import LogStream, SyntheticReplay, log_name, up_to
 from streamer.errors import SourceError
 from streamer.sources.embedded import EmbeddedLog, EmbeddedSource
 
@@ -53,12 +55,70 @@ def test_the_same_content_has_the_same_name_wherever_it_lies(tmp_path: Path):
 
 def test_another_kind_setting_or_content_has_another_name(tmp_path: Path):
     file = tmp_path / "a.csv"
-    contents = [b"a" * 10, b"b" * 10, b"a" * 11, b"a" * 3 * SAMPLE_BYTES, b"a" * (3 * SAMPLE_BYTES - 1) + b"b"]
+    long = b"a" * 300_000
+    contents = [b"a" * 10, b"b" * 10, b"a" * 11, long, long[:-1] + b"b", long[:150_000] + b"b" + long[150_001:]]
     names = [replay_name("csv", {"seed": 1}), replay_name("tsv", {"seed": 1}), replay_name("csv", {"seed": 2})]
     for content in contents:
         file.write_bytes(content)
         names.append(replay_name("csv", {"seed": 1}, [file]))
     assert len(set(names)) == len(names)
+
+
+def test_files_that_are_divided_otherwise_have_another_name(tmp_path: Path):
+    names = []
+    for contents in (("ab", "c"), ("a", "bc")):
+        files = [tmp_path / "1", tmp_path / "2"]
+        for file, content in zip(files, contents, strict=True):
+            file.write_text(content)
+        names.append(replay_name("csv", {}, files))
+    assert names[0] != names[1]
+
+
+def name_of(path: Path, kind: str) -> str:
+    with open_log(path, kind) as log:
+        return log_name(kind, log.files, LogOptions(), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "content", "beside"),
+    [
+        ("recbole", "x.inter", "user_id:token\titem_id:token\n1\t7\n", "x.item"),
+        ("recbole", "x.inter", "user_id:token\titem_id:token\n1\t7\n", "x.user"),
+        ("movielens", "u.data", "1\t7\t5\t881250949\n", "u.user"),
+        ("movielens", "ratings.dat", "1::7::5::881250949\n", "movies.dat"),
+    ],
+)
+def test_files_beside_a_log_are_part_of_its_name(tmp_path: Path, kind: str, file: str, content: str, beside: str):
+    of_key = "item_id:token" if beside.endswith(".item") else "user_id:token"
+    line = {"recbole": f"{of_key}\tage:token\n7\t%s\n", "movielens": "7|%s|F|x|1\n"}[kind]
+    line = "7::title::%s\n" if beside == "movies.dat" else line
+    (tmp_path / file).write_text(content)
+    names = [name_of(tmp_path / file, kind)]
+    for age in (31, 32):
+        (tmp_path / beside).write_text(line % age)
+        names.append(name_of(tmp_path / file, kind))
+    (tmp_path / "unread").write_text("x")
+    assert len(set(names)) == 3
+    assert name_of(tmp_path / file, kind) == names[-1]
+
+
+def test_an_archive_is_known_by_all_that_is_in_it(tmp_path: Path):
+    path, names = tmp_path / "log.zip", []
+    for item in ("x", "y"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("log.csv", f"user_id,item_id\na,{item}\n")
+        names.append(name_of(path, "csv"))
+    assert names[0] != names[1]
+
+
+def test_a_pattern_that_reaches_into_directories_names_all_its_files(tmp_path: Path):
+    for part, item in (("a", "x"), ("b", "y")):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "part.csv").write_text(f"user_id,item_id\nu,{item}\n")
+    pattern = tmp_path / "*" / "part.csv"
+    name = name_of(pattern, "csv")
+    (tmp_path / "b" / "part.csv").write_text("user_id,item_id\nu,z\n")
+    assert name_of(pattern, "csv") != name
 
 
 # sinks ----------------------------------------------------------------------------------------------------------------

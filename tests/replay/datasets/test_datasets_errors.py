@@ -105,6 +105,15 @@ def test_directory_without_a_fitting_file_is_told_with_its_files(write):
         open_log(path.parent, "ta-feng")
 
 
+def test_pattern_that_reaches_into_directories_takes_files_of_one_name(write):
+    write("pat/a/part.csv", "user_id,item_id,timestamp\na,x,1\n,x,2\n")
+    path = write("pat/b/part.csv", "user_id,item_id,timestamp\nb,y,3\n")
+    with open_log(path.parents[1] / "*" / "part.csv", "csv") as log:
+        assert [user for events in log.batches() for user in events.users] == ["a", "b"]
+        assert log.files == [path.parents[1] / "a" / "part.csv", path]
+        assert log.malformed.places == ["a/part.csv, line 3: missing_user_id: ,x,2"]
+
+
 def test_files_with_different_columns_are_told(write):
     write("b.csv", "item_id,user_id,timestamp\nx,a,1\n")
     path = write("a.csv", GOOD)

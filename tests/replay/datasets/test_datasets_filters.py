@@ -155,7 +155,11 @@ def test_filter_without_its_column_is_refused_with_all_others(write):
         (LogOptions(sample_users=1.5), "sample_users is 1.5"),
         (LogOptions(since="yesterday"), "since is 'yesterday'"),
         (LogOptions(until="inf"), "until is 'inf'"),
-        (LogOptions(since="2015", until="2014"), "no time lies between"),
+        (LogOptions(since="2015-01-01", until="2014-01-01"), "no time lies between"),
+        (LogOptions(sample_users=float("inf")), "sample_users is inf"),
+        (LogOptions(since="2014"), "since is '2014', a date or seconds? Write 2014-11-11, or 2014.0 for seconds"),
+        (LogOptions(since="1111"), "a date or seconds?"),
+        (LogOptions(until="20141111"), "a date or seconds?"),
         (LogOptions(seed=-1), "seed is -1"),
         (LogOptions(threads=0), "threads is 0"),
         (LogOptions(delimiter=""), "delimiter is ''"),
@@ -171,6 +175,11 @@ def test_all_wrong_options_are_told_at_once_and_the_format_too(write):
         open_log(write("log.csv", ""), "gowala", LogOptions(limit=0, seed=-1))
     assert len(caught.value.problems) == 3
     assert "did you mean gowalla?" in caught.value.problems[2]
+
+
+@pytest.mark.parametrize("since", ["0", "86400", "2014.0", "1415664000", "2014-11-11"])
+def test_times_that_are_clear_have_no_problems(since):
+    assert LogOptions(since=since).problems() == []
 
 
 def test_defaults_have_no_problems():

@@ -107,6 +107,12 @@ def test_ta_feng_merged_file_is_read_without_its_quotes(write):
     assert events.user_features[0] == {"AGE_GROUP": "45-49", "PIN_CODE": "Others"}
 
 
+def test_ta_feng_empty_lines_before_the_header_do_not_matter(write):
+    with open_log(write("log.csv", "\n\n" + TA_FENG_MERGED + '"never",' + '"1",' * 7 + '"1"\n'), "ta-feng") as log:
+        assert len(log) == 2
+        assert [place.split(":")[0] for place in log.malformed.places] == ["line 6"]
+
+
 def test_ta_feng_directory_of_months_is_one_log(write):
     write("D01", TA_FENG_D01)
     path = write("D11", TA_FENG_D11)
@@ -153,6 +159,14 @@ def test_amazon_reviews_as_json_are_held_against_the_average_too(write):
     line = '{{"reviewerID": "A1", "asin": "B00000000{}", "overall": {}, "unixReviewTime": 1252800000}}\n'
     events = events_of(write("reviews.json.gz", line.format(1, 5.0) + line.format(2, 2.0)), "amazon")
     assert events.items == ["B000000001"]
+
+
+def test_amazon_reviews_as_json_have_the_same_item_as_csv_and_need_a_rating(write):
+    line = '{"parent_asin": "B000000001", "asin": "B000000009", "user_id": "A1", "timestamp": 1400000000000%s}\n'
+    options = LogOptions(min_rating=0)
+    assert events_of(write("a.jsonl", line % ', "rating": 5'), "amazon", options).items == ["B000000001"]
+    with pytest.raises(SourceError, match="no column 'rating' for rating"):
+        open_log(write("b.jsonl", line % ""), "amazon")
 
 
 def test_echonest_has_no_time_and_its_plays_are_a_threshold(write):
@@ -253,6 +267,36 @@ def test_movielens_genres_and_people_are_features(write):
     events = events_of(write("ratings.dat", MOVIELENS["ratings.dat"]), "movielens")
     assert events.item_features == [{"genres": "Drama|Musical"}, None]
     assert events.user_features == [{"gender": "F", "age": "1", "occupation": "10"}, None]
+
+
+U_ITEM = "{}|{}|01-Jan-1995||http://us.imdb.com/M/title-exact?x|0|0|0|{}|1|{}|0|0|0|0|0|0|0|0|0|0|0|0|0\n"
+
+
+def test_movielens_genres_of_100k_are_flags_in_its_own_file(write):
+    lines = U_ITEM.format(242, "Misérables, Les (1995)", 1, 1) + U_ITEM.format(302, "Other (1995)", 0, 0)
+    write("u.item", lines.encode("latin-1"))
+    path = write("u.data", MOVIELENS["u.data"])
+    assert events_of(path, "movielens").item_features == [
+        {"genres": "Animation|Children's|Comedy"},
+        {"genres": "Children's"},
+    ]
+    asked = events_of(path, "movielens", LogOptions(item_features=("title", "genres")))
+    assert asked.item_features[0] == {"title": "Misérables, Les (1995)", "genres": "Animation|Children's|Comedy"}
+    asked = events_of(path, "movielens", LogOptions(item_features=("title",)))
+    assert asked.item_features[0] == {"title": "Misérables, Les (1995)"}
+
+
+def test_movielens_feature_that_is_nowhere_is_told(write):
+    path = write("u.data", MOVIELENS["u.data"])
+    with pytest.raises(
+        SourceError, match=r"no column 'colour', and no movies\.csv or movies\.dat or u\.item beside it"
+    ):
+        open_log(path, "movielens", LogOptions(item_features=("colour",)))
+    with pytest.raises(SourceError, match=r"no column 'shoe_size', and no users\.dat or u\.user beside it"):
+        open_log(path, "movielens", LogOptions(user_features=("shoe_size",)))
+    write("u.item", U_ITEM.format(242, "x", 1, 1))
+    with pytest.raises(SourceError, match=r"u\.item: there is no column 'colour'"):
+        open_log(path, "movielens", LogOptions(item_features=("colour",)))
 
 
 def test_movielens_titles_with_commas_and_quotes_are_read(write):
@@ -376,6 +420,73 @@ def test_parquet_row_without_an_item_is_counted_with_its_number(tmp_path):
 def test_format_is_guessed_from_the_name_or_the_first_lines(write, name, file, content):
     with open_log(write(file, content), options=LogOptions(min_rating=0) if name == "amazon" else None) as log:
         assert log.name == name
+
+
+RATED = "user_id,item_id,timestamp,rating\nu1,i1,1500000000,5\nu1,i2,1500000001,4\nu2,i1,1500000002,3\n"
+
+
+@pytest.mark.parametrize("file", ["ratings.csv", "ratings_x.csv", "u.data", "D11", "train.txt", "user_log_format1.csv"])
+def test_header_that_names_user_and_item_counts_more_than_the_name_of_the_file(write, file):
+    path = write(file, RATED)
+    for where in (path, path.parent) if file.endswith(".csv") else (path,):
+        with open_log(where) as log:
+            assert (log.name, len(log), log.malformed.total) == ("csv", 3, 0)
+            assert log.describe()["first_s"] == 1500000000.0
+
+
+def test_header_with_tabs_between_is_tsv_whatever_the_name(write):
+    with open_log(write("train.txt", RATED.replace(",", "\t"))) as log:
+        assert (log.name, len(log)) == ("tsv", 3)
+
+
+def test_header_counts_more_than_ids_of_products(write):
+    with open_log(write("log.csv", "user_id,item_id,rating,timestamp\nu,B000000001,5,1\nu,B000000002,1,2\n")) as log:
+        assert (log.name, len(log)) == ("csv", 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("ratings.csv", "u1,i1,1500000000,5\nu2,i2,1500000001,4\n"),
+        ("ratings_x.csv", "u1,i1,1500000000,5\nu2,i2,1500000001,4\n"),
+        ("train.txt", "1\t10\t5\n1\t11\t3\n"),
+        ("train_triplets.txt", "u1 i1 5\n"),
+        ("loc-gowalla_totalCheckins.txt", "u1\ti1\t5\n"),
+    ],
+)
+def test_name_counts_only_if_the_first_lines_are_as_it_says(write, file, content):
+    with pytest.raises(SourceError, match=r"cannot be guessed|there is no column 'user_id'"):
+        open_log(write(file, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("movielens", "ratings.csv", "1,10,3.5,1112486027\n1,20,4,1112484676\n"),
+        ("amazon", "ratings_x.csv", "u1,short,5.0,1112486027\nu1,other,4.0,1112484676\n"),
+        ("tmall", "user_log_format1.csv", "328862,323294,833,2882,2661,829,0\n"),
+        ("tmall", "log.csv", TMALL.replace("seller_id", "merchant_id")),
+        ("movielens", "log.txt", MOVIELENS["ratings.csv"].replace(",", "\t")),
+        ("lightgcn", "train.txt", "1 10 5\n1 11 3\n"),
+    ],
+)
+def test_name_or_lines_that_are_known_are_enough(write, name, file, content):
+    with open_log(write(file, content)) as log:
+        assert log.name == name
+
+
+def test_format_that_was_guessed_is_told_and_one_that_was_named_is_not(write, caplog):
+    path = write("u.data", MOVIELENS["u.data"])
+    with caplog.at_level("INFO", "replay.datasets"):
+        open_log(path, "movielens").close()
+        assert caplog.messages == []
+        open_log(path).close()
+        assert caplog.messages == [f"reading {path} as movielens"]
+
+
+def test_format_of_an_empty_file_is_told_by_its_name(write):
+    with pytest.raises(SourceError, match="is empty"):
+        open_log(write("log.csv", ""))
 
 
 def test_format_that_cannot_be_guessed_is_asked_for(write):

@@ -108,6 +108,76 @@ def test_rating_that_is_none_matters_only_where_ratings_do(write):
         assert (items_of(log), log.malformed.by_reason) == (["x"], {"bad_rating": 2})
 
 
+def test_id_that_the_wire_does_not_take_is_malformed_for_the_same_reason(write):
+    longest = "ü" * 256
+    path = write("log.csv", f"{HEADER}{longest},{longest},1\n{longest}x,i,2\nu,{longest}x,3\n")
+    with open_log(path, "csv") as log:
+        assert rows_of(log) == [(longest, longest, 1.0)]
+        assert log.malformed.by_reason == {"id_too_long": 2}
+        assert [place.split(":")[0] for place in log.malformed.places] == ["line 3", "line 4"]
+
+
+# ends of lines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["\n", "\r\n"])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_lines_may_end_in_different_ways(write, first, quote):
+    lines = [f"u{n},{quote}i{n}{quote},{n}" for n in range(1000)]
+    other = "\r\n" if first == "\n" else "\n"
+    text = HEADER.strip() + first + first.join(lines[:900]) + first + other.join(lines[900:])
+    with open_log(write("log.csv", text), "csv") as log:
+        assert rows_of(log) == [(f"u{n}", f"i{n}", float(n)) for n in range(1000)]
+        assert log.malformed.total == 0
+
+
+TOO_LONG = b"u,i,7,8"
+ENDED = st.tuples(st.sampled_from([GOOD, EMPTY, SHORT, NO_ITEM, TOO_LONG, NOT_UTF8]), st.sampled_from([b"\n", b"\r\n"]))
+
+
+@given(st.lists(ENDED, min_size=1, max_size=25))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+def test_numbers_of_lines_are_right_however_lines_end(write, lines):
+    reasons = {SHORT: "missing_columns", NO_ITEM: "missing_item_id", NOT_UTF8: "invalid_encoding"}
+    reasons[TOO_LONG] = "too_many_columns"
+    plenty = [(GOOD, b"\n"), (GOOD, b"\r\n")] * 150 + lines
+    content = HEADER.encode() + b"".join(line + end for line, end in plenty)
+    with open_log(write("log.csv", content), "csv") as log:
+        expected = [(number, reasons[line]) for number, (line, _) in enumerate(plenty, 2) if line in reasons]
+        told = [(int(p.split(":")[0].removeprefix("line ")), p.split(": ")[1]) for p in log.malformed.places]
+        assert told == expected[:20]
+        assert log.malformed.total == len(expected)
+        assert len(log) == sum(line == GOOD for line, _ in plenty)
+
+
+def test_carriage_return_within_a_line_takes_nothing_from_others(write):
+    text = HEADER + "a,b,1\nc,d\re,f,3\ng,h,4\r\nk,l,5\n"
+    with open_log(write("log.csv", text), "csv") as log:
+        assert rows_of(log) == [("a", "b", 1.0), ("e", "f", 3.0), ("g", "h", 4.0), ("k", "l", 5.0)]
+        assert log.malformed.by_reason == {"missing_columns": 1}
+
+
+def test_one_of_several_files_may_be_damaged(write):
+    write("a.csv", HEADER + "a,1,1\n")
+    write("b.csv", HEADER + "b,2,2\r\nb,3\nb,4,4\r\n")
+    write("c.csv", HEADER + 'c,"5,5\nc,"6",6\nc,"7, 7",7\n,8,8\n')
+    path = write("d.csv", HEADER + "d,9,9\nd,10\n")
+    with open_log(path.parent / "*.csv", "csv") as log:
+        assert items_of(log) == ["1", "2", "4", "5", "6", "7, 7", "9"]
+        assert log.malformed.places == [
+            "b.csv, line 3: missing_columns: b,3",
+            "c.csv, line 5: missing_user_id: ,8,8",
+            "d.csv, line 3: missing_columns: d,10",
+        ]
+
+
+def test_side_file_whose_lines_end_in_different_ways_is_read(write):
+    write("x.item", "item_id:token\tgenre:token\n7\tjazz\r\n8\tpop\n")
+    path = write("x.inter", "user_id:token\titem_id:token\ttimestamp:float\n1\t7\t1\n1\t8\t2\n")
+    with open_log(path, "recbole") as log:
+        assert next(log.batches()).item_features == [{"genre": "jazz"}, {"genre": "pop"}]
+
+
 # quotes ---------------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +198,34 @@ def test_number_of_lines_lost_to_an_unclosed_quote_is_none_in_a_large_file(write
     lines[100] = '"u100,i100,100'
     with open_log(write("log.csv", HEADER + "\n".join(lines)), "csv") as log:
         assert len(log) == 50_000
+
+
+def test_line_with_an_open_quote_spoils_no_quoted_line_and_is_told(write, caplog):
+    title = ("plain", '"Title, ""part"" 7"')
+    lines = [f"u{n},i{n},{title[n % 2]},{n}" for n in range(1000)]
+    lines[700] = 'u700,i700,"12 inch,700'
+    path = write("log.csv", "user_id,item_id,title,timestamp\n" + "\n".join(lines))
+    with (
+        caplog.at_level("INFO", "replay.datasets"),
+        open_log(path, "csv", LogOptions(item_features=("title",))) as log,
+    ):
+        assert [e.items for e in log.batches()] == [[f"i{n}" for n in range(1000)]]
+        titles = [f["title"] for e in log.batches() for f in e.item_features]
+        assert titles[700:702] == ["12 inch", 'Title, "part" 7']
+    assert caplog.messages == ["log.csv: the quotes in line 702 do not match; each of its lines is read alone"]
+
+
+def test_line_with_an_open_quote_that_has_other_columns_is_malformed_alone(write):
+    text = HEADER + 'a,"x, y",1\nb,"12 inch, long,2\nc,"z, y",3\n"d"\ne,"v",4\n'
+    with open_log(write("log.csv", text), "csv") as log:
+        assert rows_of(log) == [("a", "x, y", 1.0), ("c", "z, y", 3.0), ("e", "v", 4.0)]
+        assert log.malformed.places == ['line 3: unclosed_quote: b,"12 inch, long,2', 'line 5: missing_columns: "d"']
+
+
+def test_values_that_go_over_several_lines_are_kept_where_they_are_the_rule(write):
+    rows = "".join(f'u{n},"i\n{n}",{n}\n' for n in range(20))
+    with open_log(write("log.csv", HEADER + rows + 'u,"i\nx",5,6\n'), "csv") as log:
+        assert (len(log), log.malformed.by_reason) == (20, {"too_many_columns": 1})
 
 
 # bytes ----------------------------------------------------------------------------------------------------------------

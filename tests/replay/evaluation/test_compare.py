@@ -4,55 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from comparisons import TINY, record, rows_in, streamer
 
-from replay.evaluation.record import Record, Records, by_rank, result_rows
+from replay.evaluation.record import Records, by_rank, result_rows
 from replay.evaluation.report import page
 from replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
 from replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.cli import cli
 from streamer.errors import SettingsError, SourceError
-
-TINY = ["--set", "dim=8", "--set", "batch_size=64", "--threads", "1"]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """A small log with time."""
-    rng = np.random.default_rng(0)
-    path = tmp_path / "tiny.csv"
-    lines = ["user_id,item_id,timestamp"]
-    lines += [f"u{rng.integers(30)},i{min(rng.geometric(0.1), 40)},{1_700_000_000 + k}" for k in range(600)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def streamer(*arguments: object) -> str:
-    """What a command prints; it must succeed."""
-    result = CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def rows_in(out: Path, timed: bool = True) -> list[dict[str, object]]:
-    """Rows of results.json, with or without those that tell how long a step took."""
-    rows = json.loads((out / "results.json").read_text())
-    return [row for row in rows if timed or row["metric"] != "step-ms"]
-
-
-def record(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Record:
-    """A run that was never run."""
-    measures = [
-        {"metric": "recall", "k": 10, "slice": "all", "value": value, "floor": None},
-        {"metric": "hr", "k": 10, "slice": "second-half/all", "value": value / 2, "floor": "most-popular"},
-    ]
-    about = {"users": 3, "items": 4, "events": 5, "epochs": 2}
-    base = {"data": "log", "protocol": "offline", "settings": {}, "log": {}, "measures": measures, "about": about}
-    return Record(method=method, seed=seed, **(base | more))  # type: ignore[arg-type]
 
 
 class TestCompare:
