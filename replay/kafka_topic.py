@@ -68,8 +68,7 @@ class KafkaTopic:
         self.name = name
         self.where = f"topic {name!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
         self._config = WRITER_DEFAULTS | settings.producer_config()
-        known = {k: v for k, v in self._config.items() if k in KafkaAdminClient.DEFAULT_CONFIG}
-        self._admin: Any = connect(KafkaAdminClient, known)
+        self._admin: Any = connect(KafkaAdminClient, settings.admin_config())
         self._manager = self._admin._manager
         try:
             with explained(self.where):

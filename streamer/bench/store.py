@@ -45,7 +45,7 @@ class StoreOptions:
         cache_size: items in the cache.
         dim: size of the embeddings.
         rounds: of each store, by turns.
-        seconds: that a round takes.
+        seconds: that a round takes; several exchanges, as the one that ends it counts too.
         small_batch_size: for the embedded default alone.
         entries: of the log that are written while a reader is stopped.
     """
@@ -57,7 +57,7 @@ class StoreOptions:
     cache_size: int = 2048
     dim: int = 32
     rounds: int = 3
-    seconds: float = 2.0
+    seconds: float = 6.0
     small_batch_size: int = 512
     entries: int = 1500
 

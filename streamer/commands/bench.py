@@ -71,7 +71,7 @@ def replay(as_json: bool, **options: Any) -> None:
 @click.option("--cache-size", "-C", default=2048, show_default=True, help="Items in the cache.")
 @click.option("--dim", "-d", default=32, show_default=True, help="Size of the embeddings.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds with and without Redis, by turns.")
-@click.option("--seconds", default=2.0, show_default=True, help="Length of a round.")
+@click.option("--seconds", default=6.0, show_default=True, help="Length of a round.")
 @click.option("--entries", default=1500, show_default=True, help="Written to the log while one trainer is stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench_store(as_json: bool, **options: Any) -> None:

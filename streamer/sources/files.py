@@ -112,10 +112,10 @@ class FileSource:
 
         The first call on a large file takes the time of reading it.
         """
-        counter, at_end = self._counter, self._ended
-        if counter is None:
-            return {self.partition: self._lines.end} if at_end else {}
-        return {self.partition: max(self._lines.end, counter.count())}
+        counter = self._counter
+        if counter is not None:
+            return {self.partition: max(self._lines.end, counter.count())}
+        return {self.partition: self._lines.end} if self._ended else {}
 
     def close(self) -> None:
         """Let go of the file. May be called twice."""

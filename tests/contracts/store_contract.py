@@ -20,7 +20,7 @@ import pytest
 from contracts.store_machine import Unreliable
 from contracts.store_trainer import Backend, Stored, Trainer, events_before, item_at, stored
 
-from cache_store.base import Contribution, Increments, Span
+from cache_store.base import Contribution, Increments, Received, Span
 from cache_store.codec import fingerprint
 from cache_store.errors import Fenced, StoreUnavailable
 from cache_store.replica import Position, Replica
@@ -45,6 +45,16 @@ def settle(*trainers: Trainer) -> None:
         for trainer in trainers:
             trainer.store.exchange()
             trainer.receive()
+
+
+def after_five_entries(writer: Trainer, idle: Trainer) -> Received:
+    """What a reader gets that took nothing in for five entries of another."""
+    idle.receive()
+    writer.claim(P, timeout_s=0)
+    for _ in range(5):
+        writer.train({P: 1})
+        writer.store.exchange(), idle.store.exchange()
+    return idle.receive()
 
 
 def only_events(partition: str, offsets: range, items: list[int], **more: Any) -> Contribution:
@@ -501,24 +511,14 @@ class StoreContract:
         monkeypatch.setattr("cache_store.view.MOST_ROWS", 6)
         monkeypatch.setattr("cache_store.view.MOST_ROWS_AN_ITEM", 0)
         ada, ben = trainer("ada"), trainer("ben")
-        ben.receive()
-        ada.claim(P, timeout_s=0)
-        for _ in range(5):
-            ada.train({P: 1})
-            ada.store.exchange(), ben.store.exchange()
-        received = ben.receive()
+        received = after_five_entries(ada, ben)
         assert received.reset is not None
         assert received.deltas == []
         assert ben.view() == ada.view()
 
     def test_a_few_rows_that_wait_are_no_reason_for_totals(self, trainer):
         ada, ben = trainer("ada"), trainer("ben")
-        ben.receive()
-        ada.claim(P, timeout_s=0)
-        for _ in range(5):
-            ada.train({P: 1})
-            ada.store.exchange(), ben.store.exchange()
-        received = ben.receive()
+        received = after_five_entries(ada, ben)
         assert received.reset is None
         assert len(received.deltas) == 5
         assert ben.view() == ada.view()

