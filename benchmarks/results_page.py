@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import msgspec
 
-from replay.evaluation.record import Record, Records, result_rows
-from replay.evaluation.tables import about, offline_table, prequential_table, sweep_table
+from streamer.replay.evaluation.record import Record, Records, result_rows
+from streamer.replay.evaluation.tables import about, offline_table, prequential_table, sweep_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MARK = re.compile(r"(<!-- (table|sweep|plain|stream): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

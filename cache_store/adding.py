@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from cache_store.base import Counts, Increments, Rows
+from streamer.cache_store.base import Counts, Increments, Rows
 
 Words = NDArray[np.uint64]
 
@@ -24,7 +24,7 @@ _BIT_OF[[(0x03F79D71B4CB0A89 << k & 2**64 - 1) >> 58 for k in range(64)]] = np.a
 
 
 class Adder:
-    """Adds up increments, like `cache_store.codec.summed`. Not for several threads.
+    """Adds up increments, like `streamer.cache_store.codec.summed`. Not for several threads.
 
     Keeps a counter and a bit for every row, which are zero between two sums. Rows come out in ascending order, as bits
     are looked through word by word.

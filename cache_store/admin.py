@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from redis import exceptions
 
-from cache_store.base import Counts, Rows
-from cache_store.codec import Malformed, pack_rows, unpack_entry, unpack_rows
-from cache_store.connection import ERRORS, connect, shown, translated
-from cache_store.errors import Damaged, StoreRefused, StoreUnavailable
-from cache_store.keys import TYPES, Keys
-from cache_store.redis import RedisServer, check_format
-from cache_store.replica import Position, Replica
-from cache_store.scripts import LOOK, PUT_CACHE, SEEN
-from cache_store.server import ENTRIES_AT_ONCE, IDS_AT_ONCE, Seed
+from streamer.cache_store.base import Counts, Rows
+from streamer.cache_store.codec import Malformed, pack_rows, unpack_entry, unpack_rows
+from streamer.cache_store.connection import ERRORS, connect, shown, translated
+from streamer.cache_store.errors import Damaged, StoreRefused, StoreUnavailable
+from streamer.cache_store.keys import TYPES, Keys
+from streamer.cache_store.redis import RedisServer, check_format
+from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.scripts import LOOK, PUT_CACHE, SEEN
+from streamer.cache_store.server import ENTRIES_AT_ONCE, IDS_AT_ONCE, Seed
 
 ACTIVE_S = 10.0
 """A trainer that was seen so lately is at work: it says every two seconds that it is there."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.base import Counts, Increments, Rows, Span
+from streamer.cache_store.base import Counts, Increments, Rows, Span
 
 FORMAT = 1
 _TYPES = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}

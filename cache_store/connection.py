@@ -26,7 +26,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from cache_store.errors import StoreError, StoreRefused, StoreUnavailable
+from streamer.cache_store.errors import StoreError, StoreRefused, StoreUnavailable
 
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """Whatever redis-py raises."""

@@ -17,14 +17,25 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cache_store.adding import Adder
-from cache_store.base import Contribution, Increments, Rows
-from cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_rows, unpack_entry, unpack_rows
-from cache_store.errors import StoreUnavailable
-from cache_store.outbox import Waiting, counted, joined
-from cache_store.replica import Position, Replica
-from cache_store.server import ENTRIES_AT_ONCE, IDS_AT_ONCE, Pulled, Push, Pushed, Seed, Server, Stamped, Stand, Tip
-from cache_store.view import View
+from streamer.cache_store.adding import Adder
+from streamer.cache_store.base import Contribution, Increments, Rows
+from streamer.cache_store.codec import Entry, Malformed, fingerprint, pack_entry, pack_rows, unpack_entry, unpack_rows
+from streamer.cache_store.errors import StoreUnavailable
+from streamer.cache_store.outbox import Waiting, counted, joined
+from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.server import (
+    ENTRIES_AT_ONCE,
+    IDS_AT_ONCE,
+    Pulled,
+    Push,
+    Pushed,
+    Seed,
+    Server,
+    Stamped,
+    Stand,
+    Tip,
+)
+from streamer.cache_store.view import View
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
-from cache_store.base import Span
-from cache_store.codec import fingerprint
-from cache_store.replica import Position
-from cache_store.server import (
+from streamer.cache_store.base import Span
+from streamer.cache_store.codec import fingerprint
+from streamer.cache_store.replica import Position
+from streamer.cache_store.server import (
     HARD_LOG_LENGTH,
     RESEED_S,
     Claim,

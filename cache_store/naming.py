@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cache_store.base import Rows
-from cache_store.codec import fingerprint
+from streamer.cache_store.base import Rows
+from streamer.cache_store.codec import fingerprint
 
 _NONE = -1
 _STRETCH = 4096

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.base import NOTHING, Contribution, Increments, Span
-from cache_store.codec import summed
+from streamer.cache_store.base import NOTHING, Contribution, Increments, Span
+from streamer.cache_store.codec import summed
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cache_store.server import Claim, Wanted
+from streamer.cache_store.server import Claim, Wanted
 
 
 class Partitions:

@@ -8,13 +8,25 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from cache_store import scripts
-from cache_store.codec import FORMAT, fingerprint
-from cache_store.connection import ERRORS, connect, shown, translated
-from cache_store.errors import Damaged, StoreRefused, StoreUnavailable
-from cache_store.keys import Keys
-from cache_store.replica import Position
-from cache_store.server import HARD_LOG_LENGTH, RESEED_S, Claim, Pulled, Push, Pushed, Seed, Stamped, Stand, Tip, Wanted
+from streamer.cache_store import scripts
+from streamer.cache_store.codec import FORMAT, fingerprint
+from streamer.cache_store.connection import ERRORS, connect, shown, translated
+from streamer.cache_store.errors import Damaged, StoreRefused, StoreUnavailable
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.replica import Position
+from streamer.cache_store.server import (
+    HARD_LOG_LENGTH,
+    RESEED_S,
+    Claim,
+    Pulled,
+    Push,
+    Pushed,
+    Seed,
+    Stamped,
+    Stand,
+    Tip,
+    Wanted,
+)
 
 logger = logging.getLogger(__name__)
 

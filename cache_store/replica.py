@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.adding import add_to
-from cache_store.base import Counts, Increments
-from cache_store.codec import Entry, Malformed, pack, unpack
+from streamer.cache_store.adding import add_to
+from streamer.cache_store.base import Counts, Increments
+from streamer.cache_store.codec import Entry, Malformed, pack, unpack
 
 BEGINNING = "0-0"
 MOST_LATE = 32

@@ -1,4 +1,4 @@
-"""Lua that runs inside Redis: each is one atomic operation of `cache_store.server.Server`, or of `StoreAdmin`.
+"""Lua that runs inside Redis: each is one atomic operation of `streamer.cache_store.server.Server`, or of `StoreAdmin`.
 
 Every script is given all keys that it touches, and all of them have one hash tag. Offsets and numbers stay below 2^53,
 which Lua's numbers hold exactly.

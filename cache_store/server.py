@@ -1,6 +1,6 @@
 """What a server of shared state can do: each of these is atomic. `MemoryServer` and `RedisServer` are two of them.
 
-The trainer's side (`cache_store.shared`) is the same for both.
+The trainer's side (`streamer.cache_store.shared`) is the same for both.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from cache_store.base import Span
-from cache_store.replica import Position
+from streamer.cache_store.base import Span
+from streamer.cache_store.replica import Position
 
 SOFT_LOG_LENGTH = 512
 """Entries of the log after which a trainer writes a snapshot and trims it."""

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.base import Contribution, Received, Rows, Span, StoreStatus
-from cache_store.errors import StoreError, StoreUnavailable
-from cache_store.exchange import Exchange
-from cache_store.server import Server
-from cache_store.view import SharedSettings, View
+from streamer.cache_store.base import Contribution, Received, Rows, Span, StoreStatus
+from streamer.cache_store.errors import StoreError, StoreUnavailable
+from streamer.cache_store.exchange import Exchange
+from streamer.cache_store.server import Server
+from streamer.cache_store.view import SharedSettings, View
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ SAY_AGAIN_S = 30.0
 
 
 class SharedStore:
-    """A `CacheStore` over a server. See `cache_store.base` for what each method promises.
+    """A `CacheStore` over a server. See `streamer.cache_store.base` for what each method promises.
 
     Args:
         server: where the shared state is; closed with this.

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_store.base import Contribution, Delta, Received, Rows, StoreStatus, Totals
-from cache_store.codec import Entry
-from cache_store.errors import Fenced
-from cache_store.naming import Naming
-from cache_store.outbox import Outbox, listed, unlisted, without
-from cache_store.partitions import Partitions
-from cache_store.replica import Position, Replica
-from cache_store.server import SOFT_LOG_LENGTH, Claim
+from streamer.cache_store.base import Contribution, Delta, Received, Rows, StoreStatus, Totals
+from streamer.cache_store.codec import Entry
+from streamer.cache_store.errors import Fenced
+from streamer.cache_store.naming import Naming
+from streamer.cache_store.outbox import Outbox, listed, unlisted, without
+from streamer.cache_store.partitions import Partitions
+from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.server import SOFT_LOG_LENGTH, Claim
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from model.companions import Companions
+    from streamer.model.companions import Companions
 
 Rows = NDArray[np.int64]
 """Numbers of table rows."""

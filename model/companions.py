@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Floats, Recent, Rows
-from model.growing import grown
-from model.jit import compiled
+from streamer.model.batch import Floats, Recent, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled
 
 Ints = NDArray[np.int32]
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.batch import Rows
-from model.kernels import Entries
-from model.towers import Tape
+from streamer.model.batch import Rows
+from streamer.model.kernels import Entries
+from streamer.model.towers import Tape
 
 
 class Term(NamedTuple):

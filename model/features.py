@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Floats, Rows
-from model.growing import grown
+from streamer.model.batch import Floats, Rows
+from streamer.model.growing import grown
 
 
 class FeatureStore:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Floats, Rows
-from model.growing import SMALLEST_CAPACITY, capacity_for
-from model.jit import compiled
+from streamer.model.batch import Floats, Rows
+from streamer.model.growing import SMALLEST_CAPACITY, capacity_for
+from streamer.model.jit import compiled
 
 Doubles = NDArray[np.float64]
 

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.device import in_host_memory
-from model.jit import compiled
-from model.tables import Table
+from streamer.model.device import in_host_memory
+from streamer.model.jit import compiled
+from streamer.model.tables import Table
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Batch, Floats, Recent, Rows
-from model.growing import grown
-from model.jit import compiled, inlined
+from streamer.model.batch import Batch, Floats, Recent, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled, inlined
 
 Ints = NDArray[np.int32]
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.batch import Floats, LogPopularity, Recent, Rows
-from model.companions import Companions
-from model.entries import Term
-from model.jit import compiled
-from model.towers import Tape
-from model.trainer import Trainer
+from streamer.model.batch import Floats, LogPopularity, Recent, Rows
+from streamer.model.companions import Companions
+from streamer.model.entries import Term
+from streamer.model.jit import compiled
+from streamer.model.towers import Tape
+from streamer.model.trainer import Trainer
 
 BLOCK_CELLS = 1 << 22
 CHUNK_ITEMS = 1 << 12

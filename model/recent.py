@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Recent, Rows
-from model.growing import grown
-from model.jit import compiled
+from streamer.model.batch import Recent, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled
 
 
 class RecentItems:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.growing import capacity_for
+from streamer.model.growing import capacity_for
 
 PAGE = 64
 """Rows that are initialised together, by one generator: many enough to share its cost, few enough to redo one row."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.batch import Rows
-from model.features import FeatureStore
-from model.tables import Table
+from streamer.model.batch import Rows
+from streamer.model.features import FeatureStore
+from streamer.model.tables import Table
 
 
 @dataclass(frozen=True, slots=True)

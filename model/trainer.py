@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.batch import Batch, Floats, LogPopularity, Rows, View
-from model.companions import Near
-from model.entries import Term, merged
-from model.kernels import Entries, Outcome, Sampling, sampled_softmax
-from model.kernels.rows_numba import MASKED
-from model.losses import Part, Proposals, SamplerSettings, method_named
-from model.optim import ParameterAdam, make_optimizer
-from model.plan import Candidates, Plan, Planner
-from model.towers import Tape
-from model.two_tower import ModelSettings, TwoTower
+from streamer.model.batch import Batch, Floats, LogPopularity, Rows, View
+from streamer.model.companions import Near
+from streamer.model.entries import Term, merged
+from streamer.model.kernels import Entries, Outcome, Sampling, sampled_softmax
+from streamer.model.kernels.rows_numba import MASKED
+from streamer.model.losses import Part, Proposals, SamplerSettings, method_named
+from streamer.model.optim import ParameterAdam, make_optimizer
+from streamer.model.plan import Candidates, Plan, Planner
+from streamer.model.towers import Tape
+from streamer.model.two_tower import ModelSettings, TwoTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TrainerSettings:
     """How the model learns.
 
     Args:
-        method: one of `model.losses.METHODS`.
+        method: one of `streamer.model.losses.METHODS`.
         optimizer: one of `adagrad`, `adam`, `sgd` (cost grows with the batch), `dense-adam` (with the tables).
         rate: learning rate of the embedding tables.
         dense_rate: learning rate of everything that is not a table: MLPs, recency weights, prior, repeat bias.

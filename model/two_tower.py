@@ -3,7 +3,7 @@
     score(u, j) = <q_u, e_j> + beta log pop(j) + rho[rank of j among u's recent items] + gamma nearness(u, j)
 
 The second term is the popularity prior, the third the repeat bias, the fourth says how often users had j together with
-u's recent items (`model.companions`; gamma is one number for items among u's recent ones and one for all others). All
+u's recent items (`companions.py`; gamma is one number for items among u's recent ones and one for all others). All
 three are optional. The prior is one more dimension
 of the vectors (beta on the query's side, log pop on the item's), so it passes through correction, resampling weights,
 loss and retrieval index like any other.
@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from model.batch import Rows
-from model.companions import Near
-from model.kernels.pooling import pooled
-from model.plan import Plan
-from model.tables import Table
-from model.towers import Tape, Tower, TowerSettings
+from streamer.model.batch import Rows
+from streamer.model.companions import Near
+from streamer.model.kernels.pooling import pooled
+from streamer.model.plan import Plan
+from streamer.model.tables import Table
+from streamer.model.towers import Tape, Tower, TowerSettings
 
 FIRST_GAMMA = 0.5
 

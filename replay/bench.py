@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import numpy as np
 
-from replay.datasets import open_log
-from replay.events import Events
-from replay.producer import EmbeddedSink, EventSink, produce
-from streamer.sources.kafka_settings import KafkaSettings
+from streamer.replay.datasets import open_log
+from streamer.replay.events import Events
+from streamer.replay.producer import EmbeddedSink, EventSink, produce
+from streamer.sources.kafka.settings import KafkaSettings
 
 TOPIC = "bench"
 PARTITIONS = 4
@@ -166,7 +166,7 @@ def _to_embedded(directory: Path, events: Any) -> None:
 
 
 def _to_kafka(servers: str, topic: str, events: Any) -> None:
-    from replay.kafka_sink import KafkaSink
+    from streamer.replay.kafka.sink import KafkaSink
 
     _write(KafkaSink(KafkaSettings(servers, topic), topic), events)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from replay.events import Record
 from streamer.errors import SourceError
 from streamer.event import DeadLetter, Decoded, EventDecoder, EventSettings
+from streamer.replay.events import Record
 from streamer.sources.base import Chunk
 from streamer.sources.files import FileSource
 

@@ -3,8 +3,8 @@
     reader -> chunks of records -> pace -> sink
 
 A reader is anything that yields chunks of records in stream order; `Events.records()` makes them from columns. A sink
-is a topic of the embedded log, or of Kafka (`replay.kafka_sink`). In both, a record is keyed by its user, so that a
-user's events stay in order. A sink knows which events of a replay it has (`replay.resume`).
+is a topic of the embedded log, or of Kafka (`replay.kafka`). In both, a record is keyed by its user, so that a
+user's events stay in order. A sink knows which events of a replay it has (`streamer.replay.resume`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from replay.events import Record
-from replay.pacing import Pace, Unpaced
-from replay.resume import ReplayLog
+from streamer.replay.events import Record
+from streamer.replay.pacing import Pace, Unpaced
+from streamer.replay.resume import ReplayLog
 
 PARTITIONS = 4
 """Of a new topic of the embedded log."""

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from replay.events import Record
 from streamer.errors import SourceError
-from streamer.sources.embedded import EmbeddedLog
-from streamer.sources.embedded_database import translated_errors
+from streamer.replay.events import Record
+from streamer.sources.embedded.database import translated_errors
+from streamer.sources.embedded.source import EmbeddedLog
 
 _TABLE = """CREATE TABLE IF NOT EXISTS replays (
     topic TEXT NOT NULL, name TEXT NOT NULL, written INTEGER NOT NULL, PRIMARY KEY (topic, name)

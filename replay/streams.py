@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from replay.events import Events, Record
-from replay.resume import replay_name
+from streamer.replay.events import Events, Record
+from streamer.replay.resume import replay_name
 
 if TYPE_CHECKING:
-    from replay.datasets import Log, LogOptions
-    from replay.lines import JsonLines, Malformed
+    from streamer.replay.datasets import Log, LogOptions
+    from streamer.replay.lines import JsonLines, Malformed
 
 AFTER_PASS_S = 1.0
 """Between the last event of a pass and the first one of the next."""
@@ -115,7 +115,7 @@ class SyntheticReplay:
 
     def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
         """See `Stream.chunks`."""
-        from replay.synthetic import SyntheticSettings, SyntheticStream
+        from streamer.replay.synthetic import SyntheticSettings, SyntheticStream
 
         stream = SyntheticStream(SyntheticSettings(seed=self.seed))
         yield from up_to(self.total - start, map(_untimed, _skipped(stream, start)))

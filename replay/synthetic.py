@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.events import Events
 from streamer.errors import SettingsError
+from streamer.replay.events import Events
 
 Ints = NDArray[np.int64]
 

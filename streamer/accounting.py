@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamer.batcher import MicroBatch
+from streamer.ingest.batcher import MicroBatch
 
 
 @dataclass(slots=True)

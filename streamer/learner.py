@@ -16,19 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.batch import Batch, Recent, Rows, View
-from model.companions import Companions
-from model.device import resolve_device
-from model.occurrence import Occurrence
-from model.popularity import ExactPopularity, HashPopularity, Popularity
-from model.ranking import Ranker
-from model.recent import RecentItems
-from model.trainer import StepResult, Trainer, TrainerSettings
-from model.two_tower import ModelSettings
-from streamer.batcher import MicroBatch
 from streamer.checkpoint import Checkpoint, pack_strings, unpack_strings
 from streamer.errors import IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
+from streamer.ingest.batcher import MicroBatch
+from streamer.model.batch import Batch, Recent, Rows, View
+from streamer.model.companions import Companions
+from streamer.model.device import resolve_device
+from streamer.model.occurrence import Occurrence
+from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
+from streamer.model.ranking import Ranker
+from streamer.model.recent import RecentItems
+from streamer.model.trainer import StepResult, Trainer, TrainerSettings
+from streamer.model.two_tower import ModelSettings
 from streamer.vocabulary import Vocabulary
 
 State = dict[str, Any]

@@ -20,21 +20,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cache_store.base import CacheStore, StoreStatus
 from streamer.accounting import Accounting
-from streamer.batcher import Batcher, MicroBatch
+from streamer.cache_store.base import CacheStore, StoreStatus
 from streamer.checkpoint import CheckpointStore
-from streamer.checkpointing import Checkpointer, Saves
-from streamer.composition import Composition, composition
-from streamer.dead_letters import DeadLetter, DeadLetters
+from streamer.checkpoint.checkpointer import Checkpointer, Saves
+from streamer.dead_letters.base import DeadLetter, DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
-from streamer.ingest import Ingest, Standing
+from streamer.ingest.batcher import Batcher, MicroBatch
+from streamer.ingest.offsets import Progress
+from streamer.ingest.reader import Ingest, Standing
 from streamer.learner import Learned, Learner
+from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.prequential import Prequential
-from streamer.progress import Progress
-from streamer.sharing import Sharing
+from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)

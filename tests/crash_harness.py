@@ -142,7 +142,7 @@ class Command:
 
     def __init__(self, arguments: Sequence[Any], log: Path, prelude: str = "", **env: str) -> None:
         self.log = log
-        code = f"{prelude}\nimport sys\nfrom streamer.cli import main\nmain()"
+        code = f"{prelude}\nimport sys\nfrom streamer.cli.main import main\nmain()"
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.losses import SamplerSettings
-from model.towers import TowerSettings
-from model.trainer import TrainerSettings
-from model.two_tower import ModelSettings
-from streamer.batcher import MicroBatch
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.event import encode
+from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner, LearnerSettings
+from streamer.model.losses import SamplerSettings
+from streamer.model.towers import TowerSettings
+from streamer.model.trainer import TrainerSettings
+from streamer.model.two_tower import ModelSettings
 from streamer.sources.memory import MemoryLog
 
 NOON_MS = 1_700_000_000_000

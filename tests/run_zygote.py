@@ -22,18 +22,18 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     from line_harness import events, learn_all, small
 
-    from streamer.commands import run as _run  # noqa: F401
+    from streamer.cli import run as _run  # noqa: F401
     from streamer.learner import Learner
     from streamer.prequential import Prequential  # noqa: F401
-    from streamer.sources import embedded as _embedded  # noqa: F401
-    from streamer.sources import kafka as _kafka  # noqa: F401
+    from streamer.sources.embedded import source as _embedded  # noqa: F401
+    from streamer.sources.kafka import source as _kafka  # noqa: F401
 
     learn_all(Learner(small()), events(64))
 
 
 def child(output: str, arguments: list[str]) -> None:
     """Become the command. Never returns."""
-    from streamer.cli import main
+    from streamer.cli.main import main
 
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)

@@ -25,12 +25,12 @@ from kafka.errors import KafkaError
 from kafka_harness import KafkaHarness
 from line_harness import PATIENCE_S, popularity_counts
 
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
-from cache_store.shared import SharedStore
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.shared import SharedStore
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.learner import Learner
-from streamer.sharing import Sharing
+from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition
 
 QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200"]

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from run_zygote import child, warm_up
 
-from cache_store.base import Contribution, Increments
-from cache_store.exchange import Exchange
-from cache_store.outbox import Waiting, counted
-from cache_store.server import Push
-from cache_store.shared import SharedStore
+from streamer.cache_store.base import Contribution, Increments
+from streamer.cache_store.exchange import Exchange
+from streamer.cache_store.outbox import Waiting, counted
+from streamer.cache_store.server import Push
+from streamer.cache_store.shared import SharedStore
 from streamer.learner import Learner
 
 
@@ -97,7 +97,7 @@ def ended(pid: int, codes: dict[int, int]) -> int | None:
 
 def serve() -> None:
     warm_up()
-    from cache_store import redis as _redis  # noqa: F401
+    from streamer.cache_store import redis as _redis  # noqa: F401
 
     codes: dict[int, int] = {}
     print(json.dumps("ready"), flush=True)

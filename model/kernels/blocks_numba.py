@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.device import in_host_memory
-from model.kernels import rows_numba as rows
-from model.kernels.rows_numba import Floats, Ints
-from model.kernels.spec import Computed, Entries, Sampling
-from model.resampling import safe_offsets
+from streamer.model.device import in_host_memory
+from streamer.model.kernels import rows_numba as rows
+from streamer.model.kernels.rows_numba import Floats, Ints
+from streamer.model.kernels.spec import Computed, Entries, Sampling
+from streamer.model.resampling import safe_offsets
 
 CACHE_CELLS = 1 << 18
 """A block of so many float32 cells (1 MiB) stays in a core's second-level cache."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model import resampling
-from model.kernels.spec import Computed, Entries, Sampling
+from streamer.model import resampling
+from streamer.model.kernels.spec import Computed, Entries, Sampling
 
 EMPTY = -1e29
 """A row whose best corrected score is below this has no candidates."""

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.device import in_host_memory
-from model.jit import compiled
+from streamer.model.device import in_host_memory
+from streamer.model.jit import compiled
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

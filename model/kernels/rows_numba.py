@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from model.jit import compiled, float32_from_bits, inlined
+from streamer.model.jit import compiled, float32_from_bits, inlined
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

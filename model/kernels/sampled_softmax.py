@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.kernels import blocks_numba, blocks_torch
-from model.kernels.spec import Computed, Entries, Outcome, Sampling
+from streamer.model.kernels import blocks_numba, blocks_torch
+from streamer.model.kernels.spec import Computed, Entries, Outcome, Sampling
 
 __all__ = ["Entries", "Outcome", "Sampling", "sampled_softmax"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from model.losses.base import Method, Part, Proposals, SamplerSettings
-from model.losses.bir import Bir
-from model.losses.full_softmax import FullSoftmax
-from model.losses.g_tower import GTower
-from model.losses.mns import Mns
-from model.losses.ssl import Ssl
-from model.losses.ssl_pop import SslPop
-from model.losses.xir import Xir
+from streamer.model.losses.base import Method, Part, Proposals, SamplerSettings
+from streamer.model.losses.bir import Bir
+from streamer.model.losses.full_softmax import FullSoftmax
+from streamer.model.losses.g_tower import GTower
+from streamer.model.losses.mns import Mns
+from streamer.model.losses.ssl import Ssl
+from streamer.model.losses.ssl_pop import SslPop
+from streamer.model.losses.xir import Xir
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (Ssl(), SslPop(), Mns(), GTower(), Bir(), Xir(), FullSoftmax())

@@ -1,7 +1,7 @@
 """What a training method is: which candidates it uses, how it corrects them, and whether it resamples.
 
-All methods are weighted sums of the same loss over candidate sets (`model.kernels.sampled_softmax`); they differ only
-in what is described here.
+All methods are weighted sums of the same loss over candidate sets (`kernels.sampled_softmax`); they differ only in
+what is described here.
 
 **The query's own positive among its candidates** (an accidental hit, when it was drawn or sampled as a negative) is
 treated in one way by all: as in the paper's code it stays a candidate like any other. With `mask_own` it is removed
@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from model.batch import Floats
-from model.plan import Candidates, Plan
+from streamer.model.batch import Floats
+from streamer.model.plan import Candidates, Plan
 
 Extra = Literal["none", "cache", "uniform", "all"]
 """Where candidates from outside the batch come from."""

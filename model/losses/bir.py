@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from model.losses.base import Extra, Part, Proposals, SamplerSettings
-from model.plan import Plan
+from streamer.model.losses.base import Extra, Part, Proposals, SamplerSettings
+from streamer.model.plan import Plan
 
 
 class Bir:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from model.losses.ssl_pop import SslPop
+from streamer.model.losses.ssl_pop import SslPop
 
 
 class GTower(SslPop):

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from model.losses.base import Extra, Part, Proposals, SamplerSettings
-from model.plan import Plan
+from streamer.model.losses.base import Extra, Part, Proposals, SamplerSettings
+from streamer.model.plan import Plan
 
 
 class Mns:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from model.batch import Floats
-from model.losses.base import Extra, Part, Proposals, SamplerSettings
-from model.plan import Plan
+from streamer.model.batch import Floats
+from streamer.model.losses.base import Extra, Part, Proposals, SamplerSettings
+from streamer.model.plan import Plan
 
 
 class Xir:

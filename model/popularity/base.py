@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Floats, LogPopularity, Rows
+from streamer.model.batch import Floats, LogPopularity, Rows
 
 
 class Popularity(LogPopularity, Protocol):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Floats, Rows
-from model.growing import grown
-from model.jit import compiled
+from streamer.model.batch import Floats, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled
 
 _LARGEST_LOG2_WEIGHT = 512.0
 

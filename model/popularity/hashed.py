@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Floats, Rows
-from model.jit import compiled, inlined
+from streamer.model.batch import Floats, Rows
+from streamer.model.jit import compiled, inlined
 
 _STALE = 4.0
 """An item that has been away for so many of its gaps is estimated by its absence: e^-4 = 2% of all gaps are longer."""

@@ -5,10 +5,10 @@ with open_log("loc-gowalla_totalCheckins.txt.gz", "gowalla", LogOptions(min_user
         ...
 """
 
-from replay.datasets.base import DatasetFormat
-from replay.datasets.interactions import Interactions
-from replay.datasets.log import Log
-from replay.datasets.opening import DATASETS, open_log
-from replay.datasets.options import LogOptions
+from streamer.replay.datasets.base import DatasetFormat
+from streamer.replay.datasets.interactions import Interactions
+from streamer.replay.datasets.log import Log
+from streamer.replay.datasets.opening import DATASETS, open_log
+from streamer.replay.datasets.options import LogOptions
 
 __all__ = ["DATASETS", "DatasetFormat", "Interactions", "Log", "LogOptions", "open_log"]

@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, has_header, is_number, most_lines, names_parts, split
-from replay.datasets.files import Peek
-from replay.datasets.generic import JSONL, KNOWN, jsonl_layout
-from replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import delimited, has_header, is_number, most_lines, names_parts, split
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.generic import JSONL, KNOWN, jsonl_layout
+from streamer.replay.datasets.layout import Known, Layout, layout_of
 
 _KNOWN = Known(
     ("user_id", "user", "reviewerID"),

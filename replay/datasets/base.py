@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replay.datasets.database import Connection
-from replay.datasets.files import LogFile, Origin, Peek
-from replay.datasets.layout import Layout
-from replay.datasets.options import LogOptions
+from streamer.replay.datasets.database import Connection
+from streamer.replay.datasets.files import LogFile, Origin, Peek
+from streamer.replay.datasets.layout import Layout
+from streamer.replay.datasets.options import LogOptions
 
 
 @dataclass(frozen=True, slots=True)

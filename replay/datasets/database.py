@@ -8,8 +8,8 @@ from pathlib import Path
 
 import duckdb
 
-from replay.datasets.options import LogOptions
 from streamer.errors import SettingsError, SourceError
+from streamer.replay.datasets.options import LogOptions
 
 Connection = duckdb.DuckDBPyConnection
 

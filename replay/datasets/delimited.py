@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import or_
 
-from replay.datasets.base import Opened
-from replay.datasets.files import Peek
-from replay.datasets.layout import Known, same_name
-from replay.datasets.options import FIELDS
-from replay.datasets.tables import DelimitedTable
 from streamer.errors import SourceError
+from streamer.replay.datasets.base import Opened
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.layout import Known, same_name
+from streamer.replay.datasets.options import FIELDS
+from streamer.replay.datasets.tables import DelimitedTable
 
 DELIMITERS = (",", "\t", ";", "|", "::")
 SEEN_LINES = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, has_header, is_number, most_lines, split
-from replay.datasets.files import Peek
-from replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import delimited, has_header, is_number, most_lines, split
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.layout import Known, Layout, layout_of
 
 _LAYOUT = ("user_id", "song_id", "play_count")
 _KNOWN = Known(("user_id", "user"), ("song_id", "song"), rating=("play_count", "plays"))

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.datasets.layout import LONGEST_FEATURE, FeatureColumn
 from streamer.event import Features
 from streamer.event.fields import normal_features
+from streamer.replay.datasets.layout import LONGEST_FEATURE, FeatureColumn
 
 MOST_SHARED = 1_000_000
 """Up to so many different ones are kept taken apart, and shared by the events."""

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import duckdb
 
-from replay.datasets.database import Connection, quoted, reading
 from streamer.errors import SourceError
+from streamer.replay.datasets.database import Connection, quoted, reading
 
 MOST_LISTED = 12
 """Names in a message."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from replay.datasets import times
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.database import quoted, reading
-from replay.datasets.delimited import delimited
-from replay.datasets.files import Peek
-from replay.datasets.layout import FeatureColumn, Known, Layout, layout_of, number
-from replay.datasets.tables import JsonTable, ParquetTable
 from streamer.errors import SourceError
+from streamer.replay.datasets import times
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.database import quoted, reading
+from streamer.replay.datasets.delimited import delimited
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.layout import FeatureColumn, Known, Layout, layout_of, number
+from streamer.replay.datasets.tables import JsonTable, ParquetTable
 
 KNOWN = Known(
     user_id=("user_id", "userid", "user", "uid", "customer_id", "visitorid", "visitor_id", "reviewerid"),

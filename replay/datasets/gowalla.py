@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from replay.datasets import times
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, has_header, most_lines, split
-from replay.datasets.files import Peek
-from replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets import times
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import delimited, has_header, most_lines, split
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.layout import Known, Layout, layout_of
 
 _LAYOUT = ("user_id", "timestamp", "latitude", "longitude", "location_id")
 _KNOWN = Known(("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time"))

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from replay.datasets.options import LogOptions
-from replay.datasets.tables import Table
-from replay.datasets.times import ReadTime, Time, any_time
 from streamer.errors import SettingsError, SourceError
 from streamer.event import Features
+from streamer.replay.datasets.options import LogOptions
+from streamer.replay.datasets.tables import Table
+from streamer.replay.datasets.times import ReadTime, Time, any_time
 
 LONGEST_FEATURE = 256
 """Characters; a longer one is cut."""

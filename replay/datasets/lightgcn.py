@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import DELIMITERS
-from replay.datasets.files import Peek
-from replay.datasets.generic import KNOWN
-from replay.datasets.layout import Layout
-from replay.datasets.tables import AdjacencyTable
 from streamer.errors import SourceError
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import DELIMITERS
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.generic import KNOWN
+from streamer.replay.datasets.layout import Layout
+from streamer.replay.datasets.tables import AdjacencyTable
 
 
 def _lightgcn(log: Opened) -> Layout:

@@ -16,18 +16,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from replay.datasets.base import Opened
-from replay.datasets.database import quoted, reading
-from replay.datasets.features import packed_sql
-from replay.datasets.files import LogFile
-from replay.datasets.layout import Layout
-from replay.datasets.malformed import MalformedRows, Rejected, lines_of_rows, why_by_line
-from replay.datasets.order import keyed_sql
-from replay.datasets.tables import DelimitedTable
-from replay.datasets.times import END_S
-from replay.lines import MOST_REPORTED
 from streamer.errors import SourceError
 from streamer.event import EventSettings, Reason
+from streamer.replay.datasets.base import Opened
+from streamer.replay.datasets.database import quoted, reading
+from streamer.replay.datasets.features import packed_sql
+from streamer.replay.datasets.files import LogFile
+from streamer.replay.datasets.layout import Layout
+from streamer.replay.datasets.malformed import MalformedRows, Rejected, lines_of_rows, why_by_line
+from streamer.replay.datasets.order import keyed_sql
+from streamer.replay.datasets.tables import DelimitedTable
+from streamer.replay.datasets.times import END_S
+from streamer.replay.lines import MOST_REPORTED
 
 logger = logging.getLogger(__name__)
 

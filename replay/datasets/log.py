@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.datasets.base import Opened
-from replay.datasets.database import Connection, reading
-from replay.datasets.features import FeatureReader
-from replay.datasets.interactions import Interactions, by_first_appearance
-from replay.datasets.layout import Layout
-from replay.datasets.loading import coded, load, sort
-from replay.datasets.scratch import Scratch
-from replay.events import Events
-from replay.lines import Malformed
+from streamer.replay.datasets.base import Opened
+from streamer.replay.datasets.database import Connection, reading
+from streamer.replay.datasets.features import FeatureReader
+from streamer.replay.datasets.interactions import Interactions, by_first_appearance
+from streamer.replay.datasets.layout import Layout
+from streamer.replay.datasets.loading import coded, load, sort
+from streamer.replay.datasets.scratch import Scratch
+from streamer.replay.events import Events
+from streamer.replay.lines import Malformed
 
 CHUNK = 65_536
 

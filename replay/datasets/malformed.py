@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import duckdb
 
-from replay.datasets.database import Connection
-from replay.datasets.files import LogFile
-from replay.datasets.tables import DelimitedTable, Table
-from replay.lines import MOST_REPORTED, Malformed
+from streamer.replay.datasets.database import Connection
+from streamer.replay.datasets.files import LogFile
+from streamer.replay.datasets.tables import DelimitedTable, Table
+from streamer.replay.lines import MOST_REPORTED, Malformed
 
 CLIPPED = 80
 """Characters of a line that are shown."""

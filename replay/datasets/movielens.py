@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, guess_delimiter, has_header, is_number, most_lines
-from replay.datasets.files import LogFile, Peek, bare_name
-from replay.datasets.layout import Known, Layout, layout_of
-from replay.datasets.side import about
-from replay.datasets.tables import DelimitedTable
 from streamer.errors import SourceError
 from streamer.event import Features
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import delimited, guess_delimiter, has_header, is_number, most_lines
+from streamer.replay.datasets.files import LogFile, Peek, bare_name
+from streamer.replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.side import about
+from streamer.replay.datasets.tables import DelimitedTable
 
 HIGHEST_RATING = 10
 _LAYOUT = ("userId", "movieId", "rating", "timestamp")

@@ -7,24 +7,24 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from replay.datasets.amazon import AMAZON
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.database import Connection, connect
-from replay.datasets.delimited import guess_delimiter, names_parts
-from replay.datasets.echonest import ECHONEST
-from replay.datasets.files import NO_LINES, Origin, Peek, matches
-from replay.datasets.generic import CSV, JSONL, KNOWN, PARQUET, TSV
-from replay.datasets.gowalla import GOWALLA
-from replay.datasets.layout import check_filters
-from replay.datasets.lightgcn import LIGHTGCN
-from replay.datasets.log import Log
-from replay.datasets.movielens import MOVIELENS
-from replay.datasets.options import LogOptions
-from replay.datasets.recbole import RECBOLE
-from replay.datasets.scratch import Scratch
-from replay.datasets.ta_feng import TA_FENG
-from replay.datasets.tmall import TMALL
 from streamer.errors import SettingsError, SourceError
+from streamer.replay.datasets.amazon import AMAZON
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.database import Connection, connect
+from streamer.replay.datasets.delimited import guess_delimiter, names_parts
+from streamer.replay.datasets.echonest import ECHONEST
+from streamer.replay.datasets.files import NO_LINES, Origin, Peek, matches
+from streamer.replay.datasets.generic import CSV, JSONL, KNOWN, PARQUET, TSV
+from streamer.replay.datasets.gowalla import GOWALLA
+from streamer.replay.datasets.layout import check_filters
+from streamer.replay.datasets.lightgcn import LIGHTGCN
+from streamer.replay.datasets.log import Log
+from streamer.replay.datasets.movielens import MOVIELENS
+from streamer.replay.datasets.options import LogOptions
+from streamer.replay.datasets.recbole import RECBOLE
+from streamer.replay.datasets.scratch import Scratch
+from streamer.replay.datasets.ta_feng import TA_FENG
+from streamer.replay.datasets.tmall import TMALL
 
 logger = logging.getLogger(__name__)
 

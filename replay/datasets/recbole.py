@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, split
-from replay.datasets.files import Peek, bare_name
-from replay.datasets.generic import KNOWN
-from replay.datasets.layout import Layout, layout_of, same_name
-from replay.datasets.options import LogOptions
-from replay.datasets.side import about
-from replay.datasets.tables import DelimitedTable
 from streamer.errors import SourceError
 from streamer.event import Features
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import delimited, split
+from streamer.replay.datasets.files import Peek, bare_name
+from streamer.replay.datasets.generic import KNOWN
+from streamer.replay.datasets.layout import Layout, layout_of, same_name
+from streamer.replay.datasets.options import LogOptions
+from streamer.replay.datasets.side import about
+from streamer.replay.datasets.tables import DelimitedTable
 
 _TYPES = ("token", "float", "token_seq", "float_seq")
 _PARTS = ("user_id", "item_id", "timestamp", "rating", "event_type")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from replay.datasets.database import Connection, reading
-from replay.datasets.files import LogFile
-from replay.datasets.layout import LONGEST_FEATURE, number, same_name
-from replay.datasets.malformed import Rejected, why_by_line
-from replay.datasets.tables import DelimitedTable, LineTable
 from streamer.errors import SourceError
 from streamer.event import Features
+from streamer.replay.datasets.database import Connection, reading
+from streamer.replay.datasets.files import LogFile
+from streamer.replay.datasets.layout import LONGEST_FEATURE, number, same_name
+from streamer.replay.datasets.malformed import Rejected, why_by_line
+from streamer.replay.datasets.tables import DelimitedTable, LineTable
 
 FEW = 10
 """So many different values make a feature, however few lines there are."""

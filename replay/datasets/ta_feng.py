@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 
-from replay.datasets import times
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import guess_delimiter, has_header, most_lines, same_columns, split
-from replay.datasets.files import Peek
-from replay.datasets.layout import Known, Layout, layout_of
-from replay.datasets.tables import DelimitedTable
 from streamer.errors import SourceError
+from streamer.replay.datasets import times
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import guess_delimiter, has_header, most_lines, same_columns, split
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.tables import DelimitedTable
 
 _LAYOUT = (
     "TRANSACTION_DT",

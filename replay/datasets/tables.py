@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from replay.datasets.database import quoted
-from replay.datasets.files import LogFile
+from streamer.replay.datasets.database import quoted
+from streamer.replay.datasets.files import LogFile
 
 
 class Table(Protocol):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replay.datasets.base import DatasetFormat, Opened
-from replay.datasets.delimited import delimited, has_header, is_number, most_lines
-from replay.datasets.files import Peek
-from replay.datasets.layout import Known, Layout, layout_of
-from replay.datasets.times import Time
+from streamer.replay.datasets.base import DatasetFormat, Opened
+from streamer.replay.datasets.delimited import delimited, has_header, is_number, most_lines
+from streamer.replay.datasets.files import Peek
+from streamer.replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.times import Time
 
 YEAR = 2014
 _LAYOUT = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "time_stamp", "action_type")

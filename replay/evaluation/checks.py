@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from model.device import resolve_device
-from replay.datasets import Log
-from replay.evaluation.offline import OfflineSettings
-from replay.evaluation.spec import Spec, features_of, methods_of, offline_settings, prequential_settings
 from streamer.errors import SettingsError
+from streamer.model.device import resolve_device
+from streamer.replay.datasets import Log
+from streamer.replay.evaluation.offline import OfflineSettings
+from streamer.replay.evaluation.spec import Spec, features_of, methods_of, offline_settings, prequential_settings
 
 
 def check_methods(methods: Sequence[str], protocol: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from replay.events import Events
+from streamer.replay.events import Events
 from streamer.sources.base import Chunk, Listener, Partition, Positions
 
 

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.batch import Rows
-from replay.evaluation.measure import Measure
-from replay.evaluation.split import Split, UserItems
+from streamer.model.batch import Rows
+from streamer.replay.evaluation.measure import Measure
+from streamer.replay.evaluation.split import Split, UserItems
 
 BLOCK_CELLS = 1 << 22
 """Scores that are held at a time."""

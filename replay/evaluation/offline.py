@@ -16,20 +16,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Batch, Rows, View
-from model.device import resolve_device
-from model.losses import METHODS, SamplerSettings
-from model.occurrence import Occurrence
-from model.popularity import ExactPopularity, HashPopularity
-from model.ranking import Ranker
-from model.towers import TowerSettings
-from model.trainer import StepResult, Trainer, TrainerSettings
-from model.two_tower import ModelSettings
-from replay.datasets import Interactions
-from replay.evaluation.measure import Measure
-from replay.evaluation.metrics import evaluate
-from replay.evaluation.split import split_by_user
 from streamer.errors import SettingsError
+from streamer.model.batch import Batch, Rows, View
+from streamer.model.device import resolve_device
+from streamer.model.losses import METHODS, SamplerSettings
+from streamer.model.occurrence import Occurrence
+from streamer.model.popularity import ExactPopularity, HashPopularity
+from streamer.model.ranking import Ranker
+from streamer.model.towers import TowerSettings
+from streamer.model.trainer import StepResult, Trainer, TrainerSettings
+from streamer.model.two_tower import ModelSettings
+from streamer.replay.datasets import Interactions
+from streamer.replay.evaluation.measure import Measure
+from streamer.replay.evaluation.metrics import evaluate
+from streamer.replay.evaluation.split import split_by_user
 
 POPULARITY_GROUPS = 10
 """The cache's composition is told by so many groups of items, the most popular first."""
@@ -43,7 +43,7 @@ class OfflineSettings:
     """The protocol of one run.
 
     Args:
-        method: one of `model.losses.METHODS`.
+        method: one of `streamer.model.losses.METHODS`.
         epochs: passes over the training pairs, each in an order of its own.
         batch_size: pairs a step; the last step of an epoch has what is left.
         dim: size of both towers' id embeddings.

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.evaluation.events_source import EventsSource
-from replay.evaluation.measure import Measure
-from replay.events import Events
-from streamer.batcher import MicroBatch
-from streamer.composition import composition
-from streamer.dead_letters import MemoryDeadLetters
+from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
+from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner, LearnerSettings
+from streamer.metrics.composition import composition
 from streamer.pipeline import Pipeline, PipelineSettings
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Delay, DelayedLearner, Prequential
+from streamer.replay.evaluation.events_source import EventsSource
+from streamer.replay.evaluation.measure import Measure
+from streamer.replay.events import Events
 
 K = 10
 """The length of the list that the curves look at."""

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.evaluation.measure import Measure
-from replay.evaluation.spec import Spec
-from streamer.composition import curve
 from streamer.errors import SettingsError, StreamerError
+from streamer.metrics.composition import curve
+from streamer.replay.evaluation.measure import Measure
+from streamer.replay.evaluation.spec import Spec
 
 RANK_POINTS = 200
 DELAYS = ("delay_events", "delay_seconds")

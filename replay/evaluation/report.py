@@ -14,9 +14,9 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
-from replay.evaluation.record import DELAYS, Record
-from replay.evaluation.shown import by_number, common_settings, headline, shown_k, swept
-from replay.evaluation.tables import told
+from streamer.replay.evaluation.record import DELAYS, Record
+from streamer.replay.evaluation.shown import by_number, common_settings, headline, shown_k, swept
+from streamer.replay.evaluation.tables import told
 
 HEIGHT = 440
 MODEL = "model"

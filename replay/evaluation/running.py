@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, Protocol
 
-from replay.datasets import Interactions, Log
-from replay.evaluation.offline import OfflineResult, OfflineRun
-from replay.evaluation.prequential import PrequentialResult, PrequentialRun
-from replay.evaluation.record import Record, Records, by_rank, measured
-from replay.evaluation.shown import refused
-from replay.evaluation.spec import Spec, offline_settings, prequential_settings
 from streamer.errors import SourceError
+from streamer.replay.datasets import Interactions, Log
+from streamer.replay.evaluation.offline import OfflineResult, OfflineRun
+from streamer.replay.evaluation.prequential import PrequentialResult, PrequentialRun
+from streamer.replay.evaluation.record import Record, Records, by_rank, measured
+from streamer.replay.evaluation.shown import refused
+from streamer.replay.evaluation.spec import Spec, offline_settings, prequential_settings
 
 Progress = Callable[[float, str], None]
 """Told how far a run is, from 0 to 1, and what it has found so far."""

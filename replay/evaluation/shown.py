@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replay.evaluation.record import Record
+from streamer.replay.evaluation.record import Record
 
 USUAL_K = 10
 """The length of the list that they look at, where it was measured."""

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
-from model.losses import METHODS
-from replay.evaluation.offline import OfflineSettings
-from replay.evaluation.prequential import PrequentialSettings
 from streamer.errors import SettingsError
+from streamer.model.losses import METHODS
+from streamer.replay.evaluation.offline import OfflineSettings
+from streamer.replay.evaluation.prequential import PrequentialSettings
 
 ALIASES = {"lambda": "cache_weight", "cache": "cache_size", "batch": "batch_size"}
 """What the paper's readers call some settings."""
@@ -49,7 +49,7 @@ class Spec:
     Args:
         data: name of the log.
         protocol: `offline` or `prequential`.
-        method: one of `model.losses.METHODS`.
+        method: one of `streamer.model.losses.METHODS`.
         seed: of everything random.
         settings: what differs from the protocol's defaults, by name.
         log: what of the log is used, if not all of it.
@@ -100,9 +100,9 @@ def learner_settings(changes: Values) -> Any:
     Raises:
         SettingsError: `run` has no such option, or a value does not fit.
     """
-    from streamer import wiring
-    from streamer.commands.run import run
-    from streamer.options import defaults_of
+    from streamer import build as wiring
+    from streamer.cli.options import defaults_of
+    from streamer.cli.run import run
 
     listed = {name: named(value) if name in FEATURES else value for name, value in changes.items()}
     return wiring.learner_settings(defaults_of(run, listed))
@@ -111,9 +111,9 @@ def learner_settings(changes: Values) -> Any:
 @cache
 def learner_names() -> tuple[str, ...]:
     """The options of `streamer run` that its learner reads, by their names without dashes."""
-    from streamer import wiring
-    from streamer.commands.run import run
-    from streamer.options import defaults_of
+    from streamer import build as wiring
+    from streamer.cli.options import defaults_of
+    from streamer.cli.run import run
 
     options = _Noted(defaults_of(run, {}))
     wiring.learner_settings(options)
@@ -134,7 +134,7 @@ class _Noted(dict[str, Any]):
 
 def _run_options() -> dict[str, str]:
     """All options of `streamer run` by their names without dashes, and what its function calls them."""
-    from streamer.commands.run import run
+    from streamer.cli.run import run
 
     return {p.opts[0].removeprefix("--").replace("-", "_"): str(p.name) for p in run.params}
 
@@ -143,7 +143,7 @@ def methods_of(protocol: str) -> tuple[str, ...]:
     """The methods that a protocol can run."""
     if protocol == "offline":
         return tuple(METHODS)
-    from streamer.commands.run import run
+    from streamer.cli.run import run
 
     choice: Any = next(p.type for p in run.params if p.name == "method")
     return tuple(choice.choices)

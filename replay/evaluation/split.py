@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
+from streamer.model.batch import Rows
 
 
 @dataclass(frozen=True, slots=True)

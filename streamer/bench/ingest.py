@@ -14,16 +14,16 @@ from uuid import uuid4
 
 import numpy as np
 
-from streamer.batcher import Batcher, MicroBatch
-from streamer.commands.run import build, run
+from streamer.build import event_settings, kafka_settings, learner_settings, source_factory
+from streamer.cli.options import without_settings
+from streamer.cli.run import build, run
 from streamer.errors import StreamerError
 from streamer.event import EventDecoder, encode
-from streamer.ingest import Ingest
+from streamer.ingest.batcher import Batcher, MicroBatch
+from streamer.ingest.reader import Ingest
 from streamer.learner import Learner
-from streamer.options import without_settings
 from streamer.sources.base import Listener, Source
-from streamer.sources.embedded_log import EmbeddedLog
-from streamer.wiring import event_settings, kafka_settings, learner_settings, source_factory
+from streamer.sources.embedded.log import EmbeddedLog
 
 TOPIC = "bench"
 PARTITIONS = 4

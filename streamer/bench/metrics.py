@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from streamer.commands.run import build, run
+from streamer.cli.options import defaults_of
+from streamer.cli.run import build, run
 from streamer.event import encode
 from streamer.metrics.monitor import Monitor
 from streamer.metrics.observer import Observer
-from streamer.options import defaults_of
-from streamer.sources.embedded_log import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 
 TOPIC = "bench"
 WARM_STEPS = 5

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.batch import Batch, Rows, View
-from model.losses import METHODS
-from model.occurrence import Occurrence
-from model.optim import Adam
-from model.popularity import ExactPopularity, HashPopularity
-from model.towers import TowerSettings
-from model.trainer import Trainer, TrainerSettings
-from model.two_tower import ModelSettings
 from streamer.bench.plain import PlainTrainer
+from streamer.model.batch import Batch, Rows, View
+from streamer.model.losses import METHODS
+from streamer.model.occurrence import Occurrence
+from streamer.model.optim import Adam
+from streamer.model.popularity import ExactPopularity, HashPopularity
+from streamer.model.towers import TowerSettings
+from streamer.model.trainer import Trainer, TrainerSettings
+from streamer.model.two_tower import ModelSettings
 
 PLAIN = ("ssl-pop", "bir", "xir")
 SLOW = ("plain bir", "plain xir")

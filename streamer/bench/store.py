@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from cache_store.admin import StoreAdmin
-from cache_store.connection import connect
-from cache_store.errors import StoreError
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
-from cache_store.server import HARD_LOG_LENGTH, SOFT_LOG_LENGTH
 from streamer.bench.store_trainer import Job, Measured, seed_of, serve
+from streamer.cache_store.admin import StoreAdmin
+from streamer.cache_store.connection import connect
+from streamer.cache_store.errors import StoreError
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.server import HARD_LOG_LENGTH, SOFT_LOG_LENGTH
 from streamer.errors import SharingError, StreamerError
 
 ANSWER_S = 300.0

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache_store.base import StoreStatus
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
-from cache_store.replica import Position, Replica
-from cache_store.server import Seed
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
-from model.towers import TowerSettings
-from model.trainer import TrainerSettings
-from model.two_tower import ModelSettings
-from streamer.batcher import MicroBatch, Origin
+from streamer.cache_store.base import StoreStatus
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.server import Seed
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
+from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner, LearnerSettings
-from streamer.sharing import Sharing
+from streamer.model.towers import TowerSettings
+from streamer.model.trainer import TrainerSettings
+from streamer.model.two_tower import ModelSettings
+from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition
 
 BATCHES = 32

@@ -30,7 +30,7 @@ accounting is the event; a record that cannot be taken apart counts as one. What
 events, filtered and dead letters, always.
 """
 
-from streamer.dead_letters import DeadLetter, Reason
+from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.event.decoded import Decoded, Features
 from streamer.event.decoder import EventDecoder
 from streamer.event.encoder import encode, encode_all

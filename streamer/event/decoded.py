@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import NamedTuple
 
-from streamer.dead_letters import DeadLetter
+from streamer.dead_letters.base import DeadLetter
 from streamer.event.fields import Invalid
 from streamer.sources.base import Chunk, Partition
 

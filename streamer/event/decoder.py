@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from streamer.dead_letters import KEPT_VALUE_BYTES, Reason
+from streamer.dead_letters.base import KEPT_VALUE_BYTES, Reason
 from streamer.errors import SettingsError
 from streamer.event import fields
 from streamer.event.decoded import Decoded, FeatureColumn, Rows, Writer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from streamer.dead_letters import Reason
+from streamer.dead_letters.base import Reason
 
 END_S = 7_258_118_400
 """2200-01-01 in seconds: all times are before. A number from here on is in milliseconds."""

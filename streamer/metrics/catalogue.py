@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from streamer.dead_letters import Reason
+from streamer.dead_letters.base import Reason
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from streamer.charts import History as WholeRun
+from streamer.display.charts import History as WholeRun
 
 RECENT_POINTS = 600
 RUN_POINTS = 600

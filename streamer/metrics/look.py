@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.batch import Rows
-from model.popularity import estimation_error
-from streamer.composition import BANDS, DECILES, Doubles, Point, Ranking, curve
 from streamer.learner import Learner
+from streamer.metrics.composition import BANDS, DECILES, Doubles, Point, Ranking, curve
+from streamer.model.batch import Rows
+from streamer.model.popularity import estimation_error
 
 TOP = 10
 CURVE_POINTS = 48

@@ -28,9 +28,9 @@ from streamer.metrics.observer import Observer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cache_store.base import StoreStatus
-    from streamer.batcher import MicroBatch
-    from streamer.dead_letters import DeadLetter
+    from streamer.cache_store.base import StoreStatus
+    from streamer.dead_letters.base import DeadLetter
+    from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
     from streamer.metrics.look import Look, Looker
     from streamer.pipeline import Status

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamer.batcher import MicroBatch
+    from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
     from streamer.pipeline import Status
     from streamer.prequential import Prequential

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model.batch import Batch, Rows
-from model.recent import RecentItems
-from model.trainer import StepResult
-from streamer.batcher import MicroBatch
 from streamer.errors import SettingsError
+from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner, LearnerSettings
+from streamer.model.batch import Batch, Rows
+from streamer.model.recent import RecentItems
+from streamer.model.trainer import StepResult
 
 
 class Due(NamedTuple):

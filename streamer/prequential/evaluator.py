@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from model.batch import Batch, Rows
-from model.growing import capacity_for
-from model.ranking import LeftOut
-from model.recent import RecentItems
 from streamer.errors import SettingsError
 from streamer.learner import Learner
+from streamer.model.batch import Batch, Rows
+from streamer.model.growing import capacity_for
+from streamer.model.ranking import LeftOut
+from streamer.model.recent import RecentItems
 from streamer.prequential.delay import Due
 from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
 from streamer.prequential.known import Had, KnownItems

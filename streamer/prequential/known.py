@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
-from model.jit import compiled
+from streamer.model.batch import Rows
+from streamer.model.jit import compiled
 from streamer.prequential.pairs import Pairs, Pool, has
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
+from streamer.model.batch import Rows
 from streamer.prequential.slices import among_new
 
 METRICS = ("hr", "ndcg", "mrr")

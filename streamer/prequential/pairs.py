@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
-from model.growing import grown
-from model.jit import compiled
+from streamer.model.batch import Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled
 
 _FIRST_BITS = 2
 _CLASSES = 40

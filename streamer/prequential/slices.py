@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
+from streamer.model.batch import Rows
 
 BANDS = ("head", "torso", "tail")
 SPLITS = ("new-users", "returning-users", "new-items", "returning-items", *BANDS)

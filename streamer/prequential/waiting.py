@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from model.batch import Batch, Recent, Rows
+from streamer.model.batch import Batch, Recent, Rows
 from streamer.prequential.delay import Due
 from streamer.prequential.floors import RECENT, Stretch
 from streamer.prequential.known import Had

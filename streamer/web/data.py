@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from streamer.dead_letters import DeadLetter
+from streamer.dead_letters.base import DeadLetter
 from streamer.metrics.health import Verdict
 from streamer.metrics.look import Look
 from streamer.metrics.monitor import Monitor

@@ -13,7 +13,7 @@ import numpy as np
 from servers.process import Process
 
 from streamer.event import encode
-from streamer.sources.embedded_log import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 
 TOPIC = "interactions"
 SCRIPT = "<script>window.hacked = 1</script>"

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.adding import Adder, add_to
-from cache_store.base import Increments
-from cache_store.codec import summed
+from streamer.cache_store.adding import Adder, add_to
+from streamer.cache_store.base import Increments
+from streamer.cache_store.codec import summed
 
 PARTS = st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2**40))), max_size=4)
 

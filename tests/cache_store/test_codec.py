@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.base import Increments, Span
-from cache_store.codec import (
+from streamer.cache_store.base import Increments, Span
+from streamer.cache_store.codec import (
     FORMAT,
     Entry,
     Malformed,
@@ -24,7 +24,7 @@ from cache_store.codec import (
     unpack_entry,
     unpack_rows,
 )
-from cache_store.replica import Position, Replica
+from streamer.cache_store.replica import Position, Replica
 
 counts = st.one_of(st.integers(0, 10), st.integers(2**32 - 2, 2**32 + 2), st.integers(0, 2**63 - 1))
 arrays = st.lists(counts, max_size=20).map(lambda numbers: np.array(numbers, np.int64))

@@ -8,10 +8,10 @@ import pytest
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
-from cache_store.connection import connect, shown, translated
-from cache_store.errors import StoreRefused, StoreUnavailable
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
+from streamer.cache_store.connection import connect, shown, translated
+from streamer.cache_store.errors import StoreRefused, StoreUnavailable
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,8 @@ def test_options_of_sentinels_are_read_as_those_of_other_urls() -> None:
 
 def test_options_of_a_cluster_are_read_as_those_of_other_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {}
-    monkeypatch.setattr("cache_store.connection.RedisCluster.__init__", lambda self, **options: given.update(options))
+    cluster = "streamer.cache_store.connection.RedisCluster.__init__"
+    monkeypatch.setattr(cluster, lambda self, **options: given.update(options))
     connect("redis+clusters://h:1?socket_timeout=2&ssl_check_hostname=false", 5.0)
     assert (given["socket_timeout"], given["ssl_check_hostname"], given["ssl"]) == (2.0, False, True)
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from cache_store import keys, scripts
-from cache_store.keys import TYPES, Keys
+from streamer.cache_store import keys, scripts
+from streamer.cache_store.keys import TYPES, Keys
 
 SCRIPTS = {name: text for name, text in vars(scripts).items() if name.isupper()}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.naming import Naming, agreed
+from streamer.cache_store.naming import Naming, agreed
 
 IDS = [f"item-{k}" for k in range(6)]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.base import NOTHING, Contribution, Increments, Span
-from cache_store.outbox import Outbox, added_up, counted, joined, size, without
+from streamer.cache_store.base import NOTHING, Contribution, Increments, Span
+from streamer.cache_store.outbox import Outbox, added_up, counted, joined, size, without
 
 NAMES = ("p", "q", "r")
 Event = tuple[str, int, int]

@@ -12,10 +12,10 @@ import pytest
 from contracts.store_contract import P, Q
 from contracts.store_trainer import Trainer, events_before, stored
 
-from cache_store.errors import Fenced, StoreUnavailable
-from cache_store.memory import MemoryServer
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
+from streamer.cache_store.errors import Fenced, StoreUnavailable
+from streamer.cache_store.memory import MemoryServer
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 
 PATIENCE_S = 60.0
 
@@ -142,7 +142,7 @@ class TestOnAThread:
         eventually(lambda: ada.receive().live)
 
     def test_it_waits_longer_and_longer_but_not_for_ever(self, server, ada, monkeypatch):
-        monkeypatch.setattr("cache_store.shared.LAST_PAUSE_S", 0.2)
+        monkeypatch.setattr("streamer.cache_store.shared.LAST_PAUSE_S", 0.2)
         server.error = StoreUnavailable("slow", "no answer")
         eventually(lambda: ada.store._pause_s == 0.2)
         server.error = None

@@ -12,11 +12,11 @@ import torch
 from contracts.store_trainer import Trainer
 from numpy.typing import NDArray
 
-from cache_store.base import Contribution, Increments, Span
-from cache_store.memory import MemoryServer
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
-from model.occurrence import Occurrence
+from streamer.cache_store.base import Contribution, Increments, Span
+from streamer.cache_store.memory import MemoryServer
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
+from streamer.model.occurrence import Occurrence
 
 SIGNIFICANCE = 0.001
 ITEMS, CACHE, ROUNDS = 50, 400, 60

@@ -11,8 +11,8 @@ from contracts.store_machine import StoreMachine, unhurried
 from contracts.store_trainer import Backend
 from hypothesis import settings
 
-from cache_store.memory import MemoryServer
-from cache_store.server import RESEED_S
+from streamer.cache_store.memory import MemoryServer
+from streamer.cache_store.server import RESEED_S
 
 
 class MemoryBackend:

@@ -20,13 +20,13 @@ import pytest
 from contracts.store_machine import Unreliable
 from contracts.store_trainer import Backend, Stored, Trainer, events_before, item_at, stored
 
-from cache_store.base import Contribution, Increments, Received, Span
-from cache_store.codec import fingerprint
-from cache_store.errors import Fenced, StoreUnavailable
-from cache_store.replica import Position, Replica
-from cache_store.server import Claim, Push, Seed, Server, Stand, Wanted
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
+from streamer.cache_store.base import Contribution, Increments, Received, Span
+from streamer.cache_store.codec import fingerprint
+from streamer.cache_store.errors import Fenced, StoreUnavailable
+from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.server import Claim, Push, Seed, Server, Stand, Wanted
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 
 P, Q = "clicks-0", "clicks-1"
 LARGEST_OFFSET = 2**53 - 1
@@ -508,8 +508,8 @@ class StoreContract:
         assert ben.view()[0] == events_before({P: 15, Q: 3}) == now().counts
 
     def test_a_reader_that_takes_nothing_in_for_long_gets_totals(self, trainer, monkeypatch):
-        monkeypatch.setattr("cache_store.view.MOST_ROWS", 6)
-        monkeypatch.setattr("cache_store.view.MOST_ROWS_AN_ITEM", 0)
+        monkeypatch.setattr("streamer.cache_store.view.MOST_ROWS", 6)
+        monkeypatch.setattr("streamer.cache_store.view.MOST_ROWS_AN_ITEM", 0)
         ada, ben = trainer("ada"), trainer("ben")
         received = after_five_entries(ada, ben)
         assert received.reset is not None

@@ -26,10 +26,10 @@ from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cache_store.errors import Fenced, StoreUnavailable
-from cache_store.server import Server
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
+from streamer.cache_store.errors import Fenced, StoreUnavailable
+from streamer.cache_store.server import Server
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 
 NAMES = ("ada", "ben", "cleo")
 PARTITIONS = ("clicks-0", "clicks-1", "views-0")

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cache_store.base import Contribution, Increments, Received, Span
-from cache_store.codec import unpack_entry
-from cache_store.outbox import counted
-from cache_store.replica import Position, Replica
-from cache_store.server import Server
-from cache_store.shared import SharedStore
+from streamer.cache_store.base import Contribution, Increments, Received, Span
+from streamer.cache_store.codec import unpack_entry
+from streamer.cache_store.outbox import counted
+from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.server import Server
+from streamer.cache_store.shared import SharedStore
 
 ITEMS = 7
 

@@ -17,7 +17,7 @@ from kafka import KafkaProducer
 from servers.kafka import KAFKA_VERSION, LocalKafka
 from servers.process import ServerUnavailable, free_ports, skip_or_fail
 
-from streamer.cli import cli
+from streamer.cli.main import cli
 
 SERVICES = deployment.services()
 

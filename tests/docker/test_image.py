@@ -19,7 +19,7 @@ import deployment
 import pytest
 from servers.process import free_ports, skip_or_fail
 
-from streamer.commands.run import run
+from streamer.cli.run import run
 from streamer.web.server import Answer, Request, WebServer
 
 ROOT = deployment.ROOT

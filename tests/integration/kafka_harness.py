@@ -13,7 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from servers.kafka import KafkaServer
 
 from streamer.sources.base import Listener, Partition, Positions
-from streamer.sources.kafka import KafkaSettings, KafkaSource
+from streamer.sources.kafka.source import KafkaSettings, KafkaSource
 
 PATIENCE_S = 60.0
 NOON_MS = 1_700_000_000_000

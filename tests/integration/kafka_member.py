@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 
 from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka import KafkaSettings, KafkaSource
+from streamer.sources.kafka.source import KafkaSettings, KafkaSource
 
 
 class Printing:

@@ -11,10 +11,10 @@ from typing import Any
 import redis
 from contracts.store_trainer import Trainer
 
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 
 PATIENCE_S = 60.0
 """When to give up on what should happen; no test waits this long unless it fails."""

@@ -20,13 +20,13 @@ from crash_harness import TINY, Command, Zygote, records, trained_items
 from kafka_harness import KafkaHarness, letters_of, until
 from line_harness import assert_closed, assert_same_checkpoint, newest, popularity_counts
 
-from streamer.batcher import Batcher
 from streamer.checkpoint import CheckpointStore
 from streamer.event import EventDecoder
-from streamer.ingest import Ingest
+from streamer.ingest.batcher import Batcher
+from streamer.ingest.reader import Ingest
 from streamer.learner import Learner
 from streamer.sources.base import AtLeast, Partition
-from streamer.sources.kafka import KafkaSource
+from streamer.sources.kafka.source import KafkaSource
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
@@ -219,7 +219,7 @@ def test_a_broker_that_is_killed_and_comes_back_changes_nothing(
     topic.append(records(20_000))
     zygote.summary(topic.run("undisturbed", "--until-end", group="another"))
     small = ["--until-end", "--checkpoint-every-events", 320, "--max-queued-events", 400]
-    slow_down = "import model.trainer as m; step = m.Trainer.step; import time\n"
+    slow_down = "import streamer.model.trainer as m; step = m.Trainer.step; import time\n"
     slow_down += "m.Trainer.step = lambda *a: (time.sleep(0.01), step(*a))[1]"
     with Command(topic.run("cut off", *small), tmp_path / "log", slow_down) as run:
         store = CheckpointStore(tmp_path / "cut off", readonly=True)

@@ -6,9 +6,9 @@ import pytest
 from kafka_harness import NOON_MS, KafkaHarness, Letter, letters_of
 from servers.process import free_ports
 
-from streamer.dead_letters import DeadLetter, DeadLetters, Reason
+from streamer.dead_letters.base import DeadLetter, DeadLetters, Reason
+from streamer.dead_letters.kafka import KEPT_OF_LARGE_BYTES, KafkaDeadLetters
 from streamer.errors import SourceUnavailable
-from streamer.sources.kafka_dead_letters import KEPT_OF_LARGE_BYTES, KafkaDeadLetters
 
 pytestmark = pytest.mark.servers
 
@@ -51,7 +51,7 @@ def test_value_too_large_is_cut_short_and_the_others_go_through(kafka: KafkaHarn
 
 
 def test_many_letters_are_flushed_without_being_asked(kafka: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamer.sources.kafka_dead_letters.MOST_PENDING", 10)
+    monkeypatch.setattr("streamer.dead_letters.kafka.MOST_PENDING", 10)
     topic = kafka.make_topic(1)
     letters = KafkaDeadLetters(kafka.settings("events"), topic)
     for number in range(25):

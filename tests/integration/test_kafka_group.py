@@ -16,8 +16,8 @@ from kafka_harness import QUICK, KafkaHarness, until
 from servers.process import Process
 
 from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka import KafkaSettings, KafkaSource
-from streamer.sources.kafka_group import EXPIRY_S, Group
+from streamer.sources.kafka.group import EXPIRY_S, Group
+from streamer.sources.kafka.source import KafkaSettings, KafkaSource
 
 pytestmark = pytest.mark.servers
 

@@ -11,10 +11,10 @@ from contracts.source_contract import RecordingListener, read, rows_of
 from kafka_harness import KafkaHarness, Letter, letters_of, until
 from servers.kafka import KafkaServer
 
+from streamer.dead_letters.kafka import KafkaDeadLetters
 from streamer.errors import SourceUnavailable
-from streamer.sources import kafka_watch
 from streamer.sources.base import Partition
-from streamer.sources.kafka_dead_letters import KafkaDeadLetters
+from streamer.sources.kafka import watch as kafka_watch
 
 pytestmark = pytest.mark.servers
 

@@ -18,7 +18,7 @@ from servers.process import free_ports
 
 from streamer.errors import SettingsError, SourceError, SourceUnavailable, UnknownTopic
 from streamer.sources.base import Partition
-from streamer.sources.kafka import KafkaSource, client_settings, settings_from_environment
+from streamer.sources.kafka.source import KafkaSource, client_settings, settings_from_environment
 
 pytestmark = pytest.mark.servers
 

@@ -16,14 +16,14 @@ from crash_harness import Zygote
 from kafka import KafkaConsumer, TopicPartition
 from kafka_harness import KafkaHarness, until
 
-from replay.command import replay
-from replay.events import Events, Record
-from replay.kafka_batches import SEQUENCES, Batch, KeyPartitioner
-from replay.kafka_sink import GROUP, KafkaSink
-from replay.kafka_topic import KafkaTopic
-from replay.producer import produce
-from replay.streams import SyntheticReplay
 from streamer.errors import SettingsError, SourceError
+from streamer.replay.cli.replay import replay
+from streamer.replay.events import Events, Record
+from streamer.replay.kafka.batches import SEQUENCES, Batch, KeyPartitioner
+from streamer.replay.kafka.sink import GROUP, KafkaSink
+from streamer.replay.kafka.topic import KafkaTopic
+from streamer.replay.producer import produce
+from streamer.replay.streams import SyntheticReplay
 
 pytestmark = pytest.mark.servers
 

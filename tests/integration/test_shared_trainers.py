@@ -15,9 +15,9 @@ from kafka_harness import KafkaHarness
 from servers.redis import RedisServer
 from shared_harness import IMPATIENT, Company, Member, Members, summed, wait_until
 
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer as StoreServer
-from cache_store.shared import SharedStore
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer as StoreServer
+from streamer.cache_store.shared import SharedStore
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 

@@ -15,10 +15,10 @@ from redis_harness import RedisBackend
 from servers.process import ServerUnavailable, skip_or_fail
 from servers.redis import LocalRedis, RedisServer, programs, version
 
-from cache_store import redis as store_redis
-from cache_store.keys import TYPES
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
+from streamer.cache_store import redis as store_redis
+from streamer.cache_store.keys import TYPES
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 
 pytestmark = pytest.mark.servers
 

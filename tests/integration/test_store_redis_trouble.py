@@ -18,11 +18,11 @@ from redis_harness import PATIENCE_S, eventually, returns_soon, started
 from servers.process import ServerUnavailable, skip_or_fail
 from servers.redis import LocalRedis
 
-from cache_store.errors import Fenced, StoreRefused, StoreUnavailable
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
+from streamer.cache_store.errors import Fenced, StoreRefused, StoreUnavailable
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 
 pytestmark = pytest.mark.servers
 KEYS = Keys("clicks")

@@ -12,8 +12,8 @@ from redis_harness import PATIENCE_S, eventually, started
 from servers.process import ServerUnavailable, skip_or_fail
 from servers.redis import LocalRedis, LocalSentinel, LocalTls, local_cluster, make_certificate, programs, speaks_tls
 
-from cache_store.errors import StoreRefused, StoreUnavailable
-from cache_store.keys import Keys
+from streamer.cache_store.errors import StoreRefused, StoreUnavailable
+from streamer.cache_store.keys import Keys
 
 pytestmark = pytest.mark.servers
 KEYS = Keys("clicks")

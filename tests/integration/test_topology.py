@@ -24,7 +24,7 @@ from servers.process import ServerUnavailable, free_ports, skip_or_fail
 from servers.prometheus import PrometheusServer
 from servers.redis import RedisServer
 
-from replay.streams import SyntheticReplay
+from streamer.replay.streams import SyntheticReplay
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model import resampling
-from model.batch import Batch, View
-from model.companions import REACH, Companions
-from model.trainer import Trainer
+from streamer.model import resampling
+from streamer.model.batch import Batch, View
+from streamer.model.companions import REACH, Companions
+from streamer.model.trainer import Trainer
 
 
 class Reference:

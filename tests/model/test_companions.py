@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.batch import Recent
-from model.companions import REACH, Companions, Near
-from model.growing import SMALLEST_CAPACITY
+from streamer.model.batch import Recent
+from streamer.model.companions import REACH, Companions, Near
+from streamer.model.growing import SMALLEST_CAPACITY
 
 ITEMS = 9
 Event = tuple[int, list[int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.device import resolve_device
+from streamer.model.device import resolve_device
 
 
 @pytest.fixture(params=[0, 2])

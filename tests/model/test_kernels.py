@@ -9,16 +9,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.batch import Batch, View
-from model.companions import Companions
-from model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
-from model.kernels.pooling import pooled
-from model.losses import METHODS, Proposals, SamplerSettings
-from model.plan import Planner
-from model.popularity import ExactPopularity
-from model.towers import TowerSettings
-from model.trainer import Trainer, TrainerSettings
-from model.two_tower import ModelSettings
+from streamer.model.batch import Batch, View
+from streamer.model.companions import Companions
+from streamer.model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
+from streamer.model.kernels.pooling import pooled
+from streamer.model.losses import METHODS, Proposals, SamplerSettings
+from streamer.model.plan import Planner
+from streamer.model.popularity import ExactPopularity
+from streamer.model.towers import TowerSettings
+from streamer.model.trainer import Trainer, TrainerSettings
+from streamer.model.two_tower import ModelSettings
 
 B, N, D, L = 9, 14, 5, 4
 

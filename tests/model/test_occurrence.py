@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model import occurrence
-from model.occurrence import Occurrence
+from streamer.model import occurrence
+from streamer.model.occurrence import Occurrence
 
 SIGNIFICANCE = 0.001
 DRAWS = 200_000

@@ -9,9 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import optim
-from model.optim import BETA1, BETA2, EPSILON, Adagrad, Adam, DenseAdam, ParameterAdam, RowOptimizer, make_optimizer
-from model.tables import Table
+from streamer.model import optim
+from streamer.model.optim import (
+    BETA1,
+    BETA2,
+    EPSILON,
+    Adagrad,
+    Adam,
+    DenseAdam,
+    ParameterAdam,
+    RowOptimizer,
+    make_optimizer,
+)
+from streamer.model.tables import Table
 
 CPU = torch.device("cpu")
 SIZE, DIM, RATE = 12, 5, 0.01

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.batch import Batch, Recent
-from model.plan import Candidates, Plan, Planner
+from streamer.model.batch import Batch, Recent
+from streamer.model.plan import Candidates, Plan, Planner
 
 ITEMS = 12
 

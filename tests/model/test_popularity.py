@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.batch import LogPopularity
-from model.popularity import ExactPopularity, HashPopularity, Popularity, estimation_error
-from model.popularity import exact as exact_module
+from streamer.model.batch import LogPopularity
+from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity, estimation_error
+from streamer.model.popularity import exact as exact_module
 
 SEEN, UNSEEN = np.arange(30), np.array([999, 10**6, 10**12])
 

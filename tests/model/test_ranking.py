@@ -8,8 +8,8 @@ import torch
 from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
-from model import ranking
-from model.ranking import LeftOut, Ranker
+from streamer.model import ranking
+from streamer.model.ranking import LeftOut, Ranker
 
 
 def slow_scores(trainer, batch, view) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.resampling import multinomial, systematic
+from streamer.model.resampling import multinomial, systematic
 
 weights = st.lists(st.floats(0.0, 50.0, width=32), min_size=1, max_size=40).filter(lambda w: sum(w) > 1e-3)
 

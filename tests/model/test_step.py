@@ -7,15 +7,15 @@ import pytest
 import torch
 from reference import Reference
 
-from model.batch import Batch, View
-from model.companions import Companions
-from model.kernels import blocks_numba
-from model.losses import METHODS, SamplerSettings
-from model.occurrence import Occurrence
-from model.popularity import ExactPopularity, HashPopularity
-from model.towers import TowerSettings
-from model.trainer import Trainer, TrainerSettings
-from model.two_tower import ModelSettings
+from streamer.model.batch import Batch, View
+from streamer.model.companions import Companions
+from streamer.model.kernels import blocks_numba
+from streamer.model.losses import METHODS, SamplerSettings
+from streamer.model.occurrence import Occurrence
+from streamer.model.popularity import ExactPopularity, HashPopularity
+from streamer.model.towers import TowerSettings
+from streamer.model.trainer import Trainer, TrainerSettings
+from streamer.model.two_tower import ModelSettings
 
 CPU = torch.device("cpu")
 ID = TowerSettings(dim=6)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model.tables import PAGE, Table
+from streamer.model.tables import PAGE, Table
 
 CPU = torch.device("cpu")
 DIM, SLOTS = 3, 2

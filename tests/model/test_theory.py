@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.kernels import Sampling, blocks_torch
+from streamer.model.kernels import Sampling, blocks_torch
 
 N, D = 12, 4
 SIZES = (8, 32, 128)

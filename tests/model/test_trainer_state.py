@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_step import CPU, MODELS, make_input, make_trainer
 
-from model.losses import METHODS
-from model.trainer import Trainer, TrainerSettings
+from streamer.model.losses import METHODS
+from streamer.model.trainer import Trainer, TrainerSettings
 
 
 @pytest.mark.parametrize("method", METHODS)

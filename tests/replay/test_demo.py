@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from replay import demo_summary
-from replay.demo import run_options, timer, without_settings, writer
+from streamer.replay.cli import demo_summary
+from streamer.replay.cli.demo import run_options, timer, without_settings, writer
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
 
 
 def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from streamer.commands.run import run
+    from streamer.cli.run import run
 
     monkeypatch.setenv("STREAMER_BATCH_SIZE", "7")
     ours = run_options(tmp_path, 1000)

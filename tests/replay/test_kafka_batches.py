@@ -7,8 +7,8 @@ from kafka.partitioner.default import murmur2 as murmur2_of_the_client
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from replay.events import Record
-from replay.kafka_batches import CODECS, SEQUENCES, Batch, KeyPartitioner, cut, murmur2
+from streamer.replay.events import Record
+from streamer.replay.kafka.batches import CODECS, SEQUENCES, Batch, KeyPartitioner, cut, murmur2
 
 TIME_MS, PRODUCER = 1_700_000_000_123, (4711, 3)
 
@@ -61,7 +61,7 @@ def test_keys_go_to_the_partitions_of_the_client_however_they_come(chunks: list[
 
 
 def test_keys_beyond_the_memory_of_the_partitioner_go_where_they_belong(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("replay.kafka_batches.MOST_KNOWN_KEYS", 10)
+    monkeypatch.setattr("streamer.replay.kafka.batches.MOST_KNOWN_KEYS", 10)
     choose, fresh = KeyPartitioner(7), KeyPartitioner(7)
     keys = [b"user-%d" % k for k in range(100)]
     choose(keys[:50])

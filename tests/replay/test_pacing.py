@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from replay.pacing import MOST_BEHIND_S, Pace, RealTimePace, SteadyPace, Unpaced, make_pace
 from streamer.errors import SettingsError
+from streamer.replay.pacing import MOST_BEHIND_S, Pace, RealTimePace, SteadyPace, Unpaced, make_pace
 
 
 class FakeTime:

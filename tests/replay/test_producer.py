@@ -10,13 +10,13 @@ from contracts.source_contract import RecordingListener
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.events import Events, Record
-from replay.producer import MOST_AT_ONCE, PARTITIONS, EmbeddedSink, MemorySink, produce
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import encode
-from streamer.sources.embedded import EmbeddedLog, EmbeddedSource
-from streamer.sources.kafka import KafkaSource
-from streamer.sources.kafka_settings import KafkaSettings
+from streamer.replay.events import Events, Record
+from streamer.replay.producer import MOST_AT_ONCE, PARTITIONS, EmbeddedSink, MemorySink, produce
+from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
+from streamer.sources.kafka.settings import KafkaSettings
+from streamer.sources.kafka.source import KafkaSource
 
 
 def records(count: int, first: int = 0) -> list[Record]:
@@ -156,7 +156,7 @@ def test_numbers_that_are_not_finite_are_not_written(wrong: dict[str, Any]):
 
 @pytest.mark.servers
 def test_kafka_holds_what_was_written_keyed_by_user(kafka_server: Any):
-    from replay.kafka_sink import KafkaSink
+    from streamer.replay.kafka.sink import KafkaSink
 
     topic, wanted = kafka_server.create_topic(partitions=3), records(30_000)
     settings = KafkaSettings(kafka_server.bootstrap, topic, group_id=f"g-{topic}")
@@ -178,7 +178,7 @@ def test_kafka_holds_what_was_written_keyed_by_user(kafka_server: Any):
 
 @pytest.mark.servers
 def test_a_name_that_no_kafka_topic_can_have_is_an_error(kafka_server: Any):
-    from replay.kafka_sink import KafkaSink
+    from streamer.replay.kafka.sink import KafkaSink
 
     with pytest.raises(SourceError, match=r"'a/b'.*is illegal"):
         KafkaSink(KafkaSettings(kafka_server.bootstrap, "a/b"), "a/b")
@@ -186,7 +186,7 @@ def test_a_name_that_no_kafka_topic_can_have_is_an_error(kafka_server: Any):
 
 @pytest.mark.servers
 def test_a_kafka_topic_that_does_not_appear_in_time_is_an_error(kafka_server: Any):
-    from replay.kafka_sink import KafkaSink
+    from streamer.replay.kafka.sink import KafkaSink
 
     settings = KafkaSettings(kafka_server.bootstrap, "late", client={"max_block_ms": 0})
     with pytest.raises(UnknownTopic, match=r"'late'.*Create it first"):
@@ -194,7 +194,7 @@ def test_a_kafka_topic_that_does_not_appear_in_time_is_an_error(kafka_server: An
 
 
 def test_a_broker_that_does_not_answer_is_named():
-    from replay.kafka_sink import KafkaSink
+    from streamer.replay.kafka.sink import KafkaSink
 
     with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1"):
         KafkaSink(KafkaSettings("127.0.0.1:1", "t", open_timeout_s=0.5), "t")

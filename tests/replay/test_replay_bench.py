@@ -5,9 +5,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from replay.bench import features_by_hand, read_by_hand, write_csv, write_tmall
-from replay.datasets import open_log
-from streamer.commands.bench import bench
+from streamer.cli.bench import bench
+from streamer.replay.bench import features_by_hand, read_by_hand, write_csv, write_tmall
+from streamer.replay.datasets import open_log
 
 
 def test_both_ways_of_reading_find_the_same_events(tmp_path: Path):

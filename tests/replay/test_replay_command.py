@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 from contracts.source_contract import RecordingListener
 
-from replay.command import replay
-from replay.lines import JsonLines
-from replay.streams import SyntheticReplay
 from streamer.errors import SettingsError, SourceError
 from streamer.event import EventSettings
-from streamer.sources.embedded import EmbeddedSource
+from streamer.replay.cli.replay import replay
+from streamer.replay.lines import JsonLines
+from streamer.replay.streams import SyntheticReplay
+from streamer.sources.embedded.source import EmbeddedSource
 
 
 def invoked(*arguments: object) -> Result:
@@ -385,7 +385,7 @@ def test_lines_in_their_order_cannot_be_filtered(tmp_path: Path, file: Path):
 
 
 def test_every_data_set_has_a_command_with_help():
-    from replay.datasets import DATASETS
+    from streamer.replay.datasets import DATASETS
 
     listed = invoked("--help").stdout
     for name in (*DATASETS, "synthetic"):
@@ -399,9 +399,9 @@ def test_no_command_of_replay_loads_torch():
 
     code = """
 import sys
-from replay.command import replay
+from streamer.replay.cli.replay import replay
 replay.main(["csv", "--help"], standalone_mode=False)
-import replay.kafka_sink, replay.producer, replay.streams, replay.writing
+import streamer.replay.kafka.sink, streamer.replay.producer, streamer.replay.streams, streamer.replay.cli.writing
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,13 +14,13 @@ import pytest
 from contracts.source_contract import RecordingListener
 from crash_harness import Command, Zygote
 
-from replay.datasets import LogOptions, open_log
-from replay.events import Events, Record
-from replay.producer import EmbeddedSink, EventSink, MemorySink, produce
-from replay.resume import ReplayLog, replay_name
-from replay.streams import LogStream, SyntheticReplay, log_name, up_to
 from streamer.errors import SourceError
-from streamer.sources.embedded import EmbeddedLog, EmbeddedSource
+from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.events import Events, Record
+from streamer.replay.producer import EmbeddedSink, EventSink, MemorySink, produce
+from streamer.replay.resume import ReplayLog, replay_name
+from streamer.replay.streams import LogStream, SyntheticReplay, log_name, up_to
+from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
 
 
 def records(count: int) -> list[Record]:

@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from replay.events import Events
-from replay.synthetic import THEMES, SyntheticSettings, SyntheticStream
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
+from streamer.replay.events import Events
+from streamer.replay.synthetic import THEMES, SyntheticSettings, SyntheticStream
 from streamer.sources.base import Chunk, Partition
 
 EVENTS = 60_000

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from line_harness import assert_closed
 
 from streamer.accounting import Accounting
-from streamer.batcher import MicroBatch
-from streamer.dead_letters import DeadLetter, Reason
+from streamer.dead_letters.base import DeadLetter, Reason
+from streamer.ingest.batcher import MicroBatch
 
 BATCHES = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 5), st.lists(st.sampled_from([*Reason]), max_size=5)), max_size=10

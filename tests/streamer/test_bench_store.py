@@ -13,13 +13,13 @@ import redis
 from click.testing import CliRunner
 from servers.redis import RedisServer as Redis
 
-from cache_store.admin import Contents, StoreAdmin
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
 from streamer.bench import store as bench_module
 from streamer.bench.store import SERVERS, StoreBench, StoreOptions, local_server, table
 from streamer.bench.store_trainer import BenchTrainer, Job, Measured, item_ids, seed_of
-from streamer.commands.bench import bench
+from streamer.cache_store.admin import Contents, StoreAdmin
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cli.bench import bench
 from streamer.errors import StreamerError
 
 ITEMS, BATCH = 300, 64

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from rich.text import Text
 
-from streamer.charts import History, line_over_area, share_bar, shares_over_time, sparkline
+from streamer.display.charts import History, line_over_area, share_bar, shares_over_time, sparkline
 
 
 def plain(rows: list[Text]) -> list[str]:

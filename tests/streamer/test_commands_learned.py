@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from model.companions import REACH
 from streamer.checkpoint import unpack_strings
-from streamer.cli import cli
-from streamer.commands import export as export_module
-from streamer.commands.run import build
-from streamer.commands.run import run as run_command
-from streamer.composition import composition
+from streamer.cli import export as export_module
+from streamer.cli.loading import load
+from streamer.cli.main import cli
+from streamer.cli.run import build
+from streamer.cli.run import run as run_command
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
-from streamer.loading import load
+from streamer.metrics.composition import composition
+from streamer.model.companions import REACH
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluate", "0"]
@@ -543,7 +543,7 @@ def test_an_error_is_one_line_and_exit_code_1(tmp_path):
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys; from streamer.cli import cli\n"
+        "import sys; from streamer.cli.main import cli\n"
         "for command in ('recommend', 'inspect', 'export', 'doctor'):\n"
         "    cli([command, '--help'], standalone_mode=False)\n"
         "heavy = {'torch', 'numpy', 'numba', 'kafka', 'redis'} & set(sys.modules)\n"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.popularity import ExactPopularity
-from streamer.composition import composition
+from streamer.metrics.composition import composition
+from streamer.model.popularity import ExactPopularity
 
 
 def popularity_of(counts: list[int]) -> ExactPopularity:

@@ -16,7 +16,7 @@ from line_harness import NOON_MS, TOPIC, assert_closed, assert_same_checkpoint, 
 from streamer.checkpoint import CheckpointStore
 from streamer.learner import Learner
 from streamer.sources.base import Partition
-from streamer.sources.embedded import EmbeddedLog, committed_positions
+from streamer.sources.embedded.source import EmbeddedLog, committed_positions
 
 pytestmark = pytest.mark.slow
 

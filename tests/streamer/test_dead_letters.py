@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.dead_letters import DeadLetter, DeadLetters, FileDeadLetters, MemoryDeadLetters, Reason
+from streamer.dead_letters.base import DeadLetter, DeadLetters, FileDeadLetters, MemoryDeadLetters, Reason
 from streamer.errors import StreamerError
 
 

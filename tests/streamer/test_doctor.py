@@ -21,9 +21,9 @@ from servers.kafka import KafkaServer
 from servers.redis import RedisServer
 
 from streamer.checkpoint import CheckpointStore
-from streamer.cli import cli
-from streamer.commands import doctor as module
-from streamer.sources.embedded_log import EmbeddedLog
+from streamer.cli import doctor as module
+from streamer.cli.main import cli
+from streamer.sources.embedded.log import EmbeddedLog
 
 Checks = dict[str, list[dict]]
 

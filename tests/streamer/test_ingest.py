@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from line_harness import TOPIC, append, events, memory_log, until, values_of
 
-from streamer.batcher import Batcher, MicroBatch
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder, EventSettings, encode
-from streamer.ingest import Ingest
-from streamer.progress import Progress
+from streamer.ingest.batcher import Batcher, MicroBatch
+from streamer.ingest.offsets import Progress
+from streamer.ingest.reader import Ingest
 from streamer.sources.base import AtLeast, Chunk, Listener, Partition, Positions
 from streamer.sources.memory import MemoryLog, MemorySource
 

@@ -23,12 +23,12 @@ from line_harness import (
     small,
 )
 
-from model.losses import METHODS
-from model.towers import TowerSettings
-from model.two_tower import ModelSettings
 from streamer.checkpoint import CheckpointStore
 from streamer.errors import IncompatibleCheckpoint, SettingsError
 from streamer.learner import Learner, LearnerSettings
+from streamer.model.losses import METHODS
+from streamer.model.towers import TowerSettings
+from streamer.model.two_tower import ModelSettings
 
 STREAMING = [name for name in METHODS if name != "full-softmax"]
 

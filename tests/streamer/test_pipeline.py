@@ -28,11 +28,11 @@ from line_harness import (
     values_of,
 )
 
-from streamer.batcher import MicroBatch
 from streamer.checkpoint import CheckpointStore
-from streamer.dead_letters import DeadLetter, FileDeadLetters, MemoryDeadLetters
+from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SourceError, SourceUnavailable, StreamerError
 from streamer.event import EventDecoder, EventSettings, encode
+from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
 from streamer.pipeline import Pipeline, PipelineSettings, Status
 from streamer.prequential import Prequential

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streamer.composition import Composition
-from streamer.panel import RunPanel
-from streamer.pipeline import Status
-from streamer.reporting import (
+from streamer.display.panel import RunPanel
+from streamer.display.reporting import (
     PREPARING,
     LogReporter,
     PanelReporter,
@@ -21,6 +19,8 @@ from streamer.reporting import (
     make_reporter,
     summary_rows,
 )
+from streamer.metrics.composition import Composition
+from streamer.pipeline import Status
 from streamer.sources.base import Partition
 
 STATUS = Status(

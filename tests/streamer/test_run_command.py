@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from crash_harness import TINY, Command, Zygote
 from line_harness import NOON_MS, TOPIC, assert_closed, events, newest, popularity_counts, values_of
 
-import streamer.commands.run as command
-from streamer import wiring
+import streamer.cli.run as command
+from streamer import build as wiring
 from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
 from streamer.learner import Learner
-from streamer.sources.embedded import EmbeddedLog
+from streamer.sources.embedded.source import EmbeddedLog
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy")]
 

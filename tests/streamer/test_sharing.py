@@ -17,25 +17,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from line_harness import TOPIC, Event, events, memory_log, newest, popularity_counts, small, until, values_of
 
-from cache_store.base import Contribution, Span
-from cache_store.errors import StoreUnavailable
-from cache_store.memory import MemoryServer
-from cache_store.outbox import counted
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
 from streamer.accounting import Accounting
-from streamer.batcher import MicroBatch, Origin
+from streamer.cache_store.base import Contribution, Span
+from streamer.cache_store.errors import StoreUnavailable
+from streamer.cache_store.memory import MemoryServer
+from streamer.cache_store.outbox import counted
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
 from streamer.checkpoint import CheckpointStore
-from streamer.checkpointing import Checkpointer
-from streamer.dead_letters import MemoryDeadLetters
+from streamer.checkpoint.checkpointer import Checkpointer
+from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SharingError
 from streamer.event import EventDecoder
-from streamer.ingest import Standing
+from streamer.ingest.batcher import MicroBatch, Origin
+from streamer.ingest.offsets import Progress
+from streamer.ingest.reader import Standing
 from streamer.learner import Learned, Learner
 from streamer.pipeline import Pipeline, PipelineSettings
-from streamer.progress import Progress
-from streamer.sharing import Part, Sharing
-from streamer.sharing import _where as spans_and_sources
+from streamer.sharing.sharing import Part, Sharing
+from streamer.sharing.sharing import _where as spans_and_sources
 from streamer.sources.base import AtLeast, Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 

@@ -26,21 +26,21 @@ from hypothesis.extra import numpy as arrays_of
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 from servers.redis import RedisServer as Redis
 
-from cache_store.admin import Contents, StoreAdmin
-from cache_store.base import Contribution, Increments, Span
-from cache_store.codec import pack_rows
-from cache_store.errors import StoreRefused, StoreUnavailable
-from cache_store.keys import Keys
-from cache_store.redis import RedisServer
-from cache_store.replica import Position
-from cache_store.shared import SharedStore
-from cache_store.view import SharedSettings
-from streamer import store_file
-from streamer.commands.inspect_checkpoint import inspect
-from streamer.commands.run import build
-from streamer.commands.run import run as run_command
-from streamer.commands.store import store as store_group
+from streamer.cache_store.admin import Contents, StoreAdmin
+from streamer.cache_store.base import Contribution, Increments, Span
+from streamer.cache_store.codec import pack_rows
+from streamer.cache_store.errors import StoreRefused, StoreUnavailable
+from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.replica import Position
+from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.view import SharedSettings
+from streamer.cli.inspect_checkpoint import inspect
+from streamer.cli.run import build
+from streamer.cli.run import run as run_command
+from streamer.cli.store import store as store_group
 from streamer.errors import SettingsError, SharingError, StreamerError
+from streamer.sharing import store_file
 
 IDS = ["tea", "milk", "ïce", "salt"]
 SETTINGS = SharedSettings(every_s=0.01, live_s=60)  # the machine may be busy
@@ -474,7 +474,7 @@ def test_reset_asks_at_a_terminal(place, typed, left):
     filled(place)
     place.rest()
     terminal, theirs = pty.openpty()
-    code = "from streamer.commands.store import store; store()"
+    code = "from streamer.cli.store import store; store()"
     command = [sys.executable, "-c", code, "reset", *place.options()]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)

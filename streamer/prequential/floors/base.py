@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from model.batch import Recent, Rows
+from streamer.model.batch import Recent, Rows
 from streamer.prequential.known import Had
 from streamer.prequential.metrics import MISS
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Recent, Rows
-from model.growing import grown
-from model.jit import compiled
+from streamer.model.batch import Recent, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled
 from streamer.prequential.floors.base import RECENT, Ranks, Stretch
 from streamer.prequential.pairs import Pairs, Pool, add_one
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.batch import Rows
-from model.growing import grown
-from model.jit import compiled
-from streamer.composition import HEAD, TORSO
+from streamer.metrics.composition import HEAD, TORSO
+from streamer.model.batch import Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled
 from streamer.prequential.floors.base import Ranks, Stretch
 
 LAST_EVENTS = 5000

@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from replay.datasets import DATASETS, LogOptions, open_log
 from streamer.errors import SettingsError, SourceError, StreamerError
+from streamer.replay.datasets import DATASETS, LogOptions, open_log
 
 GOOD = "user_id,item_id,timestamp\na,x,1\n"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay.datasets import LogOptions, open_log
 from streamer.errors import SettingsError
+from streamer.replay.datasets import LogOptions, open_log
 
 
 class Row(NamedTuple):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replay.datasets import DATASETS, LogOptions, open_log
-from replay.events import Events
 from streamer.errors import SettingsError, SourceError
+from streamer.replay.datasets import DATASETS, LogOptions, open_log
+from streamer.replay.events import Events
 
 GOWALLA = (
     "0\t2010-10-19T23:55:27Z\t30.2359091167\t-97.7951395833\t22847\n"
@@ -477,7 +477,7 @@ def test_name_or_lines_that_are_known_are_enough(write, name, file, content):
 
 def test_format_that_was_guessed_is_told_and_one_that_was_named_is_not(write, caplog):
     path = write("u.data", MOVIELENS["u.data"])
-    with caplog.at_level("INFO", "replay.datasets"):
+    with caplog.at_level("INFO", "streamer.replay.datasets"):
         open_log(path, "movielens").close()
         assert caplog.messages == []
         open_log(path).close()
@@ -551,6 +551,6 @@ def test_features_of_events_are_right_in_every_chunk_and_pass(write):
 def test_many_different_features_are_made_one_by_one_with_the_same_result(write, monkeypatch):
     path = write("log.csv", "user_id,item_id,colour\n" + "".join(f"u,i{n},c{n}\n" for n in range(20)))
     shared = events_of(path, "csv", LogOptions(item_features=("colour",)))
-    monkeypatch.setattr("replay.datasets.features.MOST_SHARED", 5)
+    monkeypatch.setattr("streamer.replay.datasets.features.MOST_SHARED", 5)
     assert events_of(path, "csv", LogOptions(item_features=("colour",))) == shared
     assert all(f == {"colour": f"c{i[1:]}"} for i, f in zip(shared.items, shared.item_features, strict=True))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay.datasets import Log, LogOptions, open_log
+from streamer.replay.datasets import Log, LogOptions, open_log
 
 HEADER = "user_id,item_id,timestamp\n"
 
@@ -206,7 +206,7 @@ def test_line_with_an_open_quote_spoils_no_quoted_line_and_is_told(write, caplog
     lines[700] = 'u700,i700,"12 inch,700'
     path = write("log.csv", "user_id,item_id,title,timestamp\n" + "\n".join(lines))
     with (
-        caplog.at_level("INFO", "replay.datasets"),
+        caplog.at_level("INFO", "streamer.replay.datasets"),
         open_log(path, "csv", LogOptions(item_features=("title",))) as log,
     ):
         assert [e.items for e in log.batches()] == [[f"i{n}" for n in range(1000)]]

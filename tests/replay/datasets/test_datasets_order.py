@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay.datasets import Log, LogOptions, open_log
-from replay.datasets.order import keyed_sql, keys
-from replay.events import Events
+from streamer.replay.datasets import Log, LogOptions, open_log
+from streamer.replay.datasets.order import keyed_sql, keys
+from streamer.replay.events import Events
 
 
 def rows_of(log: Log, **arguments) -> list[tuple]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogOptions, open_log
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real logs are not at {DATA}")

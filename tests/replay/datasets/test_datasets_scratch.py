@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from replay.datasets import LogOptions, open_log
-from replay.datasets.scratch import LOCK, PREFIX, Scratch, remove_abandoned
+from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets.scratch import LOCK, PREFIX, Scratch, remove_abandoned
 
 OWNER = """
 import sys
 from pathlib import Path
-from replay.datasets.scratch import Scratch
+from streamer.replay.datasets.scratch import Scratch
 scratch = Scratch(Path(sys.argv[1]))
 print(scratch.path, flush=True)
 input()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from replay.evaluation.record import Record
-from streamer.cli import cli
+from streamer.cli.main import cli
+from streamer.replay.evaluation.record import Record
 
 TINY = ["--set", "dim=8", "--set", "batch_size=64", "--threads", "1"]
 

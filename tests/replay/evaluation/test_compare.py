@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 from comparisons import TINY, record, rows_in, streamer
 
-from replay.evaluation.record import Records, by_rank, result_rows
-from replay.evaluation.report import page
-from replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
-from replay.evaluation.tables import Figures, markdown, sweep_table
-from streamer.cli import cli
+from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
+from streamer.replay.evaluation.record import Records, by_rank, result_rows
+from streamer.replay.evaluation.report import page
+from streamer.replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
+from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
 
 
 class TestCompare:
@@ -187,7 +187,7 @@ class TestEvaluateAndSweep:
 
 class TestSpecs:
     def test_prequential_has_the_defaults_of_run(self):
-        from streamer.commands.run import run
+        from streamer.cli.run import run
 
         settings = prequential_settings(Spec("d", "prequential", "bir", 3, {"dim": "16"}))
         defaults = {p.name: p.default for p in run.params}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieval_recall
 
-from replay.evaluation.metrics import authors_ndcg, evaluate, ndcg, recall, top_items
-from replay.evaluation.split import Split, UserItems, split_by_user
+from streamer.replay.evaluation.metrics import authors_ndcg, evaluate, ndcg, recall, top_items
+from streamer.replay.evaluation.split import Split, UserItems, split_by_user
 
 USERS, ITEMS, DIM = 40, 50, 8
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from model.losses import METHODS
-from model.popularity import ExactPopularity, HashPopularity
-from replay.datasets import Interactions
-from replay.evaluation.offline import OfflineRun, OfflineSettings, cache_composition
 from streamer.errors import SettingsError
+from streamer.model.losses import METHODS
+from streamer.model.popularity import ExactPopularity, HashPopularity
+from streamer.replay.datasets import Interactions
+from streamer.replay.evaluation.offline import OfflineRun, OfflineSettings, cache_composition
 
 USERS, ITEMS, TASTES = 120, 60, 4
 SMALL = OfflineSettings(epochs=4, batch_size=64, dim=8, rate=0.03, ks=(5, 10), evaluate_every_epochs=0, device="cpu")

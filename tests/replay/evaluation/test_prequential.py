@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from line_harness import events, micro_batch, small
 
-from replay.evaluation.events_source import EventsSource
-from replay.evaluation.prequential import PrequentialResult, PrequentialRun, PrequentialSettings
-from replay.events import Events
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Prequential
 from streamer.prequential.slices import BANDS
+from streamer.replay.evaluation.events_source import EventsSource
+from streamer.replay.evaluation.prequential import PrequentialResult, PrequentialRun, PrequentialSettings
+from streamer.replay.events import Events
 from streamer.sources.base import Partition
 
 STREAM = events(900, users=60, items=80)

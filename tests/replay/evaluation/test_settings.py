@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from comparisons import TINY, record, rows_in, streamer
 
-from replay.evaluation.record import Records, written
-from replay.evaluation.spec import Spec, learner_names, methods_of, parsed, prequential_settings
-from replay.evaluation.tables import about, offline_table
 from streamer.errors import SettingsError, SourceError, StreamerError
+from streamer.replay.evaluation.record import Records, written
+from streamer.replay.evaluation.spec import Spec, learner_names, methods_of, parsed, prequential_settings
+from streamer.replay.evaluation.tables import about, offline_table
 
 
 @pytest.fixture

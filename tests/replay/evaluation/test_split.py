@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.evaluation.split import UserItems, split_by_user
+from streamer.replay.evaluation.split import UserItems, split_by_user
 
 USERS, ITEMS = 6, 12
 PAIRS = st.lists(st.tuples(st.integers(0, USERS - 1), st.integers(0, ITEMS - 1)), max_size=60)

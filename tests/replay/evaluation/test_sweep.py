@@ -6,10 +6,10 @@ import re
 
 from comparisons import TINY, record, rows_in, streamer
 
-from replay.evaluation.record import Record, result_rows
-from replay.evaluation.report import page
-from replay.evaluation.shown import swept
-from replay.evaluation.tables import prequential_table
+from streamer.replay.evaluation.record import Record, result_rows
+from streamer.replay.evaluation.report import page
+from streamer.replay.evaluation.shown import swept
+from streamer.replay.evaluation.tables import prequential_table
 
 FIXED = {"epochs": "1", "batch_size": "64"}
 OVER = ["--over", "lambda=1,0", "--over", "batch-size=128,64,32"]

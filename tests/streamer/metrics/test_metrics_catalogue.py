@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cache_store import errors as store_errors
-from streamer.composition import Composition
-from streamer.dead_letters import Reason
+from streamer.cache_store import errors as store_errors
+from streamer.dead_letters.base import Reason
 from streamer.metrics.catalogue import BANDS, CATALOGUE, GROUPS, RECOMMENDERS, STORE_ERRORS
+from streamer.metrics.composition import Composition
 from streamer.metrics.table import BEGIN, END, with_tables
 from streamer.prequential import FLOORS, MODEL
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from line_harness import events, learn_all, small
 
-from streamer.composition import DECILES, Ranking, composition, curve
 from streamer.learner import Learner
+from streamer.metrics.composition import DECILES, Ranking, composition, curve
 from streamer.metrics.look import CURVE_POINTS, Looker, divergence, entropy, turnover
 
 SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)

@@ -12,12 +12,12 @@ from line_harness import TOPIC, append, assert_same_learner, events, micro_batch
 from prometheus_client import CollectorRegistry, generate_latest
 from watched_line import WatchedLine
 
-from cache_store.base import StoreStatus
-from streamer.checkpointing import Saves
-from streamer.composition import composition
+from streamer.cache_store.base import StoreStatus
+from streamer.checkpoint.checkpointer import Saves
 from streamer.event import encode
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE
+from streamer.metrics.composition import composition
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.look import turnover
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor

@@ -9,7 +9,7 @@ from line_harness import TOPIC, memory_log, small
 from prometheus_client import CollectorRegistry
 
 from streamer.checkpoint import CheckpointStore
-from streamer.dead_letters import MemoryDeadLetters
+from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.metrics.instruments import Instruments

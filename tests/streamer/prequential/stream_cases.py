@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from model.batch import Batch
-from model.recent import RecentItems
+from streamer.model.batch import Batch
+from streamer.model.recent import RecentItems
 from streamer.prequential.delay import Due
 from streamer.prequential.floors import RECENT, Floor, Ranks
 from streamer.prequential.known import KnownItems

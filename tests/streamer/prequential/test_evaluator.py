@@ -10,9 +10,9 @@ import pytest
 from clock import Clock
 from line_harness import Event, assert_same_learner, events, learn_all, micro_batch, small
 
-from model.batch import Batch
 from streamer.errors import SettingsError
 from streamer.learner import Learner
+from streamer.model.batch import Batch
 from streamer.prequential import FLOORS, MODEL, SLICES, Prequential
 
 

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stream_cases import Moment, in_order_of_appearance, moments, rank_in, streams, walked
 
-from model.popularity import ExactPopularity
-from streamer.composition import composition
 from streamer.errors import SettingsError
+from streamer.metrics.composition import composition
+from streamer.model.popularity import ExactPopularity
 from streamer.prequential.floors import FLOORS, CoVisitation, LastItems, MostPopular, make_floors
 from streamer.prequential.metrics import MISS
 

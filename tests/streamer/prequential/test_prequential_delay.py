@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from line_harness import assert_same_learner, events, micro_batch, small
 
-from model.batch import Batch
 from streamer.errors import SettingsError
 from streamer.learner import Learner
+from streamer.model.batch import Batch
 from streamer.prequential import Delay, DelayedLearner, Prequential
 from streamer.prequential.delay import Due
 

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
-from streamer.sources import embedded_log
 from streamer.sources.base import Partition
-from streamer.sources.embedded import EmbeddedLog, EmbeddedSource, committed_positions
+from streamer.sources.embedded import log as embedded_log
+from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource, committed_positions
 from streamer.sources.memory import MemoryLog, MemorySource
 from streamer.sources.positions import partition_of_key
 
@@ -281,7 +281,7 @@ def test_a_writer_says_so_when_another_one_does_not_finish(tmp_path, log):
 
 WRITER = """
 import sys
-from streamer.sources.embedded import EmbeddedLog
+from streamer.sources.embedded.source import EmbeddedLog
 
 data_dir, name, batches = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
 log = EmbeddedLog(data_dir, group_records=4)

@@ -10,8 +10,8 @@ from clock import Clock
 
 from streamer.errors import SourceError, SourceUnavailable
 from streamer.sources.base import Partition
-from streamer.sources.kafka_group import AGAIN_S, EXPIRY_S, Group
-from streamer.sources.kafka_settings import KafkaSettings
+from streamer.sources.kafka.group import AGAIN_S, EXPIRY_S, Group
+from streamer.sources.kafka.settings import KafkaSettings
 
 SESSION_S = 10.0
 A, B, C = Partition("t", 0), Partition("t", 1), Partition("u", 0)

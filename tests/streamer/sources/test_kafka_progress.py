@@ -6,7 +6,7 @@ import pytest
 from clock import Clock
 
 from streamer.sources.base import Partition
-from streamer.sources.kafka_progress import RETRY_COMMIT_S, Progress
+from streamer.sources.kafka.progress import RETRY_COMMIT_S, Progress
 
 A, B, C = Partition("t", 0), Partition("t", 1), Partition("t", 2)
 

@@ -16,7 +16,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from streamer.sources.kafka_records import FIELDS, RowRecords, _parse, columns, use_rows
+from streamer.sources.kafka.records import FIELDS, RowRecords, _parse, columns, use_rows
 
 TP = TopicPartition("t", 0)
 NOON_MS = 1_700_000_000_000

@@ -10,7 +10,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from streamer.errors import SettingsError
-from streamer.sources.kafka_settings import (
+from streamer.sources.kafka.settings import (
     CLIENT_DEFAULTS,
     OURS,
     KafkaSettings,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.sources.kafka_thread import ClientThread
+from streamer.sources.kafka.thread import ClientThread
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from line_harness import events, micro_batch, small
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamer.dead_letters import DeadLetter, Reason
+from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.errors import StreamerError
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE

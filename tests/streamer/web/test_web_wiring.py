@@ -17,10 +17,10 @@ from crash_harness import TINY
 from line_harness import NOON_MS, TOPIC, events, until, values_of
 from servers.process import Process
 
-from streamer.commands.run import run, watching
+from streamer.cli.run import run, watching
 from streamer.errors import StreamerError
 from streamer.metrics.observer import Observer
-from streamer.sources.embedded import EmbeddedLog
+from streamer.sources.embedded.source import EmbeddedLog
 from streamer.web.routes import FILES
 from streamer.web.server import WebServer
 from streamer.web.watched import opens_browser
@@ -64,9 +64,7 @@ def test_a_port_that_is_none_is_refused(port):
 
 
 def test_help_loads_neither_torch_nor_the_server_nor_plotly():
-    script = (
-        "import sys, streamer.commands.run; print([m for m in sys.modules if m in ('torch', 'plotly', 'http.server')])"
-    )
+    script = "import sys, streamer.cli.run; print([m for m in sys.modules if m in ('torch', 'plotly', 'http.server')])"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
 
 

@@ -1,0 +1,1 @@
+"""The commands `replay`, `evaluate`, `compare`, `sweep` and `demo`."""

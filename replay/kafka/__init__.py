@@ -1,0 +1,1 @@
+"""Events to a topic of Kafka, each exactly once."""

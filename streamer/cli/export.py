@@ -1,0 +1,260 @@
+"""`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
+
+The inner product of a user's and an item's vector is the model's score, but for the repeat bias and the companions,
+which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is
+the last dimension: log pop on the item's side, beta on the user's. A model that leaves much to its companions has
+weaker vectors: where an index is all that serves, learn with `--companions 0`.
+
+`.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
+
+    SIDE.vectors      float32 [N, dim]
+    SIDE.ids.utf8     uint8, all ids one after the other as UTF-8
+    SIDE.ids.offsets  int64 [N + 1], where each id begins, and the end
+    about             uint8, a JSON object as UTF-8: checkpoint, saved_at, dim, prior
+
+`streamer.checkpoint.unpack_strings(npz, "items.ids")` makes a list of the ids; so does
+
+    blob, at = npz["items.ids.utf8"].tobytes(), npz["items.ids.offsets"]
+    ids = [blob[a:b].decode() for a, b in itertools.pairwise(at)]
+
+`.parquet` has the columns `side` (`items` or `users`), `id` and `vector` (a list of fixed size), each row group of one
+side, and `about` in its metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamer.cli.loading import Loaded, checkpoint_options, directory_of, load, size_shown
+from streamer.cli.options import GroupedCommand, option
+from streamer.errors import StreamerError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from streamer.learner import Learner
+    from streamer.model.batch import Floats, Rows
+
+BLOCK_ROWS = 1 << 15
+"""Vectors that are held in memory at a time."""
+
+
+@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": "STREAMER"})
+@option(
+    "Export",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File to write, .npz or .parquet (needs streamer[parquet]); one that exists is replaced once all is written.",
+)
+@option(
+    "Export", "--side", type=click.Choice(["items", "users", "both"]), default="both", help="Whose vectors to write."
+)
+@option("Export", "--json", "as_json", is_flag=True, help="Print one JSON object.")
+@checkpoint_options
+def export(out: Path, side: str, as_json: bool, **options: Any) -> None:
+    """Write the vectors of the newest checkpoint with their ids, for an ANN index.
+
+    The inner product of a user's and an item's vector is the model's score without repeat bias and companions; the
+    popularity prior is in it, as the last dimension (log pop for items, beta for users).
+
+    \b
+    Arrays of the .npz, for SIDE items and users, readable without pickle:
+      SIDE.vectors      float32 [N, dim]
+      SIDE.ids.utf8     uint8, all ids one after the other
+      SIDE.ids.offsets  int64 [N + 1], where each begins, and the end
+      about             uint8, a JSON object: checkpoint, saved_at, dim, prior
+    Columns of the .parquet: side, id, vector
+    """
+    write = writer_for(out)
+    loaded = load(directory_of(options))
+    sides = [Side(name, loaded.learner) for name in ("items", "users") if side in (name, "both")]
+    with replaced(out) as temporary:
+        write(temporary, sides, about(loaded))
+    summary = {
+        "out": str(out),
+        "checkpoint": str(loaded.path),
+        **{s.name: len(s) for s in sides},
+        "dim": dim_of(loaded.learner),
+        "bytes": out.stat().st_size,
+    }
+    click.echo(json.dumps(summary) if as_json else described(summary))
+
+
+def described(summary: dict[str, Any]) -> str:
+    """What was written, for a person."""
+    counts = " and ".join(f"{summary[name]:,} {name}" for name in ("items", "users") if name in summary)
+    size = size_shown(summary["bytes"])
+    return f"wrote {counts} of {summary['dim']} dimensions to {summary['out']} ({size})\nfrom {summary['checkpoint']}"
+
+
+def about(loaded: Loaded) -> bytes:
+    """Where the vectors come from, as JSON."""
+    prior = loaded.learner.trainer.model.beta is not None
+    values = {"checkpoint": loaded.path.name, "saved_at": loaded.meta["saved_at"]}
+    return json.dumps({**values, "dim": dim_of(loaded.learner), "prior": prior}).encode()
+
+
+# vectors --------------------------------------------------------------------------------------------------------------
+
+
+def dim_of(learner: Learner) -> int:
+    """Size of the exported vectors."""
+    model = learner.trainer.model
+    return model.settings.item.out_dim + (model.beta is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """All vectors of one side, made block by block."""
+
+    name: str
+    learner: Learner
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def ids(self) -> list[str]:
+        """Raw ids by row."""
+        return self.learner.items.ids if self.name == "items" else self.learner.users.ids
+
+    def blocks(self) -> Iterator[tuple[Sequence[str], Floats]]:
+        """Ids and vectors [n, dim], in order of rows."""
+        import numpy as np
+
+        vectors_of = item_vectors if self.name == "items" else user_vectors
+        for start in range(0, len(self), BLOCK_ROWS):
+            rows = np.arange(start, min(start + BLOCK_ROWS, len(self)))
+            yield self.ids[start : start + BLOCK_ROWS], vectors_of(self.learner, rows)
+
+
+def item_vectors(learner: Learner, rows: Rows) -> Floats:
+    """[n, dim] the item tower's vectors, and log pop where the model has a prior."""
+    import torch
+
+    from streamer.model.towers import Tape
+
+    model = learner.trainer.model
+    with torch.no_grad():
+        vectors = model.items(Tape(torch.device("cpu")), rows)
+        _, vectors = model.with_prior(vectors[:0], vectors, torch.from_numpy(learner.prior.log_pop(rows)))
+    found: Floats = vectors.numpy()
+    return found
+
+
+def user_vectors(learner: Learner, rows: Rows) -> Floats:
+    """[n, dim] the user tower's vectors, and beta where the model has a prior."""
+    found: Floats = learner.ranker().queries(rows, learner.recent_of(rows)).numpy()
+    return found
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+Writer = Callable[[Path, Sequence[Side], bytes], None]
+
+
+def writer_for(out: Path) -> Writer:
+    """What writes files of this kind.
+
+    Raises:
+        click.BadParameter: there is no such kind.
+        StreamerError: a library is missing.
+    """
+    if out.suffix == ".npz":
+        return write_npz
+    if out.suffix != ".parquet":
+        raise click.BadParameter(f"{out.name}: choose a name that ends in .npz or .parquet", param_hint="--out")
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise StreamerError(
+            f"writing {out} needs pyarrow: pip install 'streamer[parquet]', or choose a name that ends in .npz"
+        ) from error
+    return write_parquet
+
+
+@contextlib.contextmanager
+def replaced(out: Path) -> Iterator[Path]:
+    """A path to write to that becomes `out` when all is well, and vanishes otherwise.
+
+    Raises:
+        StreamerError: the system does not let us write.
+    """
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(out)
+    except OSError as error:
+        raise StreamerError(
+            f"cannot write {out}: {error.strerror or error}. Check its directory, permissions and free space"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_npz(path: Path, sides: Sequence[Side], about: bytes) -> None:
+    """Write what `numpy.savez` would, without ever holding the matrix."""
+    import numpy as np
+
+    from streamer.checkpoint import pack_strings
+
+    with zipfile.ZipFile(path, "w") as archive:
+        _write_array(archive, "about", np.frombuffer(about, np.uint8))
+        for side in sides:
+            for name, array in pack_strings(side.ids, f"{side.name}.ids").items():
+                _write_array(archive, name, array)
+            _write_vectors(archive, side)
+
+
+def _write_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    import numpy as np
+
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+        np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def _write_vectors(archive: zipfile.ZipFile, side: Side) -> None:
+    import numpy as np
+
+    header = {"descr": "<f4", "fortran_order": False, "shape": (len(side), dim_of(side.learner))}
+    with archive.open(f"{side.name}.vectors.npy", "w", force_zip64=True) as entry:
+        np.lib.format.write_array_header_1_0(entry, header)
+        for _, vectors in side.blocks():
+            entry.write(np.ascontiguousarray(vectors, "<f4").data)
+
+
+def write_parquet(path: Path, sides: Sequence[Side], about: bytes) -> None:
+    """Write one row group for each block."""
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    dim = dim_of(sides[0].learner)
+    vector = arrow.list_(arrow.float32(), dim)
+    fields = [("side", arrow.string()), ("id", arrow.string()), ("vector", vector)]
+    schema = arrow.schema(fields, metadata={"about": about})
+    with parquet.ParquetWriter(str(path), schema) as writer:
+        for side in sides:
+            for ids, vectors in side.blocks():
+                flat = arrow.array(vectors.reshape(-1), arrow.float32())
+                lists = arrow.FixedSizeListArray.from_arrays(flat, dim)
+                names = arrow.array([side.name] * len(ids), arrow.string())
+                arrays = [names, arrow.array(ids, arrow.string()), lists]
+                writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))

@@ -1,1 +1,0 @@
-"""One module for each command. Nothing heavy is imported at module level."""

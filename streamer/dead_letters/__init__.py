@@ -1,0 +1,1 @@
+"""Records that could not be used: why, and where they are kept."""

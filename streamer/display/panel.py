@@ -1,0 +1,232 @@
+"""The live panel: a run as a person at a terminal sees it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.panel import Panel
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from streamer.display.charts import History, line_over_area, share_bar, shares_over_time, sparkline
+from streamer.display.reporting import PREPARING
+
+if TYPE_CHECKING:
+    from streamer.pipeline import Status
+    from streamer.sources.base import Partition
+
+BANDS = {"head": "blue", "torso": "cyan", "tail": "magenta"}
+MODEL, POPULAR = "green", "yellow"
+AREA, LINE = "color(28)", "bright_yellow"
+"""The same in the chart: a darker green, on which the line stands out."""
+WIDE, TALL = 80, 22
+"""Columns and lines that the charts need."""
+CHART_ROWS, SPARKS = 7, 12
+MOST_PARTITIONS = 6
+
+
+class RunPanel:
+    """Draws the state of a run, and remembers as much of it as its charts need.
+
+    Args:
+        source: where events come from.
+        clock: seconds.
+    """
+
+    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.note = ""
+        self._source, self._clock, self._started = source, clock, clock()
+        self._status: Status | None = None
+        self._rates: deque[float] = deque(maxlen=SPARKS)
+        self._losses, self._hit_rates, self._shares = History(), History(), History()
+        self._spinner = Spinner("dots")
+
+    def update(self, status: Status) -> None:
+        """Take in the latest state."""
+        if status.steps:
+            self._rates.append(status.events_per_second)
+        if status.loss is not None:
+            self._losses.add((status.loss,))
+        if status.hit_rate is not None and status.most_popular_hit_rate is not None:
+            self._hit_rates.add((status.hit_rate, status.most_popular_hit_rate))
+        if any(status.cache):
+            self._shares.add(tuple(status.cache))
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        width = options.max_width
+        inner = width - 4
+        parts = list(self._parts(inner, console.height, console.color_system is not None and not console.no_color))
+        yield Panel(
+            Group(*parts),
+            box=box.ROUNDED,
+            title=Text.assemble(("streamer", "bold"), (f" · {self._source}", "dim")),
+            title_align="left",
+            subtitle=Text(_elapsed(self._clock() - self._started), "dim"),
+            subtitle_align="right",
+            border_style="dim",
+            width=min(width, 120),
+        )
+
+    def _parts(self, width: int, height: int, colours: bool) -> Iterator[RenderableType]:
+        status, width = self._status, min(width, 116)
+        if status is None or not status.steps:
+            self._spinner.update(text=Text(self.note or PREPARING, no_wrap=True, overflow="ellipsis"))
+            yield self._spinner
+            return
+        charts = width >= WIDE - 4 and height >= TALL
+        yield _figures(self._left(status), self._right(status), width)
+        if charts:
+            yield Text()
+            yield self._charts(status, width, colours)
+            yield Text()
+        else:
+            yield from self._chart_lines(status, width)
+        yield from _accounting(status)
+        yield lag_line(status)
+        if self.note:
+            yield Text(self.note, "bold", no_wrap=True, overflow="ellipsis")
+
+    # figures ----------------------------------------------------------------------------------------------------------
+
+    def _left(self, status: Status) -> Iterator[tuple[str, Text]]:
+        rate = Text.assemble((f"{status.events_per_second:,.0f}", "bold"), " events/s ")
+        yield "speed", rate.append(sparkline(self._rates, SPARKS, lowest=0.0), "green")
+        yield "known", Text(f"{status.users:,} users, {status.items:,} items")
+
+    def _right(self, status: Status) -> Iterator[tuple[str, Text]]:
+        if status.loss is not None:
+            loss = Text.assemble((f"{status.loss:.3f}", "bold"), " ")
+            yield "loss", loss.append(sparkline([value for (value,) in self._losses.resampled(SPARKS)], SPARKS), "red")
+        yield "checkpoint", Text("none yet" if status.checkpoint_age_s is None else _ago(status.checkpoint_age_s))
+
+    # charts -----------------------------------------------------------------------------------------------------------
+
+    def _charts(self, status: Status, width: int, colours: bool) -> RenderableType:
+        each = (width - 4) // 2
+        grid = Table.grid(padding=(0, 4, 0, 0))
+        grid.add_column(width=each, no_wrap=True)
+        grid.add_column(width=each, no_wrap=True)
+        grid.add_row(Text("HR@10, ranked before it is learned", "dim"), Text("cache, by popularity of items", "dim"))
+        grid.add_row(hit_rate_line(status), cache_line(status))
+        grid.add_row(self._hit_rate_chart(each), self._cache_chart(each, colours))
+        return grid
+
+    def _hit_rate_chart(self, width: int) -> RenderableType:
+        points = self._hit_rates.resampled(width - 5)
+        top = _nice_top(max((max(point) for point in points), default=0.0))
+        rows = line_over_area(points, CHART_ROWS, top, (AREA, LINE))
+        marks = {0: f"{top:4.2f}", CHART_ROWS - 1: "   0"}
+        return Group(*(Text.assemble((f"{marks.get(k, ''):>4} ", "dim"), row) for k, row in enumerate(rows)))
+
+    def _cache_chart(self, width: int, colours: bool) -> RenderableType:
+        points = self._shares.resampled(width)
+        return Group(*shares_over_time(points, CHART_ROWS, tuple(BANDS.values()), colours))
+
+    def _chart_lines(self, status: Status, width: int) -> Iterator[RenderableType]:
+        """What a small terminal has instead of charts."""
+        line = Text("HR@10  ", "dim", no_wrap=True, overflow="ellipsis").append_text(hit_rate_line(status))
+        values = [model for model, _ in self._hit_rates.resampled(max(width - len(line) - 2, 1))]
+        if len(line) + 8 <= width:
+            line.append("  ").append(sparkline(values, width - len(line) - 2, lowest=0.0), MODEL)
+        yield line
+        yield Text("cache  ", "dim", no_wrap=True, overflow="ellipsis").append_text(cache_line(status))
+        if any(status.cache):
+            yield share_bar(status.cache, tuple(BANDS.values()), min(width, 60))
+
+
+def hit_rate_line(status: Status) -> Text:
+    """`model 0.451  most popular 0.086 5.2x`."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    if status.hit_rate is None or status.most_popular_hit_rate is None:
+        return line.append("nothing ranked yet")
+    line.append("model ", MODEL).append(f"{status.hit_rate:.3f}", f"bold {MODEL}")
+    line.append("  most popular ", POPULAR).append(f"{status.most_popular_hit_rate:.3f}", f"bold {POPULAR}")
+    if status.most_popular_hit_rate:
+        line.append(f" {status.hit_rate / status.most_popular_hit_rate:.1f}x", "bold")
+    return line
+
+
+def cache_line(status: Status) -> Text:
+    """`head 16%  torso 29%  tail 55%`."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    if not any(status.cache):
+        return line.append("empty")
+    for (name, style), share in zip(BANDS.items(), status.cache, strict=True):
+        line.append(f"{name} ", style).append(f"{share:.0%}  ", f"bold {style}")
+    return line
+
+
+def lag_line(status: Status) -> Text:
+    """How many events wait: in all, in the partitions that are furthest behind, and in memory."""
+    line = Text.assemble(("lag         ", "dim"), no_wrap=True, overflow="ellipsis").append_text(_lag(status.lag))
+    return line.append(f"; {status.queued_events:,} in the queue", "dim")
+
+
+def _lag(partitions: dict[Partition, int]) -> Text:
+    text = Text(f"{sum(partitions.values()):,} events")
+    if len(partitions) < 2:
+        return text
+    worst = sorted(sorted(partitions, key=lambda p: -partitions[p])[:MOST_PARTITIONS])
+    one_topic = len({p.topic for p in partitions}) == 1
+    parts = [f"{'' if one_topic else p.topic}[{p.number}] {partitions[p]:,}" for p in worst]
+    more = len(partitions) - len(worst)
+    return text.append("  " + " ".join(parts) + (f" and {more:,} more" if more else ""), "dim")
+
+
+def _figures(left: Iterator[tuple[str, Text]], right: Iterator[tuple[str, Text]], width: int) -> RenderableType:
+    """Labelled figures: two columns if there is room, else one."""
+    if width < WIDE - 4:
+        return _labelled([*left, *right], width)
+    each = (width - 4) // 2
+    grid = Table.grid(padding=(0, 4, 0, 0))
+    grid.add_column(width=each)
+    grid.add_column(width=each)
+    grid.add_row(_labelled(list(left), each), _labelled(list(right), each))
+    return grid
+
+
+def _labelled(rows: list[tuple[str, Text]], width: int) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(width=max(width - 12, 1), no_wrap=True, overflow="ellipsis")
+    for label, value in rows:
+        grid.add_row(f"{label:<10}", value)
+    return grid
+
+
+def _accounting(status: Status) -> Iterator[RenderableType]:
+    counts = status.accounting
+    yield Text.assemble(
+        ("consumed    ", "dim"),
+        (f"{counts.get('consumed', 0):,}", "bold"),
+        f" = {counts.get('trained', 0):,} trained + {counts.get('filtered', 0):,} filtered"
+        f" + {counts.get('dead_lettered', 0):,} dead-lettered",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    reasons = counts.get("dead_letters")
+    if reasons:
+        listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items(), key=lambda r: -r[1]))
+        yield Text.assemble(("dead        ", "dim"), (listed, "yellow"), no_wrap=True, overflow="ellipsis")
+
+
+def _nice_top(highest: float) -> float:
+    """A round number above it."""
+    steps = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+    return next((step for step in steps if step >= highest), 1.0)
+
+
+def _elapsed(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"

@@ -1,0 +1,294 @@
+"""What a person or a log sees of a run: a live panel at a terminal, lines elsewhere, and a summary at the end.
+
+All of it goes to standard error; standard output is for results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from streamer.pipeline import Status
+
+EVERY_S = 10.0
+REFRESHES_PER_SECOND = 3
+PREPARING = "waiting for the first events; the first step of all compiles kernels, which takes some seconds"
+LEVEL_STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
+
+logger = logging.getLogger("streamer")
+
+
+class Reporter(Protocol):
+    """Shows a run."""
+
+    def update(self, status: Status) -> None:
+        """The latest state; called about twice a second."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Say what is going on besides; empty to say nothing. May be called from a signal handler."""
+        ...
+
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        """The run has ended; None if the summary is shown elsewhere."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
+def make_reporter(kind: str, source: str, every_s: float = EVERY_S) -> Reporter:
+    """A reporter for `auto`, `panel`, `plain` or `json`.
+
+    Args:
+        kind: which; `auto` is a panel at a terminal that can show it.
+        source: where events come from, for a person.
+        every_s: seconds between two lines of a log.
+    """
+    if kind == "auto":
+        kind = "panel" if _shows_panels(sys.stderr) else "plain"
+    if kind == "panel":
+        return PanelReporter(source)
+    return LogReporter(source, as_json=kind == "json", every_s=every_s)
+
+
+def _shows_panels(stream: TextIO) -> bool:
+    unicode = (getattr(stream, "encoding", None) or "").lower().startswith("utf")
+    return stream.isatty() and unicode and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+class LogReporter:
+    """A line now and then: plain, or JSON for machines.
+
+    Args:
+        source: where events come from.
+        as_json: one JSON object a line.
+        every_s: seconds between two lines.
+    """
+
+    def __init__(self, source: str, as_json: bool = False, every_s: float = EVERY_S) -> None:
+        self._source, self._json, self._every_s = source, as_json, every_s
+        self._next, self._note = 0.0, ""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_JsonLines() if self._json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._stack.enter_context(_logging_to(handler))
+        logger.info("learning from %s", self._source)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    def update(self, status: Status) -> None:
+        if self._note:
+            note, self._note = self._note, ""
+            logger.info("%s", note)
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every_s
+        logger.info("%s", described(status), extra={"fields": fields(status)})
+
+    def note(self, text: str) -> None:
+        self._note = text  # logged with the next update: a signal may have come in the middle of a log line
+
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        if summary is None:
+            return
+        if self._json:
+            logger.info("done", extra={"fields": summary})
+            return
+        for label, text in summary_rows(summary):
+            logger.info("%s", f"{label:<10} {text}")
+
+
+class PanelReporter:
+    """A live panel, with log messages above it.
+
+    Args:
+        source: where events come from.
+        console: of rich; standard error if not given.
+    """
+
+    def __init__(self, source: str, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        from streamer.display.panel import RunPanel
+
+        self.console = console or Console(stderr=True)
+        self._panel = RunPanel(source)
+        self._live = Live(
+            get_renderable=lambda: self._panel,
+            console=self.console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            vertical_overflow="crop",
+        )
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(_logging_to(_ConsoleHandler(self.console)))
+        self._stack.enter_context(self._live)
+        self.console.show_cursor(True)  # a second Ctrl-C ends the process at once: nobody would bring it back
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    def update(self, status: Status) -> None:
+        self._panel.update(dataclasses.replace(status))  # a copy: drawn by another thread while the run goes on
+
+    def note(self, text: str) -> None:
+        self._panel.note = text
+
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        self._live.stop()
+        if summary is not None:
+            self.console.print(summary_text(summary))
+
+
+# the state ------------------------------------------------------------------------------------------------------------
+
+
+def fields(status: Status) -> dict[str, Any]:
+    """The state for machines."""
+    return {
+        "events_per_second": round(status.events_per_second, 1),
+        "lag": sum(status.lag.values()),
+        "loss": status.loss,
+        "hit_rate_at_10": status.hit_rate,
+        "most_popular_hit_rate_at_10": status.most_popular_hit_rate,
+        "cache": status.cache._asdict(),
+        "queued_events": status.queued_events,
+        "checkpoint_age_s": status.checkpoint_age_s,
+        "users": status.users,
+        "items": status.items,
+        **status.accounting,
+    }
+
+
+def described(status: Status) -> str:
+    """The state in one line."""
+    if not status.steps:
+        return PREPARING
+    parts = [f"{status.accounting.get('consumed', 0):,} events", f"{status.events_per_second:,.0f}/s"]
+    parts.append(f"lag {sum(status.lag.values()):,}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.hit_rate is not None:
+        parts.append(f"HR@10 {status.hit_rate:.3f} (most popular {status.most_popular_hit_rate:.3f})")
+    if any(status.cache):
+        parts.append("cache " + shares_described(status.cache._asdict(), " "))
+    if dead := status.accounting.get("dead_lettered"):
+        parts.append(f"{dead:,} dead letters")
+    if status.checkpoint_age_s is not None:
+        parts.append(f"checkpoint {status.checkpoint_age_s:.0f} s ago")
+    return ", ".join(parts)
+
+
+def shares_described(cache: dict[str, float], separator: str = ", ") -> str:
+    """The cache's composition in words."""
+    return separator.join(f"{band} {share:.0%}" for band, share in cache.items())
+
+
+# the summary ----------------------------------------------------------------------------------------------------------
+
+
+def summary_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The end of a run as labels and texts."""
+    events, seconds = summary["events_this_run"], summary["seconds"]
+    yield "done", f"{events:,} events in {seconds:,.1f} s, {summary['events_per_second']:,.0f} events/s"
+    yield "consumed", accounting_described(summary)
+    if summary["dead_letters"]:
+        yield "", ", ".join(f"{reason} {count:,}" for reason, count in summary["dead_letters"].items())
+    yield "known", f"{summary['users']:,} users, {summary['items']:,} items, after {summary['steps']:,} steps"
+    if summary["hit_rate_at_10"] is not None:
+        popular = summary["most_popular_hit_rate_at_10"]
+        yield "HR@10", f"{summary['hit_rate_at_10']:.3f} over the whole run; most popular {popular:.3f}"
+    if any(summary["cache"].values()):
+        yield "cache", shares_described(summary["cache"])
+    yield "checkpoint", summary["checkpoint"] or "none"
+
+
+def accounting_described(counts: dict[str, Any]) -> str:
+    """What became of every event."""
+    return (
+        f"{counts['consumed']:,} = {counts['trained']:,} trained + {counts['filtered']:,} filtered"
+        f" + {counts['dead_lettered']:,} dead-lettered"
+    )
+
+
+def summary_text(summary: dict[str, Any]) -> Any:
+    """The end of a run for a terminal (a rich `Table`)."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in summary_rows(summary):
+        grid.add_row(label, Text(text, "bold green" if label == "done" else ""))
+    return grid
+
+
+# logging --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _logging_to(handler: logging.Handler) -> Iterator[None]:
+    """Everything that is logged goes to this handler alone; afterwards, to where it went before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = [handler]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Messages on a rich console, above a live panel."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from rich.text import Text
+
+        try:
+            at = time.strftime("%H:%M:%S", time.localtime(record.created))
+            text = Text.assemble((at, "dim"), " ", (self.format(record), LEVEL_STYLES.get(record.levelno, "")))
+            self._console.print(text)
+        except Exception:
+            self.handleError(record)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()  # numbers that are not finite become null

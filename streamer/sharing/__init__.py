@@ -1,0 +1,1 @@
+"""What a learner exchanges with the other trainers of its model."""

@@ -1,0 +1,212 @@
+"""The writing side of the embedded log. `embedded.py` explains it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamer.errors import SourceError, UnknownTopic
+from streamer.sources.base import Partition
+from streamer.sources.embedded.database import (
+    BUSY_TIMEOUT_S,
+    LOG_FILE,
+    create_or_open,
+    encode_run,
+    first_run_since,
+    rows_of,
+    topics_of,
+    translated_errors,
+    unknown_topic,
+)
+from streamer.sources.positions import Partitioner, Record
+
+MAX_GROUP_BYTES = 16 << 20
+
+
+class EmbeddedLog:
+    """The writing side of the embedded log. Threads may share one, processes each open their own.
+
+    Args:
+        data_dir: the directory of the log; created if it is missing.
+        group_records: how many records of an append are sorted by partition together; see `embedded.py`.
+        durable: sync to disk at every append, so that a power cut loses nothing; several times slower.
+        busy_timeout_s: how long to wait for another writer.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path,
+        *,
+        group_records: int = 4096,
+        durable: bool = False,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        self._path = Path(data_dir) / LOG_FILE
+        self._group_records = group_records
+        self._lock = threading.Lock()
+        self._partitioners: dict[str, Partitioner] = {}
+        with translated_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = create_or_open(self._path, busy_timeout_s)
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        """Create a topic; nothing happens if it is there with as many partitions.
+
+        Raises:
+            SourceError: it is there with another number of partitions.
+        """
+        if partitions < 1:
+            raise SourceError(f"topic {name!r} needs at least one partition, not {partitions}")
+        with self._transaction():
+            existing = len(rows_of(self._db, name))
+            if existing not in (0, partitions):
+                raise SourceError(f"topic {name!r} has {existing} partitions, not {partitions}")
+            rows = [(name, number) for number in range(existing, partitions)]
+            self._db.executemany("INSERT INTO partitions (topic, number) VALUES (?, ?)", rows)
+
+    def append(self, topic: str, records: Sequence[Record], partition: int | None = None) -> dict[Partition, int]:
+        """Append records, all of them or (on an error, or if killed) none.
+
+        Each goes to the partition of its key (`partition_of_key`), without a key to the next in turn, or all
+        go to the given partition.
+
+        Returns:
+            The position after the last record of each partition of the topic.
+
+        Raises:
+            UnknownTopic: create the topic first.
+            SourceUnavailable: another writer kept the log busy for too long.
+        """
+        with self._transaction():
+            rows = rows_of(self._db, topic)
+            if not rows:
+                raise UnknownTopic(unknown_topic(self._path, [topic], topics_of(self._db)))
+            if partition is not None and not 0 <= partition < len(rows):
+                raise SourceError(f"topic {topic!r} has partitions 0 to {len(rows) - 1}, not {partition}")
+            ends = [next_offset for _, next_offset in rows]
+            for group in _groups(records, self._group_records):
+                for number, run in self._runs(topic, group, len(rows), partition):
+                    self._insert(rows[number][0], ends[number], run)
+                    ends[number] += len(run)
+            updates = [(end, row[0]) for end, row in zip(ends, rows, strict=True) if end != row[1]]
+            self._db.executemany("UPDATE partitions SET next_offset = ? WHERE id = ?", updates)
+        return {Partition(topic, number): end for number, end in enumerate(ends)}
+
+    def topics(self) -> dict[str, int]:
+        """Each topic and its number of partitions."""
+        with self._lock, translated_errors(self._path):
+            return topics_of(self._db)
+
+    def end_positions(self, topic: str) -> dict[Partition, int]:
+        """The position after the last record of each partition."""
+        with self._lock, translated_errors(self._path):
+            rows = rows_of(self._db, topic)
+            if not rows:
+                raise UnknownTopic(unknown_topic(self._path, [topic], topics_of(self._db)))
+        return {Partition(topic, number): end for number, (_, end) in enumerate(rows)}
+
+    def trim(self, topic: str, keep_records: int | None = None, older_than_ms: int | None = None) -> int:
+        """Remove old records; offsets are not used again. Whole runs go, so more may stay than asked for.
+
+        Args:
+            topic: the topic to trim.
+            keep_records: remove what lies further than this many records from the end of its partition.
+            older_than_ms: remove, from the beginning, what has a timestamp before this one.
+
+        Returns:
+            How many records were removed.
+        """
+        removed = 0
+        with self._transaction():
+            for partition_id, next_offset in rows_of(self._db, topic):
+                limits = [0]
+                if keep_records is not None:
+                    limits.append(next_offset - keep_records)
+                if older_than_ms is not None:
+                    limits.append(first_run_since(self._db, partition_id, older_than_ms, next_offset))
+                removed += self._remove_below(partition_id, max(limits))
+        return removed
+
+    def close(self) -> None:
+        """Let go of the database. May be called twice."""
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> EmbeddedLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _runs(
+        self, topic: str, group: Sequence[Record], partitions: int, partition: int | None
+    ) -> Iterator[tuple[int, Sequence[Record]]]:
+        """Sort a group by partition, stably, and yield each partition's part."""
+        if partition is not None or partitions == 1:
+            yield partition or 0, group
+            return
+        choose = self._partitioners.setdefault(topic, Partitioner(partitions)).choose
+        runs: list[list[Record]] = [[] for _ in range(partitions)]
+        for record in group:
+            runs[choose(record[0])].append(record)
+        for number, run in enumerate(runs):
+            if run:
+                yield number, run
+
+    def _insert(self, partition_id: int, first_offset: int, run: Sequence[Record]) -> None:
+        keys, values, timestamps_ms = zip(*run, strict=True)
+        _check_types(keys, values, timestamps_ms)
+        self._db.execute(
+            "INSERT INTO batches (partition, first_offset, count, max_timestamp_ms, records) VALUES (?, ?, ?, ?, ?)",
+            (
+                partition_id,
+                first_offset,
+                len(run),
+                max(timestamps_ms),
+                encode_run((timestamps_ms, keys, values)),
+            ),
+        )
+
+    def _remove_below(self, partition_id: int, offset: int) -> int:
+        where = "WHERE partition = :id AND first_offset < :offset AND first_offset + count <= :offset"
+        values = {"id": partition_id, "offset": offset}
+        count = self._db.execute(f"SELECT total(count) FROM batches {where}", values).fetchone()[0]
+        self._db.execute(f"DELETE FROM batches {where}", values)
+        return int(count)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing. Taking the write lock first means that no step within can find the log busy."""
+        with self._lock, translated_errors(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+def _groups(records: Sequence[Record], size: int) -> Iterator[Sequence[Record]]:
+    """Cut records into groups of at most `size`, smaller where values are large (a run is one value)."""
+    for start in range(0, len(records), size):
+        group = records[start : start + size]
+        if len(group) > 1 and sum(len(record[1]) for record in group) > MAX_GROUP_BYTES:
+            yield from _groups(group, max(1, size // 2))
+        else:
+            yield group
+
+
+def _check_types(keys: Sequence[Any], values: Sequence[Any], timestamps_ms: Sequence[Any]) -> None:
+    """Refuse what a reader could not read; at write time, where the mistake is."""
+    if not set(map(type, values)) <= {bytes}:
+        raise TypeError("values must be bytes")
+    if not set(map(type, keys)) <= {bytes, type(None)}:
+        raise TypeError("keys must be bytes or None")
+    if not set(map(type, timestamps_ms)) <= {int}:
+        raise TypeError("timestamps must be integers: milliseconds since the epoch")

@@ -1,0 +1,97 @@
+"""Whether the other members of our group read what we do not."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from kafka import KafkaAdminClient, errors
+
+from streamer.errors import SourceError, SourceUnavailable, StreamerError
+from streamer.sources.base import Partition
+from streamer.sources.kafka.client import connect, in_our_words
+from streamer.sources.kafka.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+EXPIRY_S = 2.0
+"""How long after a session's end a broker may take to notice."""
+AGAIN_S = 1.0
+
+
+class Group:
+    """Our consumer group, as its broker sees it.
+
+    A member that died is one of the group until its session expires, and may be given partitions that nobody reads
+    then. So the broker is asked only when nothing has changed for as long as a session lasts: who is a member of a
+    stable group then, lives.
+
+    Args:
+        settings: how to connect; each question has a connection of its own, as there are few.
+        session_s: how long a session lasts, which is taken to be the same for all members.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, settings: KafkaSettings, session_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._session_s, self._clock = settings, session_s, clock
+        self._where = f"the group {settings.group_id!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        self._read_by_others: set[Partition] = set()
+        self._ask_at = math.inf
+
+    def changed(self) -> None:
+        """Partitions came or went; or we are in the group, and none came."""
+        self._read_by_others = set()
+        self._ask_at = self._clock() + self._session_s + EXPIRY_S
+
+    def read_by_others(self, partitions: Collection[Partition], our_id: str) -> bool:
+        """Whether living members other than us read all of these; False if that is not known yet.
+
+        What they read is taken to stay so until something changes for us.
+        """
+        if not self._read_by_others.issuperset(partitions) and self._clock() >= self._ask_at:
+            self._ask_at = self._clock() + AGAIN_S
+            self._ask(partitions, our_id)
+        return self._read_by_others.issuperset(partitions)
+
+    def _ask(self, partitions: Collection[Partition], our_id: str) -> None:
+        try:
+            self._read_by_others = self._given_to_others(our_id)
+        except SourceUnavailable as error:
+            log.debug("%s", error)
+        except StreamerError as error:
+            log.warning("%s; taking it that others read %s", error, ", ".join(map(str, sorted(partitions))))
+            self._read_by_others = set(partitions)
+
+    def _given_to_others(self, our_id: str) -> set[Partition]:
+        """Nothing while a rebalance is going on.
+
+        Raises:
+            SourceUnavailable: no broker answers.
+            SourceError: we are not told.
+        """
+        described = self._described()
+        if described["group_state"] != "Stable":
+            return set()
+        return {
+            Partition(topic["topic"], number)
+            for member in described["members"]
+            if member["member_id"] != our_id and member["member_assignment"]
+            for topic in member["member_assignment"]["assigned_partitions"]
+            for number in topic["partitions"]
+        }
+
+    def _described(self) -> dict[str, Any]:
+        name = self._settings.group_id
+        admin = connect(KafkaAdminClient, self._settings.admin_config())
+        try:
+            found: dict[str, Any] = admin.describe_groups([name])[name]
+        except errors.KafkaError as error:
+            raise in_our_words(error, self._where) from error
+        finally:
+            admin.close()
+        if found["error"]:
+            raise SourceError(f"{self._where}: {found['error']}")
+        return found

@@ -1,0 +1,73 @@
+"""Keeps an eye on Kafka: looks up where our partitions end, and tells once if nobody answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from kafka import TopicPartition
+
+from streamer.sources.base import Partition
+from streamer.sources.kafka.client import ClientLog
+from streamer.sources.kafka.progress import Progress
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+PATIENCE_MS = 3_000
+
+
+class Watch:
+    """A thread that looks every second. (The client's look-ups may be called by any thread.)
+
+    Args:
+        consumer: the client.
+        progress: gets the ends.
+        where: what to call Kafka in messages.
+    """
+
+    def __init__(self, consumer: Any, progress: Progress, where: str) -> None:
+        self._consumer = consumer
+        self._progress = progress
+        self._where = where
+        # A broker answers only after a fetch that it holds back until there is something to return.
+        self._patience_ms = PATIENCE_MS + consumer.config["fetch_max_wait_ms"]
+        self._away_since: float | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="streamer-kafka-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(EVERY_S):
+            self.look()
+
+    def look(self) -> None:
+        """Look once."""
+        partitions, changes = self._progress.known()
+        if not partitions:
+            return
+        wanted = [TopicPartition(*partition) for partition in partitions]
+        try:
+            ends = self._consumer.end_offsets(wanted, timeout_ms=self._patience_ms)
+        except Exception as error:  # whatever it is: errors that matter come up where we poll
+            self._note_away(error)
+        else:
+            self._note_back()
+            self._progress.set_ends({Partition(*tp): end for tp, end in ends.items()}, changes)
+
+    def _note_away(self, error: Exception) -> None:
+        if self._away_since is None and not self._stopped.is_set():
+            self._away_since = time.monotonic()
+            reason = ClientLog.attach().last_words() or error
+            log.warning("%s does not answer (%s); going on when it is back", self._where, reason)
+
+    def _note_back(self) -> None:
+        if self._away_since is not None:
+            log.warning("%s answers again after %.0f s", self._where, time.monotonic() - self._away_since)
+            self._away_since = None
