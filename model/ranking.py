@@ -95,7 +95,7 @@ class Ranker:
     def room(self, size: int) -> Tensor:
         """Memory for the vectors of so many items."""
         model = self.trainer.model
-        width = model.settings.item.out_dim + (model.beta is not None)
+        width = model.settings.item_tower.out_dim + (model.beta is not None)
         return torch.empty(size, width, device=self.trainer.device)
 
     def _write(self, vectors: Tensor, rows: Rows) -> None:

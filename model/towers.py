@@ -11,32 +11,8 @@ from torch import Tensor, nn
 
 from streamer.model.batch import Rows
 from streamer.model.features import FeatureStore
+from streamer.model.settings import TowerShape
 from streamer.model.tables import Table
-
-
-@dataclass(frozen=True, slots=True)
-class TowerSettings:
-    """Shape of one tower.
-
-    Args:
-        dim: size of each embedding.
-        ids: whether rows have an id embedding.
-        categorical: names of categorical features, each with an embedding table of its own.
-        numeric: names of numeric features.
-        layers: units of the fully connected layers, ReLU between them. Without layers the embeddings are added up;
-            with layers they are concatenated.
-    """
-
-    dim: int = 32
-    ids: bool = True
-    categorical: tuple[str, ...] = ()
-    numeric: tuple[str, ...] = ()
-    layers: tuple[int, ...] = ()
-
-    @property
-    def out_dim(self) -> int:
-        """Size of the tower's vectors."""
-        return self.layers[-1] if self.layers else self.dim
 
 
 @dataclass(slots=True)
@@ -91,7 +67,7 @@ class Tower(nn.Module):
     def __init__(
         self,
         name: str,
-        settings: TowerSettings,
+        settings: TowerShape,
         slots: int,
         std: float,
         seed: int,

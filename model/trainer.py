@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,38 +15,12 @@ from streamer.model.companions import Near
 from streamer.model.entries import Term, merged
 from streamer.model.kernels import Entries, Outcome, Sampling, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
-from streamer.model.losses import Part, Proposals, SamplerSettings, method_named
+from streamer.model.losses import Part, Proposals, method_named
 from streamer.model.optim import ParameterAdam, make_optimizer
 from streamer.model.plan import Candidates, Plan, Planner
+from streamer.model.settings import LearnerSettings
 from streamer.model.towers import Tape
-from streamer.model.two_tower import ModelSettings, TwoTower
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """How the model learns.
-
-    Args:
-        method: one of `streamer.model.losses.METHODS`.
-        optimizer: one of `adagrad`, `adam`, `sgd` (cost grows with the batch), `dense-adam` (with the tables).
-        rate: learning rate of the embedding tables.
-        dense_rate: learning rate of everything that is not a table: MLPs, recency weights, prior, repeat bias.
-        l2: L2 coefficient of `dense-adam`, added to the gradient of the tables.
-        rate_decay: factor of both rates after every `decay_every_steps` steps; 1 keeps them.
-        decay_every_steps: see `rate_decay`.
-        sampler: options of the method.
-        seed: determines all draws.
-    """
-
-    method: str = "xir"
-    optimizer: str = "adagrad"
-    rate: float = 0.1
-    dense_rate: float = 0.05
-    l2: float = 0.0
-    rate_decay: float = 1.0
-    decay_every_steps: int = 0
-    sampler: SamplerSettings = field(default_factory=SamplerSettings)
-    seed: int = 0
+from streamer.model.two_tower import TwoTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +68,22 @@ class Trainer:
     """Owns the model and its optimizer.
 
     Args:
-        model: shape of the model.
-        settings: how it learns.
+        settings: shape of the model, and how it learns.
         device: where the step runs.
 
     Raises:
         ValueError: settings are wrong; the message lists every problem.
     """
 
-    def __init__(self, model: ModelSettings, settings: TrainerSettings, device: torch.device) -> None:
-        if problems := [*model.problems(), *settings.sampler.problems()]:
+    def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
+        if problems := settings.problems():
             raise ValueError("; ".join(problems))
         self.settings, self.device = settings, device
         self.method = method_named(settings.method)
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
-        self.model = TwoTower(model, self.optimizer.slots, device)
+        self.model = TwoTower(settings, self.optimizer.slots, device)
         self.dense = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
-        self.planner = Planner(model.repeat_ranks)
+        self.planner = Planner(settings.repeat_ranks)
         self.steps = 0
         self._draws = torch.Generator().manual_seed(settings.seed)  # on the host: the same draws on every device
         self._device_draws = _generator(device, settings.seed) if device.type == "cuda" else self._draws
@@ -150,7 +123,7 @@ class Trainer:
         positive = model.positive_scores(queries, vectors, plan, near, tape)  # [B]
 
         # 3. loss and gradients
-        parts = self.method.parts(plan, proposals, self.settings.sampler)
+        parts = self.method.parts(plan, proposals, self.settings)
         outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, near, tape) for p in parts}
         loss = torch.stack([outcomes[p.name].loss * p.weight for p in parts]).sum()
         self.dense.clear_gradients()
@@ -165,8 +138,8 @@ class Trainer:
         decay = self._decay()
         tables = self.model.tables
         for g in gradients:
-            self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.rate * decay)
-        self.dense.step(self.settings.dense_rate * decay)
+            self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay)
+        self.dense.step(self.settings.dense_learning_rate * decay)
         self.steps += 1
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -215,8 +188,8 @@ class Trainer:
                 parameter.copy_(found)
 
     def _decay(self) -> float:
-        every = self.settings.decay_every_steps
-        return float(self.settings.rate_decay ** (self.steps // every)) if every else 1.0
+        every = self.settings.decay_every
+        return float(self.settings.learning_rate_decay ** (self.steps // every)) if every else 1.0
 
     def _grow(self, batch: Batch, view: View) -> None:
         users = int(batch.users.max(initial=-1)) + 1
@@ -230,13 +203,13 @@ class Trainer:
         if kind == "cache":
             return view.cache
         if kind == "uniform":
-            count = self.settings.sampler.uniform
+            count = self.settings.uniform_negatives
             return self._host_draws.integers(0, known, len(batch) if count is None else count)
         return np.arange(known) if kind == "all" else np.empty(0, np.int64)
 
     def _proposals(self, plan: Plan, view: View, known: int) -> Proposals:
         log_pop = _of_candidates(plan, view.popularity if self.method.popularity != "none" else None)
-        wanted = self.method.extra == "cache" and self.settings.sampler.cache_correction == "occurrence"
+        wanted = self.method.extra == "cache" and self.settings.cache_correction == "occurrence"
         log_cache = _of_candidates(plan, view.cache_draws) if wanted and view.cache_draws is not None else None
         return Proposals(log_pop, log_cache, known)
 
@@ -263,7 +236,7 @@ class Trainer:
         near: Near | None,
         tape: Tape,
     ) -> Outcome:
-        candidates, masked = part.candidates, self.settings.sampler.mask_own
+        candidates, masked = part.candidates, self.settings.mask_positive
         if near is not None:
             near = near.moved(candidates.columns(plan.in_pools))
         if candidates.at is None:
@@ -278,7 +251,7 @@ class Trainer:
             add_positive=masked or part.draws is not None,
             own=tape.tensor(candidates.own),
             offsets=self._offsets(len(plan.positive), tape) if part.draws is not None else None,
-            resampler=self.settings.sampler.resampler,
+            resampler=self.settings.resampler,
             generator=self._device_draws,
         )
         return sampled_softmax(queries, items, positive, sampling, self._entries(candidates, near, masked, tape))

@@ -11,9 +11,6 @@ loss and retrieval index like any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
@@ -21,62 +18,11 @@ from streamer.model.batch import Rows
 from streamer.model.companions import Near
 from streamer.model.kernels.pooling import pooled
 from streamer.model.plan import Plan
+from streamer.model.settings import ModelSettings
 from streamer.model.tables import Table
-from streamer.model.towers import Tape, Tower, TowerSettings
+from streamer.model.towers import Tape, Tower
 
 FIRST_GAMMA = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """Shape of the model.
-
-    Args:
-        user: the user tower.
-        item: the item tower.
-        recent_items: how many of the user's last distinct items the user tower pools; 0 for none.
-        prior: `off`, `fixed` (beta stays) or `learned`.
-        beta: the prior's first weight.
-        repeat_ranks: how many recency ranks have a repeat bias; 0 for none.
-        companions: how many companions of each item are kept for the score's nearness; 0 for none.
-        init_std: standard deviation of new embeddings.
-        seed: determines all initial weights.
-    """
-
-    user: TowerSettings = field(default_factory=TowerSettings)
-    item: TowerSettings = field(default_factory=TowerSettings)
-    recent_items: int = 0
-    prior: Literal["off", "fixed", "learned"] = "off"
-    beta: float = 1.0
-    repeat_ranks: int = 0
-    companions: int = 0
-    init_std: float = 0.1
-    seed: int = 0
-
-    def problems(self) -> list[str]:
-        """What is wrong with these settings; empty if nothing is."""
-        found = []
-        if self.user.out_dim != self.item.out_dim:
-            found.append(
-                f"the user tower's vectors have {self.user.out_dim} numbers, the item tower's {self.item.out_dim}: "
-                "make the last layers (or dim) equal"
-            )
-        if not (self.user.ids or self.user.categorical or self.user.numeric or self.recent_items):
-            found.append("the user tower has no input: turn on ids, features or recent_items")
-        if not (self.item.ids or self.item.categorical or self.item.numeric):
-            found.append("the item tower has no input: turn on ids or features")
-        if self.prior not in ("off", "fixed", "learned"):
-            found.append(f"prior is {self.prior!r}: choose off, fixed or learned")
-        if min(self.repeat_ranks, self.recent_items, self.companions) < 0:
-            found.append("recent_items, repeat_ranks and companions cannot be negative")
-        if self.companions and not self.history:
-            found.append("companions are those of the user's recent items: turn on recent_items or repeat_ranks")
-        return found
-
-    @property
-    def history(self) -> int:
-        """How many recent items of each user must be known."""
-        return max(self.recent_items, self.repeat_ranks)
 
 
 class TwoTower(nn.Module):
@@ -97,18 +43,18 @@ class TwoTower(nn.Module):
             raise ValueError("; ".join(problems))
         self.settings = settings
         std, seed = settings.init_std, settings.seed * 10_007
-        history = settings.item.out_dim if settings.recent_items else 0
-        self.user = Tower("user", settings.user, slots, std, seed + 1, device, extra=history)
-        self.item = Tower("item", settings.item, slots, std, seed + 2, device)
+        history = settings.item_tower.out_dim if settings.recent_items else 0
+        self.user = Tower("user", settings.user_tower, slots, std, seed + 1, device, extra=history)
+        self.item = Tower("item", settings.item_tower, slots, std, seed + 2, device)
         ranks = torch.arange(settings.recent_items, dtype=torch.float32, device=device)
         self.recency = nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None  # [L]
         self.scale = nn.Parameter(torch.ones((), device=device)) if settings.recent_items else None
         self.beta = None
         if settings.prior != "off":
-            beta = torch.full((), settings.beta, device=device)
+            beta = torch.full((), settings.prior_weight, device=device)
             self.beta = nn.Parameter(beta, requires_grad=settings.prior == "learned")
         self.repeat = nn.Parameter(torch.zeros(settings.repeat_ranks, device=device)) if settings.repeat_ranks else None
-        self.gamma = nn.Parameter(torch.full((2,), FIRST_GAMMA, device=device)) if settings.companions else None
+        self.gamma = nn.Parameter(torch.full((2,), FIRST_GAMMA, device=device)) if settings.co_occurrence else None
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -86,7 +87,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path, settings: EventSettings | None = None) -> None:
-        unfiltered = msgspec.structs.replace(settings or EventSettings(), event_types=(), min_rating=None)
+        unfiltered = dataclasses.replace(settings or EventSettings(), event_types=(), min_rating=None)
         self._path, self._decoder = path, EventDecoder(unfiltered)
         self._fields = dict(self._decoder.settings.fields)
         self._ours = {theirs: ours for ours, theirs in self._fields.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,8 +27,8 @@ from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
 from streamer.model.ranking import Ranker
 from streamer.model.recent import RecentItems
-from streamer.model.trainer import StepResult, Trainer, TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.model.settings import LearnerSettings
+from streamer.model.trainer import StepResult, Trainer
 from streamer.vocabulary import Vocabulary
 
 State = dict[str, Any]
@@ -36,71 +36,6 @@ State = dict[str, Any]
 LARGEST_NUMBER = 1e9
 """A numeric feature beyond this is passed over: squares of larger gradients are infinite, and ruin a tower."""
 _TRUTH = {"true": 1.0, "false": 0.0}
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerSettings:
-    """What is learned, and how.
-
-    Args:
-        model: shape of the model.
-        trainer: method, optimizer, rates.
-        cache_size: C, items in the cache.
-        cache_scope: draw the cache among `all` items (the paper) or among those `touched` in the step (its code).
-        occurrence_half_life: steps after which what was resampled counts half; None for ever.
-        popularity: which estimate corrects the sampling bias, `auto` takes the method's own.
-        popularity_half_life: events after which an event counts half in the exact popularity; None for ever.
-        prior_half_life: the same for the popularity prior in the score.
-        hash_slots: size of each of G-Tower's hash arrays.
-        hash_alpha: weight of the newest gap in G-Tower's estimate.
-        hash_clock: `event` or `batch`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-    """
-
-    model: ModelSettings = field(default_factory=ModelSettings)
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    cache_size: int = 2048
-    cache_scope: str = "all"
-    occurrence_half_life: float | None = None
-    popularity: str = "auto"
-    popularity_half_life: float | None = None
-    prior_half_life: float | None = 5000.0
-    hash_slots: int = 1 << 18
-    hash_alpha: float = 0.02
-    hash_clock: str = "event"
-    device: str = "auto"
-
-    def problems(self) -> list[str]:
-        """What is wrong with these settings; empty if nothing is."""
-        found = [*self.model.problems(), *self.trainer.sampler.problems()]
-        if self.cache_size < 0:
-            found.append(f"cache_size is {self.cache_size}: it cannot be negative")
-        if self.cache_scope not in ("all", "touched"):
-            found.append(f"cache_scope is {self.cache_scope!r}: choose all or touched")
-        if self.popularity not in ("auto", "exact", "hash"):
-            found.append(f"popularity is {self.popularity!r}: choose auto, exact or hash")
-        for name in ("occurrence_half_life", "popularity_half_life", "prior_half_life"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                found.append(f"{name} is {value}: it must be positive (leave it out to keep everything)")
-        return found
-
-    def shape(self) -> dict[str, Any]:
-        """What may not change between a checkpoint and the run that goes on from it; rates and the method may."""
-        model, trainer = self.model, self.trainer
-        found: dict[str, Any] = {
-            "recent_items": model.recent_items,
-            "repeat_ranks": model.repeat_ranks,
-            "companions": model.companions,
-            "prior": model.prior,
-            "optimizer": trainer.optimizer,
-            "hash_slots": self.hash_slots,
-            "hash_clock": self.hash_clock,
-        }
-        for side, tower in (("user", model.user), ("item", model.item)):
-            for name, value in dataclasses.asdict(tower).items():
-                found[f"{side} {name}"] = list(value) if isinstance(value, tuple) else value
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +55,37 @@ class Learner:
     """Learns from micro-batches.
 
     Args:
-        settings: what is learned, and how.
+        settings: what is learned, and how; None for the defaults, which are those of `streamer run`.
+        changes: settings that differ from those, by name.
 
     Raises:
         SettingsError: with every problem at once.
     """
 
-    def __init__(self, settings: LearnerSettings) -> None:
+    def __init__(self, settings: LearnerSettings | None = None, **changes: Any) -> None:
+        settings = learner_settings(settings, changes)
         if problems := settings.problems():
             raise SettingsError(problems)
         try:
-            device = resolve_device(settings.device)
-            self.trainer = Trainer(settings.model, settings.trainer, device)
+            self.trainer = Trainer(settings, resolve_device(settings.device))
         except ValueError as error:
             raise SettingsError([str(error)]) from error
         self.settings = settings
         self.users, self.items = Vocabulary(), Vocabulary()
         self.categories = {
-            side: {name: Vocabulary(first=1) for name in getattr(settings.model, side).categorical}
-            for side in ("user", "item")
+            side: {name: Vocabulary(first=1) for name in tower.categorical}
+            for side, tower in (("user", settings.user_tower), ("item", settings.item_tower))
         }
-        self.recent = RecentItems(settings.model.history)
-        self.companions = Companions(settings.model.companions)
-        self.exact = ExactPopularity(settings.popularity_half_life)
+        self.recent = RecentItems(settings.history)
+        self.companions = Companions(settings.co_occurrence)
+        self.exact = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
-            slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.trainer.seed
+            slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.seed
         )
-        self.prior = ExactPopularity(settings.prior_half_life, floor=0.01)
-        self.occurrence = Occurrence(settings.occurrence_half_life)
+        self.prior = ExactPopularity(settings.prior_half_life or None, floor=0.01)
+        self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
-        self._draws = np.random.default_rng([settings.trainer.seed, 2])
+        self._draws = np.random.default_rng([settings.seed, 2])
 
     @property
     def popularity(self) -> Popularity:
@@ -253,13 +189,9 @@ class Learner:
         Raises:
             IncompatibleCheckpoint: another version of Streamer wrote it.
         """
-        try:
-            settings = msgspec.convert(checkpoint.meta["settings"], LearnerSettings)
-            values = checkpoint.meta["learner"]
-        except (KeyError, msgspec.ValidationError) as error:
-            raise IncompatibleCheckpoint(f"{checkpoint.path} was written by another version: {error}") from error
+        settings = checkpoint_settings(checkpoint)
         learner = cls(dataclasses.replace(settings, device=device) if device else settings)
-        learner.restore(checkpoint.tensors, values)
+        learner.restore(checkpoint.tensors, checkpoint.meta["learner"])
         return learner
 
     # the recovery unit -----------------------------------------------------------------------------------------------
@@ -274,7 +206,7 @@ class Learner:
         state["cache"] = np.array(self.cache)
         for name, vocabulary in self._vocabularies().items():
             state |= pack_strings(vocabulary.ids, f"ids.{name}")
-        return state, {"trainer": values, "draws": self._draws.bit_generator.state, "shape": self.settings.shape()}
+        return state, {"trainer": values, "draws": self._draws.bit_generator.state, "fixed": self.settings.fixed()}
 
     def restore(self, state: State, values: dict[str, Any]) -> None:
         """Take over a snapshot.
@@ -282,8 +214,11 @@ class Learner:
         Raises:
             IncompatibleCheckpoint: it was made with other settings.
         """
+        theirs, ours = values.get("fixed", {}), self.settings.fixed()
+        differ = [f"{n} was {theirs.get(n)} and is {ours[n]} now" for n in ours if theirs.get(n) != ours[n]]
         try:
-            self._check_shape(values["shape"])
+            if differ:
+                raise ValueError("; ".join(differ))
             tensors = {k.removeprefix("trainer."): _tensor(v) for k, v in state.items() if k.startswith("trainer.")}
             self.trainer.load_state(tensors, values["trainer"])
             for name, part in self._parts().items():
@@ -299,18 +234,6 @@ class Learner:
                 "Start with the settings it was made with, or with another --checkpoint-dir"
             ) from error
 
-    def _check_shape(self, theirs: dict[str, Any]) -> None:
-        """See that a snapshot was made with settings that ours can go on with.
-
-        Raises:
-            ValueError: with every difference.
-        """
-        ours = self.settings.shape()
-        names = sorted(theirs.keys() | ours.keys())
-        differ = [f"{n} was {theirs.get(n)} and is {ours.get(n)} now" for n in names if theirs.get(n) != ours.get(n)]
-        if differ:
-            raise ValueError("; ".join(differ))
-
     def _parts(self) -> dict[str, Any]:
         return {
             "popularity.exact": self.exact,
@@ -325,6 +248,31 @@ class Learner:
         for side, vocabularies in self.categories.items():
             found |= {f"{side}.{name}": vocabulary for name, vocabulary in vocabularies.items()}
         return found
+
+
+def learner_settings(settings: LearnerSettings | None, changes: dict[str, Any]) -> LearnerSettings:
+    """The settings of a learner, from those of a whole run or from the defaults, with some changed.
+
+    Raises:
+        SettingsError: there is no such setting.
+    """
+    if unknown := [name for name in changes if name not in LearnerSettings.all()]:
+        known = ", ".join(LearnerSettings.all())
+        raise SettingsError([f"a learner has no setting {name!r}: choose among {known}" for name in unknown])
+    base = settings.only(LearnerSettings) if settings is not None else LearnerSettings()
+    return dataclasses.replace(base, **changes)
+
+
+def checkpoint_settings(checkpoint: Checkpoint) -> LearnerSettings:
+    """The settings that a checkpoint was written with.
+
+    Raises:
+        IncompatibleCheckpoint: another version of Streamer wrote it.
+    """
+    try:
+        return msgspec.convert(checkpoint.meta["settings"], LearnerSettings)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise IncompatibleCheckpoint(f"{checkpoint.path} was written by another version: {error}") from error
 
 
 def _merged(rows: Rows, features: Sequence[Features | None]) -> dict[int, Features]:

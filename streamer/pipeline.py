@@ -34,6 +34,7 @@ from streamer.learner import Learned, Learner
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.prequential import Prequential
+from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition, Source
 
@@ -42,29 +43,6 @@ logger = logging.getLogger(__name__)
 STATUS_EVERY_S = 0.5
 COMPOSITION_PAUSE = 50
 """Between two looks at the cache's composition pass so many times what a look takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """How the line runs.
-
-    Args:
-        batch_size: events of a micro-batch.
-        max_age_s: a smaller batch closes when its oldest event has waited so long; None waits for a full one.
-        max_queued_events: reading ahead pauses while so many events wait.
-        checkpoint_every_s: seconds between checkpoints; None for none by time.
-        checkpoint_every_events: events between checkpoints; None for none by count.
-        until_end: stop at the end of the stream as it was at the start.
-        max_events: stop after so many events.
-    """
-
-    batch_size: int = 512
-    max_age_s: float | None = 1.0
-    max_queued_events: int = 16_384
-    checkpoint_every_s: float | None = 60.0
-    checkpoint_every_events: int | None = None
-    until_end: bool = False
-    max_events: int | None = None
 
 
 @dataclass(slots=True)
@@ -124,13 +102,13 @@ class Pipeline:
         self._sharing = Sharing(learner, store, lambda: self._ingest.ends())
         self._checkpoints, progress = None, Progress()
         if checkpoints is not None:
-            every_s, every_events = settings.checkpoint_every_s, settings.checkpoint_every_events
+            every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
             self._checkpoints = Checkpointer(checkpoints, every_s, every_events)
             self.accounting, progress = self._checkpoints.restore(learner, self._sharing)
         self._ingest = Ingest(
             make_source,
             decoder,
-            Batcher(settings.batch_size, settings.max_age_s),
+            Batcher(settings.batch_size, settings.max_age_s or None),
             progress,
             settings.max_queued_events,
             settings.until_end,

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from streamer.checkpoint import Checkpoint, CheckpointStore
+from streamer.cli.run import run
 from streamer.event import encode
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner, LearnerSettings
-from streamer.model.losses import SamplerSettings
-from streamer.model.towers import TowerSettings
-from streamer.model.trainer import TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.learner import Learner
+from streamer.model.settings import LearnerSettings, id_towers
+from streamer.settings import RunSettings
 from streamer.sources.memory import MemoryLog
 
 NOON_MS = 1_700_000_000_000
@@ -60,13 +59,16 @@ def append(log: MemoryLog, values: Sequence[bytes], topic: str = TOPIC) -> None:
 
 def small(method: str = "xir", **changes: Any) -> LearnerSettings:
     """A learner that is quick, and yet has every part."""
-    tower = TowerSettings(dim=8)
-    model = changes.pop("model", None) or ModelSettings(
-        user=tower, item=tower, recent_items=4, repeat_ranks=6, prior="learned"
-    )
-    trainer = TrainerSettings(method=method, dense_rate=0.05, sampler=SamplerSettings(cache_weight=0.2))
-    base = {"model": model, "trainer": trainer, "cache_size": 32, "hash_slots": 64, "device": "cpu"}
-    return LearnerSettings(**(base | changes))
+    model = {"dim": 8, "recent_items": 4, "repeat_ranks": 6, "co_occurring_items": 0, "prior": "learned"}
+    rest = {"dense_learning_rate": 0.05, "cache_weight": 0.2, "cache_size": 32, "hash_slots": 64, "device": "cpu"}
+    return id_towers(**(model | rest | {"method": method} | changes))
+
+
+def run_settings(*arguments: object) -> RunSettings:
+    """The settings that `streamer run` gets from these arguments."""
+    params = run.make_context("run", list(map(str, arguments))).params
+    values = {name: params[name] for name in RunSettings.all()}
+    return RunSettings(**values | {name: dict(values[name]) for name in ("kafka", "fields")})
 
 
 def micro_batch(stream: Sequence[Event], **columns: Any) -> MicroBatch:

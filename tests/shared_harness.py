@@ -210,7 +210,7 @@ class Company:
             [
                 *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.topic, *QUICK, *TINY),
                 *("--group-id", self.group, "--redis-url", self.redis_url, "--model", self.model, *BRISK),
-                *("--checkpoint-dir", self.directory / name, "--evaluate", 0, "--method", "xir", *more),
+                *("--checkpoint-dir", self.directory / name, "--evaluation-share", 0, "--method", "xir", *more),
             ],
         )
         self.everybody.append(member)

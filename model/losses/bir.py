@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from streamer.model.losses.base import Extra, Part, Proposals, SamplerSettings
+from streamer.model.losses.base import Extra, Part, Proposals
 from streamer.model.plan import Plan
+from streamer.model.settings import MethodSettings
 
 
 class Bir:
@@ -16,6 +17,6 @@ class Bir:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = True
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
+    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
         draws = settings.draws or len(plan.positive)
         return [Part("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0)]

@@ -6,8 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from streamer.model.losses.base import Extra, Part, Proposals, SamplerSettings
+from streamer.model.losses.base import Extra, Part, Proposals
 from streamer.model.plan import Plan
+from streamer.model.settings import MethodSettings
 
 
 class Ssl:
@@ -18,5 +19,5 @@ class Ssl:
     popularity: Literal["none", "exact", "hash"] = "none"
     resamples = False
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: SamplerSettings) -> list[Part]:
+    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
         return [Part("batch", plan.batch_candidates(), np.zeros_like(proposals.log_pop), None, 1.0)]

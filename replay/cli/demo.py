@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import streamer
+from streamer.build import build_pipeline
 from streamer.cli.options import GroupedCommand, option
-from streamer.cli.run import build, run, stop_on_signals, watching
+from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
 from streamer.replay.cli.demo_summary import printed
+from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
@@ -38,7 +41,7 @@ LINE_EVERY_S = 5.0
 
 Figures = dict[str, Any]
 
-_option = partial(option, "Options", envvar=None)  # settings in the environment are meant for other topics
+_option = partial(option, "Options")
 
 
 @click.command(cls=GroupedCommand)
@@ -79,8 +82,9 @@ def demo(
     data_dir: Path | None,
     log_format: str,
     opens: bool | None,
+    metrics_port: int,
+    metrics_host: str,
     as_json: bool,
-    **metrics: Any,
 ) -> None:
     """Watch a model learn: a made-up stream, an embedded log, a minute.
 
@@ -91,7 +95,10 @@ def demo(
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="streamer-demo-")) if data_dir is None else data_dir.absolute()
     source = f"a made-up stream in {directory}"
-    with watching(metrics, source) as watch, make_reporter(log_format, source, LINE_EVERY_S) as reporter:
+    with (
+        watching(source, metrics_host, metrics_port) as watch,
+        make_reporter(log_format, source, LINE_EVERY_S) as reporter,
+    ):
         reporter.note("loading the trainer")
         figures = Demo(directory, events, rate, seed, reporter, partial(shown, watch, opens)).run(started + seconds)
         reporter.finish(None)
@@ -164,7 +171,7 @@ class Demo:
             StreamerError: the log cannot be written or read.
         """
         # 1.
-        pipeline: Pipeline = build(run_options(self.directory, self.events))
+        pipeline = build_pipeline(demo_settings(self.directory, self.events))
         pipeline.on_status = self._on_status
         self.watch(pipeline)
 
@@ -207,21 +214,9 @@ class Demo:
         }
 
 
-def run_options(directory: Path, events: int) -> dict[str, Any]:
-    """The options of `streamer run` with its defaults, whatever the environment says."""
-    given = ["--data-dir", str(directory), "--topic", TOPIC, "--max-events", str(events), "--checkpoint-every", "10"]
-    with without_settings(os.environ):
-        return run.make_context("run", given).params
-
-
-@contextlib.contextmanager
-def without_settings(environ: MutableMapping[str, str]) -> Iterator[None]:
-    """An environment without settings of Streamer, for a moment."""
-    taken = {name: environ.pop(name) for name in list(environ) if name.startswith("STREAMER_")}
-    try:
-        yield
-    finally:
-        environ.update(taken)
+def demo_settings(directory: Path, events: int) -> RunSettings:
+    """The defaults of `streamer run`, whatever the environment says."""
+    return RunSettings(data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0)
 
 
 @contextlib.contextmanager
@@ -267,10 +262,10 @@ def writer(
 
 def _environment() -> dict[str, str]:
     """Ours, without settings of Streamer; the child finds the packages that we have found."""
-    package = str(Path(__file__).resolve().parents[1])
+    package = str(Path(streamer.__file__).resolve().parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    with without_settings(os.environ):
-        return os.environ | {"PYTHONPATH": path}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
+    return inherited | {"PYTHONPATH": path}
 
 
 @contextlib.contextmanager

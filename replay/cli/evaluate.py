@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 
 _DATA, _RUNS, _OUTPUT = "Data", "Runs", "Output"
-_own = partial(option, envvar=None)
 
 RESULTS = ("results.json", "results.md", "report.html")
 METHODS = "ssl,ssl-pop,mns,g-tower,bir,xir"
@@ -32,7 +30,7 @@ ABLATIONS = (
     "batch-size=512,1024,2048,4096",
     "draws=128,512,1024,2048",
     "cache-size=1024,2048,4096,8192",
-    "rate=0.003,0.01,0.03",
+    "learning-rate=0.003,0.01,0.03",
 )
 """The paper's ablations, and the rate."""
 
@@ -41,41 +39,41 @@ def evaluation_options(function: F) -> F:
     """What is run, on what, and where figures go."""
     for decorate in reversed(
         [
-            _own(_DATA, "--data", required=True, multiple=True, metavar="PATH", help="Log; repeat it for several."),
-            _own(_DATA, "--format", "kind", help="Its format, as `streamer replay --help` lists. [default: guessed]"),
-            _own(
+            option(_DATA, "--data", required=True, multiple=True, metavar="PATH", help="Log; repeat it for several."),
+            option(_DATA, "--format", "kind", help="Its format, as `streamer replay --help` lists. [default: guessed]"),
+            option(
                 _DATA,
                 "--name",
                 "names",
                 multiple=True,
                 help="What figures call it; one for each --data. [default: the name of the file]",
             ),
-            _own(
+            option(
                 _RUNS,
                 "--protocol",
                 type=click.Choice(["offline", "prequential"]),
                 default="prequential",
                 help="Prequential: the production line, each event ranked before it is trained. Offline: the paper's.",
             ),
-            _own(_RUNS, "--seeds", type=click.IntRange(1), default=1, help="How many, from 0."),
-            _own(
+            option(_RUNS, "--seeds", type=click.IntRange(1), default=1, help="How many, from 0."),
+            option(
                 _RUNS,
                 "--set",
                 "changes",
                 multiple=True,
                 metavar="NAME=VALUE",
                 help="A setting: prequential has the options of `streamer run` for the model, its method and learning, "
-                "and batch_size, ks, delay_events, delay_seconds, ...; offline has epochs, rate, l2, dim, batch_size, "
-                "cache_weight, draws, cache_size, ... Repeat it for several.",
+                "and batch_size, ks, delay_events, delay_seconds, ...; offline has epochs, learning_rate, l2, dim, "
+                "batch_size, cache_weight, draws, cache_size, ... Repeat it for several.",
             ),
-            _own(_RUNS, "--threads", type=click.IntRange(1), help="Of torch. [default: one for each core]"),
+            option(_RUNS, "--threads", type=click.IntRange(1), help="Of torch. [default: one for each core]"),
         ]
     ):
         function = decorate(function)
     return log_options(function)
 
 
-_out = _own(
+_out = option(
     _OUTPUT,
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -85,10 +83,10 @@ _out = _own(
 
 
 @click.command(cls=GroupedCommand)
-@_own(_RUNS, "--method", default="xir", help="One method.")
+@option(_RUNS, "--method", default="xir", help="One method.")
 @evaluation_options
-@_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of a table.")
-@_own(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for the same and a report.")
+@option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of a table.")
+@option(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for the same and a report.")
 def evaluate(method: str, out: Path | None, as_json: bool, **options: Any) -> None:
     """Evaluate one method on a log, against trivial recommenders."""
     from tempfile import TemporaryDirectory
@@ -103,10 +101,10 @@ def evaluate(method: str, out: Path | None, as_json: bool, **options: Any) -> No
 
 
 @click.command(cls=GroupedCommand)
-@_own(_RUNS, "--methods", default=METHODS, show_default=True, help="Separated by commas.")
+@option(_RUNS, "--methods", default=METHODS, show_default=True, help="Separated by commas.")
 @evaluation_options
 @_out
-@_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
+@option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
 def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
     """Compare methods on a log: the same events in the same order for all.
 
@@ -121,8 +119,8 @@ def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
 
 
 @click.command(cls=GroupedCommand)
-@_own(_RUNS, "--method", default="xir", help="Methods, separated by commas.")
-@_own(
+@option(_RUNS, "--method", default="xir", help="Methods, separated by commas.")
+@option(
     _RUNS,
     "--over",
     multiple=True,
@@ -132,7 +130,7 @@ def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
 )
 @evaluation_options
 @_out
-@_own(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
+@option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
 def sweep(method: str, over: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
     """Change one setting at a time, as in the paper's ablations."""
     from streamer.replay.evaluation.tables import sweep_markdown
@@ -183,7 +181,7 @@ def _run(methods: Sequence[str], changes: Sequence[Options], out: Path, options:
     from streamer.replay.evaluation.spec import Spec
 
     # 1. what can be wrong, before the first run takes its time
-    check_methods(methods, options["protocol"])
+    check_methods(methods)
     fixed, used, paths = _fixed(options), _told(options), _paths(options)
     all_specs = [
         Spec("", options["protocol"], method, seed, fixed | change, used)
@@ -258,7 +256,7 @@ def _fixed(options: Options) -> Options:
             raise SettingsError([f"--{side}-feature: the offline protocol learns from ids alone; leave it out"])
         names = [name for name in asked if not name.endswith(":float")]
         numbers = [name.removesuffix(":float") for name in asked if name.endswith(":float")]
-        features |= {f"{side}_feature": names, f"{side}_number": numbers}
+        features |= {f"{side}_features": names, f"{side}_numeric_features": numbers}
     return {name: value for name, value in features.items() if value} | parsed(options["changes"], "set")
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamer.cli.options import F, GroupedCommand, option, pairs
+from streamer.cli.options import F, GroupedCommand, option, setting_option
+from streamer.model.setting import parse_pairs
 from streamer.replay.cli.notices import showing_notices
+from streamer.settings import StreamSettings
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import DatasetFormat, Log, LogOptions
@@ -19,8 +20,6 @@ Options = dict[str, Any]
 
 _TOPIC, _PACE, _EVENTS, _FILTERS = "Topic", "Pace", "Events", "Filters, in this order"
 _READING, _OUTPUT = "Reading", "Output"
-
-_own_option = partial(option, envvar=None)  # `run` has options of these names that mean something else
 
 
 class DatasetGroup(click.Group):
@@ -56,54 +55,35 @@ def topic_options(function: F) -> F:
     """Where events are written, and how fast."""
     for decorate in reversed(
         [
-            option(_TOPIC, "--topic", default="interactions", help="Topic to write to."),
-            option(
-                _TOPIC,
-                "--data-dir",
-                type=click.Path(file_okay=False, path_type=Path),
-                default=Path("streamer-data"),
-                help="Directory of the embedded log.",
-            ),
+            option(_TOPIC, "--topic", envvar="STREAMER_TOPIC", default="interactions", help="Topic to write to."),
+            setting_option(StreamSettings, "data_dir", _TOPIC),
             option(
                 _TOPIC,
                 "--partitions",
                 type=click.IntRange(1),
                 help="Partitions of a new topic of the embedded log. [default: 4]",
             ),
-            option(
-                _TOPIC,
-                "--bootstrap-servers",
-                help="Write to Kafka instead: host:port[,host:port].",
+            setting_option(
+                StreamSettings, "bootstrap_servers", _TOPIC, help="Write to Kafka instead: host:port[,host:port]."
             ),
+            setting_option(StreamSettings, "kafka", _TOPIC),
+            setting_option(StreamSettings, "kafka_config", _TOPIC),
             option(
-                _TOPIC,
-                "--kafka",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="Any setting of the Kafka client; also as STREAMER_KAFKA_<NAME>.",
-            ),
-            option(
-                _TOPIC,
-                "--kafka-config",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="File with settings of the Kafka client (.properties or .toml).",
-            ),
-            _own_option(
                 _TOPIC,
                 "--restart",
                 is_flag=True,
                 help="Write all events again, also those that the topic has from the same command.",
             ),
-            _own_option(
+            option(
                 _TOPIC,
                 "--no-resume",
                 is_flag=True,
                 help="The same, and remember nothing: needs no right to Kafka's group streamer-replay-<name>.",
             ),
-            _own_option(_PACE, "--rate", type=float, help="Events a second. [default: as fast as possible]"),
-            _own_option(_PACE, "--speed", type=float, help="Times real time: 60 writes an hour of events in a minute."),
-            _own_option(_PACE, "--max-gap", type=float, help="With --speed: longest pause between events, in seconds."),
-            _own_option(_OUTPUT, "--json", "as_json", is_flag=True, help="At the end, print one JSON object."),
+            option(_PACE, "--rate", type=float, help="Events a second. [default: as fast as possible]"),
+            option(_PACE, "--speed", type=float, help="Times real time: 60 writes an hour of events in a minute."),
+            option(_PACE, "--max-gap", type=float, help="With --speed: longest pause between events, in seconds."),
+            option(_OUTPUT, "--json", "as_json", is_flag=True, help="At the end, print one JSON object."),
         ]
     ):
         function = decorate(function)
@@ -116,7 +96,7 @@ def log_options(function: F) -> F:
     columns = ("--column", "--field", "columns")
     for decorate in reversed(
         [
-            _own_option(
+            option(
                 _EVENTS,
                 *columns,
                 multiple=True,
@@ -124,7 +104,7 @@ def log_options(function: F) -> F:
                 help="Column of a field, e.g. user_id=uid, or by its number, user_id=1; ours are user_id, item_id, "
                 "timestamp, rating, event_type. Repeat it for several.",
             ),
-            _own_option(
+            option(
                 _EVENTS,
                 "--item-feature",
                 "item_features",
@@ -133,7 +113,7 @@ def log_options(function: F) -> F:
                 help="Column that says something of the item; price:float for a number. Repeat it for several. "
                 "[default: those that the data set is known for]",
             ),
-            _own_option(
+            option(
                 _EVENTS,
                 "--user-feature",
                 "user_features",
@@ -141,55 +121,55 @@ def log_options(function: F) -> F:
                 metavar="COLUMN",
                 help="The same of the user.",
             ),
-            _own_option(
+            option(
                 _EVENTS,
                 "--seed",
                 type=click.IntRange(0),
                 default=0,
                 help="Orders events of equal time, and chooses users.",
             ),
-            _own_option(
+            option(
                 _FILTERS,
                 "--event-type",
                 "event_types",
                 multiple=True,
                 help="Only events of this type. Repeat it for several.",
             ),
-            _own_option(_FILTERS, "--min-rating", type=float, help="Only events with at least this rating."),
-            _own_option(
+            option(_FILTERS, "--min-rating", type=float, help="Only events with at least this rating."),
+            option(
                 _FILTERS, "--since", metavar="TIME", help="Only events at this time or later: ISO 8601, or seconds."
             ),
-            _own_option(_FILTERS, "--until", metavar="TIME", help="Only events before this time."),
-            _own_option(
+            option(_FILTERS, "--until", metavar="TIME", help="Only events before this time."),
+            option(
                 _FILTERS,
                 "--sample-users",
                 type=float,
                 metavar="N",
                 help="So many users, or a share of them (0.1), chosen by the seed.",
             ),
-            _own_option(
+            option(
                 _FILTERS,
                 "--k-core",
                 type=click.IntRange(0),
                 metavar="K",
                 help="Only users and items with K events each, once all others are gone.",
             ),
-            _own_option(
+            option(
                 _FILTERS, "--min-user-events", type=click.IntRange(0), help="The same for users alone. [default: K]"
             ),
-            _own_option(
+            option(
                 _FILTERS, "--min-item-events", type=click.IntRange(0), help="The same for items alone. [default: K]"
             ),
-            _own_option(_FILTERS, "--limit", type=click.IntRange(1), help="Only the first so many events."),
-            _own_option(_READING, "--delimiter", help="Between columns. [default: as the file shows]"),
-            _own_option(
+            option(_FILTERS, "--limit", type=click.IntRange(1), help="Only the first so many events."),
+            option(_READING, "--delimiter", help="Between columns. [default: as the file shows]"),
+            option(
                 _READING,
                 "--header/--no-header",
                 default=None,
                 help="Whether the first line names the columns. [default: as the file shows]",
             ),
-            _own_option(_READING, "--memory-limit", default="1GB", help="Of sorting; what is more goes to disk."),
-            _own_option(
+            option(_READING, "--memory-limit", default="1GB", help="Of sorting; what is more goes to disk."),
+            option(
                 _READING,
                 "--temp-dir",
                 type=click.Path(file_okay=False, path_type=Path),
@@ -201,7 +181,7 @@ def log_options(function: F) -> F:
     return function
 
 
-_passes_option = _own_option(
+_passes_option = option(
     _EVENTS,
     "--passes",
     type=click.IntRange(1),
@@ -227,12 +207,12 @@ def dataset_command(dataset: DatasetFormat) -> click.Command:
 
 
 def _path_option(text: str) -> Callable[[F], F]:
-    return _own_option(_EVENTS, "--path", required=True, metavar="PATH", help=text)
+    return option(_EVENTS, "--path", required=True, metavar="PATH", help=text)
 
 
 @click.command(cls=GroupedCommand)
 @_path_option("File of JSON lines, plain or compressed; - for standard input.")
-@_own_option(
+@option(
     _EVENTS,
     "--in-order",
     is_flag=True,
@@ -258,7 +238,7 @@ def jsonl(path: str, in_order: bool, **options: Any) -> None:
     from streamer.replay.resume import replay_name
     from streamer.replay.streams import LinesStream
 
-    fields = pairs(options["columns"], "column")
+    fields = parse_pairs(options["columns"])
     reader = JsonLines(path, EventSettings(fields=fields))
     name = None
     if path != "-" and not _is_pipe(Path(path)):
@@ -293,8 +273,8 @@ def _check_in_order() -> None:
 
 
 @replay.command(cls=GroupedCommand)
-@_own_option(_EVENTS, "--events", type=click.IntRange(1), default=100_000, help="How many.")
-@_own_option(_EVENTS, "--seed", type=click.IntRange(0), default=0, help="Determines all of them.")
+@option(_EVENTS, "--events", type=click.IntRange(1), default=100_000, help="How many.")
+@option(_EVENTS, "--seed", type=click.IntRange(0), default=0, help="Determines all of them.")
 @topic_options
 def synthetic(events: int, seed: int, **options: Any) -> None:
     """Write a made-up stream: long-tailed, with tastes, sessions and drift.
@@ -357,7 +337,7 @@ def as_log_options(options: Options) -> LogOptions:
     sample = options["sample_users"]
     plain = ("event_types", "min_rating", "since", "until", "limit", "seed", "delimiter", "header")
     chosen = LogOptions(
-        columns=pairs(options["columns"], "column"),
+        columns=parse_pairs(options["columns"]),
         item_features=options["item_features"] or None,
         user_features=options["user_features"] or None,
         sample_users=int(sample) if sample is not None and sample >= 1 and sample.is_integer() else sample,

@@ -88,9 +88,11 @@ def _start(stream: Stream, sink: EventSink, restart: bool) -> int:
 def open_sink(options: Options) -> EventSink:
     """The topic that the options name."""
     from streamer.build import kafka_settings
+    from streamer.settings import StreamSettings
 
-    reading = {"topics": (options["topic"],), "group_id": "streamer", "start": "earliest", "start_timestamp": None}
-    settings = kafka_settings({**options, **reading})
+    names = ("bootstrap_servers", "kafka_config")
+    where = StreamSettings(topics=(options["topic"],), kafka=dict(options["kafka"]), **{n: options[n] for n in names})
+    settings = kafka_settings(where)
     if settings is not None:
         from streamer.replay.kafka.sink import KafkaSink
 

@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 from streamer.errors import SettingsError
 from streamer.model.device import resolve_device
+from streamer.model.losses import METHODS
 from streamer.replay.datasets import Log
-from streamer.replay.evaluation.offline import OfflineSettings
-from streamer.replay.evaluation.spec import Spec, features_of, methods_of, offline_settings, prequential_settings
+from streamer.replay.evaluation.spec import Spec, features_of, spec_settings
 
 
-def check_methods(methods: Sequence[str], protocol: str) -> None:
-    """See that a protocol can run these methods.
+def check_methods(methods: Sequence[str]) -> None:
+    """Check that there are such methods.
 
     Raises:
-        SettingsError: with all that it cannot.
+        SettingsError: with all that there are not.
     """
-    there = methods_of(protocol)
-    known = f"choose among {', '.join(there)}"
-    problems = [f"there is no method {m!r} in the {protocol} protocol: {known}" for m in methods if m not in there]
+    known = f"choose among {', '.join(METHODS)}"
+    problems = [f"there is no method {method!r}: {known}" for method in methods if method not in METHODS]
     if problems or not methods:
         raise SettingsError(problems or [f"no method is named: {known}"])
 
@@ -32,9 +31,8 @@ def check_settings(specs: Sequence[Spec]) -> None:
     """
     problems: list[str] = []
     for spec in specs:
-        settings = offline_settings(spec) if spec.protocol == "offline" else prequential_settings(spec)
-        device = settings.device if isinstance(settings, OfflineSettings) else settings.learner.device
-        found = [*settings.problems(), *_device_problems(device)]
+        settings = spec_settings(spec)
+        found = [*settings.problems(), *_device_problems(settings.device)]
         problems += [problem for problem in found if problem not in problems]
     if problems:
         raise SettingsError(problems)

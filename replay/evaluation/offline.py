@@ -10,8 +10,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from streamer.errors import SettingsError
 from streamer.model.batch import Batch, Rows, View
 from streamer.model.device import resolve_device
-from streamer.model.losses import METHODS, SamplerSettings
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity
 from streamer.model.ranking import Ranker
-from streamer.model.towers import TowerSettings
-from streamer.model.trainer import StepResult, Trainer, TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.model.setting import changed, setting
+from streamer.model.settings import LearnerSettings
+from streamer.model.trainer import StepResult, Trainer
 from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.measure import Measure
 from streamer.replay.evaluation.metrics import evaluate
@@ -38,125 +37,43 @@ Entry = dict[str, Any]
 """What is told of an epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineSettings:
-    """The protocol of one run.
+@dataclass(frozen=True, kw_only=True)
+class OfflineSettings(LearnerSettings):
+    """The protocol of one run: id towers, and the settings of the paper where they differ from those of a stream."""
 
-    Args:
-        method: one of `streamer.model.losses.METHODS`.
-        epochs: passes over the training pairs, each in an order of its own.
-        batch_size: pairs a step; the last step of an epoch has what is left.
-        dim: size of both towers' id embeddings.
-        optimizer: `dense-adam` is the paper's; the others ignore `l2`.
-        rate: learning rate at the start.
-        l2: coefficient of the L2 term.
-        rate_decay: factor of the rate after every `decay_every_epochs` epochs.
-        decay_every_epochs: see `rate_decay`.
-        init_std: standard deviation of the first embeddings.
-        cache_size: C, items in XIR's cache; None takes the batch size.
-        cache_weight: lambda, the cache's share of XIR's loss.
-        draws: |R_u|, how often a query draws in all; None draws as often as the batch has pairs.
-        cache_correction: `popularity` (the paper) or `occurrence`.
-        cache_scope: draw the cache among `all` items (the paper) or among those `touched` in the step (its code).
-        resampler: `systematic`, or `multinomial` as in the paper.
-        popularity: `exact` (the share of the training pairs, known from the start), `hash` (G-Tower's estimate, which
-            goes on over all epochs), or `auto` for the method's own.
-        hash_slots: size of each of G-Tower's hash arrays.
-        hash_clock: `event`, or `batch` as in the paper.
-        seed: determines split, first weights, order and draws.
-        test_share: share of each user's items that is tested.
-        ks: lengths of the lists that are evaluated.
-        evaluate_every_epochs: how often the curve gets recall and NDCG, beside the first and the last epoch; 0 only
-            after the last.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-    """
+    heading: ClassVar[str] = "Protocol"
 
-    method: str = "xir"
-    epochs: int = 12
-    batch_size: int = 2048
-    dim: int = 32
-    optimizer: str = "dense-adam"
-    rate: float = 0.01
-    l2: float = 4e-6
-    rate_decay: float = 0.95
-    decay_every_epochs: int = 5
-    init_std: float = 0.1
-    cache_size: int | None = None
-    cache_weight: float = 0.2
-    draws: int | None = None
-    cache_correction: Literal["popularity", "occurrence"] = "popularity"
-    cache_scope: Literal["all", "touched"] = "all"
-    resampler: Literal["systematic", "multinomial"] = "systematic"
-    popularity: Literal["auto", "exact", "hash"] = "auto"
-    hash_slots: int = 1 << 18
-    hash_clock: str = "event"
-    seed: int = 0
-    test_share: float = 0.2
-    ks: tuple[int, ...] = (10, 20)
-    evaluate_every_epochs: int = 5
-    device: str = "auto"
+    epochs: int = setting(12, "Passes over the training pairs, each in an order of its own.", at_least=1)
+    batch_size: int = setting(2048, "Pairs of a step; the last step of an epoch has what is left.", at_least=1)
+    decay_every_epochs: int = setting(5, "Epochs between decays of the learning rate.", at_least=1)
+    test_share: float = setting(0.2, "Share of each user's items that is tested.", above=0, at_most=0.99)
+    ks: tuple[int, ...] = setting((10, 20), "Lengths of the lists that are evaluated.", at_least=1)
+    evaluate_every_epochs: int = setting(
+        5, "Epochs between points of the curve, beside the first and the last; 0: only after the last.", at_least=0
+    )
+    cache_size: int | None = setting(None, "Items in the cache (xir).", at_least=0, if_none="the batch size")  # type: ignore[assignment]
+
+    dim: int = changed(LearnerSettings, "dim", 32)
+    user_ids: bool = changed(LearnerSettings, "user_ids", True)
+    recent_items: int = changed(LearnerSettings, "recent_items", 0)
+    repeat_ranks: int = changed(LearnerSettings, "repeat_ranks", 0)
+    co_occurring_items: int = changed(LearnerSettings, "co_occurring_items", 0)
+    prior: Literal["off", "fixed", "learned"] = changed(LearnerSettings, "prior", "off")
+    init_std: float = changed(LearnerSettings, "init_std", 0.1)
+    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = changed(LearnerSettings, "optimizer", "dense-adam")
+    learning_rate: float = changed(LearnerSettings, "learning_rate", 0.01)
+    learning_rate_decay: float = changed(LearnerSettings, "learning_rate_decay", 0.95)
+    l2: float = changed(LearnerSettings, "l2", 4e-6)
+    cache_weight: float = changed(LearnerSettings, "cache_weight", 0.2)
+    cache_correction: Literal["occurrence", "popularity"] = changed(LearnerSettings, "cache_correction", "popularity")
 
     def problems(self) -> list[str]:
-        """What is wrong with these settings; empty if nothing is."""
-        found = self._sampler().problems()
-        if self.method not in METHODS:
-            found.append(f"no method {self.method!r}; there are {', '.join(METHODS)}")
-        for name in ("epochs", "batch_size", "dim", "decay_every_epochs", "hash_slots"):
-            if getattr(self, name) < 1:
-                found.append(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("rate", "init_std"):
-            if not getattr(self, name) > 0:
-                found.append(f"{name} is {getattr(self, name)}: it must be positive")
-        for name in ("l2", "evaluate_every_epochs", "cache_size"):
-            if (getattr(self, name) or 0) < 0:
-                found.append(f"{name} is {getattr(self, name)}: it cannot be negative")
-        if not 0 < self.rate_decay <= 1:
-            found.append(f"rate_decay is {self.rate_decay}: choose a number above 0, at most 1")
-        if not 0 < self.test_share < 1:
-            found.append(f"test_share is {self.test_share}: choose a number between 0 and 1")
-        if not self.ks or min(self.ks) < 1:
-            found.append(f"ks is {self.ks}: give at least one length, none below 1")
-        return [*found, *self._wrong_choices()]
-
-    def _wrong_choices(self) -> list[str]:
-        choices = {
-            "optimizer": ("dense-adam", "adam", "adagrad", "sgd"),
-            "cache_scope": ("all", "touched"),
-            "popularity": ("auto", "exact", "hash"),
-            "hash_clock": ("event", "batch"),
-        }
-        asked = {name: getattr(self, name) for name in choices}
-        return [
-            f"{name} is {value!r}: choose {', '.join(choices[name])}"
-            for name, value in asked.items()
-            if value not in choices[name]
-        ]
-
-    def _sampler(self) -> SamplerSettings:
-        return SamplerSettings(
-            draws=self.draws,
-            cache_weight=self.cache_weight,
-            cache_correction=self.cache_correction,
-            resampler=self.resampler,
-        )
-
-    def model(self) -> ModelSettings:
-        """Id towers, nothing else."""
-        tower = TowerSettings(dim=self.dim)
-        return ModelSettings(user=tower, item=tower, init_std=self.init_std, seed=self.seed)
-
-    def trainer(self, steps_an_epoch: int) -> TrainerSettings:
-        """How the towers learn, with the decay counted in steps."""
-        return TrainerSettings(
-            method=self.method,
-            optimizer=self.optimizer,
-            rate=self.rate,
-            l2=self.l2,
-            rate_decay=self.rate_decay,
-            decay_every_steps=self.decay_every_epochs * steps_an_epoch,
-            sampler=self._sampler(),
-            seed=self.seed,
-        )
+        found = super().problems()
+        if self.recent_items or self.repeat_ranks or self.prior != "off":
+            found.append("the offline protocol has no order of events: leave recent-items, repeat-ranks and prior off")
+        if not self.ks:
+            found.append("ks is empty: give at least one length")
+        return found
 
 
 @dataclass(slots=True)
@@ -218,7 +135,7 @@ class OfflineRun:
         if not len(self.split.test):
             raise SettingsError([self._nothing_to_test()])
         steps = -(-len(self.split.train) // settings.batch_size)
-        self.trainer = Trainer(settings.model(), settings.trainer(steps), device)
+        self.trainer = Trainer(replace(settings, decay_every=settings.decay_every_epochs * steps), device)
         self.trainer.model.grow(self.user_count, self.item_count)
         self.popularity = self._popularity()
         self.occurrence = Occurrence()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,54 +20,40 @@ from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learned, Learner, LearnerSettings
+from streamer.learner import Learned, Learner
 from streamer.metrics.composition import composition
-from streamer.pipeline import Pipeline, PipelineSettings
+from streamer.model.setting import changed, setting
+from streamer.model.settings import LearnerSettings
+from streamer.pipeline import Pipeline
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Delay, DelayedLearner, Prequential
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.measure import Measure
 from streamer.replay.events import Events
+from streamer.settings import PipelineSettings
 
 K = 10
 """The length of the list that the curves look at."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrequentialSettings:
-    """How a method is evaluated on a stream.
+@dataclass(frozen=True, kw_only=True)
+class PrequentialSettings(LearnerSettings):
+    """How a method is evaluated on a stream: the learner of `streamer run`, and what is measured of it."""
 
-    Args:
-        learner: the method, and what it learns.
-        batch_size: events of a micro-batch.
-        ks: lengths of the lists.
-        window: events of the windowed figures.
-        floors: the trivial recommenders beside it.
-        delay_events: an event is trained only after so many further ones have been ranked.
-        delay_seconds: an event is trained only after so many further seconds of the stream have been ranked.
-        points: points of the curves.
-    """
+    heading: ClassVar[str] = "Evaluation"
 
-    learner: LearnerSettings
-    batch_size: int = 512
-    ks: tuple[int, ...] = (1, 5, 10, 20, 50)
-    window: int = 5000
-    floors: tuple[str, ...] = tuple(FLOORS)
-    delay_events: int = 0
-    delay_seconds: float = 0.0
-    points: int = 200
+    batch_size: int = changed(PipelineSettings, "batch_size", PipelineSettings.batch_size)
+    ks: tuple[int, ...] = setting((1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1)
+    window: int = setting(5000, "Length of the window of the windowed figures.", at_least=1, unit="events")
+    floors: tuple[str, ...] = setting(tuple(FLOORS), "Trivial recommenders beside it.", option="floors")
+    delay_events: int = setting(0, "An event is trained only after this many further ones were ranked.", at_least=0)
+    delay_seconds: float = setting(
+        0.0, "An event is trained only after this many further seconds of the stream were ranked.", at_least=0
+    )
+    points: int = setting(200, "Points of the curves.", at_least=1)
 
     def problems(self) -> list[str]:
-        """What is wrong with these settings; empty if nothing is."""
-        found = self.learner.problems()
-        for name in ("batch_size", "window", "points"):
-            if getattr(self, name) < 1:
-                found.append(f"{name} must be at least 1, not {getattr(self, name)}")
-        found += [f"k must be at least 1, not {k}" for k in self.ks if k < 1]
-        found += [f"there is no floor {f!r}: choose among {', '.join(FLOORS)}" for f in self.floors if f not in FLOORS]
-        for name in ("delay_events", "delay_seconds"):
-            if not getattr(self, name) >= 0:
-                found.append(f"{name} must be at least 0, not {getattr(self, name)}")
-        return found
+        unknown = [floor for floor in self.floors if floor not in FLOORS]
+        return super().problems() + [f"there is no floor {f!r}: choose among {', '.join(FLOORS)}" for f in unknown]
 
 
 @dataclass(slots=True)
@@ -157,7 +143,7 @@ class PrequentialRun:
     def _pipeline(self) -> Pipeline:
         settings = self._settings
         chunks = self._chunks() if callable(self._chunks) else self._chunks
-        line = PipelineSettings(batch_size=settings.batch_size, max_age_s=None, checkpoint_every_s=None)
+        line = PipelineSettings(batch_size=settings.batch_size, max_age_s=0, checkpoint_every_s=0)
         return Pipeline(
             self._learner,
             lambda: EventsSource(chunks, self._total),
@@ -232,7 +218,7 @@ class _Watched(DelayedLearner):
         after: Callable[[MicroBatch, Learned], None],
         ranking_s: Callable[[], float],
     ) -> None:
-        super().__init__(settings.learner, Delay(settings.delay_events, settings.delay_seconds))
+        super().__init__(settings, Delay(settings.delay_events, settings.delay_seconds))
         self._after, self._ranking_s = after, ranking_s
         self.step_seconds: list[float] = []
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-from streamer.build import event_settings, kafka_settings, learner_settings, source_factory
-from streamer.cli.options import without_settings
-from streamer.cli.run import build, run
+from streamer.build import build_pipeline, source_factory
 from streamer.errors import StreamerError
 from streamer.event import EventDecoder, encode
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.reader import Ingest
 from streamer.learner import Learner
+from streamer.settings import RunSettings
 from streamer.sources.base import Listener, Source
 from streamer.sources.embedded.log import EmbeddedLog
 
@@ -60,21 +59,23 @@ class IngestBench:
             with EmbeddedLog(directory) as log:
                 log.create_topic(TOPIC, PARTITIONS)
                 log.append(TOPIC, records)
-            result["embedded"] = self._measure(["--data-dir", directory, "--topic", TOPIC])
+            result["embedded"] = self._measure(data_dir=Path(directory), topics=(TOPIC,))
             if self.options.bootstrap_servers:
                 with _kafka_topic(self.options.bootstrap_servers, records) as topic:
-                    servers = ["--bootstrap-servers", self.options.bootstrap_servers]
-                    result["kafka"] = self._measure(["--data-dir", directory, "--topic", topic, *servers])
+                    servers = self.options.bootstrap_servers
+                    result["kafka"] = self._measure(
+                        data_dir=Path(directory), topics=(topic,), bootstrap_servers=servers
+                    )
         return {**result, "events": self.options.events, "rounds": self.options.rounds}
 
-    def _measure(self, arguments: list[str]) -> dict[str, float]:
+    def _measure(self, **stream: Any) -> dict[str, float]:
         if self.options.batch_size:
-            arguments = [*arguments, "--batch-size", str(self.options.batch_size)]
-        batches = _batches(_options(arguments))
+            stream["batch_size"] = self.options.batch_size
+        batches = _batches(_settings(**stream))
         parts: dict[str, Callable[[], float]] = {
-            "ingest_only": lambda: _ingest_only(_options(arguments)),
-            "train_only": lambda: _train_only(_options(arguments), batches),
-            "whole_line": lambda: _whole_line(_options(arguments), self.options.events),
+            "ingest_only": lambda: _ingest_only(_settings(**stream)),
+            "train_only": lambda: _train_only(_settings(**stream), batches),
+            "whole_line": lambda: _whole_line(_settings(**stream), self.options.events),
         }
         parts["train_only"]()  # compiled loops are loaded, the allocator has grown
         best = dict.fromkeys(parts, 0.0)
@@ -87,12 +88,10 @@ class IngestBench:
         return {**rounded, "whole_line_over_slower": round(best["whole_line"] / slower, 3)}
 
 
-def _options(arguments: list[str]) -> dict[str, Any]:
-    """Every option of `streamer run`, with its default unless it is given; whatever the environment says."""
-    name = f"bench-{uuid4().hex[:12]}"  # a group and checkpoints of its own each time
-    with without_settings(os.environ):
-        options: dict[str, Any] = run.make_context("run", [*arguments, "--until-end", "--group-id", name]).params
-    return options | {"checkpoint_dir": options["data_dir"] / name}
+def _settings(data_dir: Path, **changes: Any) -> RunSettings:
+    """The defaults of `streamer run`, with a group and checkpoints of their own each time."""
+    name = f"bench-{uuid4().hex[:12]}"
+    return RunSettings(data_dir=data_dir, until_end=True, group_id=name, checkpoint_dir=data_dir / name, **changes)
 
 
 class _Stopwatch:
@@ -125,10 +124,10 @@ class _Stopwatch:
         return self._stopped - self._opened
 
 
-def _ingest(o: dict[str, Any], watch: _Stopwatch) -> Ingest:
-    batcher = Batcher(o["batch_size"], o["max_age"] or None)
-    make_source, decoder = watch.watched(source_factory(o)), EventDecoder(event_settings(o))
-    return Ingest(make_source, decoder, batcher, max_queued_events=o["max_queued_events"], until_end=True)
+def _ingest(settings: RunSettings, watch: _Stopwatch) -> Ingest:
+    batcher = Batcher(settings.batch_size, settings.max_age_s or None)
+    make_source, decoder = watch.watched(source_factory(settings)), EventDecoder(settings)
+    return Ingest(make_source, decoder, batcher, max_queued_events=settings.max_queued_events, until_end=True)
 
 
 def _read(ingest: Ingest) -> Iterator[MicroBatch]:
@@ -139,17 +138,17 @@ def _read(ingest: Ingest) -> Iterator[MicroBatch]:
                 yield batch
 
 
-def _batches(o: dict[str, Any]) -> list[MicroBatch]:
-    ingest = _ingest(o, _Stopwatch())
+def _batches(settings: RunSettings) -> list[MicroBatch]:
+    ingest = _ingest(settings, _Stopwatch())
     batches = list(_read(ingest))
     ingest.stop()
     return batches
 
 
-def _ingest_only(o: dict[str, Any]) -> float:
+def _ingest_only(settings: RunSettings) -> float:
     """Seconds to poll, decode and cut all events."""
     watch = _Stopwatch()
-    ingest = _ingest(o, watch)
+    ingest = _ingest(settings, watch)
     for _ in _read(ingest):
         pass
     watch.stop()
@@ -157,18 +156,18 @@ def _ingest_only(o: dict[str, Any]) -> float:
     return watch.seconds
 
 
-def _train_only(o: dict[str, Any], batches: list[MicroBatch]) -> float:
+def _train_only(settings: RunSettings, batches: list[MicroBatch]) -> float:
     """Seconds to learn from all events, given as batches in memory."""
-    learner = Learner(learner_settings(o))
+    learner = Learner(settings)
     started = time.perf_counter()
     for batch in batches:
         learner.learn(batch)
     return time.perf_counter() - started
 
 
-def _whole_line(o: dict[str, Any], events: int) -> float:
+def _whole_line(settings: RunSettings, events: int) -> float:
     """Seconds of the real line from the first poll to the last step; its last checkpoint is not counted."""
-    watch, pipeline = _Stopwatch(), build(o)
+    watch, pipeline = _Stopwatch(), build_pipeline(settings)
     pipeline._ingest._make_source = watch.watched(pipeline._ingest._make_source)
     close = pipeline.close
 
@@ -176,7 +175,7 @@ def _whole_line(o: dict[str, Any], events: int) -> float:
         watch.stop()
         close()
 
-    pipeline.close = stop_and_close
+    pipeline.close = stop_and_close  # type: ignore[method-assign]
     pipeline.run()
     if (trained := pipeline.accounting.trained) != events:
         raise StreamerError(f"the line trained {trained:,} of {events:,} events: there is nothing to compare")
@@ -203,11 +202,10 @@ def _kafka_topic(servers: str, records: list[tuple[bytes | None, bytes, int]]) -
     from kafka.admin import NewTopic
 
     topic = f"streamer-bench-{uuid4().hex[:12]}"
-    settings = kafka_settings(_options(["--bootstrap-servers", servers, "--topic", topic]))
-    admin = KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    admin = KafkaAdminClient(bootstrap_servers=servers.split(","))
     admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)])
     try:
-        producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=20, batch_size=1 << 18)
+        producer = KafkaProducer(bootstrap_servers=servers.split(","), linger_ms=20, batch_size=1 << 18)
         for key, value, timestamp_ms in records:
             producer.send(topic, value, key=key, timestamp_ms=timestamp_ms)
         producer.close()

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from streamer.cli.options import defaults_of
-from streamer.cli.run import build, run
+from streamer.build import build_pipeline
 from streamer.event import encode
 from streamer.metrics.monitor import Monitor
 from streamer.metrics.observer import Observer
+from streamer.settings import RunSettings
 from streamer.sources.embedded.log import EmbeddedLog
 
 TOPIC = "bench"
@@ -95,17 +95,17 @@ class MetricsBench:
 
     @contextlib.contextmanager
     def _line(self, directory: str, name: str, observer: Observer) -> Any:
-        changes = {
-            "data_dir": directory,
-            "topic": TOPIC,
-            "batch_size": self.options.batch_size,
-            "checkpoint_dir": str(Path(directory) / name),
-            "checkpoint_every": 0,
-            "dead_letters": str(Path(directory) / f"{name}.jsonl"),
-            "group_id": name,
-            "max_age": 0,
-        }
-        pipeline = build(defaults_of(run, changes))
+        settings = RunSettings(
+            data_dir=Path(directory),
+            topics=(TOPIC,),
+            batch_size=self.options.batch_size,
+            checkpoint_dir=Path(directory) / name,
+            checkpoint_every_s=0,
+            dead_letters=str(Path(directory) / f"{name}.jsonl"),
+            group_id=name,
+            max_age_s=0,
+        )
+        pipeline = build_pipeline(settings)
         pipeline.watch(observer)
         pipeline.start()
         try:

@@ -16,9 +16,8 @@ from streamer.model.losses import METHODS
 from streamer.model.occurrence import Occurrence
 from streamer.model.optim import Adam
 from streamer.model.popularity import ExactPopularity, HashPopularity
-from streamer.model.towers import TowerSettings
-from streamer.model.trainer import Trainer, TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.model.settings import id_towers
+from streamer.model.trainer import Trainer
 
 PLAIN = ("ssl-pop", "bir", "xir")
 SLOW = ("plain bir", "plain xir")
@@ -27,6 +26,8 @@ SLOW_ROUNDS = 5
 CONSECUTIVE = 3
 """Steps of one method in a row, as in training: the first finds the caches full of another method's data."""
 BATCHES = 8
+SAMPLING: dict[str, Any] = {"cache_weight": 0.2, "cache_correction": "popularity"}
+"""As in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,7 @@ class _Stream:
 
 
 def _fast(method: str, options: StepOptions, stream: _Stream) -> Callable[[int], object]:
-    tower = TowerSettings(dim=options.dim)
-    model = ModelSettings(user=tower, item=tower)
-    trainer = Trainer(model, TrainerSettings(method=method, optimizer="adam"), torch.device("cpu"))
+    trainer = Trainer(id_towers(method=method, dim=options.dim, optimizer="adam", **SAMPLING), torch.device("cpu"))
     trainer.model.grow(options.users, stream.items)
     exact, hashed = ExactPopularity(), HashPopularity()
     exact.add(np.arange(stream.items), stream.counts)
@@ -144,11 +143,7 @@ def _plain(method: str, options: StepOptions, stream: _Stream) -> Callable[[int]
 def _plain_with_row_adam(options: StepOptions, stream: _Stream) -> Callable[[int], object]:
     """Plain SSL-Pop whose update touches the batch's rows only: the same update as the fast step's."""
     trainer = _plain_trainer("ssl-pop", options, stream)
-    fast = Trainer(
-        ModelSettings(user=TowerSettings(dim=options.dim), item=TowerSettings(dim=options.dim)),
-        TrainerSettings(method="ssl-pop", optimizer="adam"),
-        torch.device("cpu"),
-    )
+    fast = Trainer(id_towers(method="ssl-pop", dim=options.dim, optimizer="adam"), torch.device("cpu"))
     fast.model.grow(options.users, stream.items)
     users_table, items_table = fast.model.tables["user.id"], fast.model.tables["item.id"]
     adam = Adam()

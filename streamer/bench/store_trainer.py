@@ -24,10 +24,8 @@ from streamer.cache_store.server import Seed
 from streamer.cache_store.shared import SharedStore
 from streamer.cache_store.view import SharedSettings
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learner, LearnerSettings
-from streamer.model.towers import TowerSettings
-from streamer.model.trainer import TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.learner import Learner
+from streamer.model.settings import id_towers
 from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition
 
@@ -203,14 +201,7 @@ class BenchTrainer:
 
 
 def _learner(job: Job) -> Learner:
-    tower = TowerSettings(dim=job.dim)
-    settings = LearnerSettings(
-        model=ModelSettings(user=tower, item=tower),
-        trainer=TrainerSettings(method="xir", optimizer="adam"),
-        cache_size=job.cache_size,
-        device="cpu",
-    )
-    learner = Learner(settings)
+    learner = Learner(id_towers(dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"))
     learner.items.rows(item_ids(job.items))
     learner.users.rows([f"user-{row}" for row in range(job.users)])
     learner.trainer.model.grow(job.users, job.items)

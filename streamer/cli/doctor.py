@@ -22,11 +22,10 @@ from typing import Any, Literal
 
 import click
 
-from streamer.cli.loading import age_shown, checkpoint_dir_option, directory_of, size_shown
-from streamer.cli.options import GroupedCommand, option, stream_options
+from streamer.cli.loading import age_shown, size_shown
+from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.errors import CorruptCheckpoint, StreamerError
-
-Options = dict[str, Any]
+from streamer.settings import RunSettings
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_REDIS = (6, 2)
@@ -36,24 +35,16 @@ KAFKA_TIMEOUT_S = 4.0
 REDIS_TIMEOUT_S = 2.0
 
 
-@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": "STREAMER"})
-@stream_options
-@option(
-    "Stream",
-    "--dead-letters",
-    metavar="NAME",
-    help="Topic (Kafka) or file for records that are no events. [default: <topic>.dead-letters]",
-)
-@checkpoint_dir_option("State")
-@option("State", "--redis-url", metavar="URL", help="Redis to look at, e.g. redis://localhost:6379/0.")
+@click.command(cls=GroupedCommand)
+@settings_options(RunSettings)
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool, **options: Any) -> None:
+def doctor(settings: RunSettings, as_json: bool) -> None:
     """Check Python, torch and its device, directories, stream and Redis, and say what to do about each problem.
 
     Give the options that you give to `streamer run`. Nothing is changed. The exit code is 1 if anything failed.
     """
     checks = []
-    for check in diagnosed(options):
+    for check in diagnosed(settings):
         checks.append(check)
         if not as_json:
             click.echo("\n".join(described(check)))
@@ -122,7 +113,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def diagnosed(o: Options) -> Iterator[Check]:
+def diagnosed(o: RunSettings) -> Iterator[Check]:
     """All checks that the options ask for. One that breaks is a failure itself, and the others go on."""
     for name, examine in _examinations(o):
         try:
@@ -133,28 +124,28 @@ def diagnosed(o: Options) -> Iterator[Check]:
             yield failure(name, f"{type(error).__name__}: {error}")
 
 
-def _examinations(o: Options) -> Iterator[tuple[str, Callable[[Options], Iterable[Check]]]]:
+def _examinations(o: RunSettings) -> Iterator[tuple[str, Callable[[RunSettings], Iterable[Check]]]]:
     yield "python", python_checks
     yield "torch", torch_checks
     yield "numba", numba_checks
     yield "cores", core_checks
-    if o["source"]:
+    if o.source:
         yield "source", source_checks
-    elif o["bootstrap_servers"]:
+    elif o.bootstrap_servers:
         yield "kafka", kafka_checks
     else:
         yield "topic", embedded_checks
-    if o["source"] or not o["bootstrap_servers"]:
+    if o.source or not o.bootstrap_servers:
         yield "data", data_checks
     yield "checkpoints", checkpoint_checks
-    if o["redis_url"]:
+    if o.redis_url:
         yield "redis", redis_checks
 
 
 # this machine ---------------------------------------------------------------------------------------------------------
 
 
-def python_checks(_: Options) -> Iterator[Check]:
+def python_checks(_: RunSettings) -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] >= OLDEST_PYTHON:
         yield ok("python", version)
@@ -163,7 +154,7 @@ def python_checks(_: Options) -> Iterator[Check]:
         yield failure("python", f"{version} is too old", f"install Python {oldest} or newer")
 
 
-def torch_checks(_: Options) -> Iterator[Check]:
+def torch_checks(_: RunSettings) -> Iterator[Check]:
     try:
         import torch
     except Exception as error:
@@ -181,7 +172,7 @@ def torch_checks(_: Options) -> Iterator[Check]:
         yield ok("torch", f"{torch.__version__}, trains on the CPU")
 
 
-def numba_checks(_: Options) -> Iterator[Check]:
+def numba_checks(_: RunSettings) -> Iterator[Check]:
     """Compile something, and load the project's own compiled code, which wants a place for its cache."""
     try:
         import numba
@@ -199,7 +190,7 @@ def numba_checks(_: Options) -> Iterator[Check]:
     yield ok("numba", f"{numba.__version__}, compiles")
 
 
-def core_checks(_: Options) -> Iterator[Check]:
+def core_checks(_: RunSettings) -> Iterator[Check]:
     cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     if quota is not None and quota < cores:
         threads = max(1, int(quota))
@@ -226,11 +217,11 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 # directories ----------------------------------------------------------------------------------------------------------
 
 
-def data_checks(o: Options) -> Iterator[Check]:
+def data_checks(o: RunSettings) -> Iterator[Check]:
     """Where the embedded log is, and dead letters if they go to a file."""
-    yield directory_check("data", Path(o["data_dir"]), LITTLE_SPACE_BYTES)
-    if o["dead_letters"]:
-        yield directory_check("dead letters", Path(o["dead_letters"]).absolute().parent, 0)
+    yield directory_check("data", Path(o.data_dir), LITTLE_SPACE_BYTES)
+    if o.dead_letters:
+        yield directory_check("dead letters", Path(o.dead_letters).absolute().parent, 0)
 
 
 def directory_check(name: str, path: Path, wanted_bytes: int) -> Check:
@@ -251,11 +242,11 @@ def directory_check(name: str, path: Path, wanted_bytes: int) -> Check:
     return ok(name, found)
 
 
-def checkpoint_checks(o: Options) -> Iterator[Check]:
+def checkpoint_checks(o: RunSettings) -> Iterator[Check]:
     """The directory, and whether a run would find a checkpoint in it."""
     from streamer.checkpoint import CheckpointStore
 
-    store = CheckpointStore(directory_of(o), readonly=True)
+    store = CheckpointStore(o.checkpoints, readonly=True)
     paths = store.list()
     yield directory_check("checkpoints", store.directory, max(LITTLE_SPACE_BYTES, 2 * _size(paths[-1:])))
     try:
@@ -283,11 +274,11 @@ def _size(directories: Iterable[Path]) -> int:
 # the stream -----------------------------------------------------------------------------------------------------------
 
 
-def source_checks(o: Options) -> Iterator[Check]:
-    if o["source"] == "-":
+def source_checks(o: RunSettings) -> Iterator[Check]:
+    if o.source == "-":
         yield ok("source", "standard input")
         return
-    path = Path(o["source"])
+    path = Path(o.source or "")
     try:
         with path.open("rb") as file:
             file.read(1)
@@ -297,18 +288,18 @@ def source_checks(o: Options) -> Iterator[Check]:
     yield ok("source", f"{path}, {size_shown(path.stat().st_size)}")
 
 
-def embedded_checks(o: Options) -> Iterator[Check]:
+def embedded_checks(o: RunSettings) -> Iterator[Check]:
     """The topics of the embedded log."""
     from streamer.sources.embedded.database import LOG_FILE, connect, format_of, rows_of, translated_errors
 
-    path = Path(o["data_dir"]) / LOG_FILE
+    path = Path(o.data_dir) / LOG_FILE
     if not path.exists():
         advice = "write events with `streamer replay`, or give --source or --bootstrap-servers; a run waits for it"
-        yield warning("topic", f"there is no embedded log in {o['data_dir']} yet", advice)
+        yield warning("topic", f"there is no embedded log in {o.data_dir} yet", advice)
         return
     with translated_errors(path), contextlib.closing(connect(path, "ro", busy_timeout_s=2.0)) as db:
         ready = format_of(db, path) > 0
-        rows = {topic: rows_of(db, topic) if ready else [] for topic in o["topics"]}
+        rows = {topic: rows_of(db, topic) if ready else [] for topic in o.topics}
     for topic, partitions in rows.items():
         if partitions:
             records = sum(end for _, end in partitions)
@@ -318,27 +309,27 @@ def embedded_checks(o: Options) -> Iterator[Check]:
             yield warning("topic", f"{topic} is not in the embedded log {path.parent}", advice)
 
 
-def kafka_checks(o: Options) -> Iterator[Check]:
+def kafka_checks(o: RunSettings) -> Iterator[Check]:
     """Broker, topics, group and dead-letter topic, as a consumer that joins no group sees them."""
     from kafka import KafkaConsumer
 
-    from streamer import build as wiring
+    from streamer.build import kafka_settings
     from streamer.sources.kafka.client import connect, explained
 
-    settings = dataclasses.replace(wiring.kafka_settings(o), open_timeout_s=KAFKA_TIMEOUT_S)
+    given = kafka_settings(o)
+    assert given is not None
+    settings = dataclasses.replace(given, open_timeout_s=KAFKA_TIMEOUT_S)
     timeouts = {"request_timeout_ms": round(KAFKA_TIMEOUT_S * 1000)}
     consumer = connect(KafkaConsumer, settings.consumer_config() | timeouts)
     try:
-        with explained(f"Kafka at {o['bootstrap_servers']}"):
+        with explained(f"Kafka at {o.bootstrap_servers}"):
             existing = consumer.topics()
             version = ".".join(map(str, consumer.config["api_version"]))
-            yield ok(
-                "kafka", f"{o['bootstrap_servers']} answers, {_counted(len(existing), 'topic')}, version {version}"
-            )
+            yield ok("kafka", f"{o.bootstrap_servers} answers, {_counted(len(existing), 'topic')}, version {version}")
             for topic in settings.topics:
                 yield from topic_checks(consumer, topic, existing)
-            yield from group_checks(consumer, [t for t in settings.topics if t in existing], o["group_id"])
-            yield dead_letter_check(o["dead_letters"] or f"{settings.topics[0]}.dead-letters", existing)
+            yield from group_checks(consumer, [t for t in settings.topics if t in existing], o.group_id)
+            yield dead_letter_check(o.dead_letters or f"{settings.topics[0]}.dead-letters", existing)
     finally:
         consumer.close(autocommit=False, timeout_ms=1000)
 
@@ -388,13 +379,13 @@ def _partitions(consumer: Any, topic: str) -> list[Any]:
 # redis ----------------------------------------------------------------------------------------------------------------
 
 
-def redis_checks(o: Options) -> Iterator[Check]:
+def redis_checks(o: RunSettings) -> Iterator[Check]:
     """Whether it answers, its version, and whether it may throw keys away. The URL may hold a password: never shown."""
     import redis
 
     try:
         client = redis.Redis.from_url(
-            o["redis_url"],
+            o.redis_url or "",
             retry=None,  # or redis-py tries for seconds
             socket_connect_timeout=REDIS_TIMEOUT_S,
             socket_timeout=REDIS_TIMEOUT_S,

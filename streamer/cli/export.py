@@ -3,7 +3,7 @@
 The inner product of a user's and an item's vector is the model's score, but for the repeat bias and the companions,
 which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is
 the last dimension: log pop on the item's side, beta on the user's. A model that leaves much to its companions has
-weaker vectors: where an index is all that serves, learn with `--companions 0`.
+weaker vectors: where an index is all that serves, learn with `--co-occurring-items 0`.
 
 `.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
 
@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamer.cli.loading import Loaded, checkpoint_options, directory_of, load, size_shown
+from streamer.cli.loading import Loaded, checkpoint_options, load, size_shown
 from streamer.cli.options import GroupedCommand, option
 from streamer.errors import StreamerError
+from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +50,7 @@ BLOCK_ROWS = 1 << 15
 """Vectors that are held in memory at a time."""
 
 
-@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": "STREAMER"})
+@click.command(cls=GroupedCommand)
 @option(
     "Export",
     "--out",
@@ -63,7 +64,7 @@ BLOCK_ROWS = 1 << 15
 )
 @option("Export", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @checkpoint_options
-def export(out: Path, side: str, as_json: bool, **options: Any) -> None:
+def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
     """Write the vectors of the newest checkpoint with their ids, for an ANN index.
 
     The inner product of a user's and an item's vector is the model's score without repeat bias and companions; the
@@ -78,7 +79,7 @@ def export(out: Path, side: str, as_json: bool, **options: Any) -> None:
     Columns of the .parquet: side, id, vector
     """
     write = writer_for(out)
-    loaded = load(directory_of(options))
+    loaded = load(settings.checkpoints)
     sides = [Side(name, loaded.learner) for name in ("items", "users") if side in (name, "both")]
     with replaced(out) as temporary:
         write(temporary, sides, about(loaded))
@@ -112,7 +113,7 @@ def about(loaded: Loaded) -> bytes:
 def dim_of(learner: Learner) -> int:
     """Size of the exported vectors."""
     model = learner.trainer.model
-    return model.settings.item.out_dim + (model.beta is not None)
+    return model.settings.item_tower.out_dim + (model.beta is not None)
 
 
 @dataclass(frozen=True, slots=True)

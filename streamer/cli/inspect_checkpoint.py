@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from streamer.cli.loading import (
+    CHECKPOINT,
     Loaded,
     age_shown,
-    checkpoint_options,
     columns,
-    directory_of,
     load,
     shown,
     size_shown,
     time_shown,
 )
-from streamer.cli.options import GroupedCommand, option, store_options
+from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.cli.store import STORE
+from streamer.model.settings import LearnerSettings, TowerShape
+from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,12 +42,11 @@ HEAD_ITEMS = 100
 """The hash estimate is also judged on so many of the most popular items, which it is made for."""
 
 
-@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": "STREAMER"})
+@click.command(cls=GroupedCommand)
 @option("Report", "--top", type=click.IntRange(0), default=5, help="How many items to list of each kind.")
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
-@checkpoint_options
-@store_options
-def inspect(top: int, as_json: bool, **options: Any) -> None:
+@settings_options(RunSettings, only=(*CHECKPOINT, *STORE))
+def inspect(settings: RunSettings, top: int, as_json: bool) -> None:
     """Show what the newest checkpoint holds: sizes, settings, offsets, accounting, popularity, cache.
 
     With --redis-url, show what trainers share instead: trainers, partitions, counts, occurrence, cache, log, memory; or
@@ -52,13 +54,13 @@ def inspect(top: int, as_json: bool, **options: Any) -> None:
     """
     report: Report = {}
     sections: Sections = {}
-    if not options["redis_url"] or _names_a_directory():
-        report |= _checkpoint_report(directory_of(options), top)
+    if not settings.redis_url or _names_a_directory():
+        report |= _checkpoint_report(settings.checkpoints, top)
         sections |= SECTIONS
-    if options["redis_url"]:
+    if settings.redis_url:
         from streamer.cli import inspect_store
 
-        report["store"] = inspect_store.gathered(options, top)
+        report["store"] = inspect_store.gathered(settings, top)
         sections |= inspect_store.SECTIONS
     if as_json:
         click.echo(json.dumps(report))
@@ -72,7 +74,7 @@ def _names_a_directory() -> bool:
     """Whether the user says where checkpoints are."""
     context = click.get_current_context()
     default = click.core.ParameterSource.DEFAULT
-    return any(context.get_parameter_source(name) is not default for name in ("checkpoint_dir", "data_dir"))
+    return any(context.get_parameter_source(name) is not default for name in CHECKPOINT)
 
 
 def _checkpoint_report(directory: Path, top: int) -> Report:
@@ -218,28 +220,28 @@ def _checkpoint_lines(report: Report) -> Iterator[str]:
 
 def _model_lines(report: Report) -> Iterator[str]:
     settings, sizes = report["settings"], report["sizes"]
-    model, trainer = settings["model"], settings["trainer"]
-    cache = f", cache of {settings['cache_size']:,}, weight {trainer['sampler']['cache_weight']:g}"
+    model = msgspec.convert(settings, LearnerSettings)
+    cache = f", cache of {model.cache_size:,}, weight {model.cache_weight:g}"
     rows = [
         ("users", f"{sizes['users']:,}"),
         ("items", f"{sizes['items']:,}"),
         ("parameters", f"{sizes['parameters']:,}"),
         ("steps", f"{report['steps']:,}"),
-        ("method", trainer["method"] + (cache if trainer["method"] == "xir" else "")),
-        ("optimizer", f"{trainer['optimizer']}, rate {trainer['rate']:g}, others {trainer['dense_rate']:g}"),
-        ("item tower", _tower(model["item"])),
-        ("user tower", _tower(model["user"], model["recent_items"])),
-        ("score", f"prior {model['prior']}, repeat bias for {model['repeat_ranks']} items"),
+        ("method", model.method + (cache if model.method == "xir" else "")),
+        ("optimizer", f"{model.optimizer}, learning rate {model.learning_rate:g}, dense {model.dense_learning_rate:g}"),
+        ("item tower", _tower(model.item_tower)),
+        ("user tower", _tower(model.user_tower, model.recent_items)),
+        ("score", f"prior {model.prior}, repeat bias for {model.repeat_ranks} items"),
     ]
     yield from columns(rows, "<<")
 
 
-def _tower(settings: Report, recent: int = 0) -> str:
+def _tower(tower: TowerShape, recent: int = 0) -> str:
     """A tower in one line."""
-    inputs = [*(["ids"] if settings["ids"] else []), *settings["categorical"], *settings["numeric"]]
+    inputs = [*(["ids"] if tower.ids else []), *tower.categorical, *tower.numeric]
     inputs += [f"{recent} recent items"] if recent else []
-    layers = f", layers {', '.join(map(str, settings['layers']))}" if settings["layers"] else ""
-    return f"dim {settings['dim']}, from {', '.join(map(shown, inputs))}{layers}"
+    layers = f", layers {', '.join(map(str, tower.layers))}" if tower.layers else ""
+    return f"dim {tower.dim}, from {', '.join(map(shown, inputs))}{layers}"
 
 
 def _stream_lines(report: Report) -> Iterator[str]:

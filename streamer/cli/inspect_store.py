@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.cli.loading import age_shown, columns, shown, size_shown
 from streamer.cli.store import administered, there
+from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 
 
-def gathered(options: dict[str, Any], top: int) -> Report:
+def gathered(settings: SharingSettings, top: int) -> Report:
     """Everything that is shown, as JSON values; `ago_s` is by the server's clock.
 
     Raises:
         SettingsError: the URL is missing, or a name is wrong.
         SharingError: Redis cannot be used, or has no such model.
     """
-    with administered(options) as admin:
+    with administered(settings) as admin:
         there(admin)
         look, contents = admin.contents()
         memory = admin.memory()

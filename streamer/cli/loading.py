@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from streamer.cli.options import option
+from streamer.cli.options import settings_options
 from streamer.errors import CheckpointError
+from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_CHECKPOINT = "Checkpoint"
-
-
-def checkpoint_dir_option(heading: str) -> Callable[[F], F]:
-    """Where checkpoints are; the same default as that of `streamer run`."""
-    return option(
-        heading,
-        "--checkpoint-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Where `streamer run` keeps its state. [default: <data-dir>/checkpoints]",
-    )
-
-
-def checkpoint_options(function: F) -> F:
-    """Which checkpoints to look at, with the options that `streamer run` was given."""
-    data_dir = option(
-        _CHECKPOINT,
-        "--data-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=Path("streamer-data"),
-        help="Directory that `streamer run` was given.",
-    )
-    return checkpoint_dir_option(_CHECKPOINT)(data_dir(function))
-
-
-def directory_of(options: dict[str, Any]) -> Path:
-    """The checkpoint directory that the options mean."""
-    return options["checkpoint_dir"] or Path(options["data_dir"]) / "checkpoints"
+CHECKPOINT = ("checkpoint_dir", "data_dir")
+"""Settings that say where checkpoints are."""
+checkpoint_options = settings_options(RunSettings, only=CHECKPOINT, heading="Checkpoint")
+"""Which checkpoints to look at, with the options that `streamer run` was given."""
 
 
 @dataclass(frozen=True, slots=True)

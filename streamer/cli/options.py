@@ -1,26 +1,29 @@
-"""Options that commands share, in groups; from the command line, the environment or a file, in this order."""
+"""Options of commands: those of settings are generated from their dataclasses, a command adds its own.
+
+A value comes from the command line, else from an environment variable (STREAMER_BATCH_SIZE), else from the file given
+by `--config`, else from the default of the setting.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from streamer.errors import SettingsError
+from streamer.model.setting import Setting, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 
 _PROBLEMS = "streamer.problems"
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options under headings, and that tells of all wrong values at once."""
+    """A command whose help shows its options under headings, and that reports all wrong values at once."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -50,7 +53,7 @@ class GroupedOption(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Put a wrong value aside, for the command to tell of it together with all others."""
+        """Put a wrong value aside: the command reports it together with all others."""
         try:
             return super().handle_parse_result(ctx, opts, args)
         except click.BadParameter as problem:
@@ -59,24 +62,105 @@ class GroupedOption(click.Option):
 
 
 def option(heading: str, *names: str, **attributes: Any) -> Callable[[F], F]:
-    """A click option under a heading, its default shown, its environment variable STREAMER_<NAME>."""
-    attributes.setdefault(
-        "show_default", not attributes.get("is_flag", False) and attributes.get("default") is not None
-    )
-    attributes.setdefault("show_envvar", False)
-    if any(name.startswith("--") for name in names):
-        attributes.setdefault("envvar", f"STREAMER_{_long_name(*names).upper()}")
+    """A click option under a heading, its default shown; it has no environment variable unless one is given."""
+    is_flag, default = attributes.get("is_flag", False), attributes.get("default")
+    attributes.setdefault("show_default", not is_flag and default is not None)
     return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
 
 
-def _long_name(*names: str) -> str:
-    """How an option is called in a file: `--topic` is topic, `--user-ids/--no-user-ids` is user_ids."""
-    long = next(name for name in names if name.startswith("--"))
-    return long.split("/")[0].removeprefix("--").replace("-", "_")
+class _SettingType(click.ParamType[Any]):
+    """A value of a setting; of one element, if the setting has several and each is an option of its own."""
+
+    name = "value"
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.setting.is_mapping and isinstance(value, tuple):
+            return value
+        try:
+            if param is not None and param.multiple:
+                found = self.setting.parse([value])
+                return next(iter(found.items())) if self.setting.is_mapping else found[0]
+            return self.setting.parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        if self.setting.choices:
+            return f"[{'|'.join(self.setting.choices)}]"
+        names = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
+        return names.get(self.setting.base, "TEXT")
+
+
+def setting_option(kind: type[Settings], name: str, heading: str | None = None, **changes: Any) -> Callable[[F], F]:
+    """The option of one setting, for a command that needs a few of them.
+
+    Args:
+        kind: the settings.
+        name: of the field; the command's function gets the value by this name.
+        heading: if it is not the setting's.
+        changes: attributes of the click option that differ.
+    """
+    setting = kind.all()[name]
+    attributes: dict[str, Any] = {
+        "default": setting.default,
+        "help": _help(setting),
+        "type": bool if setting.base is bool else _SettingType(setting),
+        "multiple": setting.is_mapping or (setting.is_list and setting.base.__args__[0] is str),
+        "metavar": setting.about.metavar or None,
+        "envvar": f"STREAMER_{setting.option.replace('-', '_').upper()}",
+        "show_default": False,  # it is part of the help, with the range
+    }
+    if setting.is_mapping:
+        attributes["default"] = tuple(setting.default.items())
+    names = f"--{setting.option}" + (f"/--no-{setting.option}" if setting.base is bool else "")
+    return option(heading or setting.heading, names, name, **(attributes | changes))
+
+
+def _help(setting: Setting) -> str:
+    default, unit = setting.default_text(), setting.about.unit
+    about = setting.about
+    obvious = about.at_least in (None, 0, 1) and about.above is None and about.at_most is None
+    parts = [f"default: {default}{f' {unit}' if unit and setting.default else ''}" if default else unit]
+    shown = "; ".join(part for part in [*parts, "" if obvious else setting.range().removeprefix("of ")] if part)
+    return f"{setting.about.help}{f'  [{shown}]' if shown else ''}"
+
+
+def settings_options(
+    kind: type[Settings], *, only: Iterable[str] | None = None, heading: str | None = None
+) -> Callable[[F], F]:
+    """Every setting of a class as an option, and `--config`; the command's function gets them as one object first.
+
+    Args:
+        kind: the settings.
+        only: names of those that are offered; all others have their defaults.
+        heading: if it is not the settings' own.
+    """
+    names = list(kind.all()) if only is None else list(only)
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def with_settings(**given: Any) -> Any:
+            values = {name: given.pop(name) for name in names}
+            maps = {name: dict(values[name]) for name in names if kind.all()[name].is_mapping}
+            settings = kind(**(values | maps))
+            if problems := settings.problems():
+                raise SettingsError([f"--{problem}" for problem in problems])
+            return function(settings, **given)
+
+        decorated: Any = with_settings
+        for name in reversed(names):
+            decorated = setting_option(kind, name, heading)(decorated)
+        found: F = config_option(decorated)
+        return found
+
+    return decorate
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Take defaults from a TOML file; every option may stand in it by its long name."""
+    """Take defaults from a TOML file; every option may stand in it by its long name, under any heading."""
     if path is None:
         return None
     try:
@@ -85,422 +169,43 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
         raise click.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise click.BadParameter(f"{path} is not TOML: {error}") from error
-    known = {_long_name(*p.opts): p for p in ctx.command.params}
-    flat = {key.replace("-", "_"): value for key, value in _flattened(values).items()}
-    unknown = sorted(set(flat) - known.keys())
-    if unknown:
+    options = {p.opts[0].removeprefix("--"): p for p in ctx.command.params if isinstance(p, click.Option)}
+    flat = {name.replace("_", "-"): value for name, value in _flattened(values, options).items()}
+    if unknown := sorted(set(flat) - options.keys()):
         raise click.BadParameter(
             f"{path} has {', '.join(unknown)}; see `streamer {ctx.info_name} --help` for the names"
         )
-    defaults = {known[key].name: _listed(value) if known[key].multiple else value for key, value in flat.items()}
+    defaults = {options[name].name: _as_default(options[name], value) for name, value in flat.items()}
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
 
 
-def _listed(value: Any) -> Any:
-    """A single value of an option that may be repeated as a list of one."""
-    return value if isinstance(value, list) else [value]
+def _as_default(parameter: click.Option, value: Any) -> Any:
+    """A value of the file as click takes it: a table as NAME=VALUE, one of several as a list, the rest as it is."""
+    if isinstance(value, dict):
+        return [f"{name}={item}" for name, item in value.items()]
+    if parameter.multiple:
+        return value if isinstance(value, list) else [value]
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _flattened(values: dict[str, Any]) -> dict[str, Any]:
-    """Options of all tables; tables are only headings, but for those that are options themselves."""
+def _flattened(values: Mapping[str, Any], options: Mapping[str, click.Option]) -> dict[str, Any]:
+    """Options of all tables; a table is only a heading, unless an option that takes NAME=VALUE has its name."""
     found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and key.replace("-", "_") not in MAPPINGS:
-            found |= _flattened(value)
-        elif isinstance(value, dict):
-            found[key] = [f"{name}={item}" for name, item in value.items()]
-        else:
-            found[key] = value
+    for name, value in values.items():
+        type_ = options[name].type if name in options else None
+        is_heading = isinstance(value, dict) and not (isinstance(type_, _SettingType) and type_.setting.is_mapping)
+        found |= _flattened(value, options) if is_heading else {name: value}
     return found
 
 
-MAPPINGS = ("kafka", "field")
-"""Options that are given as NAME=VALUE, several times; in a file they are tables."""
-
-config_option = click.option(
+config_option = option(
+    "Configuration",
     "--config",
+    envvar="STREAMER_CONFIG",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=read_config,
     is_eager=True,
     expose_value=False,
-    cls=GroupedOption,
-    heading="Configuration",
     help="TOML file with defaults for any option by its long name.",
 )
-
-
-@contextlib.contextmanager
-def without_settings(environ: MutableMapping[str, str]) -> Iterator[None]:
-    """An environment without settings of Streamer, for a moment: what is asked of a command then has its defaults."""
-    taken = {name: environ.pop(name) for name in list(environ) if name.startswith("STREAMER_")}
-    try:
-        yield
-    finally:
-        environ.update(taken)
-
-
-def defaults_of(command: click.Command, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command is given when it is called with nothing but these options, whatever the environment says.
-
-    Args:
-        command: whose options.
-        changes: values by name, as in a configuration file; text is fine for numbers, and several are a list.
-
-    Raises:
-        SettingsError: it has no such option, or a value does not fit.
-    """
-    known = {_long_name(*p.opts): p for p in command.params if isinstance(p, click.Option)}
-    unknown = [name for name in changes if name not in known]
-    if unknown:
-        where = f"`streamer {command.name} --help` lists them"
-        raise SettingsError([f"there is no setting {name!r}; {where}" for name in unknown])
-    given = {known[n].name: _listed(v) if known[n].multiple else v for n, v in changes.items() if v is not None}
-    try:
-        with without_settings(os.environ), command.make_context(command.name, [], default_map=given) as ctx:
-            return dict(ctx.params)
-    except click.UsageError as error:
-        raise SettingsError(error.format_message().splitlines()) from error
-
-
-def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
-    """NAME=VALUE options as a dictionary.
-
-    Raises:
-        click.BadParameter: one of them has no `=`.
-    """
-    found = {}
-    for text in values:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=f"--{option_name}")
-        found[name.strip()] = value.strip()
-    return found
-
-
-_STREAM = "Stream"
-_EVENTS = "Events"
-_SHARING = "Sharing"
-_MODEL = "Model"
-_METHOD = "Method"
-_LEARNING = "Learning"
-
-
-def stream_options(function: F) -> F:
-    """Where events come from."""
-    for decorate in reversed(
-        [
-            option(
-                _STREAM,
-                "--topic",
-                "topics",
-                multiple=True,
-                default=("interactions",),
-                help="Topic to read; repeat it for several.",
-            ),
-            option(
-                _STREAM,
-                "--bootstrap-servers",
-                help="Kafka brokers, host:port[,host:port]; without it the embedded log is read.",
-            ),
-            option(_STREAM, "--group-id", default="streamer", help="Kafka consumer group."),
-            option(
-                _STREAM,
-                "--kafka",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="Any setting of the Kafka client, e.g. sasl_mechanism=PLAIN; also as STREAMER_KAFKA_<NAME>.",
-            ),
-            option(
-                _STREAM,
-                "--kafka-config",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="File with settings of the Kafka client (.properties or .toml).",
-            ),
-            option(
-                _STREAM,
-                "--start",
-                type=click.Choice(["earliest", "latest", "error"]),
-                default="earliest",
-                help="Where a partition without a position begins.",
-            ),
-            option(
-                _STREAM,
-                "--start-timestamp",
-                metavar="TIME",
-                help="Begin at this time instead: seconds or milliseconds since the epoch, or ISO 8601.",
-            ),
-            option(
-                _STREAM, "--source", metavar="FILE", help="Read JSON lines from a file instead; - for standard input."
-            ),
-            option(
-                _STREAM,
-                "--data-dir",
-                type=click.Path(file_okay=False, path_type=Path),
-                default=Path("streamer-data"),
-                help="Directory of the embedded log.",
-            ),
-        ]
-    ):
-        function = decorate(function)
-    return function
-
-
-def event_options(function: F) -> F:
-    """How records become events."""
-    for decorate in reversed(
-        [
-            option(
-                _EVENTS,
-                "--field",
-                multiple=True,
-                metavar="OURS=THEIRS",
-                help="Name of a field in your records, e.g. user_id=uid; repeat it for several.",
-            ),
-            option(
-                _EVENTS,
-                "--event-type",
-                "event_types",
-                multiple=True,
-                help="Train only on events of this type; repeat it for several.",
-            ),
-            option(_EVENTS, "--min-rating", type=float, help="Train only on events with at least this rating."),
-            option(_EVENTS, "--max-id-length", type=click.IntRange(1), default=256, help="Longest id, in characters."),
-            option(
-                _EVENTS,
-                "--max-features",
-                type=click.IntRange(0),
-                default=64,
-                help="Most features of a user or an item.",
-            ),
-            option(_EVENTS, "--max-record-bytes", type=click.IntRange(1), default=1 << 20, help="Largest record."),
-            option(
-                _EVENTS,
-                "--dead-letters",
-                metavar="NAME",
-                help="Topic (Kafka) or file for records that are no events. [default: <topic>.dead-letters]",
-            ),
-        ]
-    ):
-        function = decorate(function)
-    return function
-
-
-def store_options(function: F) -> F:
-    """Where trainers of a model share what they count, resample and cache."""
-    for decorate in reversed(
-        [
-            option(
-                _SHARING,
-                "--redis-url",
-                help="Redis that trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
-            ),
-            option(_SHARING, "--model", default="default", help="Name of the model; several may share a Redis."),
-            option(_SHARING, "--redis-namespace", default="streamer", help="What keys in Redis begin with; no colons."),
-        ]
-    ):
-        function = decorate(function)
-    return function
-
-
-def learner_options(function: F) -> F:
-    """What is learned, and how."""
-    for decorate in reversed(
-        [
-            option(
-                _METHOD,
-                "--method",
-                type=click.Choice(["ssl", "ssl-pop", "mns", "g-tower", "bir", "xir"]),
-                default="xir",
-                help="How negatives are chosen and weighted.",
-            ),
-            option(_METHOD, "--cache-size", type=click.IntRange(0), default=2048, help="Items in the cache (xir)."),
-            option(
-                _METHOD,
-                "--cache-weight",
-                type=click.FloatRange(0, 1),
-                default=0.05,
-                help="Lambda: the cache's share of the loss (xir).",
-            ),
-            option(
-                _METHOD,
-                "--cache-correction",
-                type=click.Choice(["occurrence", "popularity"]),
-                default="occurrence",
-                help="Correct cached items by the weight they were drawn with, or by popularity as in the paper (xir).",
-            ),
-            option(
-                _METHOD,
-                "--cache-scope",
-                type=click.Choice(["all", "touched"]),
-                default="all",
-                help="Draw the cache among all items, or those touched in the step.",
-            ),
-            option(
-                _METHOD,
-                "--draws",
-                type=click.IntRange(1),
-                help="|R_u|: negatives a query draws. [default: the batch size]",
-            ),
-            option(
-                _METHOD,
-                "--resampler",
-                type=click.Choice(["systematic", "multinomial"]),
-                default="systematic",
-                help="How they are drawn.",
-            ),
-            option(_METHOD, "--mask-own", is_flag=True, help="Remove a query's own positive from its candidates."),
-            option(
-                _METHOD,
-                "--occurrence-half-life",
-                type=click.FloatRange(0, min_open=True),
-                help="Steps after which what was resampled counts half. [default: never]",
-            ),
-            option(
-                _METHOD,
-                "--popularity",
-                type=click.Choice(["auto", "exact", "hash"]),
-                default="auto",
-                help="Estimate that corrects the sampling bias.",
-            ),
-            option(
-                _METHOD,
-                "--popularity-half-life",
-                type=click.FloatRange(0, min_open=True),
-                help="Events after which an event counts half. [default: never]",
-            ),
-            option(
-                _METHOD,
-                "--hash-slots",
-                type=click.IntRange(1),
-                default=1 << 18,
-                help="Size of each of G-Tower's five hash arrays.",
-            ),
-            option(
-                _METHOD,
-                "--hash-alpha",
-                type=click.FloatRange(0, 1, min_open=True),
-                default=0.02,
-                help="Weight of the newest gap in G-Tower's estimate.",
-            ),
-            option(
-                _METHOD,
-                "--hash-clock",
-                type=click.Choice(["event", "batch"]),
-                default="event",
-                help="What G-Tower counts gaps in.",
-            ),
-            option(_MODEL, "--dim", type=click.IntRange(1), default=64, help="Size of the embeddings."),
-            option(
-                _MODEL,
-                "--recent-items",
-                type=click.IntRange(0),
-                default=10,
-                help="How many of a user's last items make up the user's vector.",
-            ),
-            option(
-                _MODEL,
-                "--user-ids/--no-user-ids",
-                default=False,
-                help="Whether users have an embedding of their own besides.",
-            ),
-            option(
-                _MODEL,
-                "--repeat-ranks",
-                type=click.IntRange(0),
-                default=30,
-                help="How many of a user's last items have a repeat bias.",
-            ),
-            option(
-                _MODEL,
-                "--companions",
-                type=click.IntRange(0),
-                default=32,
-                help="How many items that users had near each item are kept for the score; needs recent items.",
-            ),
-            option(
-                _MODEL,
-                "--init-std",
-                type=click.FloatRange(0, min_open=True),
-                default=0.03,
-                help="Standard deviation of new embeddings.",
-            ),
-            option(
-                _MODEL,
-                "--prior",
-                type=click.Choice(["off", "fixed", "learned"]),
-                default="learned",
-                help="Popularity as a part of the score.",
-            ),
-            option(
-                _MODEL,
-                "--prior-half-life",
-                type=click.FloatRange(0),
-                default=5000.0,
-                help="Events after which an event counts half in the prior; 0 for never.",
-            ),
-            option(
-                _MODEL,
-                "--item-feature",
-                "item_features",
-                multiple=True,
-                help="Categorical item feature to use; repeat it for several.",
-            ),
-            option(
-                _MODEL,
-                "--user-feature",
-                "user_features",
-                multiple=True,
-                help="Categorical user feature to use; repeat it for several.",
-            ),
-            option(
-                _MODEL,
-                "--item-number",
-                "item_numbers",
-                multiple=True,
-                help="Numeric item feature to use; repeat it for several.",
-            ),
-            option(
-                _MODEL,
-                "--user-number",
-                "user_numbers",
-                multiple=True,
-                help="Numeric user feature to use; repeat it for several.",
-            ),
-            option(
-                _MODEL, "--item-layers", metavar="UNITS", help="Fully connected layers of the item tower, e.g. 32,16."
-            ),
-            option(_MODEL, "--user-layers", metavar="UNITS", help="Fully connected layers of the user tower."),
-            option(
-                _LEARNING,
-                "--optimizer",
-                type=click.Choice(["adam", "adagrad", "sgd", "dense-adam"]),
-                default="adagrad",
-                help="Optimizer of the embedding tables.",
-            ),
-            option(
-                _LEARNING,
-                "--rate",
-                type=click.FloatRange(0, min_open=True),
-                default=0.1,
-                help="Learning rate of the embedding tables.",
-            ),
-            option(
-                _LEARNING,
-                "--dense-rate",
-                type=click.FloatRange(0, min_open=True),
-                default=0.02,
-                help="Learning rate of everything else.",
-            ),
-            option(_LEARNING, "--seed", type=int, default=0, help="Determines all initial weights and draws."),
-            option(_LEARNING, "--device", default="auto", help="auto, cpu, cuda or cuda:N."),
-            option(
-                _LEARNING,
-                "--threads",
-                type=click.IntRange(1),
-                help="CPU threads of the training step. [default: all cores]",
-            ),
-        ]
-    ):
-        function = decorate(function)
-    return function

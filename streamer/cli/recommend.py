@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamer.cli.loading import age_shown, checkpoint_options, columns, directory_of, load, shown
+from streamer.cli.loading import age_shown, checkpoint_options, columns, load, shown
 from streamer.cli.options import GroupedCommand, option
 from streamer.errors import CheckpointError
+from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _QUERY = "Query"
 
 
-@click.command(cls=GroupedCommand, context_settings={"auto_envvar_prefix": "STREAMER"})
+@click.command(cls=GroupedCommand)
 @option(_QUERY, "--user", "users", multiple=True, metavar="ID", help="User to recommend for; repeat it for several.")
 @option(
     _QUERY,
@@ -42,7 +43,12 @@ _QUERY = "Query"
 @option(_QUERY, "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @checkpoint_options
 def recommend(
-    users: tuple[str, ...], recent: tuple[str, ...], count: int, leave_out_known: bool, as_json: bool, **options: Any
+    settings: RunSettings,
+    users: tuple[str, ...],
+    recent: tuple[str, ...],
+    count: int,
+    leave_out_known: bool,
+    as_json: bool,
 ) -> None:
     """Recommend items from the newest checkpoint.
 
@@ -50,7 +56,7 @@ def recommend(
     """
     if bool(users) == bool(recent):
         raise click.UsageError("give either --user or --recent")
-    loaded = load(directory_of(options))
+    loaded = load(settings.checkpoints)
     learner = loaded.learner
     if not len(learner.items):
         raise CheckpointError(f"{loaded.path} knows no items: nothing was trained yet when it was written")

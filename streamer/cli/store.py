@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -15,16 +16,18 @@ import click
 from streamer.build import store_keys
 from streamer.cache_store.errors import Damaged, StoreError, StoreRefused
 from streamer.cli.loading import age_shown, columns, shown, size_shown
-from streamer.cli.options import GroupedCommand, option, store_options
+from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.errors import SettingsError, SharingError
+from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
     from streamer.cache_store.admin import Look, Seen, StoreAdmin
 
 F = TypeVar("F", bound=Callable[..., Any])
-Options = dict[str, Any]
 
 _DO = "Store"
+STORE = ("redis_url", "model_name", "redis_namespace")
+"""Settings that say where a model is shared."""
 FIGURES = ("items", "log_length", "trainers")
 """What is listed of a model."""
 
@@ -36,23 +39,23 @@ def store() -> None:
 
 def json_option(function: F) -> F:
     """Print for a program."""
-    return option(_DO, "--json", "as_json", is_flag=True, help="Print one JSON object.", envvar=None)(function)
+    return option(_DO, "--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 
 
 def change_options(function: F) -> F:
     """How careful to be."""
-    yes = option(_DO, "--yes", is_flag=True, envvar=None, help="Do not ask.")
-    force = option(_DO, "--force", is_flag=True, envvar=None, help="Even if trainers are at work.")
+    yes = option(_DO, "--yes", is_flag=True, help="Do not ask.")
+    force = option(_DO, "--force", is_flag=True, help="Even if trainers are at work.")
     return yes(force(function))
 
 
 @store.command("list", cls=GroupedCommand)
 @json_option
-@store_options
-def list_models(as_json: bool, **options: Any) -> None:
+@settings_options(SharingSettings, only=STORE)
+def list_models(settings: SharingSettings, as_json: bool) -> None:
     """Models in a Redis, with their items, entries of the log and trainers at work."""
-    with administered(options) as admin:
-        found = [_listed(name, options) for name in admin.models()]
+    with administered(settings) as admin:
+        found = [_listed(name, settings) for name in admin.models()]
     if as_json:
         click.echo(json.dumps({"models": found}))
     elif found:
@@ -60,13 +63,13 @@ def list_models(as_json: bool, **options: Any) -> None:
         for problem in (listed["problem"] for listed in found if "problem" in listed):
             click.echo(f"note: {problem}")
     else:
-        click.echo(f"no models in {admin.url} under the namespace {options['redis_namespace']}")
+        click.echo(f"no models in {admin.url} under the namespace {settings.redis_namespace}")
 
 
-def _listed(name: str, options: Options) -> dict[str, Any]:
+def _listed(name: str, settings: SharingSettings) -> dict[str, Any]:
     """A model's figures; one that cannot be read has a problem instead, and does not hide the others."""
     try:
-        with administered(options | {"model": name}) as admin:
+        with administered(dataclasses.replace(settings, model_name=name)) as admin:
             look = _look_or_problem(admin)
     except SettingsError as error:
         look = str(error)
@@ -90,14 +93,14 @@ def _row(listed: dict[str, Any]) -> tuple[str, ...]:
 @store.command(cls=GroupedCommand)
 @change_options
 @json_option
-@store_options
-def reset(yes: bool, force: bool, as_json: bool, **options: Any) -> None:
+@settings_options(SharingSettings, only=STORE)
+def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> None:
     """Remove everything that is shared of a model. Trainers that start then begin anew, or with their checkpoints.
 
     Stop all trainers first: one that is at work puts back what it has. What is trained is in their checkpoints, which
     this does not touch. A model that is damaged is removed with whatever is under its keys.
     """
-    with administered(options) as admin:
+    with administered(settings) as admin:
         what = _removable(admin, "it would put back what it has", force)
         confirm(f"remove {shown(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
@@ -135,8 +138,8 @@ def _removable(admin: StoreAdmin, otherwise: str, force: bool) -> str:
     help="File to write (.npz); one that exists is replaced once all is written.",
 )
 @json_option
-@store_options
-def export(out: Path, as_json: bool, **options: Any) -> None:
+@settings_options(SharingSettings, only=STORE)
+def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
     """Write everything that is shared of a model into one file, as it is at one moment; trainers may go on.
 
     \b
@@ -153,7 +156,7 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
 
     if out.suffix != ".npz":
         raise click.BadParameter(f"{out.name}: choose a name that ends in .npz", param_hint="--out")
-    with administered(options) as admin:
+    with administered(settings) as admin:
         there(admin)
         _, contents = admin.contents()
     about = {"model": admin.keys.model, "namespace": admin.keys.namespace, "saved_at": time.time()}
@@ -175,16 +178,16 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
     envvar=None,
     help="What `streamer store export` has written.",
 )
-@option(_DO, "--replace", is_flag=True, envvar=None, help="Replace a model that is there.")
+@option(_DO, "--replace", is_flag=True, help="Replace a model that is there.")
 @change_options
 @json_option
-@store_options
-def import_(path: Path, replace: bool, yes: bool, force: bool, as_json: bool, **options: Any) -> None:
+@settings_options(SharingSettings, only=STORE)
+def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, force: bool, as_json: bool) -> None:
     """Begin a model with what is in a file. Trainers that start then take it over."""
     from streamer.sharing import store_file
 
     contents, _ = store_file.read(path)
-    with administered(options) as admin:
+    with administered(settings) as admin:
         look = admin.look()
         if look is not None:
             _replaceable(admin, look, replace, force)
@@ -217,20 +220,20 @@ def _replaceable(admin: StoreAdmin, look: Look, replace: bool, force: bool) -> N
 
 
 @contextlib.contextmanager
-def administered(o: Options) -> Iterator[StoreAdmin]:
+def administered(settings: SharingSettings) -> Iterator[StoreAdmin]:
     """The model that the options name, from outside.
 
     Raises:
         SettingsError: the URL is missing, or a name is wrong.
         SharingError: Redis cannot be used.
     """
-    if not o["redis_url"]:
+    if not settings.redis_url:
         raise SettingsError(["--redis-url is missing: say which Redis, e.g. redis://localhost:6379/0"])
     from streamer.cache_store.admin import StoreAdmin
 
-    keys = store_keys(o)
+    keys = store_keys(settings)
     try:
-        with contextlib.closing(StoreAdmin(o["redis_url"], keys)) as admin:
+        with contextlib.closing(StoreAdmin(settings.redis_url, keys)) as admin:
             yield admin
     except StoreError as error:
         raise SharingError(str(error)) from error

@@ -34,6 +34,6 @@ from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.event.decoded import Decoded, Features
 from streamer.event.decoder import EventDecoder
 from streamer.event.encoder import encode, encode_all
-from streamer.event.settings import EventSettings
+from streamer.settings import EventSettings
 
 __all__ = ["DeadLetter", "Decoded", "EventDecoder", "EventSettings", "Features", "Reason", "encode", "encode_all"]

@@ -12,7 +12,7 @@ from streamer.errors import SettingsError
 from streamer.event import fields
 from streamer.event.decoded import Decoded, FeatureColumn, Rows, Writer
 from streamer.event.fields import Invalid
-from streamer.event.settings import FIELDS, EventSettings
+from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
 
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

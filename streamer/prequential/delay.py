@@ -14,9 +14,10 @@ import torch
 
 from streamer.errors import SettingsError
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learned, Learner, LearnerSettings
+from streamer.learner import Learned, Learner
 from streamer.model.batch import Batch, Rows
 from streamer.model.recent import RecentItems
+from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult
 
 

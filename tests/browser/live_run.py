@@ -24,7 +24,18 @@ A_TURN = 400
 
 OPTIONS = (
     *("--dim", "8", "--batch-size", "128", "--max-age", "0.2", "--cache-size", "256", "--hash-slots", "4096"),
-    *("--threads", "1", "--evaluate", "0.5", "--checkpoint-every", "2", "--metrics-port", "0", "--log-format", "plain"),
+    *(
+        "--threads",
+        "1",
+        "--evaluation-share",
+        "0.5",
+        "--checkpoint-every",
+        "2",
+        "--metrics-port",
+        "0",
+        "--log-format",
+        "plain",
+    ),
 )
 
 

@@ -54,7 +54,7 @@ class Reference:
         L = self.model.settings.recent_items
         if not L:
             return self.vector("user", user)
-        pooled = torch.zeros(self.model.settings.item.out_dim, dtype=torch.float64)
+        pooled = torch.zeros(self.model.settings.item_tower.out_dim, dtype=torch.float64)
         total = sum(self.dense["recency"][k].exp() for k in range(len(recent[:L])))
         for k, item in enumerate(recent[:L]):
             pooled = pooled + self.dense["recency"][k].exp() / total * self.vector("item", item)
@@ -74,14 +74,14 @@ class Reference:
             s = s + self.dense["beta"] * log_prior
         if item in recent[: self.model.settings.repeat_ranks]:
             s = s + self.dense["repeat"][recent.index(item)]
-        if companions is not None and self.model.settings.companions:
+        if companions is not None and self.model.settings.co_occurrence:
             s = s + self.dense["gamma"][int(item in recent)] * self.nearness(item, recent, companions)
         return s
 
     # loss ------------------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, view: View) -> Tensor:
-        method, sampler = self.trainer.method, self.trainer.settings.sampler
+        method, sampler = self.trainer.method, self.trainer.settings
         B, N = len(batch), self.model.item.size
         batch_items = batch.items.tolist()
         m = sampler.draws or B
@@ -89,7 +89,8 @@ class Reference:
             corrected = method.name != "ssl"
             return self.softmax(batch, view, batch_items, lambda j: self.log_pop(view, j) if corrected else 0.0)
         if method.name == "mns":
-            uniform = self.host_draws.integers(0, N, B if sampler.uniform is None else sampler.uniform).tolist()
+            count = B if sampler.uniform_negatives is None else sampler.uniform_negatives
+            uniform = self.host_draws.integers(0, N, count).tolist()
             a = B / (B + len(uniform))
             return self.softmax(
                 batch,
@@ -130,10 +131,10 @@ class Reference:
         for score, own in self.rows(batch, view):
             others = candidates
             positive = score(own) - log_proposal(own)
-            if self.trainer.settings.sampler.mask_own:
+            if self.trainer.settings.mask_positive:
                 others = [j for j in candidates if j != own]
             logits = [score(j) - log_proposal(j) for j in others]
-            if self.trainer.settings.sampler.mask_own:
+            if self.trainer.settings.mask_positive:
                 logits.append(positive)
             losses.append(torch.logsumexp(torch.stack(logits), 0) - positive)
         return torch.stack(losses).mean()
@@ -147,13 +148,13 @@ class Reference:
             source = proposal or view.popularity
             z = torch.stack([s[k] - float(source.log_pop(np.array([j]))[0]) for k, j in enumerate(distinct)]).detach()
             w = torch.exp(z - z.max()) * torch.tensor([float(candidates.count(j)) for j in distinct])
-            if self.trainer.settings.sampler.mask_own:
+            if self.trainer.settings.mask_positive:
                 w = torch.where(torch.tensor([j == own for j in distinct]), 0.0, w)
             weights.append(w)
             scores.append(s)
             owns.append(score(own))
         W = torch.stack(weights)
-        if self.trainer.settings.sampler.resampler == "multinomial":
+        if self.trainer.settings.resampler == "multinomial":
             n = resampling.multinomial(W.float(), m, self.draws).double()
         else:
             n = resampling.systematic(W, m, offsets.double())

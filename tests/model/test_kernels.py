@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import graph_walk
 import numpy as np
 import pytest
@@ -13,12 +15,11 @@ from streamer.model.batch import Batch, View
 from streamer.model.companions import Companions
 from streamer.model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
 from streamer.model.kernels.pooling import pooled
-from streamer.model.losses import METHODS, Proposals, SamplerSettings
+from streamer.model.losses import METHODS, Proposals
 from streamer.model.plan import Planner
 from streamer.model.popularity import ExactPopularity
-from streamer.model.towers import TowerSettings
-from streamer.model.trainer import Trainer, TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.model.settings import MethodSettings, id_towers
+from streamer.model.trainer import Trainer
 
 B, N, D, L = 9, 14, 5, 4
 
@@ -33,7 +34,7 @@ def parts_of(method: str):
     extra = {"none": np.empty(0, np.int64), "all": np.arange(N)}.get(METHODS[method].extra, rng.integers(0, N, 8))
     plan = Planner(ranks=L).plan(batch, extra, N)
     proposals = Proposals(popularity.log_pop(plan.items), None, N)
-    return METHODS[method].parts(plan, proposals, SamplerSettings(draws=6))
+    return METHODS[method].parts(plan, proposals, MethodSettings(draws=6))
 
 
 @pytest.mark.parametrize("resampler", ["systematic", "multinomial"])
@@ -182,17 +183,14 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-FULL = ModelSettings(
-    user=TowerSettings(dim=8), item=TowerSettings(dim=8), recent_items=3, repeat_ranks=3, companions=4, prior="learned"
-)
+FULL = id_towers(dim=8, recent_items=3, repeat_ranks=3, co_occurring_items=4, prior="learned")
 
 
 def big_step(method: str, size: int, device: str = "cpu", resampler: str = "systematic"):
     """A trainer and an input whose B x B matrix would be by far the largest tensor of the step."""
     rng = np.random.default_rng(0)
     items = 40 if method == "full-softmax" else size
-    settings = TrainerSettings(method=method, sampler=SamplerSettings(resampler=resampler))
-    trainer = Trainer(FULL, settings, torch.device(device))
+    trainer = Trainer(replace(FULL, method=method, resampler=resampler), torch.device(device))
     trainer.model.grow(50, items)
     recent = rng.integers(0, items, (size, 3)).astype(np.int32)
     batch = Batch(rng.integers(0, 50, size), rng.permutation(size) % items, recent)

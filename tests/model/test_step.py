@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,37 +12,36 @@ from reference import Reference
 from streamer.model.batch import Batch, View
 from streamer.model.companions import Companions
 from streamer.model.kernels import blocks_numba
-from streamer.model.losses import METHODS, SamplerSettings
+from streamer.model.losses import METHODS
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity
-from streamer.model.towers import TowerSettings
-from streamer.model.trainer import Trainer, TrainerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.model.settings import LearnerSettings, id_towers
+from streamer.model.trainer import Trainer
 
 CPU = torch.device("cpu")
-ID = TowerSettings(dim=6)
+
+
+def small(**changes) -> LearnerSettings:
+    return id_towers(**({"dim": 6, "init_std": 0.7, "co_occurring_items": 0} | changes))
+
+
+PAPER = {"cache_weight": 0.2, "cache_correction": "popularity"}
 MODELS = {
-    "plain": ModelSettings(user=ID, item=ID, init_std=0.7),
-    "prior": ModelSettings(user=ID, item=ID, init_std=0.7, prior="learned", beta=0.6),
-    "fixed prior": ModelSettings(user=ID, item=ID, init_std=0.7, prior="fixed", beta=0.6),
-    "repeat bias": ModelSettings(user=ID, item=ID, init_std=0.7, repeat_ranks=3),
-    "recent items": ModelSettings(user=ID, item=ID, init_std=0.7, recent_items=4),
-    "recent items only": ModelSettings(
-        user=TowerSettings(dim=6, ids=False), item=ID, init_std=0.7, recent_items=4, repeat_ranks=2
+    "plain": small(),
+    "prior": small(prior="learned", prior_weight=0.6),
+    "fixed prior": small(prior="fixed", prior_weight=0.6),
+    "repeat bias": small(repeat_ranks=3),
+    "recent items": small(recent_items=4),
+    "recent items only": small(user_ids=False, recent_items=4, repeat_ranks=2),
+    "companions": small(recent_items=3, co_occurring_items=4),
+    "all terms": small(recent_items=2, repeat_ranks=4, co_occurring_items=6, prior="learned"),
+    "features": small(
+        user_features=("city",), item_features=("seller", "category"), item_numeric_features=("price", "age")
     ),
-    "companions": ModelSettings(user=ID, item=ID, init_std=0.7, recent_items=3, companions=4),
-    "all terms": ModelSettings(
-        user=ID, item=ID, init_std=0.7, recent_items=2, repeat_ranks=4, companions=6, prior="learned"
-    ),
-    "features": ModelSettings(
-        user=TowerSettings(dim=6, categorical=("city",)),
-        item=TowerSettings(dim=6, categorical=("seller", "category"), numeric=("price", "age")),
-        init_std=0.7,
-    ),
-    "mlp": ModelSettings(
-        user=TowerSettings(dim=6, layers=(5,)),
-        item=TowerSettings(dim=6, categorical=("seller",), layers=(8, 5)),
-        init_std=0.7,
+    "mlp": small(
+        user_layers=(5,),
+        item_layers=(8, 5),
+        item_features=("seller",),
         recent_items=3,
         prior="learned",
         repeat_ranks=3,
@@ -49,9 +50,8 @@ MODELS = {
 USERS, ITEMS, B, L = 7, 15, 12, 5
 
 
-def make_trainer(method: str, model: ModelSettings, **sampler) -> Trainer:
-    settings = TrainerSettings(method=method, sampler=SamplerSettings(**sampler), seed=3)
-    trainer = Trainer(model, settings, CPU)
+def make_trainer(method: str, model: LearnerSettings, **changes) -> Trainer:
+    trainer = Trainer(replace(model, method=method, seed=3, **(PAPER | changes)), CPU)
     trainer.model.grow(USERS, ITEMS)
     rng = np.random.default_rng(5)
     for tower, size in ((trainer.model.user, USERS), (trainer.model.item, ITEMS)):
@@ -83,7 +83,7 @@ def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEM
     prior.observe(rng.zipf(1.5, 500) % ITEMS)
     occurrence = Occurrence()
     occurrence.add(np.arange(ITEMS), rng.integers(1, 200, ITEMS))
-    companions = Companions(trainer.model.settings.companions)
+    companions = Companions(trainer.model.settings.co_occurrence)
     companions.observe(np.arange(60) % ITEMS, rng.integers(0, ITEMS, (60, 4)).astype(np.int32))
     return batch, View(popularity, rng.integers(0, ITEMS, 9), prior, occurrence, companions)
 
@@ -136,7 +136,7 @@ def test_correcting_the_cache_by_occurrence_equals_the_slow_formula(method, mode
 @pytest.mark.parametrize("model", ["plain", "all terms"])
 @pytest.mark.parametrize("method", METHODS)
 def test_masking_the_own_positive_equals_the_slow_formula(method, model, backend):
-    trainer = make_trainer(method, MODELS[model], mask_own=True)
+    trainer = make_trainer(method, MODELS[model], mask_positive=True)
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
@@ -166,11 +166,11 @@ def test_many_blocks_equal_one_block(method, monkeypatch):
         torch.testing.assert_close(a.gradient, b.gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("mask_own", [False, True])
+@pytest.mark.parametrize("mask_positive", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_own):
+def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_positive):
     for size, items in ((1, 1), (6, 1)):
-        trainer = make_trainer(method, MODELS["all terms"], mask_own=mask_own)
+        trainer = make_trainer(method, MODELS["all terms"], mask_positive=mask_positive)
         batch, view = make_input(trainer, size=size, items=items)
         result = trainer.step(batch, view)
         assert torch.isfinite(result.loss)
@@ -182,7 +182,7 @@ def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_o
 
 @pytest.mark.parametrize("method", METHODS)
 def test_large_scores_do_not_overflow(method, backend):
-    trainer = make_trainer(method, ModelSettings(user=ID, item=ID, init_std=12.0))
+    trainer = make_trainer(method, small(init_std=12.0))
     batch, view = make_input(trainer)
     result = trainer.gradients(batch, view)
     assert torch.isfinite(result.loss)
@@ -226,7 +226,7 @@ def test_same_seed_gives_the_same_bits(method):
 
 
 def test_training_lowers_the_loss_and_ranks_the_positive_first():
-    trainer = make_trainer("xir", MODELS["plain"], mask_own=True)
+    trainer = make_trainer("xir", MODELS["plain"], mask_positive=True)
     rng = np.random.default_rng(0)
     popularity = ExactPopularity()
     popularity.observe(np.arange(ITEMS))
@@ -242,9 +242,9 @@ def test_training_lowers_the_loss_and_ranks_the_positive_first():
 
 
 def test_step_decay_lowers_the_rate_every_so_many_steps():
-    settings = TrainerSettings(method="ssl", optimizer="sgd", rate=1.0, rate_decay=0.5, decay_every_steps=2)
+    rates = {"learning_rate": 1.0, "learning_rate_decay": 0.5, "decay_every": 2}
     moved = []
-    trainer = Trainer(MODELS["plain"], settings, CPU)
+    trainer = Trainer(small(method="ssl", optimizer="sgd", **rates), CPU)
     trainer.model.grow(USERS, ITEMS)
     gradient = trainer.gradients(*make_input(trainer)).gradients
     for _ in range(4):
@@ -256,11 +256,16 @@ def test_step_decay_lowers_the_rate_every_so_many_steps():
 
 
 def test_wrong_settings_are_reported_all_at_once():
-    model = ModelSettings(user=TowerSettings(dim=4, ids=False), item=TowerSettings(dim=5, layers=(3,)))
-    with pytest.raises(ValueError, match=r"(?s)4 numbers.*no input.*at least once.*lambda"):
-        Trainer(model, TrainerSettings(sampler=SamplerSettings(draws=0, cache_weight=2)), CPU)
+    settings = small(user_ids=False, item_ids=False, draws=0, cache_weight=2.0)
+    with pytest.raises(ValueError, match=r"(?s)cache-weight is 2.0.*draws is 0.*user tower has no input.*item tower"):
+        Trainer(settings, CPU)
+
+
+def test_towers_of_different_sizes_are_refused():
+    with pytest.raises(ValueError, match="user tower's vectors have 4 numbers, the item tower's 3"):
+        Trainer(small(user_layers=(4,), item_layers=(3,)), CPU)
 
 
 def test_an_unknown_method_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"no method 'xri'; there are ssl, ssl-pop, mns, g-tower, bir, xir"):
-        Trainer(ModelSettings(), TrainerSettings(method="xri"), CPU)
+    with pytest.raises(ValueError, match=r"method is 'xri': choose ssl, .* xir or full-softmax"):
+        Trainer(small(method="xri"), CPU)

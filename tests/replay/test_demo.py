@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from streamer.replay.cli import demo_summary
-from streamer.replay.cli.demo import run_options, timer, without_settings, writer
+from streamer.replay.cli.demo import demo_settings, timer, writer
+from streamer.settings import RunSettings
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProce
     environment = os.environ | {
         "STREAMER_BOOTSTRAP_SERVERS": "127.0.0.1:1",
         "STREAMER_BATCH_SIZE": "3",
-        "STREAMER_RATE": "0.5",
+        "STREAMER_LEARNING_RATE": "0.5",
     }
     return subprocess.run(
         demo("--events", 20_000, "--seconds", 150, "--data-dir", directory, "--json"),
@@ -134,15 +135,10 @@ def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
 
 
 def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from streamer.cli.run import run
-
     monkeypatch.setenv("STREAMER_BATCH_SIZE", "7")
-    ours = run_options(tmp_path, 1000)
-    monkeypatch.delenv("STREAMER_BATCH_SIZE")  # it is still there
-    with without_settings(os.environ):
-        defaults = run.make_context("run", []).params
-    changed = {name for name in defaults if ours[name] != defaults[name]}
-    assert changed == {"data_dir", "max_events", "checkpoint_every"}
+    ours, defaults = demo_settings(tmp_path, 1000), RunSettings()
+    changed = {name for name in RunSettings.all() if getattr(ours, name) != getattr(defaults, name)}
+    assert changed == {"data_dir", "max_events", "checkpoint_every_s"}
 
 
 def test_a_writer_that_fails_says_why(tmp_path: Path):

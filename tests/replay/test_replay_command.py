@@ -208,7 +208,7 @@ def test_a_synthetic_stream_happens_when_it_is_written(tmp_path: Path):
 
 def test_the_environment_says_where_to_write_but_not_how_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMER_DATA_DIR", str(tmp_path / "there"))
-    monkeypatch.setenv("STREAMER_RATE", "0.001")  # of `streamer run`: a learning rate
+    monkeypatch.setenv("STREAMER_RATE", "0.001")
     assert invoked("synthetic", "--events", 100).exit_code == 0
     assert len(in_topic(tmp_path / "there")) == 100
 

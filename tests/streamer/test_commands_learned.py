@@ -15,20 +15,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from line_harness import run_settings
 
+from streamer.build import build_pipeline
 from streamer.checkpoint import unpack_strings
 from streamer.cli import export as export_module
 from streamer.cli.loading import load
 from streamer.cli.main import cli
-from streamer.cli.run import build
-from streamer.cli.run import run as run_command
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
 from streamer.metrics.composition import composition
 from streamer.model.companions import REACH
 
 USERS, ITEMS, EVENTS = 12, 40, 900
-SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluate", "0"]
+SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
 SMALL += ["--cache-size", "100", "--device", "cpu", "--threads", "1"]
 
 
@@ -62,9 +62,7 @@ def train(data_dir: Path, events: list[dict], *arguments: str, bad_lines: tuple[
     source = data_dir / "events.jsonl"
     source.write_text("\n".join([*map(json.dumps, events), *bad_lines]) + "\n")
     arguments = ("--source", str(source), "--data-dir", str(data_dir), *SMALL, *arguments)
-    options = run_command.make_context("run", list(arguments)).params
-    options.pop("as_json")
-    build(options).run()
+    build_pipeline(run_settings(*arguments)).run()
     return Trained(data_dir, events)
 
 
@@ -299,8 +297,8 @@ def test_inspect_tells_sizes_and_settings(trained, report):
     dense = sum(p.numel() for p in learner.trainer.model.parameters())
     assert sizes["parameters"] == known["item_id"] * 8 + dense
     assert sizes["bytes"] == sum(f.stat().st_size for f in Path(report["checkpoint"]).iterdir())
-    assert report["settings"]["trainer"]["method"] == "xir"
-    assert report["settings"]["model"]["item"]["dim"] == 8
+    assert report["settings"]["method"] == "xir"
+    assert report["settings"]["dim"] == 8
     assert report["steps"] == learner.trainer.steps >= EVENTS // 64
 
 

@@ -25,20 +25,23 @@ from line_harness import (
 
 from streamer.checkpoint import CheckpointStore
 from streamer.errors import IncompatibleCheckpoint, SettingsError
-from streamer.learner import Learner, LearnerSettings
+from streamer.learner import Learner
 from streamer.model.losses import METHODS
-from streamer.model.towers import TowerSettings
-from streamer.model.two_tower import ModelSettings
+from streamer.model.settings import LearnerSettings
 
 STREAMING = [name for name in METHODS if name != "full-softmax"]
 
-FEATURES = ModelSettings(
-    user=TowerSettings(dim=8, ids=False, categorical=("country",), numeric=("age",), layers=(8,)),
-    item=TowerSettings(dim=8, categorical=("brand", "colour"), numeric=("price",), layers=(8,)),
-    recent_items=3,
-    repeat_ranks=5,
-    prior="learned",
-)
+FEATURES = {
+    "user_ids": False,
+    "user_features": ("country",),
+    "user_numeric_features": ("age",),
+    "user_layers": (8,),
+    "item_features": ("brand", "colour"),
+    "item_numeric_features": ("price",),
+    "item_layers": (8,),
+    "recent_items": 3,
+    "repeat_ranks": 5,
+}
 
 
 def featured(stream: list[tuple[str, str]], seed: int = 0) -> Any:
@@ -118,10 +121,10 @@ class TestLearning:
         assert all_finite(learner)
 
     def test_all_wrong_settings_are_reported_at_once(self):
-        wrong = small(cache_size=-1, cache_scope="some", popularity="guess", prior_half_life=0.0)
+        wrong = small(cache_size=-1, cache_scope="some", popularity="guess", prior_half_life=-1.0)
         with pytest.raises(SettingsError) as caught:
             Learner(wrong)
-        for name in ("cache_size", "cache_scope", "popularity", "prior_half_life"):
+        for name in ("cache-size", "cache-scope", "popularity", "prior-half-life"):
             assert name in str(caught.value)
 
 
@@ -142,7 +145,7 @@ class TestFeatures:
         learner.learn(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
 
     def test_unknown_known_and_changed(self):
-        learner = Learner(small(model=FEATURES))
+        learner = Learner(small(**FEATURES))
         self.learn(learner, ("tea", None))
         assert self.codes(learner, "tea") == {"brand": None, "colour": None}
         self.learn(learner, ("tea", {"brand": "x", "price": 2.5}))
@@ -152,14 +155,14 @@ class TestFeatures:
         assert self.codes(learner, "tea") == {"brand": "y", "colour": "red"}
 
     def test_what_an_event_does_not_say_stays_known(self):
-        learner = Learner(small(model=FEATURES))
+        learner = Learner(small(**FEATURES))
         self.learn(learner, ("tea", {"brand": "x", "price": 2.5}))
         self.learn(learner, ("tea", {"something else": "1"}), ("tea", None), ("tea", {"colour": "red"}))
         assert self.codes(learner, "tea") == {"brand": "x", "colour": "red"}
         assert self.price(learner, "tea") == 2.5
 
     def test_in_a_batch_the_later_event_wins_feature_by_feature(self):
-        learner = Learner(small(model=FEATURES))
+        learner = Learner(small(**FEATURES))
         self.learn(learner, ("tea", {"brand": "x", "colour": "red"}), ("rum", None), ("tea", {"brand": "y"}))
         assert self.codes(learner, "tea") == {"brand": "y", "colour": "red"}
         assert self.codes(learner, "rum") == {"brand": None, "colour": None}
@@ -179,19 +182,19 @@ class TestFeatures:
     )
     def test_a_numeric_feature_is_a_number_or_left_as_it_was(self, value, number):
         """Integers come as text, as they may be categories; what is no finite number must not reach a tower."""
-        learner = Learner(small(model=FEATURES))
+        learner = Learner(small(**FEATURES))
         self.learn(learner, ("tea", {"price": 0.5}))
         self.learn(learner, ("tea", {"price": value}))
         assert self.price(learner, "tea") == number
 
     def test_large_numbers_do_not_ruin_the_model(self):
-        learner = Learner(small(model=FEATURES))
+        learner = Learner(small(**FEATURES))
         for k in range(5):
             self.learn(learner, *((f"i{n}", {"price": 1e9 * (-1) ** n}) for n in range(8 + k)))
         assert all_finite(learner)
 
     def test_features_reach_the_vectors(self):
-        learner = Learner(small(model=FEATURES))
+        learner = Learner(small(**FEATURES))
         self.learn(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
         before = learner.ranker().items().vectors
         row = np.array([learner.items.row_of("tea")])
@@ -223,9 +226,7 @@ class TestRestart:
             learn_all(learner, stream[240:])
         assert_same_learner(restarted, undisturbed)
 
-    @pytest.mark.parametrize(
-        "settings", [small(model=FEATURES), small(cache_scope="touched"), small(popularity="hash")]
-    )
+    @pytest.mark.parametrize("settings", [small(**FEATURES), small(cache_scope="touched"), small(popularity="hash")])
     def test_so_do_features_and_other_settings(self, settings, tmp_path):
         undisturbed = Learner(settings)
         for k in range(6):
@@ -256,7 +257,7 @@ class TestRestart:
         assert json.dumps(values) == before
 
     def test_a_learner_comes_from_a_checkpoint_with_the_settings_it_had(self, tmp_path):
-        learner = Learner(small("bir", model=FEATURES))
+        learner = Learner(small("bir", **FEATURES))
         learner.learn(featured(events(60)))
         state, values = learner.snapshot()
         with CheckpointStore(tmp_path) as store:
@@ -266,34 +267,26 @@ class TestRestart:
         assert_same_learner(found, learner)
 
 
-SAVED = small(model=FEATURES)
+SAVED = small(**FEATURES)
 
 
 def changed(**changes: Any) -> LearnerSettings:
     return dataclasses.replace(SAVED, **changes)
 
 
-def changed_model(**changes: Any) -> LearnerSettings:
-    return changed(model=dataclasses.replace(FEATURES, **changes))
-
-
-def changed_item(**changes: Any) -> LearnerSettings:
-    return changed_model(item=dataclasses.replace(FEATURES.item, **changes))
-
-
 class TestIncompatible:
     @pytest.mark.parametrize(
         ("settings", "named"),
         [
-            (changed_item(dim=16), ["item dim was 8 and is 16 now"]),
-            (changed_item(categorical=("colour", "brand")), ["item categorical"]),
-            (changed_item(numeric=()), ["item numeric"]),
-            (changed_item(ids=False), ["item ids was True and is False now"]),
-            (changed_model(prior="fixed"), ["prior was learned and is fixed now"]),
-            (changed_model(recent_items=7, repeat_ranks=0), ["recent_items was 3", "repeat_ranks was 5"]),
+            (changed(dim=16), ["dim was 8 and is 16 now"]),
+            (changed(item_features=("colour", "brand")), ["item_features was"]),
+            (changed(item_numeric_features=()), ["item_numeric_features was"]),
+            (changed(item_ids=False), ["item_ids was True and is False now"]),
+            (changed(prior="fixed"), ["prior was learned and is fixed now"]),
+            (changed(recent_items=7, repeat_ranks=0), ["recent_items was 3", "repeat_ranks was 5"]),
             (changed(hash_slots=128), ["hash_slots was 64 and is 128 now"]),
             (changed(hash_clock="batch"), ["hash_clock"]),
-            (changed(trainer=dataclasses.replace(SAVED.trainer, optimizer="sgd")), ["optimizer was", "is sgd now"]),
+            (changed(optimizer="sgd"), ["optimizer was adagrad and is sgd now"]),
         ],
     )
     def test_settings_that_do_not_fit_are_refused_with_what_differs(self, settings, named):
@@ -310,7 +303,7 @@ class TestIncompatible:
         [
             changed(cache_size=8),
             changed(popularity_half_life=100.0),
-            changed(trainer=dataclasses.replace(SAVED.trainer, rate=0.1, method="bir")),
+            changed(learning_rate=0.2, method="bir"),
         ],
     )
     def test_rates_method_and_cache_may_change(self, settings):

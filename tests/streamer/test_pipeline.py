@@ -40,7 +40,7 @@ from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
 P0, P1 = Partition(TOPIC, 0), Partition(TOPIC, 1)
-SMALL = {"batch_size": 16, "max_age_s": None, "checkpoint_every_s": None, "until_end": True}
+SMALL = {"batch_size": 16, "max_age_s": 0, "checkpoint_every_s": 0, "until_end": True}
 
 
 class Store(CheckpointStore):

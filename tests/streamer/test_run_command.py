@@ -13,10 +13,12 @@ from crash_harness import TINY, Command, Zygote
 from line_harness import NOON_MS, TOPIC, assert_closed, events, newest, popularity_counts, values_of
 
 import streamer.cli.run as command
-from streamer import build as wiring
+from streamer.build import kafka_settings
 from streamer.checkpoint import CheckpointStore
+from streamer.errors import StreamerError
 from streamer.event import encode
 from streamer.learner import Learner
+from streamer.settings import RunSettings
 from streamer.sources.embedded.source import EmbeddedLog
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy")]
@@ -25,26 +27,16 @@ QUICK = [part for part in TINY if part not in ("--event-type", "buy")]
 # where settings come from ---------------------------------------------------------------------------------------------
 
 
-class Given(Exception):  # noqa: N818
-    """The options that a run was given; it goes no further."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-
-
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Answers the options that the arguments, a file and variables come to."""
+    """Returns the settings that the arguments, a file and variables come to; the run goes no further."""
+    seen: list[RunSettings] = []
 
-    def stop(options: dict[str, Any]) -> None:
-        raise Given(options)
+    def build_pipeline(settings: RunSettings) -> None:
+        seen.append(settings)
+        raise StreamerError("far enough")
 
-    monkeypatch.setattr(command, "build", stop)
-
-    def options_of(*arguments: str, config: str | None = None, **env: str) -> dict[str, Any]:
-        result = invoke(*arguments, config=config, **env)
-        assert isinstance(result.exception, Given), result.output
-        return result.exception.options
+    monkeypatch.setattr("streamer.build.build_pipeline", build_pipeline)
 
     def invoke(*arguments: str, config: str | None = None, **env: str) -> Any:
         if config is not None:
@@ -52,8 +44,13 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             arguments = ("--config", str(tmp_path / "streamer.toml"), *arguments)
         return CliRunner().invoke(command.run, arguments, env=env)
 
-    options_of.refused = lambda *arguments, **more: invoke(*arguments, **more)  # type: ignore[attr-defined]
-    return options_of
+    def settings_of(*arguments: str, config: str | None = None, **env: str) -> RunSettings:
+        result = invoke(*arguments, config=config, **env)
+        assert isinstance(result.exception, StreamerError), result.output
+        return seen.pop()
+
+    settings_of.refused = invoke  # type: ignore[attr-defined]
+    return settings_of
 
 
 CONFIG = """
@@ -61,8 +58,8 @@ topic = ["clicks", "buys"]
 batch-size = 100
 
 [learning]
-rate = 0.5
-dense_rate = 0.25
+learning-rate = 0.5
+dense_learning_rate = 0.25
 
 [field]
 user_id = "uid"
@@ -77,22 +74,22 @@ fetch_min_bytes = 5
 class TestSettings:
     def test_a_file_sets_options_by_their_long_names_under_any_heading(self, given):
         options = given(config=CONFIG)
-        assert options["topics"] == ("clicks", "buys")
-        assert options["batch_size"] == 100
-        assert (options["rate"], options["dense_rate"]) == (0.5, 0.25)
-        assert options["field"] == ("user_id=uid", "item_id=sku")
-        assert options["kafka"] == ("sasl_mechanism=PLAIN", "fetch_min_bytes=5")
+        assert options.topics == ("clicks", "buys")
+        assert options.batch_size == 100
+        assert (options.learning_rate, options.dense_learning_rate) == (0.5, 0.25)
+        assert options.fields == {"user_id": "uid", "item_id": "sku"}
+        assert options.kafka == {"sasl_mechanism": "PLAIN", "fetch_min_bytes": "5"}
 
     def test_one_value_is_enough_where_several_may_be_given(self, given):
         options = given(config='topic = "clicks"\nevent-type = "buy"\nitem-feature = "brand"')
-        assert options["topics"] == ("clicks",)
-        assert options["event_types"] == ("buy",)
-        assert options["item_features"] == ("brand",)
+        assert options.topics == ("clicks",)
+        assert options.event_types == ("buy",)
+        assert options.item_features == ("brand",)
 
     def test_the_command_line_wins_over_the_environment_which_wins_over_the_file(self, given):
-        config = "batch-size = 1\nrate = 1\ndim = 1"
-        options = given("--dim", "3", config=config, STREAMER_RATE="2", STREAMER_DIM="2")
-        assert (options["batch_size"], options["rate"], options["dim"]) == (1, 2.0, 3)
+        config = "batch-size = 1\nlearning-rate = 1\ndim = 1"
+        options = given("--dim", "3", config=config, STREAMER_LEARNING_RATE="2", STREAMER_DIM="2")
+        assert (options.batch_size, options.learning_rate, options.dim) == (1, 2.0, 3)
 
     def test_variables_are_named_after_the_options(self, given):
         options = given(
@@ -103,15 +100,15 @@ class TestSettings:
             STREAMER_JSON="1",
             STREAMER_CHECKPOINT_DIR="somewhere",
         )
-        assert options["topics"] == ("clicks", "buys")
-        assert options["event_types"] == ("buy",)
-        assert options["user_ids"] is True
-        assert options["until_end"] is True
-        assert options["checkpoint_dir"] == Path("somewhere")
+        assert options.topics == ("clicks", "buys")
+        assert options.event_types == ("buy",)
+        assert options.user_ids is True
+        assert options.until_end is True
+        assert options.checkpoint_dir == Path("somewhere")
 
     def test_the_file_itself_can_be_named_by_a_variable(self, given, tmp_path):
         (tmp_path / "here.toml").write_text("batch-size = 77")
-        assert given(STREAMER_CONFIG=str(tmp_path / "here.toml"))["batch_size"] == 77
+        assert given(STREAMER_CONFIG=str(tmp_path / "here.toml")).batch_size == 77
 
     def test_an_unknown_key_is_refused_with_its_name(self, given):
         result = given.refused(config="batch-size = 1\nbatchsize = 2\n[model]\ndimension = 3")
@@ -131,9 +128,11 @@ class TestSettings:
         assert "cannot read nowhere.toml" in result.output
 
     def test_all_wrong_values_are_told_at_once(self, given):
-        result = given.refused("--batch-size", "0", "--method", "magic", "--cache-weight", "2", config='rate = "fast"')
+        result = given.refused(
+            "--batch-size", "0", "--method", "magic", "--cache-weight", "2", config='learning-rate = "fast"'
+        )
         assert result.exit_code == 2
-        for name in ("--batch-size", "--method", "--cache-weight", "--rate"):
+        for name in ("--batch-size", "--method", "--cache-weight", "--learning-rate"):
             assert name in result.output
 
     def test_help_shows_every_option_under_a_heading(self):
@@ -147,20 +146,19 @@ class TestSettings:
         """STREAMER_KAFKA_CONFIG names a file; it looks like a setting of the client, but is none."""
         monkeypatch.setenv("STREAMER_KAFKA_CONFIG", "file.properties")
         monkeypatch.setenv("STREAMER_KAFKA_FETCH_MIN_BYTES", "5")
-        options = command.run.make_context("run", ["--bootstrap-servers", "host:9092"]).params
-        assert wiring.kafka_settings(options | {"kafka_config": None}).client == {"fetch_min_bytes": 5}
+        assert kafka_settings(RunSettings(bootstrap_servers="host:9092")).client == {"fetch_min_bytes": 5}
 
 
 class TestWrongSettings:
     """What single options cannot tell is told together, too, one line each."""
 
     def test_all_problems_are_told_at_once(self, zygote, tmp_path):
-        wrong = ["--item-layers", "many", "--field", "colour=hue", "--start", "error"]
+        wrong = ["--item-layers", "4", "--user-layers", "5", "--field", "colour=hue", "--start", "error"]
         assert zygote.run(["run", "--data-dir", tmp_path, *wrong]) == 2
         lines = zygote.errors.splitlines()
         assert len(lines) == 3
         assert all(line.startswith("streamer: ") for line in lines)
-        for text in ("item-layers", "colour", "--start error"):
+        for text in ("item tower's 4", "colour", "--start is 'error'"):
             assert text in zygote.errors
 
 
@@ -243,7 +241,16 @@ class TestRuns:
             for k in range(100)
         ]
         path = jsonl(tmp_path / "events.jsonl", values)
-        features = ["--item-feature", "brand", "--item-number", "price", "--item-layers", "8", "--user-layers", "8"]
+        features = [
+            "--item-feature",
+            "brand",
+            "--item-numeric-feature",
+            "price",
+            "--item-layers",
+            "8",
+            "--user-layers",
+            "8",
+        ]
         zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert learner.categories["item"]["brand"].ids == ["b0", "b1"]
@@ -305,7 +312,7 @@ class TestErrors:
         zygote.summary(arguments)
         assert zygote.run([*arguments, "--dim", "16"]) == 1
         line = only_line(zygote)
-        assert "item dim was 8 and is 16 now" in line
+        assert "dim was 8 and is 16 now" in line
         assert "--checkpoint-dir" in line
 
     def test_checkpoints_that_are_all_corrupt(self, zygote, tmp_path):

@@ -33,7 +33,8 @@ from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.ingest.offsets import Progress
 from streamer.ingest.reader import Standing
 from streamer.learner import Learned, Learner
-from streamer.pipeline import Pipeline, PipelineSettings
+from streamer.pipeline import Pipeline
+from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Part, Sharing
 from streamer.sharing.sharing import _where as spans_and_sources
 from streamer.sources.base import AtLeast, Partition
@@ -588,7 +589,7 @@ class TestCommits:
 
 def line(log: MemoryLog, server: Network, directory: Path) -> tuple[Pipeline, ByHand]:
     store = ByHand(server)
-    settings = PipelineSettings(batch_size=16, max_age_s=None, checkpoint_every_s=None, max_queued_events=16)
+    settings = PipelineSettings(batch_size=16, max_age_s=0, checkpoint_every_s=0, max_queued_events=16)
     pipeline = Pipeline(
         Learner(small()),
         lambda: MemorySource(log, TOPIC),

@@ -23,9 +23,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from line_harness import run_settings
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 from servers.redis import RedisServer as Redis
 
+from streamer.build import build_pipeline
 from streamer.cache_store.admin import Contents, StoreAdmin
 from streamer.cache_store.base import Contribution, Increments, Span
 from streamer.cache_store.codec import pack_rows
@@ -36,8 +38,6 @@ from streamer.cache_store.replica import Position
 from streamer.cache_store.shared import SharedStore
 from streamer.cache_store.view import SharedSettings
 from streamer.cli.inspect_checkpoint import inspect
-from streamer.cli.run import build
-from streamer.cli.run import run as run_command
 from streamer.cli.store import store as store_group
 from streamer.errors import SettingsError, SharingError, StreamerError
 from streamer.sharing import store_file
@@ -213,11 +213,9 @@ def test_inspect_of_a_redis_that_does_not_answer_says_so():
 
 def test_inspect_shows_store_and_checkpoint_if_both_are_given(place, tmp_path):
     (tmp_path / "events.jsonl").write_text('{"user_id": "u", "item_id": "tea", "timestamp": 1}\n' * 5)
-    small = ["--dim", "4", "--hash-slots", "4096", "--evaluate", "0", "--threads", "1", "--device", "cpu"]
+    small = ["--dim", "4", "--hash-slots", "4096", "--evaluation-share", "0", "--threads", "1", "--device", "cpu"]
     where = ["--source", str(tmp_path / "events.jsonl"), "--data-dir", str(tmp_path)]
-    params = run_command.make_context("run", [*where, *small, *place.options()]).params
-    params.pop("as_json")
-    build(params).run()
+    build_pipeline(run_settings(*where, *small, *place.options())).run()
     both = answer("inspect", *place.options(), "--data-dir", tmp_path)
     assert (both["store"]["events"], both["accounting"]["trained"]) == (5, 5)
     text = output("inspect", *place.options(), "--data-dir", tmp_path)

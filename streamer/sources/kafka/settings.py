@@ -24,6 +24,7 @@ from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from streamer.errors import SettingsError
+from streamer.settings import StreamSettings
 
 RESET_POLICIES = ("earliest", "latest", "error")
 ENVIRONMENT_PREFIX = "STREAMER_KAFKA_"
@@ -99,8 +100,8 @@ class KafkaSettings:
 
     bootstrap_servers: str | tuple[str, ...]
     topics: str | tuple[str, ...]
-    group_id: str = "streamer"
-    auto_offset_reset: str = "earliest"
+    group_id: str = StreamSettings.group_id
+    auto_offset_reset: str = StreamSettings.start
     start_timestamp_ms: int | None = None
     client: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold passwords
     open_timeout_s: float = 5.0

@@ -12,10 +12,12 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
+from streamer.model.settings import LearnerSettings
 from streamer.replay.evaluation.record import Records, by_rank, result_rows
 from streamer.replay.evaluation.report import page
 from streamer.replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
 from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
+from streamer.settings import RunSettings
 
 
 class TestCompare:
@@ -135,9 +137,9 @@ class TestCompare:
             (["--k-core", "500"], "the filters leave none of its events"),
             (["--set", "dimm=3"], "there is no setting 'dimm'"),
             (["--set", "dim"], "write NAME=VALUE"),
-            (["--set", "dim=x"], "'x' is not a valid"),
+            (["--set", "dim=x"], "dim is 'x': it must be a whole number of at least 1"),
             (["--protocol", "offline", "--set", "epochs=no"], "epochs is 'no'"),
-            (["--protocol", "offline", "--set", "epochs=0"], "epochs is 0"),
+            (["--protocol", "offline", "--set", "epochs=0"], "epochs is '0'"),
             (["--set", "delay_events=-1"], "delay_events"),
         ],
     )
@@ -187,19 +189,14 @@ class TestEvaluateAndSweep:
 
 class TestSpecs:
     def test_prequential_has_the_defaults_of_run(self):
-        from streamer.cli.run import run
-
         settings = prequential_settings(Spec("d", "prequential", "bir", 3, {"dim": "16"}))
-        defaults = {p.name: p.default for p in run.params}
-        assert settings.learner.trainer.method == "bir"
-        assert settings.learner.trainer.seed == 3
-        assert settings.learner.model.item.dim == 16
-        assert settings.learner.trainer.rate == defaults["rate"]
-        assert settings.batch_size == defaults["batch_size"]
+        expected = RunSettings(method="bir", seed=3, dim=16)
+        assert settings.only(LearnerSettings) == expected.only(LearnerSettings)
+        assert settings.batch_size == expected.batch_size
 
     def test_the_environment_says_nothing(self, monkeypatch):
-        monkeypatch.setenv("STREAMER_RATE", "7")
-        assert prequential_settings(Spec("d", "prequential", "bir", 3)).learner.trainer.rate != 7
+        monkeypatch.setenv("STREAMER_LEARNING_RATE", "7")
+        assert prequential_settings(Spec("d", "prequential", "bir", 3)).learning_rate != 7
 
     def test_offline_values_are_checked_by_type(self):
         settings = offline_settings(Spec("d", "offline", "xir", 1, parsed(("lambda=0.3", "draws=64"), "set")))

@@ -14,7 +14,9 @@ from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.offline import OfflineRun, OfflineSettings, cache_composition
 
 USERS, ITEMS, TASTES = 120, 60, 4
-SMALL = OfflineSettings(epochs=4, batch_size=64, dim=8, rate=0.03, ks=(5, 10), evaluate_every_epochs=0, device="cpu")
+SMALL = OfflineSettings(
+    epochs=4, batch_size=64, dim=8, learning_rate=0.03, ks=(5, 10), evaluate_every_epochs=0, device="cpu"
+)
 
 
 def log(seed: int = 0) -> Interactions:
@@ -179,7 +181,7 @@ def test_ssl_pop_is_a_plain_torch_loop_of_the_papers_protocol():
     offline = run(**changes)
     tables = offline.trainer.model.tables
     users, items = (tables[n].weight.clone().requires_grad_() for n in ("user.id", "item.id"))
-    adam = torch.optim.Adam([users, items], lr=SMALL.rate, weight_decay=1e-3)
+    adam = torch.optim.Adam([users, items], lr=SMALL.learning_rate, weight_decay=1e-3)
     counts = np.bincount(offline.split.train.items, minlength=ITEMS)
     log_pop = torch.from_numpy(np.log(counts / counts.sum())).float()
     for epoch in range(1, SMALL.epochs + 1):
@@ -204,13 +206,17 @@ def test_users_and_items_without_a_training_pair_have_vectors_too():
 
 
 def test_all_problems_are_reported_at_once():
-    wrong = replace(SMALL, method="magic", epochs=0, rate=0.0, l2=-1.0, test_share=1.0, ks=(), cache_weight=2.0)
-    wrong = replace(wrong, cache_scope="some", popularity="none", optimizer="lion", rate_decay=0.0, cache_size=-1)
+    wrong = replace(
+        SMALL, method="magic", epochs=0, learning_rate=0.0, l2=-1.0, test_share=1.0, ks=(), cache_weight=2.0
+    )
+    wrong = replace(
+        wrong, cache_scope="some", popularity="none", optimizer="lion", learning_rate_decay=0.0, cache_size=-1
+    )
     with pytest.raises(SettingsError) as raised:
         OfflineRun(log(), wrong)
-    for name in ("magic", "epochs", "rate is", "l2", "test_share", "ks", "cache_weight", "cache_scope"):
+    for name in ("magic", "epochs", "learning-rate is", "l2", "test-share", "ks", "cache-weight", "cache-scope"):
         assert any(name in problem for problem in raised.value.problems), name
-    for name in ("popularity", "optimizer", "rate_decay", "cache_size"):
+    for name in ("popularity", "optimizer", "learning-rate-decay", "cache-size"):
         assert any(name in problem for problem in raised.value.problems), name
     assert len(raised.value.problems) == 12
 

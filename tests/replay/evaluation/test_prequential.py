@@ -12,6 +12,7 @@ from line_harness import events, micro_batch, small
 
 from streamer.errors import SettingsError
 from streamer.learner import Learner
+from streamer.model.settings import LearnerSettings
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Prequential
 from streamer.prequential.slices import BANDS
 from streamer.replay.evaluation.events_source import EventsSource
@@ -29,10 +30,11 @@ def cut(log: Events, size: int) -> Iterator[Events]:
 
 
 def run(log: Events = LOG, chunk: int = 100, method: str = "xir", **changes: Any) -> PrequentialResult:
-    settings = PrequentialSettings(
-        **({"learner": small(method), "batch_size": 32, "window": 200, "points": 10} | changes)
-    )
-    return PrequentialRun(cut(log, chunk), len(log), settings).run()
+    return PrequentialRun(cut(log, chunk), len(log), prequential(small(method), **changes)).run()
+
+
+def prequential(learner: LearnerSettings, **changes: Any) -> PrequentialSettings:
+    return PrequentialSettings(**(vars(learner) | {"batch_size": 32, "window": 200, "points": 10} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ class TestMeasures:
         assert run(chunk=7).measures == result.measures
 
     def test_chunks_may_be_made_anew_for_each_run(self, result):
-        settings = PrequentialSettings(small(), batch_size=32, window=200, points=10)
+        settings = prequential(small())
         for _ in range(2):
             assert PrequentialRun(lambda: cut(LOG, 300), 900, settings).run().measures == result.measures
 
@@ -165,7 +167,7 @@ class TestEnd:
 
     def test_progress_is_told_after_every_batch(self):
         told: list[tuple[int, int]] = []
-        PrequentialRun(cut(LOG, 50), 900, PrequentialSettings(small(), batch_size=300)).run(
+        PrequentialRun(cut(LOG, 50), 900, prequential(small(), batch_size=300, window=5000, points=200)).run(
             lambda done, total: told.append((done, total))
         )
         assert told == [(300, 900), (600, 900), (900, 900)]
@@ -214,7 +216,7 @@ class TestDelay:
 
 
 def test_wrong_settings_are_all_reported():
-    wrong = PrequentialSettings(
+    wrong = prequential(
         dataclasses.replace(small(), cache_size=-1),
         batch_size=0,
         ks=(0, 10),

@@ -10,8 +10,9 @@ import pytest
 from comparisons import TINY, record, rows_in, streamer
 
 from streamer.errors import SettingsError, SourceError, StreamerError
+from streamer.model.settings import LearnerSettings
 from streamer.replay.evaluation.record import Records, written
-from streamer.replay.evaluation.spec import Spec, learner_names, methods_of, parsed, prequential_settings
+from streamer.replay.evaluation.spec import Spec, parsed, prequential_settings
 from streamer.replay.evaluation.tables import about, offline_table
 
 
@@ -55,33 +56,23 @@ class TestWhatChangesNothing:
             parsed(("min_rating=4", "max_events=10", "dim"), "set")
         assert len(caught.value.problems) == 3
 
-    @pytest.mark.parametrize("name", ["max_id_length", "topic", "max_age", "evaluate", "checkpoint_dir", "redis_url"])
+    @pytest.mark.parametrize("name", ["max_id_length", "topic", "max_age", "evaluation_share", "redis_url"])
     def test_other_options_of_run_are_refused(self, name):
         with pytest.raises(SettingsError, match=f"{name}, of `streamer run`, changes nothing here"):
             prequential_settings(Spec("d", "prequential", "xir", 0, {name: "1"}))
 
-    def test_every_setting_that_is_offered_reaches_the_learner(self):
-        other = {
-            "cache_correction": "popularity",
-            "cache_scope": "touched",
-            "resampler": "multinomial",
-            "mask_own": "true",
-            "popularity": "hash",
-            "hash_clock": "batch",
-            "user_ids": "true",
-            "prior": "off",
-            "optimizer": "sgd",
-            "device": "cpu",
-        }
-        assert {"dim", "rate", "companions", "item_feature", *other} <= set(learner_names())
+    def test_every_setting_that_is_offered_changes_the_learner(self):
+        other = {"hash_slots": "7", "learning_rate_decay": "0.5", "cache_weight": "1"}
         usual = prequential_settings(Spec("d", "prequential", "xir", 0))
-        for name in set(learner_names()) - {"method", "seed"}:
-            changed = prequential_settings(Spec("d", "prequential", "xir", 0, {name: other.get(name, "1")}))
-            assert changed != usual, name
-
-    def test_companions_may_be_set_where_nothing_needs_them(self):
-        plain = {"recent_items": "0", "repeat_ranks": "0", "companions": "0"}
-        assert prequential_settings(Spec("d", "prequential", "xir", 0, plain)).learner.model.companions == 0
+        for name, setting in LearnerSettings.all().items():
+            if name in ("method", "seed"):
+                continue
+            value = other.get(name) or next((c for c in setting.choices if c != setting.default), None)
+            value = value or ("false" if setting.default is True else "cpu" if name == "device" else "1")
+            if name in ("init_std", "prior_weight"):
+                value = "0.5"
+            changed = prequential_settings(Spec("d", "prequential", "xir", 0, {name: value}))
+            assert getattr(changed, name) != getattr(usual, name), name
 
 
 class TestFeatures:
@@ -93,10 +84,13 @@ class TestFeatures:
     @pytest.mark.parametrize(
         ("options", "settings"),
         [
-            ("--item-feature kind", {"item_feature": ["kind"]}),
-            ("--item-feature kind --item-feature price:float", {"item_feature": ["kind"], "item_number": ["price"]}),
-            ("--user-feature town", {"user_feature": ["town"]}),
-            ("--item-feature kind --item-feature price --set item_feature=price", {"item_feature": "price"}),
+            ("--item-feature kind", {"item_features": ["kind"]}),
+            (
+                "--item-feature kind --item-feature price:float",
+                {"item_features": ["kind"], "item_numeric_features": ["price"]},
+            ),
+            ("--user-feature town", {"user_features": ["town"]}),
+            ("--item-feature kind --item-feature price --set item_features=price", {"item_features": "price"}),
         ],
     )
     def test_figures_tell_which_are_learned_from(self, shop, tmp_path, options, settings):
@@ -107,13 +101,13 @@ class TestFeatures:
     def test_several_are_named_with_commas_or_one_by_one(self):
         for texts in (("item_feature=kind,price",), ("item_feature=kind", "item-feature=price")):
             settings = prequential_settings(Spec("d", "prequential", "xir", 0, parsed(texts, "set")))
-            assert settings.learner.model.item.categorical == ("kind", "price")
+            assert settings.item_features == ("kind", "price")
 
     @pytest.mark.parametrize(
         ("setting", "said"),
         [
             ("item_feature=kind,colour", "has the item feature 'colour', of those that are read (kind)"),
-            ("item_number=weight", "has the item feature 'weight', of those that are read (kind)"),
+            ("item_numeric_feature=weight", "has the item feature 'weight', of those that are read (kind)"),
             ("user_feature=kind", "has the user feature 'kind', of those that are read (none)"),
         ],
     )
@@ -129,15 +123,9 @@ class TestFeatures:
 
 
 class TestBeforeTheFirstRun:
-    def test_only_methods_of_the_protocol_are_offered(self, log, tmp_path):
-        assert "full-softmax" in methods_of("offline")
-        for method in ("full-softmax", "magic"):
-            with pytest.raises(SettingsError) as caught:
-                streamer("compare", "--data", log, "--methods", method, "--out", tmp_path)
-            assert caught.value.problems == [
-                f"there is no method {method!r} in the prequential protocol: "
-                "choose among ssl, ssl-pop, mns, g-tower, bir, xir"
-            ]
+    def test_methods_that_do_not_exist_are_refused_with_those_that_do(self, log, tmp_path):
+        with pytest.raises(SettingsError, match="there is no method 'magic': choose among ssl, ssl-pop, mns"):
+            streamer("compare", "--data", log, "--methods", "magic", "--out", tmp_path)
 
     @pytest.mark.parametrize("protocol", ["offline", "prequential"])
     def test_a_device_that_is_not_there_is_told(self, log, tmp_path, protocol):

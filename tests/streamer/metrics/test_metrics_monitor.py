@@ -104,7 +104,7 @@ class TestAfterARun:
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
 
     def test_the_sampler_is_within_what_is_possible(self, ended):
-        weight = ended.learner.settings.trainer.sampler.cache_weight
+        weight = ended.learner.settings.cache_weight
         loss = {part: value(ended, "streamer_loss_part", part=part) for part in ("batch", "cache")}
         mixed = (1 - weight) * loss["batch"] + weight * loss["cache"]
         assert value(ended, "streamer_loss") == pytest.approx(mixed, rel=1e-4)

@@ -14,8 +14,9 @@ from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import Monitor
-from streamer.pipeline import Pipeline, PipelineSettings
+from streamer.pipeline import Pipeline
 from streamer.prequential import Prequential
+from streamer.settings import PipelineSettings
 from streamer.sources.memory import MemorySource
 
 
@@ -42,7 +43,7 @@ class WatchedLine:
         self.prequential = Prequential(self.learner, time_share=None)
         self.log = memory_log(values, partitions)
         self.source = MemorySource(self.log, TOPIC)
-        base = {"batch_size": 16, "max_age_s": None, "checkpoint_every_s": None, "until_end": True}
+        base = {"batch_size": 16, "max_age_s": 0, "checkpoint_every_s": 0, "until_end": True}
         self.pipeline = Pipeline(
             self.learner,
             lambda: self.source,

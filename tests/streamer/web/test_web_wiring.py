@@ -30,7 +30,7 @@ QUICK = [part for part in TINY if part not in ("--event-type", "buy", "--json")]
 
 def test_without_a_port_nobody_listens_and_nothing_is_watched():
     pipeline = SimpleNamespace(watch=lambda observer: pytest.fail("it is watched"))
-    with watching({"metrics_port": None, "metrics_host": "127.0.0.1"}, "a log") as watch:
+    with watching("a log", "127.0.0.1", None) as watch:
         assert watch(pipeline) is None
 
 
@@ -39,7 +39,7 @@ def test_with_a_port_a_pipeline_is_watched_and_the_address_told(caplog):
     pipeline = SimpleNamespace(watch=seen.append)
     with (
         caplog.at_level("INFO"),
-        watching({"metrics_port": 0, "metrics_host": "127.0.0.1"}, "a log") as watch,
+        watching("a log", "127.0.0.1", 0) as watch,
     ):
         url = watch(pipeline)
         assert urllib.request.urlopen(f"{url}healthz").status == 200

@@ -1,0 +1,189 @@
+"""Settings of the model, its method and its learning; nothing here imports torch, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from streamer.model.setting import Settings, setting
+
+
+@dataclass(frozen=True, slots=True)
+class TowerShape:
+    """Shape of one tower.
+
+    Args:
+        dim: size of each embedding.
+        ids: whether rows have an id embedding.
+        categorical: names of categorical features, each with an embedding table of its own.
+        numeric: names of numeric features.
+        layers: units of the fully connected layers, ReLU between them. Without layers the embeddings are added up;
+            with layers they are concatenated.
+    """
+
+    dim: int
+    ids: bool = True
+    categorical: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+
+    @property
+    def out_dim(self) -> int:
+        """Size of the tower's vectors."""
+        return self.layers[-1] if self.layers else self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(Settings):
+    """Shape of the model and of its score."""
+
+    heading: ClassVar[str] = "Model"
+
+    dim: int = setting(64, "Size of the embeddings.", at_least=1, fixed=True)
+    recent_items: int = setting(
+        10, "How many of a user's last distinct items make up the user's vector.", at_least=0, fixed=True
+    )
+    user_ids: bool = setting(False, "Whether users have an embedding of their own besides.", fixed=True)
+    item_ids: bool = setting(True, "Whether items have an embedding of their own.", fixed=True)
+    repeat_ranks: int = setting(30, "How many of a user's last items have a repeat bias.", at_least=0, fixed=True)
+    co_occurring_items: int = setting(
+        32,
+        "How many items that users had shortly before or after it are kept for each item, as a part of the score; "
+        "needs recent items.",
+        at_least=0,
+        fixed=True,
+    )
+    prior: Literal["off", "fixed", "learned"] = setting(
+        "learned", "Recent popularity as a part of the score, with a fixed or a learned weight.", fixed=True
+    )
+    prior_weight: float = setting(1.0, "First weight of the prior.")
+    prior_half_life: float = setting(
+        5000.0, "After this many events an event counts half in the prior; 0: never.", at_least=0, unit="events"
+    )
+    init_std: float = setting(0.03, "Standard deviation of new embeddings.", above=0)
+    item_features: tuple[str, ...] = setting((), "Categorical item feature to use; repeat it for several.", fixed=True)
+    user_features: tuple[str, ...] = setting((), "Categorical user feature to use; repeat it for several.", fixed=True)
+    item_numeric_features: tuple[str, ...] = setting(
+        (), "Numeric item feature to use; repeat it for several.", fixed=True
+    )
+    user_numeric_features: tuple[str, ...] = setting(
+        (), "Numeric user feature to use; repeat it for several.", fixed=True
+    )
+    item_layers: tuple[int, ...] = setting(
+        (), "Fully connected layers of the item tower, e.g. 32,16.", at_least=1, metavar="UNITS", fixed=True
+    )
+    user_layers: tuple[int, ...] = setting(
+        (), "Fully connected layers of the user tower.", at_least=1, metavar="UNITS", fixed=True
+    )
+    seed: int = setting(0, "Determines all first weights and draws.", at_least=0)
+
+    @property
+    def item_tower(self) -> TowerShape:
+        """Shape of the item tower."""
+        return TowerShape(self.dim, self.item_ids, self.item_features, self.item_numeric_features, self.item_layers)
+
+    @property
+    def user_tower(self) -> TowerShape:
+        """Shape of the user tower: without layers of its own it has the size of the item tower's vectors."""
+        dim = self.dim if self.user_layers else self.item_tower.out_dim
+        return TowerShape(dim, self.user_ids, self.user_features, self.user_numeric_features, self.user_layers)
+
+    @property
+    def history(self) -> int:
+        """How many recent items of each user must be known."""
+        return max(self.recent_items, self.repeat_ranks)
+
+    @property
+    def co_occurrence(self) -> int:
+        """`co_occurring_items`, as far as recent items are known that they could be near to."""
+        return self.co_occurring_items if self.history else 0
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        user, item = self.user_tower, self.item_tower
+        if user.out_dim != item.out_dim:
+            found.append(
+                f"the user tower's vectors have {user.out_dim} numbers, the item tower's {item.out_dim}: "
+                "make the last of user-layers and item-layers (or dim) equal"
+            )
+        if not (user.ids or user.categorical or user.numeric or self.recent_items):
+            found.append("the user tower has no input: turn on user-ids, user features or recent-items")
+        if not (item.ids or item.categorical or item.numeric):
+            found.append("the item tower has no input: turn on item-ids or item features")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings(Settings):
+    """How negatives are chosen, weighted and corrected."""
+
+    heading: ClassVar[str] = "Method"
+
+    method: Literal["ssl", "ssl-pop", "mns", "g-tower", "bir", "xir", "full-softmax"] = setting(
+        "xir", "How negatives are chosen and weighted; full-softmax is the slow reference."
+    )
+    cache_size: int = setting(2048, "Items in the cache (xir).", at_least=0)
+    cache_weight: float = setting(0.05, "Lambda: the cache's share of the loss (xir).", at_least=0, at_most=1)
+    cache_correction: Literal["occurrence", "popularity"] = setting(
+        "occurrence",
+        "Correct cached items by the probability with which they were drawn, or by popularity as in the paper (xir).",
+    )
+    cache_scope: Literal["all", "touched"] = setting(
+        "all", "Draw the cache among all items, or among those touched in the step as the authors' code does (xir)."
+    )
+    draws: int | None = setting(
+        None, "|R_u|: negatives that a query draws (bir, xir).", at_least=1, if_none="the batch size"
+    )
+    uniform_negatives: int | None = setting(
+        None, "Uniformly drawn items beside the batch (mns).", at_least=0, if_none="the batch size"
+    )
+    resampler: Literal["systematic", "multinomial"] = setting(
+        "systematic", "How negatives are drawn; multinomial as in the paper (bir, xir)."
+    )
+    mask_positive: bool = setting(False, "Remove a query's own positive from its candidates.")
+    occurrence_half_life: float = setting(
+        0.0, "After this many steps what was resampled counts half; 0: never (xir).", at_least=0, unit="steps"
+    )
+    popularity: Literal["auto", "exact", "hash"] = setting(
+        "auto", "Estimate of popularity that corrects the sampling bias; auto: the method's own."
+    )
+    popularity_half_life: float = setting(
+        0.0, "After this many events an event counts half in the correction; 0: never.", at_least=0, unit="events"
+    )
+    hash_slots: int = setting(1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True)
+    hash_alpha: float = setting(0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1)
+    hash_clock: Literal["event", "batch"] = setting(
+        "event", "What G-Tower counts gaps in; batch as in the paper.", fixed=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningSettings(Settings):
+    """How weights are updated."""
+
+    heading: ClassVar[str] = "Learning"
+
+    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = setting(
+        "adagrad", "Optimizer of the embedding tables; dense-adam moves all rows at every step.", fixed=True
+    )
+    learning_rate: float = setting(0.1, "Learning rate of the embedding tables.", above=0)
+    dense_learning_rate: float = setting(
+        0.02, "Learning rate of everything else: layers, recency weights, prior, repeat bias.", above=0
+    )
+    learning_rate_decay: float = setting(
+        1.0, "Factor of both learning rates after every `decay-every` steps.", above=0, at_most=1
+    )
+    decay_every: int = setting(0, "Steps between decays of the learning rates; 0: never.", at_least=0, unit="steps")
+    l2: float = setting(0.0, "L2 coefficient of the tables (dense-adam).", at_least=0)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings(LearningSettings, ModelSettings, MethodSettings):
+    """What is learned, and how."""
+
+
+def id_towers(**changes: Any) -> LearnerSettings:
+    """Settings of two plain id towers, the paper's model: the score is the inner product and nothing else."""
+    plain: dict[str, Any] = {"user_ids": True, "recent_items": 0, "repeat_ranks": 0, "prior": "off", "init_std": 0.1}
+    return LearnerSettings(**(plain | changes))

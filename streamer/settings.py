@@ -1,0 +1,187 @@
+"""Settings of a run: `RunSettings` holds everything that `streamer run` can be told, by the same names everywhere.
+
+Each group is a class of its own, so that a part of the line asks for its own settings only. The model's groups are in
+`streamer.model.settings`. What a setting is, and how text becomes one: `streamer.model.setting`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from streamer.model.setting import Settings, setting
+from streamer.model.settings import LearnerSettings
+
+FIELDS = ("user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating")
+"""The fields of an event by our own names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSettings(Settings):
+    """Where events come from."""
+
+    heading: ClassVar[str] = "Stream"
+
+    topics: tuple[str, ...] = setting(("interactions",), "Topic to read; repeat it for several.")
+    bootstrap_servers: str | None = setting(
+        None, "Kafka brokers, host:port[,host:port]; without it the embedded log is read.", option="bootstrap-servers"
+    )
+    group_id: str = setting("streamer", "Kafka consumer group.")
+    kafka: Mapping[str, str] = setting(
+        {},
+        "Any setting of the Kafka client, e.g. sasl_mechanism=PLAIN; also as STREAMER_KAFKA_<NAME>.",
+        metavar="NAME=VALUE",
+    )
+    kafka_config: Path | None = setting(None, "File with settings of the Kafka client (.properties or .toml).")
+    start: Literal["earliest", "latest", "error"] = setting(
+        "earliest", "Where a partition without a committed offset begins."
+    )
+    start_timestamp: str | None = setting(
+        None, "Begin at this time instead: seconds or milliseconds since the epoch, or ISO 8601.", metavar="TIME"
+    )
+    source: str | None = setting(
+        None, "Read JSON lines from a file instead; - for standard input.", metavar="FILE", option="source"
+    )
+    data_dir: Path = setting(Path("streamer-data"), "Directory of the embedded log.")
+
+    @property
+    def start_timestamp_ms(self) -> int | None:
+        """`start_timestamp` in milliseconds since the epoch.
+
+        Raises:
+            ValueError: it is no time.
+        """
+        return None if self.start_timestamp is None else _milliseconds(self.start_timestamp)
+
+    def described(self) -> str:
+        """Where events come from, for a person."""
+        if self.source:
+            return "standard input" if self.source == "-" else self.source
+        where = f"at {self.bootstrap_servers}" if self.bootstrap_servers else f"in the embedded log {self.data_dir}"
+        return f"{', '.join(self.topics)} {where}"
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        try:
+            _ = self.start_timestamp_ms
+        except ValueError:
+            found.append(f"start-timestamp is {self.start_timestamp!r}: give seconds since the epoch or ISO 8601")
+        if self.start == "error" and not self.bootstrap_servers and not self.source:
+            found.append("start is 'error': that is for Kafka only; the embedded log has earliest and latest")
+        return found
+
+
+def _milliseconds(time: str) -> int:
+    try:
+        number = float(time)
+    except ValueError:
+        moment = datetime.datetime.fromisoformat(time)
+        number = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    return int(number if abs(number) >= 1e11 else number * 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventSettings(Settings):
+    """What the events of a topic look like, which of them count, and how large they may be."""
+
+    heading: ClassVar[str] = "Events"
+
+    fields: Mapping[str, str] = setting(
+        {},
+        "What a field is called in your records, e.g. user_id=uid; repeat it for several.",
+        metavar="OURS=THEIRS",
+        option="field",
+    )
+    event_types: tuple[str, ...] = setting((), "Train only on events of this type; repeat it for several.")
+    min_rating: float | None = setting(None, "Train only on events with at least this rating.")
+    max_id_length: int = setting(256, "Longest id.", at_least=1, unit="characters")
+    max_features: int = setting(64, "Most features of a user, and of an item, in one event.", at_least=1)
+    max_feature_length: int = setting(256, "Longest name or category of a feature.", at_least=1, unit="characters")
+    max_record_bytes: int = setting(1 << 20, "Largest value of a record.", at_least=1, unit="bytes")
+    max_events_per_record: int = setting(10_000, "Most events of a record that holds an array.", at_least=1)
+
+    def name_of(self, field: str) -> str:
+        """What the topic calls one of our fields."""
+        return self.fields.get(field, field)
+
+    def problems(self) -> list[str]:
+        found = [*super().problems(), *self._field_problems()]
+        if not all(self.event_types):
+            found.append(f"event-type is {self.event_types!r}: each must be text that is not empty")
+        return found
+
+    def _field_problems(self) -> Iterator[str]:
+        for ours, theirs in self.fields.items():
+            if ours not in FIELDS:
+                yield f"field: there is no field {ours!r}, only {', '.join(FIELDS)}"
+            if not isinstance(theirs, str) or not theirs or any(c in '"\\' or c < " " for c in theirs):
+                yield f"field: {ours} cannot be called {theirs!r}: no quotes, backslashes or control characters"
+        ours_of: dict[str, list[str]] = {}
+        for ours in FIELDS:
+            ours_of.setdefault(self.name_of(ours), []).append(ours)
+        for theirs, several in ours_of.items():
+            if len(several) > 1:
+                yield f"field: {theirs!r} is the name of several fields: {', '.join(several)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings(Settings):
+    """How micro-batches are cut, evaluated and saved."""
+
+    heading: ClassVar[str] = "Run"
+
+    batch_size: int = setting(512, "Events of a micro-batch.", at_least=1)
+    max_age_s: float = setting(
+        1.0, "A smaller batch is trained when its oldest event has waited this long; 0: only full ones.",
+        at_least=0, unit="seconds",
+    )  # fmt: skip
+    max_queued_events: int = setting(16_384, "Reading ahead pauses while this many events wait.", at_least=1)
+    until_end: bool = setting(
+        False, "Stop at the end of the stream as it is at the start, of the partitions that no other trainer reads."
+    )
+    max_events: int | None = setting(None, "Stop after this many events.", at_least=1)
+    evaluation_share: float = setting(
+        0.02, "Share of the time for ranking events before they are trained; 0: none.", at_least=0, at_most=1
+    )
+    checkpoint_every_s: float = setting(60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds")
+    checkpoint_every_events: int | None = setting(None, "Events between checkpoints.", at_least=1)
+    keep_checkpoints: int = setting(3, "How many checkpoints are kept.", at_least=1)
+    checkpoint_dir: Path | None = setting(None, "Where state is kept.", if_none="<data-dir>/checkpoints")
+    dead_letters: str | None = setting(
+        None,
+        "Topic (Kafka) or file for records that are not valid events.",
+        if_none="<topic>.dead-letters",
+        metavar="NAME",
+        option="dead-letters",
+    )
+    threads: int | None = setting(None, "CPU threads of the training step.", at_least=1, if_none="all cores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingSettings(Settings):
+    """What several trainers of one model share through Redis."""
+
+    heading: ClassVar[str] = "Sharing"
+
+    redis_url: str | None = setting(
+        None, "Redis that trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."
+    )
+    model_name: str = setting("default", "Name of the model; several may share a Redis.", option="model")
+    redis_namespace: str = setting("streamer", "What keys in Redis begin with; no colons.")
+    share_every_s: float = setting(
+        1.0, "Time between exchanges with Redis: how old the view of other trainers may be.",
+        at_least=0.001, at_most=10, unit="seconds",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(LearnerSettings, SharingSettings, PipelineSettings, EventSettings, StreamSettings):
+    """Everything that `streamer run` can be told."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint directory."""
+        return self.checkpoint_dir or self.data_dir / "checkpoints"
