@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from streamer.model.companions import Companions
+    from streamer.model.co_occurrence import CoOccurrence
 
 Rows = NDArray[np.int64]
 """Numbers of table rows."""
@@ -45,7 +45,7 @@ class LogPopularity(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StreamState:
     """What the sampler sees of the stream.
 
     Args:
@@ -53,11 +53,11 @@ class View:
         cache: [C] item rows of the cache, with repetitions; may be empty.
         prior: popularity that is part of the score itself; the correction's one if None.
         cache_draws: log of the probability with which items are drawn into the cache; None if it is not known.
-        companions: of each item, as of before the batch; needed if the model uses them.
+        co_occurrence: neighbours of each item, as of before the batch; needed if the model uses them.
     """
 
     popularity: LogPopularity
     cache: Rows
     prior: LogPopularity | None = None
     cache_draws: LogPopularity | None = None
-    companions: Companions | None = None
+    co_occurrence: CoOccurrence | None = None

@@ -1,16 +1,29 @@
-"""Which device to use."""
+"""Devices: which one to use, and how data gets there."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 def in_host_memory(tensor: Tensor) -> bool:
     """Whether compiled loops can work on it: an ordinary tensor on the CPU, not a fake one that only has a shape."""
     return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def to_device(value: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """An array or a host tensor on a device; the copy to a GPU does not wait for it."""
+    host = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    if device.type != "cuda":
+        return host
+    if torch.cuda.is_available():
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Floats, LogPopularity, Recent, Rows
-from streamer.model.companions import Companions
-from streamer.model.entries import Term
+from streamer.model.co_occurrence import CoOccurrence
+from streamer.model.device import to_device
 from streamer.model.jit import compiled
-from streamer.model.towers import Tape
+from streamer.model.sparse_scores import SparseTerm
+from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
 BLOCK_CELLS = 1 << 22
@@ -32,7 +33,7 @@ class Items:
         return len(self.vectors)
 
 
-class LeftOut(NamedTuple):
+class Excluded(NamedTuple):
     """Items left out of each user's ranking, side by side.
 
     Args:
@@ -44,15 +45,15 @@ class LeftOut(NamedTuple):
     items: NDArray[np.integer[Any]]
 
     @classmethod
-    def of(cls, excluded: Sequence[Rows]) -> LeftOut:
+    def of(cls, excluded: Sequence[Rows]) -> Excluded:
         """The items of each user, given one by one."""
         first = np.cumsum([0, *map(len, excluded)])
         return cls(first, np.concatenate([*excluded, np.empty(0, np.int64)]))
 
-    def only(self, users: Rows) -> LeftOut:
+    def only(self, users: Rows) -> Excluded:
         """The items of some users alone."""
         rows, items = self.of_users(users)
-        return LeftOut(np.searchsorted(rows, np.arange(len(users) + 1)), items)
+        return Excluded(np.searchsorted(rows, np.arange(len(users) + 1)), items)
 
     def of_users(self, users: Rows) -> tuple[Rows, NDArray[np.integer[Any]]]:
         """The items of some users, and for each the place of its user among those."""
@@ -68,13 +69,13 @@ class Ranker:
     Args:
         trainer: whose model ranks.
         prior: popularity that is part of the score; needed if the model has a prior.
-        companions: of each item; needed if the model uses them.
+        co_occurrence: neighbours of each item; needed if the model uses them.
     """
 
     def __init__(
-        self, trainer: Trainer, prior: LogPopularity | None = None, companions: Companions | None = None
+        self, trainer: Trainer, prior: LogPopularity | None = None, co_occurrence: CoOccurrence | None = None
     ) -> None:
-        self.trainer, self.prior, self.companions = trainer, prior, companions
+        self.trainer, self.prior, self.co_occurrence = trainer, prior, co_occurrence
         self._scratch: Tensor | None = None
 
     @torch.no_grad()
@@ -103,10 +104,13 @@ class Ranker:
         vectors[:, : found.shape[1]] = found
         if self.trainer.model.beta is not None:
             assert self.prior is not None, "the model has a prior: pass the popularity it is learned with"
-            vectors[:, -1] = Tape(self.trainer.device).tensor(self.prior.log_pop(rows))
+            vectors[:, -1] = self._to_device(self.prior.log_pop(rows))
 
     def _item_vectors(self, rows: Rows) -> Tensor:
-        return self.trainer.model.items(Tape(self.trainer.device), rows)
+        return self.trainer.model.items(TouchedRows(self.trainer.device), rows)
+
+    def _to_device(self, value: NDArray[Any]) -> Tensor:
+        return to_device(value, self.trainer.device)
 
     @torch.no_grad()
     def queries(self, users: Rows, recent: Recent | None) -> Tensor:
@@ -116,7 +120,7 @@ class Ranker:
             users: [B] user rows; one that the tables do not have yet is served by its recent items alone.
             recent: [B, L] recent items of each.
         """
-        model, tape = self.trainer.model, Tape(self.trainer.device)
+        model, touched = self.trainer.model, TouchedRows(self.trainer.device)
         model.user.grow(int(users.max(initial=-1)) + 1)
         distinct, place = np.unique(users, return_inverse=True)
         if recent is not None and model.recency is not None:
@@ -124,9 +128,9 @@ class Ranker:
             offset = int(len(used) > 0 and used[0] == -1)
             vectors = self._item_vectors(used[offset:].astype(np.int64))
             at = (at.reshape(len(users), -1) - offset).astype(np.int32)
-            queries = model.queries(tape, distinct, tape.tensor(place), vectors, tape.tensor(at))
+            queries = model.queries(touched, distinct, self._to_device(place), vectors, self._to_device(at))
         else:
-            queries = model.queries(tape, distinct, tape.tensor(place), torch.empty(0), None)
+            queries = model.queries(touched, distinct, self._to_device(place), torch.empty(0), None)
         if model.beta is None:
             return queries
         return torch.cat([queries, model.beta.expand(len(users), 1)], dim=1)
@@ -142,15 +146,15 @@ class Ranker:
         return np.where(recent >= 0, row, np.float32(0))
 
     @torch.no_grad()
-    def near(self, recent: Recent | None, items: int) -> Term | None:
-        """What the companions of each user's recent items add to the scores of the first `items`."""
-        model, tape = self.trainer.model, Tape(self.trainer.device)
+    def near(self, recent: Recent | None, items: int) -> SparseTerm | None:
+        """What the neighbours of each user's recent items add to the scores of the first `items`."""
+        model = self.trainer.model
         if model.gamma is None or recent is None:
             return None
-        assert self.companions is not None, "the model has companions: pass those it is learned with"
-        found = self.companions.among(recent, np.arange(items))
-        values = model.near_bonus(tape.tensor(found.values), tape.tensor(found.known))
-        return Term(found.rows, found.columns, values)
+        assert self.co_occurrence is not None, "the model has a co-occurrence term: pass what it is learned with"
+        found = self.co_occurrence.nearness(recent, np.arange(items))
+        values = model.near_bonus(self._to_device(found.values), self._to_device(found.is_recent))
+        return SparseTerm(found.rows, found.columns, values)
 
     @torch.no_grad()
     def ranks(
@@ -170,7 +174,7 @@ class Ranker:
             recent: [B, L] recent items of each user.
             excluded: items left out of each user's ranking (not the target).
         """
-        left_out = None if excluded is None else LeftOut.of(excluded)
+        left_out = None if excluded is None else Excluded.of(excluded)
         return self.ranks_with_and_without(items, users, targets, recent, left_out)[excluded is not None]
 
     @torch.no_grad()
@@ -180,7 +184,7 @@ class Ranker:
         users: Rows,
         targets: Rows,
         recent: Recent | None = None,
-        left_out: LeftOut | None = None,
+        left_out: Excluded | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ranks among all known items, and among them without some, from the same scores.
 
@@ -210,7 +214,7 @@ class Ranker:
         """The best items of each user and their scores, [B, min(count, N)]; what is excluded has the score -inf."""
         count = min(count, len(items))
         rows, values = np.empty((len(users), count), np.int64), np.empty((len(users), count), np.float32)
-        left_out = None if excluded is None else LeftOut.of(excluded)
+        left_out = None if excluded is None else Excluded.of(excluded)
         for part, scores in self._blocks(items, users, recent):
             if left_out is not None:
                 scores.view(-1)[_cells(scores, *left_out.of_users(np.arange(len(users))[part]))] = -torch.inf
@@ -248,7 +252,7 @@ def _add_bonus(scores: Tensor, recent: Recent, bonus: NDArray[np.float32]) -> No
     scores.view(-1).index_add_(0, cells, torch.from_numpy(bonus[at, place]).to(scores.device))
 
 
-def _add_near(scores: Tensor, near: Term, part: slice) -> None:
+def _add_near(scores: Tensor, near: SparseTerm, part: slice) -> None:
     here = slice(*np.searchsorted(near.rows, [part.start, part.stop]))
     cells = _cells(scores, near.rows[here] - part.start, near.columns[here])
     scores.view(-1).index_add_(0, cells, near.values[here])
@@ -273,7 +277,7 @@ def _not_below(scores: Tensor, own: Tensor) -> NDArray[np.int64]:
     return found
 
 
-def _not_below_among(scores: Tensor, own: Tensor, left_out: LeftOut, users: Rows) -> NDArray[np.int64]:
+def _not_below_among(scores: Tensor, own: Tensor, left_out: Excluded, users: Rows) -> NDArray[np.int64]:
     """[R] the same of what is left out."""
     if scores.device.type != "cpu":
         cells = _cells(scores, *left_out.of_users(users))

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from streamer.model.batch import Rows
+from streamer.model.device import to_device
 from streamer.model.features import FeatureStore
 from streamer.model.settings import TowerShape
 from streamer.model.tables import Table
 
 
 @dataclass(slots=True)
-class Touched:
+class TouchedTable:
     """Distinct rows of a table that a step uses, and their weights as a leaf of the autograd graph."""
 
     name: str
@@ -24,31 +25,19 @@ class Touched:
     weight: Tensor  # [T, dim]
 
 
-class Tape:
+class TouchedRows:
     """Collects the rows that a step touches, so that their gradients can be gathered and applied."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.touched: list[Touched] = []
+        self.tables: list[TouchedTable] = []
 
     def take(self, name: str, table: Table, rows: Rows) -> Tensor:
         """The weights of distinct rows, [T, dim]."""
-        at = self.tensor(rows)
+        at = to_device(rows, self.device)
         weight = table.weight.index_select(0, at).requires_grad_()
-        self.touched.append(Touched(name, at, weight))
+        self.tables.append(TouchedTable(name, at, weight))
         return weight
-
-    def tensor(self, array: np.ndarray) -> Tensor:
-        """An array on the step's device; the copy does not wait for it."""
-        return self.send(torch.from_numpy(np.ascontiguousarray(array)))
-
-    def send(self, host: Tensor) -> Tensor:
-        """A host's tensor on the step's device."""
-        if self.device.type != "cuda":
-            return host
-        if torch.cuda.is_available():
-            host = host.pin_memory()
-        return host.to(self.device, non_blocking=True)
 
 
 class Tower(nn.Module):
@@ -99,22 +88,22 @@ class Tower(nn.Module):
         if self.settings.ids:
             self.tables[f"{self.name}.id"].grow(size)
 
-    def parts(self, tape: Tape, rows: Rows) -> list[Tensor]:
+    def parts(self, touched: TouchedRows, rows: Rows) -> list[Tensor]:
         """The embeddings of distinct rows, one [T, dim] tensor for each source."""
         found = []
         if self.settings.ids:
-            found.append(tape.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows))
+            found.append(touched.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows))
         for k, feature in enumerate(self.settings.categorical):
-            found.append(self._category(tape, f"{self.name}.{feature}", self.features.codes(rows, k)))
+            found.append(self._category(touched, f"{self.name}.{feature}", self.features.codes(rows, k)))
         if self.numeric is not None:
-            found.append(self.numeric(tape.tensor(self.features.numbers(rows))))
+            found.append(self.numeric(to_device(self.features.numbers(rows), touched.device)))
         return found
 
-    def _category(self, tape: Tape, name: str, codes: Rows) -> Tensor:
+    def _category(self, touched: TouchedRows, name: str, codes: Rows) -> Tensor:
         table = self.tables[name]
         distinct, place = np.unique(codes, return_inverse=True)
         table.grow(int(distinct[-1]) + 1 if len(distinct) else 0)
-        return tape.take(name, table, distinct).index_select(0, tape.tensor(place))
+        return touched.take(name, table, distinct).index_select(0, to_device(place, touched.device))
 
     def combine(self, parts: list[Tensor]) -> Tensor:
         """From embeddings to vectors, [T, out_dim]."""
@@ -128,9 +117,9 @@ class Tower(nn.Module):
             x = layer(x if k == 0 else torch.relu(x))
         return x
 
-    def forward(self, tape: Tape, rows: Rows) -> Tensor:
+    def forward(self, touched: TouchedRows, rows: Rows) -> Tensor:
         """Vectors of distinct rows, [T, out_dim]."""
-        return self.combine(self.parts(tape, rows))
+        return self.combine(self.parts(touched, rows))
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator, device: torch.device) -> nn.Linear:

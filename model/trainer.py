@@ -10,16 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamer.model.batch import Batch, Floats, LogPopularity, Rows, View
-from streamer.model.companions import Near
-from streamer.model.entries import Term, merged
-from streamer.model.kernels import Entries, Outcome, Sampling, sampled_softmax
+from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
+from streamer.model.co_occurrence import Nearness
+from streamer.model.device import to_device
+from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
-from streamer.model.losses import Part, Proposals, method_named
+from streamer.model.losses import LossTerm, Proposals, method_named
 from streamer.model.optim import ParameterAdam, make_optimizer
 from streamer.model.plan import Candidates, Plan, Planner
 from streamer.model.settings import LearnerSettings
-from streamer.model.towers import Tape
+from streamer.model.sparse_scores import SparseTerm, merge_terms
+from streamer.model.towers import TouchedRows
 from streamer.model.two_tower import TwoTower
 
 
@@ -89,7 +90,7 @@ class Trainer:
         self._device_draws = _generator(device, settings.seed) if device.type == "cuda" else self._draws
         self._host_draws = np.random.default_rng([settings.seed, 1])
 
-    def step(self, batch: Batch, view: View) -> StepResult:
+    def step(self, batch: Batch, view: StreamState) -> StepResult:
         """Learn from one micro-batch.
 
         1. lay out candidates and touched rows;
@@ -101,7 +102,7 @@ class Trainer:
         self.apply(result.gradients)
         return result
 
-    def gradients(self, batch: Batch, view: View) -> StepResult:
+    def gradients(self, batch: Batch, view: StreamState) -> StepResult:
         """Steps 1 to 3: everything but the update. Dense parameters hold their gradients in `.grad`."""
         model = self.model
 
@@ -113,23 +114,23 @@ class Trainer:
         near = self._near(plan, batch, view)
 
         # 2. vectors, with the prior as one more dimension
-        tape = Tape(self.device)
+        touched = TouchedRows(self.device)
         users, place = np.unique(batch.users, return_inverse=True)
-        vectors = model.items(tape, plan.items)  # [T, d]
-        recent = tape.tensor(plan.recent) if plan.recent is not None else None
-        queries = model.queries(tape, users, tape.tensor(place), vectors, recent)  # [B, d]
-        prior = self._prior(plan, view, tape)
+        vectors = model.items(touched, plan.items)  # [T, d]
+        recent = self._to_device(plan.recent) if plan.recent is not None else None
+        queries = model.queries(touched, users, self._to_device(place), vectors, recent)  # [B, d]
+        prior = self._prior(plan, view)
         queries, vectors = model.with_prior(queries, vectors, prior)
-        positive = model.positive_scores(queries, vectors, plan, near, tape)  # [B]
+        positive = model.positive_scores(queries, vectors, plan, near)  # [B]
 
         # 3. loss and gradients
-        parts = self.method.parts(plan, proposals, self.settings)
-        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, near, tape) for p in parts}
-        loss = torch.stack([outcomes[p.name].loss * p.weight for p in parts]).sum()
+        terms = self.method.terms(plan, proposals, self.settings)
+        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, near) for p in terms}
+        loss = torch.stack([outcomes[p.name].loss * p.weight for p in terms]).sum()
         self.dense.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight)) for t in tape.touched]
-        drawn = [Resampled(_items(p.candidates, plan), outcomes[p.name].counts) for p in parts if p.draws is not None]
+        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight)) for t in touched.tables]
+        drawn = [Resampled(_items(p.candidates, plan), outcomes[p.name].counts) for p in terms if p.draws is not None]
         detached = {name: _detached(outcome) for name, outcome in outcomes.items()}
         return StepResult(loss.detach(), detached, drawn, gradients)
 
@@ -187,18 +188,21 @@ class Trainer:
                     raise ValueError(f"the state has no {name} of shape {tuple(parameter.shape)}: another model")
                 parameter.copy_(found)
 
+    def _to_device(self, value: NDArray[Any] | Tensor) -> Tensor:
+        return to_device(value, self.device)
+
     def _decay(self) -> float:
         every = self.settings.decay_every
         return float(self.settings.learning_rate_decay ** (self.steps // every)) if every else 1.0
 
-    def _grow(self, batch: Batch, view: View) -> None:
+    def _grow(self, batch: Batch, view: StreamState) -> None:
         users = int(batch.users.max(initial=-1)) + 1
         items = max(int(batch.items.max(initial=-1)), int(view.cache.max(initial=-1))) + 1
         if batch.recent is not None:
             items = max(items, int(batch.recent.max(initial=-1)) + 1)
         self.model.grow(users, items)
 
-    def _extra(self, batch: Batch, view: View, known: int) -> Rows:
+    def _extra(self, batch: Batch, view: StreamState, known: int) -> Rows:
         kind = self.method.extra
         if kind == "cache":
             return view.cache
@@ -207,72 +211,73 @@ class Trainer:
             return self._host_draws.integers(0, known, len(batch) if count is None else count)
         return np.arange(known) if kind == "all" else np.empty(0, np.int64)
 
-    def _proposals(self, plan: Plan, view: View, known: int) -> Proposals:
+    def _proposals(self, plan: Plan, view: StreamState, known: int) -> Proposals:
         log_pop = _of_candidates(plan, view.popularity if self.method.popularity != "none" else None)
         wanted = self.method.extra == "cache" and self.settings.cache_correction == "occurrence"
         log_cache = _of_candidates(plan, view.cache_draws) if wanted and view.cache_draws is not None else None
         return Proposals(log_pop, log_cache, known)
 
-    def _prior(self, plan: Plan, view: View, tape: Tape) -> Tensor | None:
+    def _prior(self, plan: Plan, view: StreamState) -> Tensor | None:
         if self.model.beta is None:
             return None
-        return tape.tensor((view.prior or view.popularity).log_pop(plan.items))
+        return self._to_device((view.prior or view.popularity).log_pop(plan.items))
 
-    def _near(self, plan: Plan, batch: Batch, view: View) -> Near | None:
-        """Which of all candidates are companions of each user's recent items."""
+    def _near(self, plan: Plan, batch: Batch, view: StreamState) -> Nearness | None:
+        """Which of all candidates are neighbours of each user's recent items."""
         if self.model.gamma is None:
             return None
-        assert view.companions is not None, "the model has companions: pass them in the view"
+        assert view.co_occurrence is not None, "the model has a co-occurrence term: pass `co_occurrence`"
         assert batch.recent is not None
-        return view.companions.among(batch.recent, plan.items[: plan.in_pools])
+        return view.co_occurrence.nearness(batch.recent, plan.items[: plan.in_pools])
 
     def _outcome(
         self,
-        part: Part,
+        term: LossTerm,
         queries: Tensor,
         vectors: Tensor,
         positive: Tensor,
         plan: Plan,
-        near: Near | None,
-        tape: Tape,
+        near: Nearness | None,
     ) -> Outcome:
-        candidates, masked = part.candidates, self.settings.mask_positive
+        candidates, masked = term.candidates, self.settings.mask_positive
         if near is not None:
-            near = near.moved(candidates.columns(plan.in_pools))
+            near = near.to_columns(candidates.columns(plan.in_pools))
         if candidates.at is None:
             items = vectors[: len(candidates.count)]
         else:
-            items = vectors.index_select(0, tape.tensor(candidates.at))
-        if part.draws is None:
-            positive = positive - tape.tensor(part.log_proposal[plan.positive])
+            items = vectors.index_select(0, self._to_device(candidates.at))
+        if term.draws is None:
+            positive = positive - self._to_device(term.log_proposal[plan.positive])
         sampling = Sampling(
-            log_weight=tape.tensor(part.log_weight()),
-            draws=part.draws,
-            add_positive=masked or part.draws is not None,
-            own=tape.tensor(candidates.own),
-            offsets=self._offsets(len(plan.positive), tape) if part.draws is not None else None,
+            log_weight=self._to_device(term.log_weight()),
+            draws=term.draws,
+            add_positive=masked or term.draws is not None,
+            own=self._to_device(candidates.own),
+            offsets=self._offsets(len(plan.positive)) if term.draws is not None else None,
             resampler=self.settings.resampler,
             generator=self._device_draws,
         )
-        return sampled_softmax(queries, items, positive, sampling, self._entries(candidates, near, masked, tape))
+        return sampled_softmax(queries, items, positive, sampling, self._sparse_scores(candidates, near, masked))
 
-    def _offsets(self, count: int, tape: Tape) -> Tensor:
-        return tape.send(torch.rand(count, generator=self._draws))
+    def _offsets(self, count: int) -> Tensor:
+        return self._to_device(torch.rand(count, generator=self._draws))
 
-    def _entries(self, candidates: Candidates, near: Near | None, masked: bool, tape: Tape) -> Entries | None:
+    def _sparse_scores(self, candidates: Candidates, near: Nearness | None, masked: bool) -> SparseScores | None:
         """The sparse terms of the scores: repeat bias, nearness, masks."""
         terms = []
         if self.model.repeat is not None and candidates.recent is not None:
             places = candidates.recent
-            terms.append(Term(places.rows, places.columns, self.model.repeat_bonus(tape.tensor(places.ranks))))
+            terms.append(
+                SparseTerm(places.rows, places.columns, self.model.repeat_bonus(self._to_device(places.ranks)))
+            )
         if near is not None:
-            values = self.model.near_bonus(tape.tensor(near.values), tape.tensor(near.known))
-            terms.append(Term(near.rows, near.columns, values))
+            values = self.model.near_bonus(self._to_device(near.values), self._to_device(near.is_recent))
+            terms.append(SparseTerm(near.rows, near.columns, values))
         if masked:
             rows = np.flatnonzero(candidates.own >= 0)
             values = torch.full((len(rows),), float(MASKED), device=self.device)
-            terms.append(Term(rows, candidates.own[rows], values))
-        return merged(terms, len(candidates.own), tape)
+            terms.append(SparseTerm(rows, candidates.own[rows], values))
+        return merge_terms(terms, len(candidates.own), self.device)
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator | None:

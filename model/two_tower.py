@@ -3,7 +3,7 @@
     score(u, j) = <q_u, e_j> + beta log pop(j) + rho[rank of j among u's recent items] + gamma nearness(u, j)
 
 The second term is the popularity prior, the third the repeat bias, the fourth says how often users had j together with
-u's recent items (`companions.py`; gamma is one number for items among u's recent ones and one for all others). All
+u's recent items (`co_occurrence.py`; gamma is one number for items among u's recent ones and one for all others). All
 three are optional. The prior is one more dimension
 of the vectors (beta on the query's side, log pop on the item's), so it passes through correction, resampling weights,
 loss and retrieval index like any other.
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from streamer.model.batch import Rows
-from streamer.model.companions import Near
+from streamer.model.co_occurrence import Nearness
+from streamer.model.device import to_device
 from streamer.model.kernels.pooling import pooled
 from streamer.model.plan import Plan
 from streamer.model.settings import ModelSettings
 from streamer.model.tables import Table
-from streamer.model.towers import Tape, Tower
+from streamer.model.towers import TouchedRows, Tower
 
 FIRST_GAMMA = 0.5
 
@@ -66,12 +67,12 @@ class TwoTower(nn.Module):
         self.user.grow(users)
         self.item.grow(items)
 
-    def items(self, tape: Tape, rows: Rows) -> Tensor:
+    def items(self, touched: TouchedRows, rows: Rows) -> Tensor:
         """Vectors of distinct items, [T, d]."""
-        vectors: Tensor = self.item(tape, rows)
+        vectors: Tensor = self.item(touched, rows)
         return vectors
 
-    def queries(self, tape: Tape, users: Rows, place: Tensor, items: Tensor, recent: Tensor | None) -> Tensor:
+    def queries(self, touched: TouchedRows, users: Rows, place: Tensor, items: Tensor, recent: Tensor | None) -> Tensor:
         """Vectors of B events' users, [B, d].
 
         Args:
@@ -80,7 +81,7 @@ class TwoTower(nn.Module):
             items: [T, d] item vectors.
             recent: int32 [B, L] places of each event's recent items in `items`.
         """
-        parts = [part.index_select(0, place) for part in self.user.parts(tape, users)]
+        parts = [part.index_select(0, place) for part in self.user.parts(touched, users)]
         if self.recency is not None:
             assert recent is not None
             parts.append(self._history(items, recent[:, : self.settings.recent_items].contiguous()))
@@ -107,18 +108,18 @@ class TwoTower(nn.Module):
         bonus = self.repeat.index_select(0, ranks.clamp(min=0))
         return torch.where(ranks >= 0, bonus, 0.0)
 
-    def near_bonus(self, nearness: Tensor, known: Tensor) -> Tensor:
-        """gamma times nearness; `known` is 1 for items among the user's recent ones, 0 for others."""
+    def near_bonus(self, nearness: Tensor, is_recent: Tensor) -> Tensor:
+        """gamma times nearness; `is_recent` is 1 for items among the user's recent ones, 0 for others."""
         assert self.gamma is not None
-        return self.gamma.index_select(0, known) * nearness
+        return self.gamma.index_select(0, is_recent) * nearness
 
-    def positive_scores(self, queries: Tensor, items: Tensor, plan: Plan, near: Near | None, tape: Tape) -> Tensor:
+    def positive_scores(self, queries: Tensor, items: Tensor, plan: Plan, near: Nearness | None) -> Tensor:
         """Score of each event's own item, [B]."""
-        own = items.index_select(0, tape.tensor(plan.positive))
+        own = items.index_select(0, to_device(plan.positive, items.device))
         score = (queries * own).sum(1)
         if self.repeat is not None:
-            score = score + self.repeat_bonus(tape.tensor(plan.positive_rank))
+            score = score + self.repeat_bonus(to_device(plan.positive_rank, items.device))
         if near is not None:
-            nearness, known = near.at(plan.positive)
-            score = score + self.near_bonus(tape.tensor(nearness), tape.tensor(known))
+            nearness, is_recent = near.at(plan.positive)
+            score = score + self.near_bonus(to_device(nearness, items.device), to_device(is_recent, items.device))
         return score

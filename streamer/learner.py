@@ -1,6 +1,6 @@
 """Everything that is learned from a stream, and how one micro-batch changes it.
 
-The learner is one recovery unit: id maps, users' recent items, items' companions, popularity, occurrence, cache,
+The learner is one recovery unit: id maps, users' recent items, items' neighbours, popularity, occurrence, cache,
 weights, optimizer and random state are saved and restored together. It knows nothing of where events come from.
 """
 
@@ -20,8 +20,8 @@ from streamer.checkpoint import Checkpoint, pack_strings, unpack_strings
 from streamer.errors import IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
 from streamer.ingest.batcher import MicroBatch
-from streamer.model.batch import Batch, Recent, Rows, View
-from streamer.model.companions import Companions
+from streamer.model.batch import Batch, Recent, Rows, StreamState
+from streamer.model.co_occurrence import CoOccurrence
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
@@ -77,7 +77,7 @@ class Learner:
             for side, tower in (("user", settings.user_tower), ("item", settings.item_tower))
         }
         self.recent = RecentItems(settings.history)
-        self.companions = Companions(settings.co_occurrence)
+        self.co_occurrence = CoOccurrence(settings.co_occurrence)
         self.exact = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
             slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.seed
@@ -108,7 +108,7 @@ class Learner:
         3. `before_training` may look (test, then train);
         4. popularity counts the batch;
         5. the training step;
-        6. companions count the batch; occurrence, and the next cache.
+        6. co-occurrence counts the batch; occurrence, and the next cache.
         """
         known_users, known_items = len(self.users), len(self.items)
         # 1.
@@ -128,11 +128,11 @@ class Learner:
         if counted:
             self.count(items)
         # 5.
-        view = View(self.popularity, self.cache, self.prior, self.occurrence, self.companions)
+        view = StreamState(self.popularity, self.cache, self.prior, self.occurrence, self.co_occurrence)
         result = self.trainer.step(rows, view)
         # 6.
-        if recent is not None and self.companions.length:
-            self.companions.observe(items, recent)
+        if recent is not None and self.co_occurrence.length:
+            self.co_occurrence.observe(items, recent)
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
@@ -176,7 +176,7 @@ class Learner:
 
     def ranker(self) -> Ranker:
         """Ranks with the current weights."""
-        return Ranker(self.trainer, self.prior, self.companions)
+        return Ranker(self.trainer, self.prior, self.co_occurrence)
 
     def recent_of(self, users: Rows) -> Recent | None:
         """Recent items of some users, if the model uses them."""
@@ -240,7 +240,7 @@ class Learner:
             "popularity.hash": self.hashed,
             "popularity.prior": self.prior,
             "occurrence": self.occurrence,
-            "companions": self.companions,
+            "co_occurrence": self.co_occurrence,
         }
 
     def _vocabularies(self) -> dict[str, Vocabulary]:

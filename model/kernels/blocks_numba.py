@@ -18,7 +18,7 @@ from torch import Tensor
 from streamer.model.device import in_host_memory
 from streamer.model.kernels import rows_numba as rows
 from streamer.model.kernels.rows_numba import Floats, Ints
-from streamer.model.kernels.spec import Computed, Entries, Sampling
+from streamer.model.kernels.spec import Computed, Sampling, SparseScores
 from streamer.model.resampling import safe_offsets
 
 CACHE_CELLS = 1 << 18
@@ -40,7 +40,7 @@ def block_rows(candidates: int) -> int:
     return max(16, min(256, CACHE_CELLS // max(1, candidates) // 16 * 16))
 
 
-def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Computed:
+def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None) -> Computed:
     """Losses and gradients of all rows."""
     job = _Job(Q.contiguous(), E.contiguous(), positive.contiguous(), sampling, entries)
     size = block_rows(E.shape[0])
@@ -84,7 +84,9 @@ def _workspace(cells: int) -> Tensor:
 class _Job:
     """One call: inputs, outputs, and what a thread does with its rows."""
 
-    def __init__(self, Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> None:
+    def __init__(
+        self, Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None
+    ) -> None:
         self.Q, self.E = Q, E
         self.sampling = sampling
         self.sparse = sampling.draws is not None and sampling.draws * SPARSE_SHARE <= E.numel()
@@ -167,7 +169,7 @@ class _Job:
         )
 
 
-def _arrays(entries: Entries | None) -> tuple[Ints, Ints, Floats]:
+def _arrays(entries: SparseScores | None) -> tuple[Ints, Ints, Floats]:
     if entries is None:
         return np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
     return entries.first.numpy(), entries.columns.numpy(), entries.values.detach().numpy()

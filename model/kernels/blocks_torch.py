@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from streamer.model import resampling
-from streamer.model.kernels.spec import Computed, Entries, Sampling
+from streamer.model.kernels.spec import Computed, Sampling, SparseScores
 
 EMPTY = -1e29
 """A row whose best corrected score is below this has no candidates."""
@@ -21,7 +21,7 @@ def block_rows(device: torch.device, candidates: int) -> int:
     return max(16, min(8192, cells // max(1, candidates)))
 
 
-def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Computed:
+def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None) -> Computed:
     """Losses and gradients of all rows, a block at a time."""
     B, K = Q.shape[0], E.shape[0]
     rows = _empty_rows(Q, E, entries)
@@ -32,7 +32,7 @@ def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries:
     return rows
 
 
-def _empty_rows(Q: Tensor, E: Tensor, entries: Entries | None) -> Computed:
+def _empty_rows(Q: Tensor, E: Tensor, entries: SparseScores | None) -> Computed:
     B, K = Q.shape[0], E.shape[0]
     values = entries.values if entries is not None else None
     return Computed(
@@ -56,7 +56,7 @@ def _block(
     positive: Tensor,
     factor: Tensor,
     sampling: Sampling,
-    entries: Entries | None,
+    entries: SparseScores | None,
 ) -> None:
     B, K = Q.shape[0], E.shape[0]
     q = Q[part]  # [R, d]
@@ -113,7 +113,7 @@ def _counts(x: Tensor, present: Tensor, part: slice, sampling: Sampling) -> Tens
     return resampling.systematic(weights, sampling.draws, sampling.offsets[part])
 
 
-def _inside(entries: Entries, part: slice, columns: int) -> tuple[Tensor, Tensor]:
+def _inside(entries: SparseScores, part: slice, columns: int) -> tuple[Tensor, Tensor]:
     """Flat places of all entries in a block, and which of them lie in it; those outside are sent to cell 0."""
     row = entries.rows - part.start
     inside = (row >= 0) & (row < part.stop - part.start)
@@ -121,13 +121,13 @@ def _inside(entries: Entries, part: slice, columns: int) -> tuple[Tensor, Tensor
     return place, inside
 
 
-def _add_entries(z: Tensor, entries: Entries, part: slice) -> None:
+def _add_entries(z: Tensor, entries: SparseScores, part: slice) -> None:
     place, inside = _inside(entries, part, z.shape[1])
     z.view(-1).index_add_(0, place, torch.where(inside, entries.values.detach().to(z.dtype), 0.0))
 
 
 def _take_entries(
-    out: Tensor, x: Tensor, scale: Tensor, entries: Entries, part: slice, rows: int, columns: int
+    out: Tensor, x: Tensor, scale: Tensor, entries: SparseScores, part: slice, rows: int, columns: int
 ) -> None:
     place, inside = _inside(entries, part, columns)
     row = (entries.rows - part.start).clamp(0, rows - 1)

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from streamer.model.kernels import blocks_numba, blocks_torch
-from streamer.model.kernels.spec import Computed, Entries, Outcome, Sampling
+from streamer.model.kernels.spec import Computed, Outcome, Sampling, SparseScores
 
-__all__ = ["Entries", "Outcome", "Sampling", "sampled_softmax"]
+__all__ = ["Outcome", "Sampling", "SparseScores", "sampled_softmax"]
 
 
 def sampled_softmax(
-    queries: Tensor, items: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None = None
+    queries: Tensor, items: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None = None
 ) -> Outcome:
     """Mean loss of B queries over K candidates.
 
@@ -43,7 +43,7 @@ def sampled_softmax(
     return Outcome(loss, counts, effective.mean(), distinct.mean(), own_share.mean())
 
 
-def _compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: Entries | None) -> Computed:
+def _compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None) -> Computed:
     if blocks_numba.fits(Q, sampling):
         return blocks_numba.compute(Q, E, positive, sampling, entries)
     return blocks_torch.compute(Q, E, positive, sampling, entries)
@@ -58,7 +58,7 @@ class _SampledSoftmax(torch.autograd.Function):
         positive: Tensor,
         values: Tensor | None,
         sampling: Sampling,
-        entries: Entries | None,
+        entries: SparseScores | None,
     ) -> tuple[Tensor, ...]:
         rows = _compute(queries.detach(), items.detach(), positive.detach(), sampling, entries)
         ctx.save_for_backward(rows.query_gradient, rows.item_gradient, rows.positive_gradient, rows.entry_gradient)

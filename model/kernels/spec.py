@@ -12,8 +12,8 @@ Resampler = str
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """Sparse terms of the score matrix, sorted by row: the repeat bias, the nearness of companions, and masks.
+class SparseScores:
+    """Sparse terms of the score matrix, sorted by row: the repeat bias, the nearness of candidates, and masks.
 
     Args:
         first: int32 [B + 1] where each row's entries begin.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamer.model.losses.base import Method, Part, Proposals
+from streamer.model.losses.base import LossTerm, Method, Proposals
 from streamer.model.losses.bir import Bir
 from streamer.model.losses.full_softmax import FullSoftmax
 from streamer.model.losses.g_tower import GTower
@@ -27,4 +27,4 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "Part", "Proposals", "method_named"]
+__all__ = ["METHODS", "LossTerm", "Method", "Proposals", "method_named"]

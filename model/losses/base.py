@@ -39,7 +39,7 @@ class Proposals:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LossTerm:
     """One term of the loss.
 
     Args:
@@ -77,7 +77,7 @@ class Method(Protocol):
     popularity: Literal["none", "exact", "hash"]
     resamples: bool
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
+    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
         """The terms of the loss.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from streamer.model.losses.base import Extra, Part, Proposals
+from streamer.model.losses.base import Extra, LossTerm, Proposals
 from streamer.model.plan import Plan
 from streamer.model.settings import MethodSettings
 
@@ -17,6 +17,6 @@ class Bir:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = True
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
+    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
         draws = settings.draws or len(plan.positive)
-        return [Part("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0)]
+        return [LossTerm("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0)]

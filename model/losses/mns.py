@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from streamer.model.losses.base import Extra, Part, Proposals
+from streamer.model.losses.base import Extra, LossTerm, Proposals
 from streamer.model.plan import Plan
 from streamer.model.settings import MethodSettings
 
@@ -22,7 +22,7 @@ class Mns:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = False
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
+    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
         batch = len(plan.positive) / (len(plan.positive) + len(plan.extra))
         mixture = batch * np.exp(proposals.log_pop) + (1 - batch) / max(proposals.known_items, 1)
-        return [Part("batch", plan.all_candidates(), np.log(mixture).astype(np.float32), None, 1.0)]
+        return [LossTerm("batch", plan.all_candidates(), np.log(mixture).astype(np.float32), None, 1.0)]

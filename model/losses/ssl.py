@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from streamer.model.losses.base import Extra, Part, Proposals
+from streamer.model.losses.base import Extra, LossTerm, Proposals
 from streamer.model.plan import Plan
 from streamer.model.settings import MethodSettings
 
@@ -19,5 +19,5 @@ class Ssl:
     popularity: Literal["none", "exact", "hash"] = "none"
     resamples = False
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
-        return [Part("batch", plan.batch_candidates(), np.zeros_like(proposals.log_pop), None, 1.0)]
+    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
+        return [LossTerm("batch", plan.batch_candidates(), np.zeros_like(proposals.log_pop), None, 1.0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from streamer.model.losses.base import Extra, Part, Proposals
+from streamer.model.losses.base import Extra, LossTerm, Proposals
 from streamer.model.plan import Plan
 from streamer.model.settings import MethodSettings
 
@@ -17,5 +17,5 @@ class SslPop:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = False
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
-        return [Part("batch", plan.batch_candidates(), proposals.log_pop, None, 1.0)]
+    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
+        return [LossTerm("batch", plan.batch_candidates(), proposals.log_pop, None, 1.0)]

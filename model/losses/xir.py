@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from streamer.model.batch import Floats
-from streamer.model.losses.base import Extra, Part, Proposals
+from streamer.model.losses.base import Extra, LossTerm, Proposals
 from streamer.model.plan import Plan
 from streamer.model.settings import MethodSettings
 
@@ -25,13 +25,13 @@ class Xir:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = True
 
-    def parts(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[Part]:
+    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
         draws = max(1, (settings.draws or len(plan.positive)) // 2)
         share = settings.cache_weight if len(plan.extra) else 0.0
-        batch = Part("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0 - share)
+        batch = LossTerm("batch", plan.batch_candidates(), proposals.log_pop, draws, 1.0 - share)
         if not len(plan.extra):
             return [batch]
-        return [batch, Part("cache", plan.extra_candidates(), self._of_cache(proposals, settings), draws, share)]
+        return [batch, LossTerm("cache", plan.extra_candidates(), self._of_cache(proposals, settings), draws, share)]
 
     def _of_cache(self, proposals: Proposals, settings: MethodSettings) -> Floats:
         if settings.cache_correction == "occurrence" and proposals.log_cache is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import SettingsError
-from streamer.model.batch import Batch, Rows, View
+from streamer.model.batch import Batch, Rows, StreamState
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity
@@ -203,7 +203,7 @@ class OfflineRun:
         """Popularity, the training step, occurrence and the next cache, as on a stream."""
         if isinstance(self.popularity, HashPopularity):
             self.popularity.observe(batch.items)
-        result = self.trainer.step(batch, View(self.popularity, self.cache, cache_draws=self.occurrence))
+        result = self.trainer.step(batch, StreamState(self.popularity, self.cache, cache_draws=self.occurrence))
         if self.trainer.method.resamples:
             items, counts = result.occurrence()
             self.occurrence.add(items, counts)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from streamer.bench.plain import PlainTrainer
-from streamer.model.batch import Batch, Rows, View
+from streamer.model.batch import Batch, Rows, StreamState
 from streamer.model.losses import METHODS
 from streamer.model.occurrence import Occurrence
 from streamer.model.optim import Adam
@@ -122,7 +122,7 @@ def _fast(method: str, options: StepOptions, stream: _Stream) -> Callable[[int],
         users, items = stream.batch(index)
         popularity.observe(items)
         cache = occurrence.draw(options.cache_size if method == "xir" else 0, rng, stream.items)
-        result = trainer.step(Batch(users, items), View(popularity, cache))
+        result = trainer.step(Batch(users, items), StreamState(popularity, cache))
         occurrence.add(*result.occurrence())
         return result
 

@@ -1,8 +1,8 @@
 """`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
 
-The inner product of a user's and an item's vector is the model's score, but for the repeat bias and the companions,
+The inner product of a user's and an item's vector is the model's score, but for the repeat bias and co-occurrence,
 which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is
-the last dimension: log pop on the item's side, beta on the user's. A model that leaves much to its companions has
+the last dimension: log pop on the item's side, beta on the user's. A model that leaves much to co-occurrence has
 weaker vectors: where an index is all that serves, learn with `--co-occurring-items 0`.
 
 `.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
@@ -67,7 +67,7 @@ BLOCK_ROWS = 1 << 15
 def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
     """Write the vectors of the newest checkpoint with their ids, for an ANN index.
 
-    The inner product of a user's and an item's vector is the model's score without repeat bias and companions; the
+    The inner product of a user's and an item's vector is the model's score without repeat bias and co-occurrence; the
     popularity prior is in it, as the last dimension (log pop for items, beta for users).
 
     \b
@@ -145,11 +145,11 @@ def item_vectors(learner: Learner, rows: Rows) -> Floats:
     """[n, dim] the item tower's vectors, and log pop where the model has a prior."""
     import torch
 
-    from streamer.model.towers import Tape
+    from streamer.model.towers import TouchedRows
 
     model = learner.trainer.model
     with torch.no_grad():
-        vectors = model.items(Tape(torch.device("cpu")), rows)
+        vectors = model.items(TouchedRows(torch.device("cpu")), rows)
         _, vectors = model.with_prior(vectors[:0], vectors, torch.from_numpy(learner.prior.log_pop(rows)))
     found: Floats = vectors.numpy()
     return found

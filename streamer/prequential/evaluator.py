@@ -18,7 +18,7 @@ from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Rows
 from streamer.model.growing import capacity_for
-from streamer.model.ranking import LeftOut
+from streamer.model.ranking import Excluded
 from streamer.model.recent import RecentItems
 from streamer.prequential.delay import Due
 from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
@@ -210,7 +210,7 @@ class Prequential:
             return ranks
         at, ranker = chosen[known], self._ranker
         recent = batch.recent[at] if batch.recent is not None else None
-        left_out = LeftOut(had.first, had.items).only(known)
+        left_out = Excluded(had.first, had.items).only(known)
         items = ranker.items(self.learner.exact.size, self._room(self.learner.exact.size))
         found = ranker.ranks_with_and_without(items, batch.users[at], batch.items[at], recent, left_out)
         ranks.among_all[known] = found[0]

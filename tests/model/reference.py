@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from streamer.model import resampling
-from streamer.model.batch import Batch, View
-from streamer.model.companions import REACH, Companions
+from streamer.model.batch import Batch, StreamState
+from streamer.model.co_occurrence import REACH, CoOccurrence
 from streamer.model.trainer import Trainer
 
 
@@ -60,27 +60,27 @@ class Reference:
             pooled = pooled + self.dense["recency"][k].exp() / total * self.vector("item", item)
         return self.vector("user", user, pooled * self.dense["scale"])
 
-    def nearness(self, item: int, recent: list[int], companions: Companions) -> float:
+    def nearness(self, item: int, recent: list[int], co_occurrence: CoOccurrence) -> float:
         total = 0.0
         for k, other in enumerate(recent[:REACH]):
-            total += companions.of(other).get(item, 0.0) / (k + 1) / math.sqrt(max(companions.total(other), 1.0))
+            total += co_occurrence.of(other).get(item, 0.0) / (k + 1) / math.sqrt(max(co_occurrence.total(other), 1.0))
         return math.log(1 + 30 * total)
 
     def score(
-        self, q: Tensor, item: int, recent: list[int], log_prior: float, companions: Companions | None = None
+        self, q: Tensor, item: int, recent: list[int], log_prior: float, co_occurrence: CoOccurrence | None = None
     ) -> Tensor:
         s = q @ self.vector("item", item)
         if self.model.settings.prior != "off":
             s = s + self.dense["beta"] * log_prior
         if item in recent[: self.model.settings.repeat_ranks]:
             s = s + self.dense["repeat"][recent.index(item)]
-        if companions is not None and self.model.settings.co_occurrence:
-            s = s + self.dense["gamma"][int(item in recent)] * self.nearness(item, recent, companions)
+        if co_occurrence is not None and self.model.settings.co_occurrence:
+            s = s + self.dense["gamma"][int(item in recent)] * self.nearness(item, recent, co_occurrence)
         return s
 
     # loss ------------------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch, view: View) -> Tensor:
+    def loss(self, batch: Batch, view: StreamState) -> Tensor:
         method, sampler = self.trainer.method, self.trainer.settings
         B, N = len(batch), self.model.item.size
         batch_items = batch.items.tolist()
@@ -111,10 +111,10 @@ class Reference:
         of_cache = self.resampled(batch, view, sorted(cache, key=order.index), m // 2, proposal)
         return (1 - lam) * of_batch + lam * of_cache
 
-    def log_pop(self, view: View, item: int) -> float:
+    def log_pop(self, view: StreamState, item: int) -> float:
         return float(view.popularity.log_pop(np.array([item]))[0])
 
-    def rows(self, batch: Batch, view: View):
+    def rows(self, batch: Batch, view: StreamState):
         """Each event: its score function and its own item."""
         prior = view.prior or view.popularity
         for b in range(len(batch)):
@@ -122,11 +122,11 @@ class Reference:
             q = self.query(int(batch.users[b]), recent)
 
             def score(item: int, q=q, recent=recent) -> Tensor:
-                return self.score(q, item, recent, float(prior.log_pop(np.array([item]))[0]), view.companions)
+                return self.score(q, item, recent, float(prior.log_pop(np.array([item]))[0]), view.co_occurrence)
 
             yield score, int(batch.items[b])
 
-    def softmax(self, batch: Batch, view: View, candidates: list[int], log_proposal) -> Tensor:
+    def softmax(self, batch: Batch, view: StreamState, candidates: list[int], log_proposal) -> Tensor:
         losses = []
         for score, own in self.rows(batch, view):
             others = candidates
@@ -139,7 +139,7 @@ class Reference:
             losses.append(torch.logsumexp(torch.stack(logits), 0) - positive)
         return torch.stack(losses).mean()
 
-    def resampled(self, batch: Batch, view: View, candidates: list[int], m: int, proposal=None) -> Tensor:
+    def resampled(self, batch: Batch, view: StreamState, candidates: list[int], m: int, proposal=None) -> Tensor:
         offsets = torch.rand(len(batch), generator=self.draws)
         distinct = list(dict.fromkeys(candidates))
         losses, weights, scores, owns = [], [], [], []

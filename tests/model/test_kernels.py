@@ -11,9 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from streamer.model.batch import Batch, View
-from streamer.model.companions import Companions
-from streamer.model.kernels import Entries, Sampling, blocks_numba, blocks_torch, sampled_softmax
+from streamer.model.batch import Batch, StreamState
+from streamer.model.co_occurrence import CoOccurrence
+from streamer.model.kernels import Sampling, SparseScores, blocks_numba, blocks_torch, sampled_softmax
 from streamer.model.kernels.pooling import pooled
 from streamer.model.losses import METHODS, Proposals
 from streamer.model.plan import Planner
@@ -34,7 +34,7 @@ def parts_of(method: str):
     extra = {"none": np.empty(0, np.int64), "all": np.arange(N)}.get(METHODS[method].extra, rng.integers(0, N, 8))
     plan = Planner(ranks=L).plan(batch, extra, N)
     proposals = Proposals(popularity.log_pop(plan.items), None, N)
-    return METHODS[method].parts(plan, proposals, MethodSettings(draws=6))
+    return METHODS[method].terms(plan, proposals, MethodSettings(draws=6))
 
 
 @pytest.mark.parametrize("resampler", ["systematic", "multinomial"])
@@ -61,7 +61,7 @@ def test_gradients_equal_finite_differences(method, resampler):
                 resampler,
                 torch.Generator().manual_seed(1),
             )
-            entries = Entries(
+            entries = SparseScores(
                 torch.from_numpy(c.recent.first),
                 torch.from_numpy(c.recent.rows),
                 torch.from_numpy(c.recent.columns),
@@ -83,7 +83,7 @@ def random_case(rows: int, columns: int, dim: int, draws: int | None, seed: int 
         torch.rand(rows, generator=g),
     )
     first = torch.arange(rows + 1, dtype=torch.int32) * 2
-    entries = Entries(
+    entries = SparseScores(
         first,
         torch.arange(rows).repeat_interleave(2),
         torch.randint(0, columns, (2 * rows,), generator=g, dtype=torch.int32),
@@ -196,10 +196,10 @@ def big_step(method: str, size: int, device: str = "cpu", resampler: str = "syst
     batch = Batch(rng.integers(0, 50, size), rng.permutation(size) % items, recent)
     popularity = ExactPopularity()
     popularity.observe(batch.items)
-    companions = Companions(4)
-    companions.observe(batch.items, recent)
+    co_occurrence = CoOccurrence(4)
+    co_occurrence.observe(batch.items, recent)
     cache = rng.permutation(size)[: size if items == size else 0]
-    return trainer, batch, View(popularity, cache, companions=companions)
+    return trainer, batch, StreamState(popularity, cache, co_occurrence=co_occurrence)
 
 
 @pytest.mark.parametrize("backend", ["compiled", "torch"])

@@ -9,7 +9,7 @@ from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
 from streamer.model import ranking
-from streamer.model.ranking import LeftOut, Ranker
+from streamer.model.ranking import Excluded, Ranker
 
 
 def slow_scores(trainer, batch, view) -> np.ndarray:
@@ -23,7 +23,7 @@ def test_ranks_and_top_items_follow_the_score(model):
     trainer = make_trainer("xir", MODELS[model])
     batch, view = make_input(trainer)
     scores = slow_scores(trainer, batch, view)
-    ranker = Ranker(trainer, view.prior, view.companions)
+    ranker = Ranker(trainer, view.prior, view.co_occurrence)
     items = ranker.items()
     ranks = ranker.ranks(items, batch.users, batch.items, batch.recent)
     expected = [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
@@ -41,16 +41,16 @@ def test_excluded_items_are_left_out():
     excluded = [np.setdiff1d(np.arange(0, ITEMS, 2), [i]) for i in batch.items]
     for b, items in enumerate(excluded):
         scores[b, items] = -np.inf
-    ranker = Ranker(trainer, view.prior, view.companions)
+    ranker = Ranker(trainer, view.prior, view.co_occurrence)
     ranks = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent, excluded)
     assert ranks.tolist() == [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
 
 
-@pytest.mark.parametrize("model", ["mlp", "companions", "all terms"])
+@pytest.mark.parametrize("model", ["mlp", "co-occurrence", "all terms"])
 def test_blocks_do_not_change_the_answer(model, monkeypatch):
     trainer = make_trainer("xir", MODELS[model])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.companions)
+    ranker = Ranker(trainer, view.prior, view.co_occurrence)
     whole = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent)
     monkeypatch.setattr(ranking, "BLOCK_CELLS", 2 * ITEMS)
     monkeypatch.setattr(ranking, "CHUNK_ITEMS", 4)
@@ -84,7 +84,7 @@ def test_a_constant_model_ranks_nothing_first():
 def test_ranking_leaves_no_gradient_behind():
     trainer = make_trainer("xir", MODELS["all terms"])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.companions)
+    ranker = Ranker(trainer, view.prior, view.co_occurrence)
     assert not ranker.items().vectors.requires_grad
     assert not torch.is_grad_enabled() or not ranker.queries(batch.users, batch.recent).requires_grad
 
@@ -92,13 +92,13 @@ def test_ranking_leaves_no_gradient_behind():
 def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
     trainer = make_trainer("xir", MODELS["all terms"])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.companions)
+    ranker = Ranker(trainer, view.prior, view.co_occurrence)
     items = ranker.items()
     rng = np.random.default_rng(0)
     left_out = [np.setdiff1d(np.flatnonzero(rng.random(ITEMS + 4) < 0.4), [i]) for i in batch.items]
     left_out[1] = np.empty(0, np.int64)
     arguments = (items, batch.users, batch.items, batch.recent)
-    with_all, without = ranker.ranks_with_and_without(*arguments, LeftOut.of(left_out))
+    with_all, without = ranker.ranks_with_and_without(*arguments, Excluded.of(left_out))
     assert with_all.tolist() == ranker.ranks(*arguments).tolist()
     assert without.tolist() == ranker.ranks(*arguments, excluded=left_out).tolist()
     scores = slow_scores(trainer, batch, view)
@@ -111,19 +111,19 @@ def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
 def test_unknown_targets_among_known_ones_do_not_shift_the_others():
     trainer = make_trainer("xir", MODELS["all terms"])
     batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.companions)
+    ranker = Ranker(trainer, view.prior, view.co_occurrence)
     items = ranker.items()
     expected = ranker.ranks(items, batch.users, batch.items, batch.recent)
     targets = batch.items.copy()
     targets[::2] = ITEMS + 1
-    left_out = LeftOut.of([np.array([], np.int64) if b % 2 else np.arange(ITEMS) for b in range(len(targets))])
+    left_out = Excluded.of([np.array([], np.int64) if b % 2 else np.arange(ITEMS) for b in range(len(targets))])
     for ranks in ranker.ranks_with_and_without(items, batch.users, targets, batch.recent, left_out):
         assert ranks[1::2].tolist() == expected[1::2].tolist()
         assert (ranks[::2] == ITEMS + 1).all()
 
 
 def test_the_items_of_some_users_keep_their_order():
-    left_out = LeftOut.of([np.array([4, 2]), np.array([], np.int64), np.array([7]), np.array([1, 0, 9])])
+    left_out = Excluded.of([np.array([4, 2]), np.array([], np.int64), np.array([7]), np.array([1, 0, 9])])
     rows, items = left_out.of_users(np.array([3, 1, 0]))
     assert rows.tolist() == [0, 0, 0, 2, 2]
     assert items.tolist() == [1, 0, 9, 4, 2]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from reference import Reference
 
-from streamer.model.batch import Batch, View
-from streamer.model.companions import Companions
+from streamer.model.batch import Batch, StreamState
+from streamer.model.co_occurrence import CoOccurrence
 from streamer.model.kernels import blocks_numba
 from streamer.model.losses import METHODS
 from streamer.model.occurrence import Occurrence
@@ -33,7 +33,7 @@ MODELS = {
     "repeat bias": small(repeat_ranks=3),
     "recent items": small(recent_items=4),
     "recent items only": small(user_ids=False, recent_items=4, repeat_ranks=2),
-    "companions": small(recent_items=3, co_occurring_items=4),
+    "co-occurrence": small(recent_items=3, co_occurring_items=4),
     "all terms": small(recent_items=2, repeat_ranks=4, co_occurring_items=6, prior="learned"),
     "features": small(
         user_features=("city",), item_features=("seller", "category"), item_numeric_features=("price", "age")
@@ -69,7 +69,7 @@ def make_trainer(method: str, model: LearnerSettings, **changes) -> Trainer:
     return trainer
 
 
-def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEMS) -> tuple[Batch, View]:
+def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEMS) -> tuple[Batch, StreamState]:
     rng = np.random.default_rng(seed)
     recent = np.full((size, L), -1, np.int32)
     for b in range(size):
@@ -83,12 +83,12 @@ def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEM
     prior.observe(rng.zipf(1.5, 500) % ITEMS)
     occurrence = Occurrence()
     occurrence.add(np.arange(ITEMS), rng.integers(1, 200, ITEMS))
-    companions = Companions(trainer.model.settings.co_occurrence)
-    companions.observe(np.arange(60) % ITEMS, rng.integers(0, ITEMS, (60, 4)).astype(np.int32))
-    return batch, View(popularity, rng.integers(0, ITEMS, 9), prior, occurrence, companions)
+    co_occurrence = CoOccurrence(trainer.model.settings.co_occurrence)
+    co_occurrence.observe(np.arange(60) % ITEMS, rng.integers(0, ITEMS, (60, 4)).astype(np.int32))
+    return batch, StreamState(popularity, rng.integers(0, ITEMS, 9), prior, occurrence, co_occurrence)
 
 
-def assert_step_equals_reference(trainer: Trainer, batch: Batch, view: View, tolerance: float = 2e-5) -> None:
+def assert_step_equals_reference(trainer: Trainer, batch: Batch, view: StreamState, tolerance: float = 2e-5) -> None:
     reference = Reference(trainer)
     expected = reference.loss(batch, view)
     expected.backward()
@@ -208,7 +208,7 @@ def test_methods_without_draws_have_no_occurrence():
 def test_xir_without_a_cache_is_its_batch_part():
     trainer = make_trainer("xir", MODELS["plain"])
     batch, view = make_input(trainer)
-    result = trainer.gradients(batch, View(view.popularity, np.empty(0, np.int64), view.prior))
+    result = trainer.gradients(batch, StreamState(view.popularity, np.empty(0, np.int64), view.prior))
     assert set(result.parts) == {"batch"}
     torch.testing.assert_close(result.loss, result.parts["batch"].loss)
 
@@ -233,7 +233,7 @@ def test_training_lowers_the_loss_and_ranks_the_positive_first():
     first = last = 0.0
     for k in range(150):
         users = rng.integers(0, USERS, 64)
-        result = trainer.step(Batch(users, users * 2), View(popularity, rng.integers(0, ITEMS, 16)))
+        result = trainer.step(Batch(users, users * 2), StreamState(popularity, rng.integers(0, ITEMS, 16)))
         first = float(result.loss) if k == 0 else first
         last = float(result.loss)
     assert last < 0.5 * first

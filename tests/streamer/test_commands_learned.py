@@ -25,7 +25,7 @@ from streamer.cli.main import cli
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
 from streamer.metrics.composition import composition
-from streamer.model.companions import REACH
+from streamer.model.co_occurrence import REACH
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
@@ -118,7 +118,9 @@ def slow_scores(learner: Learner, user: str) -> dict[str, float]:
         if item in recent[: len(model.repeat)]:
             score += model.repeat[recent.index(item)].item()
         near = sum(
-            learner.companions.of(other).get(item, 0.0) / (k + 1) / max(learner.companions.total(other), 1.0) ** 0.5
+            learner.co_occurrence.of(other).get(item, 0.0)
+            / (k + 1)
+            / max(learner.co_occurrence.total(other), 1.0) ** 0.5
             for k, other in enumerate(recent[:REACH])
         )
         score += model.gamma[int(item in recent)].item() * np.log1p(30 * near)
@@ -382,7 +384,7 @@ def exported(trained: Trained, out: Path, *arguments: object) -> dict[str, np.nd
 
 
 @pytest.mark.parametrize("name", ["trained", "without_prior"])
-def test_the_exported_inner_product_is_the_score_without_repeat_bias_and_companions(name, request, tmp_path):
+def test_the_exported_inner_product_is_the_score_without_repeat_bias_and_co_occurrence(name, request, tmp_path):
     data: Trained = request.getfixturevalue(name)
     arrays = exported(data, tmp_path / "vectors.npz")
     learner, ranker = data.learner(), data.learner().ranker()

@@ -1,4 +1,4 @@
-"""Companions: the compiled lists against dictionaries, event by event."""
+"""CoOccurrence: the compiled lists against dictionaries, event by event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.model.batch import Recent
-from streamer.model.companions import REACH, Companions, Near
+from streamer.model.co_occurrence import REACH, CoOccurrence, Nearness
 from streamer.model.growing import SMALLEST_CAPACITY
 
 ITEMS = 9
@@ -21,7 +21,7 @@ events = st.lists(st.tuples(rows, st.lists(rows, max_size=4, unique=True)), max_
 lengths = st.integers(1, 4)
 
 
-class SlowCompanions:
+class SlowCoOccurrence:
     """A dictionary an item."""
 
     def __init__(self, length: int) -> None:
@@ -63,33 +63,33 @@ def lines(recent: list[list[int]], length: int | None = None) -> Recent:
     return found
 
 
-def observe(companions: Companions, stream: list[Event]) -> None:
-    companions.observe(np.array([item for item, _ in stream], np.int64), lines([recent for _, recent in stream]))
+def observe(co_occurrence: CoOccurrence, stream: list[Event]) -> None:
+    co_occurrence.observe(np.array([item for item, _ in stream], np.int64), lines([recent for _, recent in stream]))
 
 
-def after(stream: list[Event], length: int = 4) -> Companions:
-    companions = Companions(length)
-    observe(companions, stream)
-    return companions
+def after(stream: list[Event], length: int = 4) -> CoOccurrence:
+    co_occurrence = CoOccurrence(length)
+    observe(co_occurrence, stream)
+    return co_occurrence
 
 
-def cells(near: Near) -> dict[tuple[int, int], tuple[float, int]]:
+def cells(near: Nearness) -> dict[tuple[int, int], tuple[float, int]]:
     """Value and `known` of each place; checks that none occurs twice and that rows ascend."""
     places = list(zip(near.rows.tolist(), near.columns.tolist(), strict=True))
     assert len(set(places)) == len(places)
     assert near.rows.tolist() == sorted(near.rows.tolist())
-    return dict(zip(places, zip(near.values.tolist(), near.known.tolist(), strict=True), strict=True))
+    return dict(zip(places, zip(near.values.tolist(), near.is_recent.tolist(), strict=True), strict=True))
 
 
 class TestObserve:
     @given(stream=events, length=lengths)
     def test_lists_hold_what_was_had_together(self, stream: list[Event], length: int) -> None:
-        companions, slow = after(stream, length), SlowCompanions(length)
+        co_occurrence, slow = after(stream, length), SlowCoOccurrence(length)
         slow.observe(stream)
         for item in range(ITEMS):
-            assert list(companions.of(item)) == list(slow.lists[item])
-            assert companions.of(item) == pytest.approx(slow.lists[item])
-            assert companions.total(item) == pytest.approx(slow.totals[item], abs=1e-5)
+            assert list(co_occurrence.of(item)) == list(slow.lists[item])
+            assert co_occurrence.of(item) == pytest.approx(slow.lists[item])
+            assert co_occurrence.total(item) == pytest.approx(slow.totals[item], abs=1e-5)
 
     @given(stream=events, length=lengths, cut=st.integers(0, 40))
     def test_where_the_stream_is_cut_into_calls_does_not_matter(
@@ -101,9 +101,9 @@ class TestObserve:
         assert [parts.of(item) for item in range(ITEMS)] == [whole.of(item) for item in range(ITEMS)]
 
     def test_pairs_weigh_less_the_longer_ago_the_other_was(self) -> None:
-        companions = after([(7, [5, 6])])
-        assert companions.of(7) == {5: 1.0, 6: 0.5}
-        assert companions.of(6) == {7: 0.5}
+        co_occurrence = after([(7, [5, 6])])
+        assert co_occurrence.of(7) == {5: 1.0, 6: 0.5}
+        assert co_occurrence.of(6) == {7: 0.5}
 
     def test_an_item_is_no_companion_of_itself(self) -> None:
         assert after([(7, [7, 6])]).of(7) == {6: 0.5}
@@ -112,19 +112,19 @@ class TestObserve:
         assert after([(7, [5]), (7, [4, 6]), (7, [4])], length=2).of(7) == {4: 2.0, 6: 0.5}
 
     def test_items_beyond_the_reach_are_not_paired(self) -> None:
-        companions = after([(0, list(range(1, REACH + 3)))], length=2 * REACH)
-        assert set(companions.of(0)) == set(range(1, REACH + 1))
-        assert companions.of(REACH + 1) == {}
+        co_occurrence = after([(0, list(range(1, REACH + 3)))], length=2 * REACH)
+        assert set(co_occurrence.of(0)) == set(range(1, REACH + 1))
+        assert co_occurrence.of(REACH + 1) == {}
 
     def test_lists_survive_growth(self) -> None:
-        companions = after([(7, [5])])
-        observe(companions, [(4 * SMALLEST_CAPACITY, [7])])
-        assert companions.of(7) == {5: 1.0, 4 * SMALLEST_CAPACITY: 1.0}
+        co_occurrence = after([(7, [5])])
+        observe(co_occurrence, [(4 * SMALLEST_CAPACITY, [7])])
+        assert co_occurrence.of(7) == {5: 1.0, 4 * SMALLEST_CAPACITY: 1.0}
 
     def test_length_zero_keeps_nothing(self) -> None:
-        companions = after([(7, [5])], length=0)
-        assert companions.of(7) == {}
-        assert cells(companions.among(lines([[5]]), np.array([7]))) == {}
+        co_occurrence = after([(7, [5])], length=0)
+        assert co_occurrence.of(7) == {}
+        assert cells(co_occurrence.nearness(lines([[5]]), np.array([7]))) == {}
 
 
 class TestAmong:
@@ -137,7 +137,7 @@ class TestAmong:
     def test_candidates_are_as_near_as_the_slow_formula_says(
         self, stream: list[Event], length: int, recent: list[list[int]], candidates: list[int]
     ) -> None:
-        companions, slow = after(stream, length), SlowCompanions(length)
+        co_occurrence, slow = after(stream, length), SlowCoOccurrence(length)
         slow.observe(stream)
         expected = {}
         for b, mine in enumerate(recent):
@@ -145,27 +145,27 @@ class TestAmong:
                 if nearness := slow.nearness(mine, candidate):
                     expected[b, c] = (pytest.approx(nearness, rel=1e-5), int(candidate in mine))
         for _ in range(2):  # the second call finds nothing left over by the first
-            assert cells(companions.among(lines(recent, 5), np.array(candidates, np.int64))) == expected
+            assert cells(co_occurrence.nearness(lines(recent, 5), np.array(candidates, np.int64))) == expected
 
-    def test_recent_items_beyond_the_reach_bring_no_companions_but_are_known(self) -> None:
-        companions = after([(0, [20]), (1, [21])])
+    def test_recent_items_beyond_the_reach_bring_no_neighbours_but_are_known(self) -> None:
+        co_occurrence = after([(0, [20]), (1, [21])])
         recent = [20, *range(30, 30 + REACH - 1), 21, 0]
-        found = cells(companions.among(lines([recent]), np.array([0, 1])))
+        found = cells(co_occurrence.nearness(lines([recent]), np.array([0, 1])))
         assert {place: known for place, (_, known) in found.items()} == {(0, 0): 1}
 
-    def test_items_never_seen_have_no_companions(self) -> None:
+    def test_items_never_seen_have_no_neighbours(self) -> None:
         far = 3 * SMALLEST_CAPACITY
-        found = cells(after([(7, [5])]).among(lines([[far, 5]]), np.array([far + 1, 7])))
+        found = cells(after([(7, [5])]).nearness(lines([[far, 5]]), np.array([far + 1, 7])))
         assert list(found) == [(0, 1)]
 
     def test_no_users_and_no_candidates_are_no_error(self) -> None:
-        companions = after([(7, [5])])
-        assert cells(companions.among(lines([], 3), np.array([7]))) == {}
-        assert cells(companions.among(lines([[5]]), np.empty(0, np.int64))) == {}
+        co_occurrence = after([(7, [5])])
+        assert cells(co_occurrence.nearness(lines([], 3), np.array([7]))) == {}
+        assert cells(co_occurrence.nearness(lines([[5]]), np.empty(0, np.int64))) == {}
 
 
 class TestNear:
-    near = Near(
+    near = Nearness(
         np.array([0, 0, 2]),
         np.array([1, 3, 0], np.int32),
         np.array([0.5, 0.25, 2.0], np.float32),
@@ -173,7 +173,7 @@ class TestNear:
     )
 
     def test_places_move_to_other_columns_and_those_without_one_vanish(self) -> None:
-        moved = self.near.moved(np.array([4, -1, 0, 2], np.int32))
+        moved = self.near.to_columns(np.array([4, -1, 0, 2], np.int32))
         assert cells(moved) == {(0, 2): (0.25, 1), (2, 4): (2.0, 1)}
 
     def test_one_column_of_each_row(self) -> None:
@@ -183,18 +183,18 @@ class TestNear:
 
 
 class TestForget:
-    def test_retired_items_have_no_companions_and_are_none(self) -> None:
-        companions = after([(7, [5, 6]), (8, [7, 5])])
-        companions.forget_items(np.array([5, 700]))
-        assert [companions.of(5), companions.total(5)] == [{}, 0.0]
-        assert companions.of(7) == {6: 0.5, 8: 1.0}
-        assert companions.of(8) == {7: 1.0}
+    def test_retired_items_have_no_neighbours_and_are_none(self) -> None:
+        co_occurrence = after([(7, [5, 6]), (8, [7, 5])])
+        co_occurrence.forget_items(np.array([5, 700]))
+        assert [co_occurrence.of(5), co_occurrence.total(5)] == [{}, 0.0]
+        assert co_occurrence.of(7) == {6: 0.5, 8: 1.0}
+        assert co_occurrence.of(8) == {7: 1.0}
 
     def test_a_row_that_is_used_again_starts_anew(self) -> None:
-        companions = after([(7, [5])])
-        companions.forget_items(np.array([7]))
-        observe(companions, [(7, [6])])
-        assert [companions.of(7), companions.of(5), companions.total(7)] == [{6: 1.0}, {}, 1.0]
+        co_occurrence = after([(7, [5])])
+        co_occurrence.forget_items(np.array([7]))
+        observe(co_occurrence, [(7, [6])])
+        assert [co_occurrence.of(7), co_occurrence.of(5), co_occurrence.total(7)] == [{6: 1.0}, {}, 1.0]
 
 
 class TestState:
@@ -202,19 +202,19 @@ class TestState:
     def test_restart_goes_on_as_if_it_had_not_happened(
         self, stream: list[Event], further: list[Event], length: int
     ) -> None:
-        companions, restarted = after(stream, length), Companions(length)
-        restarted.load_state({name: array.copy() for name, array in companions.state().items()})
-        for one in (companions, restarted):
+        co_occurrence, restarted = after(stream, length), CoOccurrence(length)
+        restarted.load_state({name: array.copy() for name, array in co_occurrence.state().items()})
+        for one in (co_occurrence, restarted):
             observe(one, further)
-        for name, array in companions.state().items():
+        for name, array in co_occurrence.state().items():
             np.testing.assert_array_equal(restarted.state()[name], array)
 
     def test_loading_copies_and_replaces_what_was_there(self) -> None:
-        companions, other = after([(7, [5])]), after([(8, [6])])
-        other.load_state(companions.state())
-        observe(companions, [(7, [5])])
+        co_occurrence, other = after([(7, [5])]), after([(8, [6])])
+        other.load_state(co_occurrence.state())
+        observe(co_occurrence, [(7, [5])])
         assert [other.of(8), other.of(7)] == [{}, {5: 1.0}]
 
     def test_lists_of_another_length_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="lists of 4 companions are not lists of 3"):
-            Companions(3).load_state(after([(7, [5])]).state())
+        with pytest.raises(ValueError, match="lists of 4 neighbours are not lists of 3"):
+            CoOccurrence(3).load_state(after([(7, [5])]).state())

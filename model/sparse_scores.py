@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Rows
-from streamer.model.kernels import Entries
-from streamer.model.towers import Tape
+from streamer.model.device import to_device
+from streamer.model.kernels import SparseScores
 
 
-class Term(NamedTuple):
+class SparseTerm(NamedTuple):
     """One term, sorted by row.
 
     Args:
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     values: Tensor
 
 
-def merged(terms: list[Term], queries: int, tape: Tape) -> Entries | None:
+def merge_terms(terms: list[SparseTerm], queries: int, device: torch.device) -> SparseScores | None:
     """All terms of so many queries in one list, sorted by row; None if it is empty."""
     rows = np.concatenate([term.rows for term in terms]) if terms else np.empty(0, np.int64)
     if not len(rows):
@@ -36,6 +36,6 @@ def merged(terms: list[Term], queries: int, tape: Tape) -> Entries | None:
     columns, values = np.concatenate([term.columns for term in terms]), torch.cat([term.values for term in terms])
     if len(terms) > 1:
         order = np.argsort(rows, kind="stable")
-        rows, columns, values = rows[order], columns[order], values.index_select(0, tape.tensor(order))
+        rows, columns, values = rows[order], columns[order], values.index_select(0, to_device(order, device))
     first = np.searchsorted(rows, np.arange(queries + 1)).astype(np.int32)
-    return Entries(tape.tensor(first), tape.tensor(rows), tape.tensor(columns), values)
+    return SparseScores(to_device(first, device), to_device(rows, device), to_device(columns, device), values)

@@ -1,7 +1,7 @@
-"""Each item's companions: what users had shortly before or after it, and how near that brings a candidate to a user.
+"""Each item's neighbours: what users had shortly before or after it, and how near that brings a candidate to a user.
 
 Vectors of a few dozen numbers cannot hold which of ten thousand items go together with which; a short list of each
-item's companions can, from the first time that a user has both. With c(r, j) the weight of j among the companions of r,
+item's neighbours can, from the first time that a user has both. With c(r, j) the weight of j among the neighbours of r,
 C(r) the weight of all pairs of r, and r_1, r_2, ... the user's recent items, most recent first:
 
     nearness(u, j) = log(1 + 30 sum_k c(r_k, j) / (k sqrt(C(r_k))))
@@ -27,48 +27,48 @@ _SHARPNESS = np.float32(30)
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class Nearness:
     """Sparse places of a [B, K] matrix of candidates, sorted by row, and what is known of each.
 
     Args:
         rows: [nnz] the query.
         columns: [nnz] the candidate.
         values: [nnz] its nearness, above 0.
-        known: [nnz] 1 if it is among the user's recent items itself, else 0.
+        is_recent: [nnz] 1 if it is among the user's recent items itself, else 0.
     """
 
     rows: Rows
     columns: Ints
     values: Floats
-    known: Rows
+    is_recent: Rows
 
-    def moved(self, column: Ints) -> Near:
+    def to_columns(self, column: Ints) -> Nearness:
         """The same places in another matrix: `column` says where each candidate stands in it, -1 if nowhere."""
         columns = column[self.columns]
         kept = columns >= 0
-        return Near(self.rows[kept], columns[kept], self.values[kept], self.known[kept])
+        return Nearness(self.rows[kept], columns[kept], self.values[kept], self.is_recent[kept])
 
     def at(self, columns: Rows) -> tuple[Floats, Rows]:
-        """`values` and `known` at one column of each row, [B] both; 0 where nothing is."""
+        """`values` and `is_recent` at one column of each row, [B] both; 0 where nothing is."""
         values, known = np.zeros(len(columns), np.float32), np.zeros(len(columns), np.int64)
         found = self.columns == columns[self.rows]
-        values[self.rows[found]], known[self.rows[found]] = self.values[found], self.known[found]
+        values[self.rows[found]], known[self.rows[found]] = self.values[found], self.is_recent[found]
         return values, known
 
 
-class Companions:
-    """The heaviest companions of each item, at most `length`.
+class CoOccurrence:
+    """The heaviest neighbours of each item, at most `length`.
 
     An event of item i adds 1 / k to the pair of i and its user's k-th recent item, in the lists of both. Where a list
     is full, a newcomer takes the place of the lightest.
 
     Args:
-        length: companions kept of each item.
+        length: neighbours kept of each item.
 
     Examples:
-        >>> companions = Companions(length=4)
-        >>> companions.observe(np.array([7, 8]), np.array([[5, 6], [7, 5]], np.int32))
-        >>> companions.of(7)
+        >>> co_occurrence = CoOccurrence(length=4)
+        >>> co_occurrence.observe(np.array([7, 8]), np.array([[5, 6], [7, 5]], np.int32))
+        >>> co_occurrence.of(7)
         {5: 1.0, 6: 0.5, 8: 1.0}
     """
 
@@ -95,8 +95,8 @@ class Companions:
         if self.length:
             _observe(self._items, self._weights, self._totals, items, near)
 
-    def among(self, recent: Recent, candidates: Rows) -> Near:
-        """Which candidates are companions of each user's recent items.
+    def nearness(self, recent: Recent, candidates: Rows) -> Nearness:
+        """Which candidates are neighbours of each user's recent items.
 
         Args:
             recent: [B, L] recent items of each user.
@@ -108,10 +108,10 @@ class Companions:
         lists = self._items[: self.size], self._weights[: self.size], self._totals[: self.size]
         rows, columns, sums, known = _among(*lists, recent, self._column, len(candidates))
         self._column[candidates] = -1
-        return Near(rows, columns, np.log1p(_SHARPNESS * sums), known)
+        return Nearness(rows, columns, np.log1p(_SHARPNESS * sums), known)
 
     def of(self, item: int) -> dict[int, float]:
-        """An item's companions and their weights."""
+        """An item's neighbours and their weights."""
         if item >= self.size:
             return {}
         pairs = zip(self._items[item].tolist(), self._weights[item].tolist(), strict=True)
@@ -127,7 +127,7 @@ class Companions:
         self.size = max(self.size, size)
 
     def forget_items(self, items: Rows) -> None:
-        """Retire items: they have no companions any more, and are none (looks at all lists)."""
+        """Retire items: they have no neighbours any more, and are none (looks at all lists)."""
         items = items[items < self.size]
         if not len(items):
             return
@@ -148,7 +148,7 @@ class Companions:
             ValueError: those lists are of another length.
         """
         if state["items"].shape[1] != self.length:
-            raise ValueError(f"lists of {state['items'].shape[1]} companions are not lists of {self.length}")
+            raise ValueError(f"lists of {state['items'].shape[1]} neighbours are not lists of {self.length}")
         self._clear()
         self._grow(len(state["items"]))
         self._items[: self.size], self._weights[: self.size] = state["items"], state["weights"]
@@ -174,7 +174,7 @@ def _observe(lists: Ints, weights: Floats, totals: Floats, items: Rows, recent: 
 
 @compiled
 def _add(line: Ints, weights: Floats, item: np.int32, weight: np.float32) -> None:
-    """More weight for a companion; a new one takes the first free place, else that of the lightest."""
+    """More weight for a neighbour; a new one takes the first free place, else that of the lightest."""
     lightest = 0
     for m in range(len(line)):
         if line[m] == item:
@@ -192,7 +192,7 @@ def _add(line: Ints, weights: Floats, item: np.int32, weight: np.float32) -> Non
 def _among(
     lists: Ints, weights: Floats, totals: Floats, recent: Recent, column: Ints, width: int
 ) -> tuple[Rows, Ints, Floats, Rows]:
-    """Sums over the recent items, of candidates that are companions of any."""
+    """Sums over the recent items, of candidates that are neighbours of any."""
     B, L = recent.shape
     reach = min(L, REACH)
     most = B * reach * lists.shape[1]
