@@ -1,5 +1,75 @@
-"""Streamer: online learning of recommender retrievers from event streams.
+"""Online learning of recommender retrievers from event streams.
 
-This package is the composition root, the only one that knows all the others: it reads events from a source, forms
-micro-batches, hands them to the model, shares what was resampled through the cache store, and keeps checkpoints.
+    from streamer import Learner
+
+    learner = Learner(dim=32)
+    learner.learn([("ann", "tea", 1731700000), ("ann", "milk", 1731700060), ("bob", "tea", 1731700090)])
+    learner.recommend("bob", k=3)
+
+`docs/python.md` describes the public names below. They are imported when they are used: `import streamer` is quick.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+PUBLIC = {
+    "Learner": "streamer.learner",
+    "LearnerSettings": "streamer.model.settings",
+    "RunSettings": "streamer.settings",
+    "METHODS": "streamer.model.losses",
+    "Pipeline": "streamer.pipeline",
+    "build_pipeline": "streamer.build",
+    "KafkaSource": "streamer.sources.kafka.source",
+    "KafkaSettings": "streamer.sources.kafka.settings",
+    "EmbeddedSource": "streamer.sources.embedded.source",
+    "EmbeddedLog": "streamer.sources.embedded.log",
+    "FileSource": "streamer.sources.files",
+    "MemorySource": "streamer.sources.memory",
+    "MemoryLog": "streamer.sources.memory",
+    "ssl_loss": "streamer.model.losses.functional",
+    "ssl_pop_loss": "streamer.model.losses.functional",
+    "mns_loss": "streamer.model.losses.functional",
+    "bir_loss": "streamer.model.losses.functional",
+    "xir_loss": "streamer.model.losses.functional",
+    "StreamingPopularity": "streamer.model.streaming",
+    "OccurrenceCache": "streamer.model.streaming",
+    "StreamerError": "streamer.errors",
+}
+"""Public name -> the module that has it."""
+
+__all__ = list(PUBLIC)
+
+if TYPE_CHECKING:
+    from streamer.build import build_pipeline as build_pipeline
+    from streamer.errors import StreamerError as StreamerError
+    from streamer.learner import Learner as Learner
+    from streamer.model.losses import METHODS as METHODS
+    from streamer.model.losses.functional import bir_loss as bir_loss
+    from streamer.model.losses.functional import mns_loss as mns_loss
+    from streamer.model.losses.functional import ssl_loss as ssl_loss
+    from streamer.model.losses.functional import ssl_pop_loss as ssl_pop_loss
+    from streamer.model.losses.functional import xir_loss as xir_loss
+    from streamer.model.settings import LearnerSettings as LearnerSettings
+    from streamer.model.streaming import OccurrenceCache as OccurrenceCache
+    from streamer.model.streaming import StreamingPopularity as StreamingPopularity
+    from streamer.pipeline import Pipeline as Pipeline
+    from streamer.settings import RunSettings as RunSettings
+    from streamer.sources.embedded.log import EmbeddedLog as EmbeddedLog
+    from streamer.sources.embedded.source import EmbeddedSource as EmbeddedSource
+    from streamer.sources.files import FileSource as FileSource
+    from streamer.sources.kafka.settings import KafkaSettings as KafkaSettings
+    from streamer.sources.kafka.source import KafkaSource as KafkaSource
+    from streamer.sources.memory import MemoryLog as MemoryLog
+    from streamer.sources.memory import MemorySource as MemorySource
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'streamer' has no attribute {name!r}; public are {', '.join(PUBLIC)}")
+    return getattr(importlib.import_module(PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PUBLIC])

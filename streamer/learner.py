@@ -7,8 +7,11 @@ weights, optimizer and random state are saved and restored together. It knows no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streamer.checkpoint import Checkpoint, pack_strings, unpack_strings
-from streamer.errors import IncompatibleCheckpoint, SettingsError
+from streamer.accounting import Accounting
+from streamer.checkpoint import Checkpoint, CheckpointStore, pack_strings, unpack_strings
+from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
 from streamer.ingest.batcher import MicroBatch
 from streamer.model.batch import Batch, Recent, Rows, StreamState
@@ -29,9 +33,14 @@ from streamer.model.ranking import Ranker
 from streamer.model.recent import RecentItems
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
+from streamer.recommender import Recommendation, Recommender
+from streamer.settings import PipelineSettings
 from streamer.vocabulary import Vocabulary
 
 State = dict[str, Any]
+
+FORMAT = 2
+"""Of what a checkpoint holds; one of another format cannot be read."""
 
 LARGEST_NUMBER = 1e9
 """A numeric feature beyond this is passed over: squares of larger gradients are infinite, and ruin a tower."""
@@ -95,7 +104,80 @@ class Learner:
             wanted = "hash" if self.trainer.method.popularity == "hash" else "exact"
         return self.hashed if wanted == "hash" else self.exact
 
-    def learn(
+    # the public part -------------------------------------------------------------------------------------------------
+
+    def learn(self, events: Iterable[Sequence[Any]], batch_size: int = PipelineSettings.batch_size) -> int:
+        """Learn from events in their order, and return their number.
+
+        Args:
+            events: (user, item) or (user, item, time) each, time in seconds since the epoch; ids become text.
+            batch_size: events of a training step.
+        """
+        count, left = 0, iter(events)
+        while chunk := list(itertools.islice(left, batch_size)):
+            users, items = [str(event[0]) for event in chunk], [str(event[1]) for event in chunk]
+            times = [float(event[2]) if len(event) > 2 else 0.0 for event in chunk]
+            self.learn_batch(MicroBatch(users, items, times))
+            count += len(chunk)
+        return count
+
+    def recommend(
+        self,
+        user: object | None = None,
+        k: int = 10,
+        *,
+        recent: Sequence[object] | None = None,
+        exclude_recent: bool = False,
+    ) -> list[Recommendation]:
+        """The best items for a user, or for a session without one; best first, each with its score.
+
+        Args:
+            user: id; an unknown one gets what a user without history gets.
+            k: how many items.
+            recent: instead of a user: the items of a session, oldest first.
+            exclude_recent: leave out the items that the recommendation is based on.
+
+        Raises:
+            ValueError: neither or both of `user` and `recent` are given.
+        """
+        if (user is None) == (recent is None):
+            raise ValueError("give either a user or the recent items of a session")
+        if not len(self.items):
+            return []
+        recommender = Recommender(self)
+        query = recommender.user(str(user)) if recent is None else recommender.session([str(i) for i in recent])
+        return recommender.recommend([query], k, exclude_recent=exclude_recent)[0]
+
+    def rank(self, user: object, items: Iterable[object]) -> list[Recommendation]:
+        """Some items by their score for a user, best first; items that are not known are left out."""
+        wanted = {str(item) for item in items}
+        return [found for found in self.recommend(user, max(len(self.items), 1)) if found.item in wanted]
+
+    def save(self, directory: str | Path) -> Path:
+        """Write a checkpoint into a directory, for `load`, `streamer recommend`, `inspect` and `export`.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        tensors, values = self.snapshot()
+        with CheckpointStore(directory) as store:
+            return store.save(tensors, checkpoint_meta(self, values))
+
+    @classmethod
+    def load(cls, directory: str | Path, device: str | None = None) -> Learner:
+        """The learner of the newest checkpoint in a directory, written by `save` or by `streamer run`.
+
+        Raises:
+            CheckpointError: there is none, or none that this version can read.
+        """
+        checkpoint = CheckpointStore(directory, readonly=True).load()
+        if checkpoint is None:
+            raise CheckpointError(f"there is no checkpoint in {directory}")
+        return cls.from_checkpoint(checkpoint, device)
+
+    # a micro-batch ----------------------------------------------------------------------------------------------------
+
+    def learn_batch(
         self, batch: MicroBatch, before_training: Callable[[Batch], None] | None = None, counted: bool = True
     ) -> Learned:
         """Take in one micro-batch of at least one event.
@@ -248,6 +330,19 @@ class Learner:
         for side, vocabularies in self.categories.items():
             found |= {f"{side}.{name}": vocabulary for name, vocabulary in vocabularies.items()}
         return found
+
+
+def checkpoint_meta(learner: Learner, values: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says beside the tensors of a snapshot; a run adds its offsets and accounting."""
+    return {
+        "format": FORMAT,
+        "settings": msgspec.to_builtins(learner.settings),
+        "learner": values,
+        "positions": [],
+        "left": [],
+        "accounting": Accounting().to_json(),
+        "saved_at": time.time(),
+    }
 
 
 def learner_settings(settings: LearnerSettings | None, changes: dict[str, Any]) -> LearnerSettings:

@@ -190,7 +190,7 @@ class Pipeline:
     def _learn(self, batch: MicroBatch) -> None:
         for part in self._sharing.parts(batch) if len(batch) else []:
             with self._watch.phase("step"):
-                self._learned = self.learner.learn(part.batch, self._prequential, part.counted)
+                self._learned = self.learner.learn_batch(part.batch, self._prequential, part.counted)
             with self._watch.phase("store"):
                 self._sharing.contribute(part, self._learned)
             self._watch.learned(self._learned)

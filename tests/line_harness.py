@@ -79,7 +79,7 @@ def micro_batch(stream: Sequence[Event], **columns: Any) -> MicroBatch:
 def learn_all(learner: Learner, stream: Sequence[Event], batch_size: int = 16) -> None:
     """Learn a stream in batches."""
     for start in range(0, len(stream), batch_size):
-        learner.learn(micro_batch(stream[start : start + batch_size]))
+        learner.learn_batch(micro_batch(stream[start : start + batch_size]))
 
 
 def popularity_counts(learner: Learner) -> Counter[str]:

@@ -35,7 +35,7 @@ from streamer.learner import Learner
 def keep_journal(path: str) -> None:
     """Have stores write down what they are told, and what they send."""
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    contribute, packed, learn = SharedStore.contribute, Exchange._packed, Learner.learn
+    contribute, packed, learn = SharedStore.contribute, Exchange._packed, Learner.learn_batch
     begun = False
 
     def note(what: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def keep_journal(path: str) -> None:
             note({"first": True, "counts": counts, "cache": [self.items.id_of(row) for row in self.cache]})
         return learn(self, *arguments)
 
-    Learner.learn = noting_learn  # type: ignore[method-assign]
+    Learner.learn_batch = noting_learn  # type: ignore[method-assign]
     SharedStore.contribute = noting_contribute  # type: ignore[method-assign]
     Exchange._packed = noting_packed  # type: ignore[method-assign]
 

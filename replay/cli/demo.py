@@ -282,19 +282,20 @@ def timer(seconds: float, action: Callable[[], None]) -> Iterator[None]:
 
 def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Figures]:
     """For a few people who were here often enough: what they had last, and what they may like next."""
-    from streamer.cli.recommend import answered, query_of
+    from streamer.recommender import Recommender
 
     often = ((learner.recent.state() >= 0).sum(axis=1) >= most).nonzero()[0]
     chosen = often[[len(often) * k // users for k in range(users)]] if len(often) >= users else often
-    queries = [query_of(learner, learner.users.id_of(row)) for row in chosen.tolist()]
+    recommender = Recommender(learner)
+    queries = [recommender.user(learner.users.id_of(row)) for row in chosen.tolist()]
     if not queries:
         return []
-    answers = answered(learner, queries, most, leave_out_known=True)
+    found = recommender.recommend(queries, most, exclude_recent=True)
     return [
         {
             "user": query.user,
             "recent": [learner.items.id_of(row) for row in query.recent[:most]],
-            "recommended": [item.id for item in items],
+            "recommended": [recommended.item for recommended in items],
         }
-        for query, items in zip(queries, answers, strict=True)
+        for query, items in zip(queries, found, strict=True)
     ]

@@ -222,10 +222,10 @@ class _Watched(DelayedLearner):
         self._after, self._ranking_s = after, ranking_s
         self.step_seconds: list[float] = []
 
-    def learn(
+    def learn_batch(
         self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
     ) -> Learned:
-        learn = super().learn if self.delay else partial(Learner.learn, self)
+        learn = super().learn_batch if self.delay else partial(Learner.learn_batch, self)
         started = time.perf_counter() - self._ranking_s()
         learned = learn(batch, before_training, counted)
         if len(learned.items):  # else its feedback is late

@@ -161,7 +161,7 @@ def _train_only(settings: RunSettings, batches: list[MicroBatch]) -> float:
     learner = Learner(settings)
     started = time.perf_counter()
     for batch in batches:
-        learner.learn(batch)
+        learner.learn_batch(batch)
     return time.perf_counter() - started
 
 

@@ -169,7 +169,7 @@ class BenchTrainer:
             sharing.receive()
             parts = sharing.parts(batch)
         for part in parts:
-            learned = self._learner.learn(part.batch, counted=part.counted)
+            learned = self._learner.learn_batch(part.batch, counted=part.counted)
             with _timed(measured):
                 sharing.contribute(part, learned)
         measured.step_s.append(time.perf_counter() - started)

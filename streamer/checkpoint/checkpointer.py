@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from streamer.accounting import Accounting
@@ -18,13 +17,11 @@ from streamer.checkpoint import BackgroundSaver, Checkpoint, CheckpointStore
 from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest.offsets import Progress
 from streamer.ingest.reader import Standing
-from streamer.learner import Learner
+from streamer.learner import FORMAT, Learner, checkpoint_meta
 from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition, Positions
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 1
 
 
 class Restored(NamedTuple):
@@ -129,15 +126,11 @@ class Checkpointer:
         shared, shared_values = sharing.state()
         tensors, values = learner.snapshot()
         tensors |= {f"sharing.{name}": array for name, array in shared.items()}
-        meta = {
-            "format": FORMAT,
-            "settings": msgspec.to_builtins(learner.settings),
-            "learner": values,
+        meta = checkpoint_meta(learner, values) | {
             "sharing": shared_values,
             "positions": _listed(standing.ours),
             "left": _listed(standing.left),
             "accounting": accounting.to_json(),
-            "saved_at": time.time(),
         }
         events, taken_at = accounting.consumed, self._clock()
         self._tried_at, self._tried_events = taken_at, events

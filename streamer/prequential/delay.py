@@ -96,7 +96,7 @@ class DelayedLearner(Learner):
         self._released = 0
         self._live = RecentItems(self.recent.length)
 
-    def learn(
+    def learn_batch(
         self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
     ) -> Learned:
         """1. rank the batch as it comes; 2. hold it back; 3. learn from those that are due."""
@@ -114,7 +114,7 @@ class DelayedLearner(Learner):
         while self._held and self._released + len(self._held[0][0]) <= due.after:
             held, counts = self._held.popleft()
             self._released += len(held)
-            learned = super().learn(held, counted=counts)
+            learned = super().learn_batch(held, counted=counts)
         return learned
 
 

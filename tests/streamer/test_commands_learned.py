@@ -155,9 +155,9 @@ def test_several_users_get_what_each_gets_alone(trained):
     assert [ids(answer) for answer in together] == [ids(alone[k]) for k in (0, 1, 0)]
 
 
-def test_leave_out_known_leaves_out_exactly_what_is_remembered(trained):
+def test_exclude_recent_leaves_out_exactly_what_is_remembered(trained):
     (everything,), (rest,) = (
-        answers(trained, "--user", "u3", "-k", 1000, *flags) for flags in ([], ["--leave-out-known"])
+        answers(trained, "--user", "u3", "-k", 1000, *flags) for flags in ([], ["--exclude-recent"])
     )
     had = remembered(trained, "u3")
     assert 0 < len(had) < 30
@@ -215,7 +215,7 @@ def test_a_session_of_unknown_items_only_gets_the_popularity_prior(trained):
 
 def test_a_session_needs_a_model_of_recent_items(without_prior):
     result = invoke("recommend", "--data-dir", without_prior.data_dir, "--recent", "ï2")
-    assert isinstance(result.exception, CheckpointError)
+    assert isinstance(result.exception, StreamerError)
     assert "--recent-items" in str(result.exception)
 
 
@@ -551,5 +551,5 @@ def test_help_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for option in ("--leave-out-known", "--top", "--side", "--redis-url"):
+    for option in ("--exclude-recent", "--top", "--side", "--redis-url"):
         assert option in done.stdout

@@ -65,13 +65,13 @@ def all_finite(learner: Learner) -> bool:
 class TestLearning:
     def test_new_ids_are_learned_from_their_first_event(self):
         learner = Learner(small())
-        first = learner.learn(micro_batch([("ann", "tea"), ("bob", "milk"), ("ann", "milk")]))
+        first = learner.learn_batch(micro_batch([("ann", "tea"), ("bob", "milk"), ("ann", "milk")]))
         assert (first.new_users, first.new_items) == (2, 2)
         assert learner.users.ids == ["ann", "bob"]
         assert learner.items.ids == ["tea", "milk"]
         weights = learner.trainer.model.tables["item.id"].weight.clone()
         assert len(weights) == 2
-        second = learner.learn(micro_batch([("eve", "milk"), ("ann", "rum")]))
+        second = learner.learn_batch(micro_batch([("eve", "milk"), ("ann", "rum")]))
         assert (second.new_users, second.new_items) == (1, 1)
         updates = learner.trainer.model.tables["item.id"].updates
         assert (updates > 0).all(), "each item has been moved by its first event already"
@@ -79,8 +79,10 @@ class TestLearning:
 
     def test_an_event_sees_its_users_earlier_events_also_of_the_same_batch(self):
         learner, seen = Learner(small()), []
-        learner.learn(micro_batch([("ann", "tea")]))
-        learner.learn(micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), lambda batch: seen.append(batch))
+        learner.learn_batch(micro_batch([("ann", "tea")]))
+        learner.learn_batch(
+            micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), lambda batch: seen.append(batch)
+        )
         tea, milk = learner.items.row_of("tea"), learner.items.row_of("milk")
         assert [row[row >= 0].tolist() for row in seen[0].recent] == [[tea], [], [milk, tea]]
 
@@ -94,7 +96,7 @@ class TestLearning:
         pairs = [(f"u{k}", f"{side}{k % 8}") for k in range(600) for side in "ab"]
         learner, losses = Learner(small("ssl-pop")), []
         for start in range(0, len(pairs), 40):
-            losses.append(float(learner.learn(micro_batch(pairs[start : start + 40])).step.loss))
+            losses.append(float(learner.learn_batch(micro_batch(pairs[start : start + 40])).step.loss))
         assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:2])
 
     def test_the_cache_holds_what_was_resampled(self):
@@ -107,7 +109,7 @@ class TestLearning:
     @pytest.mark.parametrize("method", STREAMING)
     def test_batches_of_one_event_train_without_nan(self, method):
         learner = Learner(small(method))
-        losses = [float(learner.learn(micro_batch([event])).step.loss) for event in events(40)]
+        losses = [float(learner.learn_batch(micro_batch([event])).step.loss) for event in events(40)]
         assert np.isfinite(losses).all()
         assert all_finite(learner)
 
@@ -115,9 +117,9 @@ class TestLearning:
     def test_batches_in_which_all_items_are_equal_train_without_nan(self, method):
         learner = Learner(small(method))
         for _ in range(5):
-            result = learner.learn(micro_batch([(f"u{k}", "the only one") for k in range(16)]))
+            result = learner.learn_batch(micro_batch([(f"u{k}", "the only one") for k in range(16)]))
             assert np.isfinite(float(result.step.loss))
-        learner.learn(micro_batch([("u", "another")] * 16))
+        learner.learn_batch(micro_batch([("u", "another")] * 16))
         assert all_finite(learner)
 
     def test_all_wrong_settings_are_reported_at_once(self):
@@ -141,29 +143,29 @@ class TestFeatures:
     def price(self, learner: Learner, item: str) -> float:
         return float(learner.trainer.model.item.features.numbers(np.array([learner.items.row_of(item)]))[0, 0])
 
-    def learn(self, learner: Learner, *given: tuple[str, dict[str, Any] | None]) -> None:
-        learner.learn(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
+    def learn_batch(self, learner: Learner, *given: tuple[str, dict[str, Any] | None]) -> None:
+        learner.learn_batch(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
 
     def test_unknown_known_and_changed(self):
         learner = Learner(small(**FEATURES))
-        self.learn(learner, ("tea", None))
+        self.learn_batch(learner, ("tea", None))
         assert self.codes(learner, "tea") == {"brand": None, "colour": None}
-        self.learn(learner, ("tea", {"brand": "x", "price": 2.5}))
+        self.learn_batch(learner, ("tea", {"brand": "x", "price": 2.5}))
         assert self.codes(learner, "tea") == {"brand": "x", "colour": None}
         assert self.price(learner, "tea") == 2.5
-        self.learn(learner, ("tea", {"brand": "y", "colour": "red"}))
+        self.learn_batch(learner, ("tea", {"brand": "y", "colour": "red"}))
         assert self.codes(learner, "tea") == {"brand": "y", "colour": "red"}
 
     def test_what_an_event_does_not_say_stays_known(self):
         learner = Learner(small(**FEATURES))
-        self.learn(learner, ("tea", {"brand": "x", "price": 2.5}))
-        self.learn(learner, ("tea", {"something else": "1"}), ("tea", None), ("tea", {"colour": "red"}))
+        self.learn_batch(learner, ("tea", {"brand": "x", "price": 2.5}))
+        self.learn_batch(learner, ("tea", {"something else": "1"}), ("tea", None), ("tea", {"colour": "red"}))
         assert self.codes(learner, "tea") == {"brand": "x", "colour": "red"}
         assert self.price(learner, "tea") == 2.5
 
     def test_in_a_batch_the_later_event_wins_feature_by_feature(self):
         learner = Learner(small(**FEATURES))
-        self.learn(learner, ("tea", {"brand": "x", "colour": "red"}), ("rum", None), ("tea", {"brand": "y"}))
+        self.learn_batch(learner, ("tea", {"brand": "x", "colour": "red"}), ("rum", None), ("tea", {"brand": "y"}))
         assert self.codes(learner, "tea") == {"brand": "y", "colour": "red"}
         assert self.codes(learner, "rum") == {"brand": None, "colour": None}
 
@@ -183,19 +185,19 @@ class TestFeatures:
     def test_a_numeric_feature_is_a_number_or_left_as_it_was(self, value, number):
         """Integers come as text, as they may be categories; what is no finite number must not reach a tower."""
         learner = Learner(small(**FEATURES))
-        self.learn(learner, ("tea", {"price": 0.5}))
-        self.learn(learner, ("tea", {"price": value}))
+        self.learn_batch(learner, ("tea", {"price": 0.5}))
+        self.learn_batch(learner, ("tea", {"price": value}))
         assert self.price(learner, "tea") == number
 
     def test_large_numbers_do_not_ruin_the_model(self):
         learner = Learner(small(**FEATURES))
         for k in range(5):
-            self.learn(learner, *((f"i{n}", {"price": 1e9 * (-1) ** n}) for n in range(8 + k)))
+            self.learn_batch(learner, *((f"i{n}", {"price": 1e9 * (-1) ** n}) for n in range(8 + k)))
         assert all_finite(learner)
 
     def test_features_reach_the_vectors(self):
         learner = Learner(small(**FEATURES))
-        self.learn(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
+        self.learn_batch(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
         before = learner.ranker().items().vectors
         row = np.array([learner.items.row_of("tea")])
         learner.trainer.model.item.features.set(row, np.array([[2, 0]]))
@@ -230,10 +232,12 @@ class TestRestart:
     def test_so_do_features_and_other_settings(self, settings, tmp_path):
         undisturbed = Learner(settings)
         for k in range(6):
-            undisturbed.learn(featured(events(30, seed=k), seed=k))
+            undisturbed.learn_batch(featured(events(30, seed=k), seed=k))
         restarted = self.reloaded(undisturbed, tmp_path)
         for k in range(6, 12):
-            results = [learner.learn(featured(events(30, seed=k), seed=k)) for learner in (undisturbed, restarted)]
+            results = [
+                learner.learn_batch(featured(events(30, seed=k), seed=k)) for learner in (undisturbed, restarted)
+            ]
             assert torch.equal(results[0].step.loss, results[1].step.loss)
         assert_same_learner(restarted, undisturbed)
         assert np.array_equal(restarted.cache, undisturbed.cache)
@@ -258,7 +262,7 @@ class TestRestart:
 
     def test_a_learner_comes_from_a_checkpoint_with_the_settings_it_had(self, tmp_path):
         learner = Learner(small("bir", **FEATURES))
-        learner.learn(featured(events(60)))
+        learner.learn_batch(featured(events(60)))
         state, values = learner.snapshot()
         with CheckpointStore(tmp_path) as store:
             store.save(state, {"learner": values, "settings": msgspec.to_builtins(learner.settings)})
@@ -291,7 +295,7 @@ class TestIncompatible:
     )
     def test_settings_that_do_not_fit_are_refused_with_what_differs(self, settings, named):
         learner = Learner(SAVED)
-        learner.learn(featured(events(40)))
+        learner.learn_batch(featured(events(40)))
         state, values = learner.snapshot()
         with pytest.raises(IncompatibleCheckpoint) as caught:
             Learner(settings).restore(state, json.loads(json.dumps(values)))
@@ -308,16 +312,16 @@ class TestIncompatible:
     )
     def test_rates_method_and_cache_may_change(self, settings):
         learner = Learner(SAVED)
-        learner.learn(featured(events(40)))
+        learner.learn_batch(featured(events(40)))
         state, values = learner.snapshot()
         other = Learner(settings)
         other.restore(state, json.loads(json.dumps(values)))
-        other.learn(featured(events(40, seed=1)))
+        other.learn_batch(featured(events(40, seed=1)))
         assert all_finite(other)
 
     def test_a_state_without_a_part_is_refused(self):
         learner = Learner(SAVED)
-        learner.learn(featured(events(40)))
+        learner.learn_batch(featured(events(40)))
         state, values = learner.snapshot()
         for name in ("cache", "recent", "trainer.table.item.id.lines", "popularity.exact.counts", "ids.users.utf8"):
             partial = {key: value for key, value in state.items() if key != name}

@@ -205,7 +205,7 @@ class TestCheckpoints:
         line = Line(memory_log(values_of(events(400))), tmp_path, until_end=False)
         steps = []
         line.pipeline.on_status = lambda status: None
-        learn = line.learner.learn
+        learn = line.learner.learn_batch
 
         def learn_and_stop(batch: MicroBatch, *rest: Any) -> Learned:
             steps.append(len(batch))
@@ -213,7 +213,7 @@ class TestCheckpoints:
                 line.pipeline.stop()
             return learn(batch, *rest)
 
-        line.learner.learn = learn_and_stop  # type: ignore[method-assign]
+        line.learner.learn_batch = learn_and_stop  # type: ignore[method-assign]
         summary = line.run()
         assert steps == [16, 16, 16], "the step that ran was finished, and no other was begun"
         assert summary["consumed"] == 48
@@ -481,7 +481,7 @@ class TestErrors:
     def test_nor_one_that_was_interrupted_while_it_was_learned(self, tmp_path, error):
         log = memory_log(values_of(events(160)))
         line = Line(log, tmp_path)
-        learn = line.learner.learn
+        learn = line.learner.learn_batch
 
         def learn_and_fail(batch: MicroBatch, *rest: Any) -> Learned:
             learned = learn(batch, *rest)
@@ -489,7 +489,7 @@ class TestErrors:
                 raise error
             return learned
 
-        line.learner.learn = learn_and_fail  # type: ignore[method-assign]
+        line.learner.learn_batch = learn_and_fail  # type: ignore[method-assign]
         with pytest.raises(type(error)):
             line.run()
         assert line.store.saved == []
@@ -580,7 +580,7 @@ class TestStatus:
 
     def test_the_summary(self, tmp_path):
         line = Line(memory_log(mixed(200)), tmp_path, events=EventSettings(event_types=("buy",)))
-        line.learner.learn(micro_batch(events(16)))
+        line.learner.learn_batch(micro_batch(events(16)))
         summary = line.run()
         assert_closed(summary)
         assert summary["checkpoint"] == str(newest(tmp_path).path)

@@ -122,14 +122,14 @@ class Trainer:
         """Learn the next events of each of its partitions; nobody else hears of it before an exchange."""
         batch = batch_of({p: (at, STREAMS[p][at : at + count]) for p, at in self.positions.items()})
         self.positions = {p: at + count for p, at in self.positions.items()}
-        return self.learn(batch)
+        return self.learn_batch(batch)
 
-    def learn(self, batch: MicroBatch) -> list[Learned]:
+    def learn_batch(self, batch: MicroBatch) -> list[Learned]:
         """A batch along the line."""
         self.sharing.receive()
         found = []
         for part in self.sharing.parts(batch):
-            learned = self.learner.learn(part.batch, None, part.counted)
+            learned = self.learner.learn_batch(part.batch, None, part.counted)
             self.sharing.contribute(part, learned)
             self.drawn += drawn_by(self.learner, learned) if part.counted else Counter()
             found.append(learned)

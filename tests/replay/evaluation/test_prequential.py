@@ -49,7 +49,7 @@ class TestMeasures:
             learner, time_share=None, sample=None, new_only=True, ks=(1, 5, 20, 50), floors=tuple(FLOORS), half=450
         )
         for start in range(0, 900, 32):
-            learner.learn(micro_batch(STREAM[start : start + 32]), test)
+            learner.learn_batch(micro_batch(STREAM[start : start + 32]), test)
         expected = {
             (metric, k, slice_, None if name == MODEL else name): tally.overall(slice_, metric, k)
             for name, tally in test.tallies.items()

@@ -303,7 +303,7 @@ class TestStates:
         monitor = Monitor(CollectorRegistry(), clock=lambda: clock[0])
         learner = Learner(small())
         monitor.begin(learner, None)
-        monitor.learned(learner.learn(micro_batch(events(16))))
+        monitor.learned(learner.learn_batch(micro_batch(events(16))))
         monitor.refreshed(Status())
         first = monitor.look
         clock[0] += 0.5
@@ -316,7 +316,7 @@ class TestStates:
     def test_turnover_is_that_of_the_latest_refresh_alone(self, monitor):
         learner, caches = monitor._learner, []
         for start in (0, 16, 32):
-            monitor.learned(learner.learn(micro_batch(events(64)[start : start + 16])))
+            monitor.learned(learner.learn_batch(micro_batch(events(64)[start : start + 16])))
             caches.append(learner.cache)
         monitor.refreshed(Status())
         assert monitor.look.turnover == pytest.approx(turnover(caches[1], caches[2]))

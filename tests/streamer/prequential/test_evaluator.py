@@ -45,7 +45,7 @@ def had_before(batch: Batch, had: dict[int, set[int]]) -> list[set[int]]:
 
 
 def ranked_by(learner: Learner, stream: list[Event], look: Callable[[Batch], None]) -> None:
-    learner.learn(micro_batch(stream), look)
+    learner.learn_batch(micro_batch(stream), look)
 
 
 class TestAgainstTheSlowRanking:
@@ -162,7 +162,7 @@ class TestWhatCounts:
         stream = events(320)
         for start in range(0, 320, 32):
             ranked_by(watched, stream[start : start + 32], test)
-            alone.learn(micro_batch(stream[start : start + 32]))
+            alone.learn_batch(micro_batch(stream[start : start + 32]))
         assert test.model.events > 200
         assert_same_learner(watched, alone)
 

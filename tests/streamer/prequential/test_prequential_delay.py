@@ -79,7 +79,7 @@ def fed(learner: Learner, look: Any, count: int = 320, size: int = 32, seconds: 
     stream = events(320)
     for start in range(0, count, size):
         times = [seconds * t for t in range(start, start + size)]
-        learner.learn(micro_batch(stream[start : start + size], timestamps_s=times), look)
+        learner.learn_batch(micro_batch(stream[start : start + size], timestamps_s=times), look)
 
 
 class TestDelayedLearner:
@@ -121,7 +121,7 @@ class TestDelayedLearner:
         hits = []
         for start in range(0, 28, 4):
             batch = micro_batch(stream[start : start + 4], timestamps_s=[0.0] * 4)
-            learner.learn(batch, test)
+            learner.learn_batch(batch, test)
             hits.append(test.most_popular.hits)
         # a: 8 events before; b overtakes when 9 of its events are due, which is when the last three are ranked
         assert hits == [0, 0, 0, 0, 0, 0, 3]
@@ -133,7 +133,7 @@ class TestDelayedLearner:
         learner = DelayedLearner(small(), Delay(events=8))
         test = Prequential(learner, k=1, time_share=None, sample=sample, floors=("last-items",))
         for _ in range(6):
-            learner.learn(micro_batch([("u", "a")] * 4, timestamps_s=[0.0] * 4), test)
+            learner.learn_batch(micro_batch([("u", "a")] * 4, timestamps_s=[0.0] * 4), test)
         found = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
         if sample is None:  # the model learns whole batches, floors event by event; last items are known at once
             assert found == {"model": (24, 12), "most-popular": (24, 15), "last-items": (24, 23)}

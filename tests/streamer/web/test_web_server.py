@@ -41,7 +41,7 @@ def monitor() -> Monitor:
     batch = micro_batch([*[("u", NASTY)] * 16, *events(16)], timestamps_s=[1.7e9] * 32)
     value = NASTY.encode() + b"\xff" + b"x" * 1000
     batch.dead_letters = [DeadLetter(Reason.NOT_JSON, "no JSON", "t", 0, 5, 0, None, value)]
-    found.learned(learner.learn(batch))
+    found.learned(learner.learn_batch(batch))
     found.trained(batch)
     found.refreshed(Status(steps=1, partitions={Partition("t", 0): 6}, lag={Partition("t", 0): 4}))
     return found
