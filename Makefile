@@ -3,10 +3,10 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --compile-bytecode --build-constraint constraints.txt
-SOURCES := streamer model cache_store replay tests benchmarks docker
+SOURCES := streamer model cache_store replay tests benchmarks docker docs examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ lint: $(VENV)/.installed-dev ## ruff, mypy and the import contract
 format: $(VENV)/.installed-dev ## format the sources and fix what ruff can fix
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
+	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/streamer bench step

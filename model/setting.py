@@ -263,5 +263,6 @@ def parse_pairs(pairs: Any) -> dict[str, str]:
 def setting_rows(kind: type[Settings]) -> Iterator[tuple[str, str, str, str, str, str]]:
     """For documentation: heading, option, name in Python, default, range and help of each setting."""
     for s in kind.all().values():
-        allowed = " ".join(part for part in (", ".join(s.choices), s.range(), s.about.unit) if part)
-        yield s.heading, s.option, s.name, s.default_text(), allowed, s.about.help
+        allowed = ", ".join(part for part in (*s.choices, s.range().removeprefix("of "), s.about.unit) if part)
+        default = s.default_text() or ("no" if s.base is bool else "")
+        yield s.heading, s.option, s.name, default, allowed, s.about.help + (" *Fixed.*" if s.about.fixed else "")

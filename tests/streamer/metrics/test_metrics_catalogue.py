@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,30 +10,10 @@ from streamer.cache_store import errors as store_errors
 from streamer.dead_letters.base import Reason
 from streamer.metrics.catalogue import BANDS, CATALOGUE, GROUPS, RECOMMENDERS, STORE_ERRORS
 from streamer.metrics.composition import Composition
-from streamer.metrics.table import BEGIN, END, with_tables
 from streamer.prequential import FLOORS, MODEL
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 MOST_SERIES = 400
 """Of all metrics with closed sets of labels together, buckets not counted."""
-
-
-def test_the_documentation_has_the_catalogues_tables():
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "run: python -m streamer.metrics.table docs/metrics.md"
-
-
-def test_tables_are_written_between_the_marks_and_nowhere_else():
-    text = with_tables(f"before {BEGIN} old {END} after")
-    assert text.startswith(f"before {BEGIN}")
-    assert text.endswith(f"{END} after")
-    assert " old " not in text
-    assert all(f"`{name}`" in text for name in CATALOGUE)
-
-
-def test_without_marks_there_is_nowhere_to_write():
-    with pytest.raises(ValueError, match="metrics: begin"):
-        with_tables("no marks")
 
 
 @pytest.mark.parametrize("metric", CATALOGUE.values(), ids=lambda m: m.name)

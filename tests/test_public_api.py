@@ -1,0 +1,81 @@
+"""What `import streamer` offers, guarded; and the examples that show it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import streamer
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+NAMES = """
+    Learner LearnerSettings RunSettings METHODS Pipeline build_pipeline
+    KafkaSource KafkaSettings EmbeddedSource EmbeddedLog FileSource MemorySource MemoryLog
+    ssl_loss ssl_pop_loss mns_loss bir_loss xir_loss StreamingPopularity OccurrenceCache StreamerError
+"""
+
+
+def test_the_public_names_are_these():
+    assert sorted(streamer.__all__) == sorted(NAMES.split())
+    assert set(streamer.__all__) <= set(dir(streamer))
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_every_public_name_is_there_and_documented(name):
+    assert getattr(streamer, name) is not None
+    assert re.search(rf"\b{name}\b", (ROOT / "docs" / "python.md").read_text())
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(streamer.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in guarded.body for alias in node.names}
+    assert seen == streamer.PUBLIC
+
+
+def test_another_name_is_refused_with_those_that_exist():
+    with pytest.raises(AttributeError, match="no attribute 'Lerner'; public are Learner, "):
+        _ = streamer.Lerner
+
+
+def test_importing_streamer_loads_nothing_heavy():
+    script = "import sys, streamer; print([m for m in ('torch', 'numba', 'kafka', 'redis') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["model.py", "replay.py", "cache_store/__init__.py"])
+def test_a_module_of_the_users_own_does_not_break_it(tmp_path, name):
+    """A notebook's directory comes first on the path; what stands there is the user's, and theirs to import."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("MINE = True\n")
+    module = name.split("/")[0].removesuffix(".py")
+    script = f"import {module}, streamer; from streamer import Learner; Learner(dim=4); assert {module}.MINE"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path, tmp_path):
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_every_example_is_documented():
+    text = (ROOT / "docs" / "python.md").read_text()
+    assert EXAMPLES
+    assert all(f"examples/{path.name}" in text for path in EXAMPLES)
+
+
+def test_the_code_of_the_documentation_runs(tmp_path, monkeypatch):
+    """The first block of docs/python.md, as a person would paste it."""
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    exec(block[1], names := {})
+    assert [found.item for found in names["learner"].recommend("bob", k=3)]

@@ -1,0 +1,96 @@
+"""One source of settings: the command line, files, variables, Python and the documentation agree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.cli.doctor import doctor
+from streamer.cli.run import run
+from streamer.errors import SettingsError
+from streamer.learner import Learner
+from streamer.model.losses import METHODS
+from streamer.model.setting import parse_settings
+from streamer.model.settings import LearnerSettings, MethodSettings
+from streamer.settings import RunSettings
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_setting_is_an_option_of_run_with_the_same_default():
+    with run.make_context("run", []) as ctx:
+        given_by_click = {name: ctx.params[name] for name in RunSettings.all()}
+    maps = {name: dict(given_by_click[name]) for name, s in RunSettings.all().items() if s.is_mapping}
+    assert RunSettings(**given_by_click | maps) == RunSettings()
+
+
+def test_doctor_takes_every_setting_of_run():
+    options = {p.name for p in doctor.params if isinstance(p, click.Option)}
+    assert set(RunSettings.all()) <= options
+
+
+def test_a_learner_in_python_has_the_settings_of_run():
+    assert Learner().settings == RunSettings().only(LearnerSettings) == LearnerSettings()
+    assert Learner(dim=4, method="bir").settings == LearnerSettings(dim=4, method="bir")
+
+
+def test_an_unknown_setting_of_a_learner_is_refused():
+    with pytest.raises(SettingsError, match="a learner has no setting 'rate': choose among"):
+        Learner(rate=0.1)
+
+
+def test_the_method_setting_offers_the_methods_that_exist():
+    assert set(MethodSettings.all()["method"].choices) == set(METHODS)
+
+
+def test_names_outside_of_python_are_unique():
+    options = [s.option for s in RunSettings.all().values()]
+    assert len(set(options)) == len(options)
+
+
+def test_the_documentation_is_generated_from_the_code():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("setting", RunSettings.all().values(), ids=lambda s: s.name)
+def test_a_default_written_as_text_is_the_default(setting):
+    if setting.default is None:
+        assert setting.parse("none") is None or setting.base is str
+        return
+    text = [f"{k}={v}" for k, v in setting.default.items()] if setting.is_mapping else setting.default
+    assert setting.parse(text if setting.is_mapping or setting.is_list else str(text)) == setting.default
+    assert setting.problem(setting.default) == ""
+
+
+@pytest.mark.parametrize("setting", RunSettings.all().values(), ids=lambda s: s.name)
+def test_what_is_out_of_range_is_refused_everywhere_with_the_same_words(setting):
+    about = setting.about
+    wrong = {about.at_least: -1, about.above: 0, about.at_most: 1}
+    for bound, change in wrong.items():
+        if bound is None:
+            continue
+        value = type(bound)(bound + change)
+        if setting.is_list:
+            value = (value,)
+        assert setting.problem(value) == setting.wanted()
+        with pytest.raises(ValueError, match="must be"):
+            setting.parse([str(v) for v in value] if setting.is_list else str(value))
+
+
+@given(st.dictionaries(st.sampled_from(["dim", "nope", "method", "cache_weight"]), st.sampled_from(["7", "x", "0.5"])))
+def test_all_problems_are_reported_at_once(changes):
+    bad = {"dim": {"x", "0.5"}, "nope": {"7", "x", "0.5"}, "method": {"7", "x", "0.5"}, "cache_weight": {"7", "x"}}
+    wrong = [name for name, value in changes.items() if value in bad[name]]
+    if not wrong:
+        assert parse_settings(LearnerSettings, changes).problems() == []
+        return
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_settings(LearnerSettings, changes)
+    assert len(caught.value.args[0]) == len(wrong)
