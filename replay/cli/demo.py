@@ -110,7 +110,7 @@ def demo(
 
 def shown(watch: Callable[[Pipeline], str | None], opens: bool | None, pipeline: Pipeline) -> None:
     """Have a pipeline watched, and the page opened where somebody would see it."""
-    from streamer.web.watched import open_browser, opens_browser
+    from streamer.web.serve import open_browser, opens_browser
 
     url = watch(pipeline)
     if url is not None and (opens_browser() if opens is None else opens):

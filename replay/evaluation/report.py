@@ -15,7 +15,7 @@ from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
 from streamer.replay.evaluation.record import DELAYS, Record
-from streamer.replay.evaluation.shown import by_number, common_settings, headline, shown_k, swept
+from streamer.replay.evaluation.selection import by_number, common_settings, headline, shown_k, swept
 from streamer.replay.evaluation.tables import told
 
 HEIGHT = 440

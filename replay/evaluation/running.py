@@ -13,7 +13,7 @@ from streamer.replay.datasets import Interactions, Log
 from streamer.replay.evaluation.offline import OfflineResult, OfflineRun
 from streamer.replay.evaluation.prequential import PrequentialResult, PrequentialRun
 from streamer.replay.evaluation.record import Record, Records, by_rank, measured
-from streamer.replay.evaluation.shown import refused
+from streamer.replay.evaluation.selection import refused
 from streamer.replay.evaluation.spec import Spec, offline_settings, prequential_settings
 
 Progress = Callable[[float, str], None]

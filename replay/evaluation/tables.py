@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from streamer.prequential.slices import SPLITS
 from streamer.replay.evaluation.record import Record
-from streamer.replay.evaluation.shown import by_number, common_settings, headline, measured_ks, refused, shown_k, swept
+from streamer.replay.evaluation.selection import (
+    by_number,
+    common_settings,
+    headline,
+    measured_ks,
+    refused,
+    shown_k,
+    swept,
+)
 
 PAPER_GOWALLA = {
     "ssl": (0.1381, 0.1105),

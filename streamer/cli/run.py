@@ -76,9 +76,9 @@ def watching(source: str, host: str, port: int | None) -> Iterator[Callable[[Any
     if port is None:
         yield lambda pipeline: None
         return
-    from streamer.web.watched import announce, watched
+    from streamer.web.serve import announce, serve_metrics
 
-    with watched(source, host, port) as (monitor, url):
+    with serve_metrics(source, host, port) as (monitor, url):
 
         def watch(pipeline: Any) -> str:
             pipeline.watch(monitor)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streamer.dead_letters.base import DeadLetter
     from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
-    from streamer.metrics.look import Look, Looker
+    from streamer.metrics.sampler_report import SamplerReport, SamplerReporter
     from streamer.pipeline import Status
     from streamer.prequential import Prequential
 
@@ -67,14 +67,14 @@ class Monitor(Observer):
         self.instruments = Instruments(registry)
         self.health = Health(clock)
         self.status: Status | None = None
-        self.look: Look | None = None
+        self.sampler_report: SamplerReport | None = None
         self.build: dict[str, str] = {}
         self.timeline = Timeline(_COLUMNS)
         self._letters: deque[tuple[float, DeadLetter]] = deque(maxlen=KEPT_LETTERS)
         self._letters_lock = threading.Lock()
         self._prequential: Prequential | None = None
         self._learner: Learner | None = None
-        self._looker: Looker | None = None
+        self._reporter: SamplerReporter | None = None
         self._look_at = self._ranked_s = self._spent_s = 0.0
         self._learned: Learned | None = None
         self._caches: tuple[Any, Any] = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -100,9 +100,9 @@ class Monitor(Observer):
     # what the line tells ----------------------------------------------------------------------------------------------
 
     def begin(self, learner: Learner, prequential: Prequential | None) -> None:
-        from streamer.metrics.look import Looker
+        from streamer.metrics.sampler_report import SamplerReporter
 
-        self._learner, self._prequential, self._looker = learner, prequential, Looker(learner, self._clock)
+        self._learner, self._prequential, self._reporter = learner, prequential, SamplerReporter(learner, self._clock)
         self._ranked_s = prequential.seconds if prequential is not None else 0.0
         names = [f"hit_rate {name}" for name in prequential.tallies] if prequential is not None else []
         self.timeline = Timeline([*_COLUMNS, *names])
@@ -269,8 +269,8 @@ class Monitor(Observer):
             "loss": status.loss,
             "delay": self._delay_s,
         }
-        if self.look is not None and self.look.slots:
-            values |= dict(zip(BANDS, self.look.slot_bands, strict=True))
+        if self.sampler_report is not None and self.sampler_report.slots:
+            values |= dict(zip(BANDS, self.sampler_report.slot_bands, strict=True))
         if (p := self._prequential) is not None:
             values |= {f"hit_rate {name}": p.figure(name).recent for name in p.tallies}
         return {name: value for name, value in values.items() if value is not None}
@@ -282,36 +282,36 @@ class Monitor(Observer):
 
         The first look does not count: compiled loops are loaded then, once.
         """
-        if self._looker is None or self._learned is None:
+        if self._reporter is None or self._learned is None:
             return
-        started, first = time.perf_counter(), self.look is None
-        self.look = self._looker.look(self._caches[0], self._learned.items)
-        self._set_look(self.look)
+        started, first = time.perf_counter(), self.sampler_report is None
+        self.sampler_report = self._reporter.report(self._caches[0], self._learned.items)
+        self._set_sampler_report(self.sampler_report)
         took = 0.0 if first else time.perf_counter() - started
         self._look_at = self._clock() + max(LOOK_PAUSE * took, LEAST_LOOK_PAUSE_S)
 
-    def _set_look(self, look: Look) -> None:
+    def _set_sampler_report(self, report: SamplerReport) -> None:
         i = self.instruments
-        i.set("streamer_cache_slots", look.slots)
-        i.set("streamer_cache_distinct_items", look.distinct)
-        i.set("streamer_cache_entropy_nats", look.entropy)
-        i.set("streamer_cache_turnover_share", look.turnover)
-        i.set("streamer_cache_entry_age_seconds", look.age_s)
-        i.set("streamer_cache_batch_overlap_share", look.overlap)
-        for band, slots, drawn in zip(BANDS, look.slot_bands, look.occurrence_bands, strict=True):
+        i.set("streamer_cache_slots", report.slots)
+        i.set("streamer_cache_distinct_items", report.distinct)
+        i.set("streamer_cache_entropy_nats", report.entropy)
+        i.set("streamer_cache_turnover_share", report.turnover)
+        i.set("streamer_cache_entry_age_seconds", report.age_s)
+        i.set("streamer_cache_batch_overlap_share", report.overlap)
+        for band, slots, drawn in zip(BANDS, report.slot_bands, report.occurrence_bands, strict=True):
             i.set("streamer_cache_slot_share", slots, band)
             i.set("streamer_occurrence_share", drawn, band)
-        for decile, slots, drawn in zip(DECILES, look.slot_deciles, look.occurrence_deciles, strict=True):
+        for decile, slots, drawn in zip(DECILES, report.slot_deciles, report.occurrence_deciles, strict=True):
             i.set("streamer_cache_slot_share_decile", slots, decile)
             i.set("streamer_occurrence_share_decile", drawn, decile)
-        shares = [top.share for top in look.top] + [0.0] * len(TOP_RANKS)
+        shares = [top.share for top in report.top] + [0.0] * len(TOP_RANKS)
         for rank, share in zip(TOP_RANKS, shares, strict=False):
             i.set("streamer_cache_top_slot_share", share, rank)
-        for part, value in look.divergence.items():
+        for part, value in report.divergence.items():
             i.set("streamer_popularity_divergence_nats", value, part)
-        i.set("streamer_popularity_items", look.items)
-        i.set("streamer_popularity_hash_log_error", look.hash_error)
-        i.set("streamer_popularity_hash_collision_share", look.collision_share)
+        i.set("streamer_popularity_items", report.items)
+        i.set("streamer_popularity_hash_log_error", report.hash_error)
+        i.set("streamer_popularity_hash_collision_share", report.collision_share)
 
     # for other threads ------------------------------------------------------------------------------------------------
 

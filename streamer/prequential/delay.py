@@ -15,10 +15,12 @@ import torch
 from streamer.errors import SettingsError
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
-from streamer.model.batch import Batch, Rows
+from streamer.model.batch import Batch, Recent, Rows
 from streamer.model.recent import RecentItems
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult
+from streamer.prequential.floors import RECENT, Stretch
+from streamer.prequential.seen_items import SeenBefore
 
 
 class Due(NamedTuple):
@@ -122,3 +124,35 @@ def _nothing() -> Learned:
     """What no batch does."""
     step, rows = StepResult(torch.tensor(torch.nan), {}, [], []), np.empty(0, np.int64)
     return Learned(rows, rows, 0, 0, step, step.occurrence())
+
+
+class PendingEvents:
+    """Events that were ranked and that the floors have not learned from yet; without a feedback delay, none."""
+
+    def __init__(self) -> None:
+        self._learned = 0
+        self._users, self._items = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._recent: Recent = np.empty((0, RECENT), np.int32)
+
+    def pass_over(self, events: int) -> None:
+        """N events come that no floor needs to learn from."""
+        self._learned += events
+
+    def stretch(self, batch: Batch, recent: Recent, ranked: Rows, due: Due, seen: SeenBefore) -> Stretch:
+        """What waits and a batch, as one stretch; what is due at its end waits no more.
+
+        Args:
+            batch: the events that come.
+            recent: [B, 10] the last distinct items of each event's user, as of the event.
+            ranked: those of them to be ranked.
+            due: how many events of the whole stream are due.
+            seen: what the users of the `ranked` had before.
+        """
+        before = len(self._items)
+        users, items = np.concatenate([self._users, batch.users]), np.concatenate([self._items, batch.items])
+        recents = np.concatenate([self._recent, recent])
+        end = due.after - self._learned
+        stretch = Stretch(users, items, recents, ranked + before, due.before[ranked] - self._learned, end, seen)
+        self._users, self._items, self._recent = users[end:], items[end:], recents[end:]
+        self._learned = due.after
+        return stretch

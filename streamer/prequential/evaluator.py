@@ -20,12 +20,11 @@ from streamer.model.batch import Batch, Rows
 from streamer.model.growing import capacity_for
 from streamer.model.ranking import Excluded
 from streamer.model.recent import RecentItems
-from streamer.prequential.delay import Due
+from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
-from streamer.prequential.known import Had, KnownItems
 from streamer.prequential.metrics import MISS, Figure, Tally
-from streamer.prequential.slices import SLICES, Seen, Traits
-from streamer.prequential.waiting import Waiting
+from streamer.prequential.seen_items import SeenBefore, UserItems
+from streamer.prequential.slices import SLICES, FirstEvents, Traits
 
 MODEL = "model"
 """The name under which the model's own figures stand, beside those of the floors."""
@@ -80,11 +79,11 @@ class Prequential:
         """Seconds that looking at them took."""
         self._ranker = learner.ranker()
         self._vectors: Tensor | None = None
-        self._known = KnownItems() if new_only else None
+        self._user_items = UserItems() if new_only else None
         self._lean = not names and not new_only  # nothing but what the learner counts is needed
         self._recent = RecentItems(RECENT)
-        self._users, self._items = Seen(0), Seen(0)
-        self._waiting = Waiting()
+        self._users, self._items = FirstEvents(0), FirstEvents(0)
+        self._pending = PendingEvents()
         self._clock, self._not_before, self._warm = clock, clock(), False
         self._rng = np.random.default_rng(0)
 
@@ -153,13 +152,13 @@ class Prequential:
                 return
             self._count_anew()
         # 1.
-        had = self._had(batch, chosen)
-        traits = self._traits(batch, chosen, had)
+        seen = self._seen_before(batch, chosen)
+        traits = self._traits(batch, chosen, seen)
         recent = self._recent.observe(batch.users, batch.items)
-        stretch = self._waiting.stretch(batch, recent, chosen, due or Due.at_once(self.events, len(batch)), had)
+        stretch = self._pending.stretch(batch, recent, chosen, due or Due.at_once(self.events, len(batch)), seen)
         self.events += len(batch)
         # 2.
-        ranks = {MODEL: self._rank(batch, chosen, had)}
+        ranks = {MODEL: self._rank(batch, chosen, seen)}
         # 3.
         ranks |= {floor.name: floor.walk(stretch) for floor in self._floors}
         # 4.
@@ -185,24 +184,24 @@ class Prequential:
     def _pass_over(self, batch: Batch) -> None:
         """Where the learner counts all that is needed, a batch that is not ranked costs next to nothing."""
         self._users.know(int(batch.users.max()) + 1)
-        self._waiting.pass_over(len(batch))
+        self._pending.pass_over(len(batch))
         self.events += len(batch)
 
-    def _had(self, batch: Batch, chosen: Rows) -> Had:
-        if self._known is None:
-            return Had.unknown(len(chosen))
-        had = self._known.before(batch.users, batch.items, chosen)
-        self._known.observe(batch.users, batch.items)
-        return had
+    def _seen_before(self, batch: Batch, chosen: Rows) -> SeenBefore:
+        if self._user_items is None:
+            return SeenBefore.unknown(len(chosen))
+        seen = self._user_items.before(batch.users, batch.items, chosen)
+        self._user_items.observe(batch.users, batch.items)
+        return seen
 
-    def _traits(self, batch: Batch, chosen: Rows, had: Had) -> Traits:
+    def _traits(self, batch: Batch, chosen: Rows, seen: SeenBefore) -> Traits:
         self._items.know(self.learner.exact.size)  # other trainers may have brought some
         new_user, new_item = self._users.first(batch.users), self._items.first(batch.items)
         late = self.events + chosen >= self.half if self.half is not None else np.zeros(len(chosen), np.bool_)
         band = self._popularity.bands(batch.items[chosen]) if len(chosen) else _NONE
-        return Traits(new_user[chosen], new_item[chosen], band, had.fresh, late)
+        return Traits(new_user[chosen], new_item[chosen], band, seen.fresh, late)
 
-    def _rank(self, batch: Batch, chosen: Rows, had: Had) -> Ranks:
+    def _rank(self, batch: Batch, chosen: Rows, seen: SeenBefore) -> Ranks:
         """The model's ranks. An item that is not trained yet is in no list, however few there are."""
         ranks = Ranks.missed(len(chosen))
         known = np.flatnonzero(batch.items[chosen] < self.learner.exact.size)
@@ -210,11 +209,11 @@ class Prequential:
             return ranks
         at, ranker = chosen[known], self._ranker
         recent = batch.recent[at] if batch.recent is not None else None
-        left_out = Excluded(had.first, had.items).only(known)
+        left_out = Excluded(seen.first, seen.items).only(known)
         items = ranker.items(self.learner.exact.size, self._room(self.learner.exact.size))
         found = ranker.ranks_with_and_without(items, batch.users[at], batch.items[at], recent, left_out)
         ranks.among_all[known] = found[0]
-        ranks.among_new[known] = np.where(had.fresh[known], found[1], MISS)
+        ranks.among_new[known] = np.where(seen.fresh[known], found[1], MISS)
         return ranks
 
     def _room(self, items: int) -> Tensor:

@@ -56,14 +56,14 @@ class Traits(NamedTuple):
         return np.stack([*whole, *(self.late & part for part in whole)], axis=1)
 
 
-class Seen:
+class FirstEvents:
     """Tells first events: rows are given in order of appearance, so one beyond all earlier ones is new.
 
     Args:
         rows: how many rows are known already.
 
     Examples:
-        >>> seen = Seen(1)
+        >>> seen = FirstEvents(1)
         >>> seen.first(np.array([0, 1, 1, 2])).tolist(), seen.rows
         ([False, True, False, True], 3)
     """

@@ -7,8 +7,8 @@ from typing import Any
 
 from streamer.dead_letters.base import DeadLetter
 from streamer.metrics.health import Verdict
-from streamer.metrics.look import Look
 from streamer.metrics.monitor import Monitor
+from streamer.metrics.sampler_report import SamplerReport
 from streamer.pipeline import Status
 
 SHOWN_VALUE = 160
@@ -33,7 +33,7 @@ def page_data(monitor: Monitor, span: str = "recent") -> dict[str, Any]:
         "ready": _verdict(monitor.health.ready()),
         "timeline": {"span": span, "columns": monitor.timeline.columns, "rows": rows},
         "figures": _figures(status) if status is not None else None,
-        "cache": _cache(monitor.look) if monitor.look is not None else None,
+        "cache": _cache(monitor.sampler_report) if monitor.sampler_report is not None else None,
         "partitions": _partitions(status) if status is not None else [],
         "dead_letters": {
             "reasons": dict(status.accounting.get("dead_letters", {})) if status is not None else {},
@@ -64,17 +64,17 @@ def _figures(status: Status) -> dict[str, Any]:
     }
 
 
-def _cache(look: Look) -> dict[str, Any]:
+def _cache(report: SamplerReport) -> dict[str, Any]:
     return {
-        "slots": look.slots,
-        "distinct": look.distinct,
-        "entropy": look.entropy,
-        "turnover": look.turnover,
-        "overlap": look.overlap,
-        "age_s": look.age_s,
-        "divergence": look.divergence,
-        "top": [top._asdict() for top in look.top],
-        "curve": look.curve,
+        "slots": report.slots,
+        "distinct": report.distinct,
+        "entropy": report.entropy,
+        "turnover": report.turnover,
+        "overlap": report.overlap,
+        "age_s": report.age_s,
+        "divergence": report.divergence,
+        "top": [top._asdict() for top in report.top],
+        "curve": report.curve,
     }
 
 

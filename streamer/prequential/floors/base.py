@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from streamer.model.batch import Recent, Rows
-from streamer.prequential.known import Had
 from streamer.prequential.metrics import MISS
+from streamer.prequential.seen_items import SeenBefore
 
 RECENT = 10
 """How many of a user's last distinct items the floors look at."""
@@ -29,7 +29,7 @@ class Stretch:
         ranked: [m] the places of the events to be ranked, ascending.
         due: [m] how many events of the stretch are learned before each of those is ranked; ascends.
         end: how many are learned when all are ranked.
-        had: what the users of the `ranked` had before.
+        seen: what the users of the `ranked` had before.
     """
 
     users: Rows
@@ -38,7 +38,7 @@ class Stretch:
     ranked: Rows
     due: Rows
     end: int
-    had: Had
+    seen: SeenBefore
 
     def __post_init__(self) -> None:
         assert 0 <= self.end <= len(self.items), "an event can only be learned from when it has come"

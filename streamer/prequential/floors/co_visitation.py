@@ -15,7 +15,7 @@ from streamer.model.batch import Recent, Rows
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
 from streamer.prequential.floors.base import RECENT, Ranks, Stretch
-from streamer.prequential.pairs import Pairs, Pool, add_one
+from streamer.prequential.pair_counts import PairCounts, Pool, add_one
 
 Doubles = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class CoVisitation:
     name = "co-visitation"
 
     def __init__(self) -> None:
-        self._pairs = Pairs()
+        self._pairs = PairCounts()
         self._scores = np.zeros(0)  # of one event at a time; zero in between
 
     def walk(self, stretch: Stretch) -> Ranks:
@@ -38,7 +38,7 @@ class CoVisitation:
         ranks = Ranks.missed(len(stretch.ranked))
         events = (stretch.items, stretch.recent, stretch.ranked, stretch.due, stretch.end)
         state = np.zeros(3, np.int64)  # learned events, ranked events, pairs learned of the event that is underway
-        while not _walk(self._pairs.pool, self._scores, touched, *events, *stretch.had, *ranks, state):
+        while not _walk(self._pairs.pool, self._scores, touched, *events, *stretch.seen, *ranks, state):
             self._pairs.extend()
         return ranks
 
@@ -54,8 +54,8 @@ def _walk(
     due: Rows,
     end: int,
     fresh: NDArray[np.bool_],
-    had_first: Rows,
-    had: NDArray[np.int32],
+    seen_first: Rows,
+    seen: NDArray[np.int32],
     among_all: Rows,
     among_new: Rows,
     state: Rows,
@@ -68,7 +68,7 @@ def _walk(
         event = ranked[k]
         count = _score(pool, scores, touched, recent[event])
         among_all[k], among_new[k] = _ranks(
-            scores, touched[:count], items[event], fresh[k], had[had_first[k] : had_first[k + 1]]
+            scores, touched[:count], items[event], fresh[k], seen[seen_first[k] : seen_first[k + 1]]
         )
         for t in range(count):
             scores[touched[t]] = 0.0
@@ -117,7 +117,7 @@ def _score(pool: Pool, scores: Doubles, touched: Rows, recent: Recent) -> int:
 
 
 @compiled
-def _ranks(scores: Doubles, touched: Rows, target: int, fresh: bool, had: NDArray[np.int32]) -> tuple[int, int]:
+def _ranks(scores: Doubles, touched: Rows, target: int, fresh: bool, seen: NDArray[np.int32]) -> tuple[int, int]:
     """The target's rank among all items and among those that the user did not have."""
     miss = np.iinfo(np.int64).max
     own = scores[target]
@@ -129,6 +129,6 @@ def _ranks(scores: Doubles, touched: Rows, target: int, fresh: bool, had: NDArra
     if not fresh:
         return ahead + 1, miss
     known = 0
-    for item in had:
+    for item in seen:
         known += scores[item] > own or (scores[item] == own and item > target)
     return ahead + 1, ahead + 1 - known

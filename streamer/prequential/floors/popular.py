@@ -60,8 +60,8 @@ class MostPopular:
         """Rank and learn, event by event."""
         self._grow(int(stretch.items.max(initial=-1)) + 1, len(stretch.items))
         ranks = Ranks.missed(len(stretch.ranked))
-        had = stretch.had
-        for_new = (had.fresh, had.first, had.items)
+        seen = stretch.seen
+        for_new = (seen.fresh, seen.first, seen.items)
         events = (stretch.items, stretch.ranked, stretch.due, stretch.end)
         _walk(self._order, self._last, self._learned, *events, *for_new, ranks.among_all, ranks.among_new)
         return ranks
@@ -103,8 +103,8 @@ def _walk(
     due: Rows,
     end: int,
     fresh: NDArray[np.bool_],
-    had_first: Rows,
-    had: NDArray[np.int32],
+    seen_first: Rows,
+    seen: NDArray[np.int32],
     among_all: Rows,
     among_new: Rows,
 ) -> None:
@@ -120,8 +120,8 @@ def _walk(
         among_all[k] = place + 1
         if fresh[k]:
             ahead = 0
-            for h in range(had_first[k], had_first[k + 1]):
-                ahead += order.place[had[h]] < place
+            for h in range(seen_first[k], seen_first[k + 1]):
+                ahead += order.place[seen[h]] < place
             among_new[k] = place + 1 - ahead
     while done < end:
         _learn(order, last, learned, items[done])

@@ -8,7 +8,7 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.replay.evaluation.record import Record, result_rows
 from streamer.replay.evaluation.report import page
-from streamer.replay.evaluation.shown import swept
+from streamer.replay.evaluation.selection import swept
 from streamer.replay.evaluation.tables import prequential_table
 
 FIXED = {"epochs": "1", "batch_size": "64"}

@@ -19,9 +19,9 @@ from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE
 from streamer.metrics.composition import composition
 from streamer.metrics.instruments import Instruments
-from streamer.metrics.look import turnover
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
+from streamer.metrics.sampler_report import turnover
 from streamer.pipeline import Status
 from streamer.prequential import Prequential
 from streamer.sources.base import Partition
@@ -305,13 +305,13 @@ class TestStates:
         monitor.begin(learner, None)
         monitor.learned(learner.learn_batch(micro_batch(events(16))))
         monitor.refreshed(Status())
-        first = monitor.look
+        first = monitor.sampler_report
         clock[0] += 0.5
         monitor.refreshed(Status())
-        assert monitor.look is first
+        assert monitor.sampler_report is first
         clock[0] += 600
         monitor.refreshed(Status())
-        assert monitor.look is not first
+        assert monitor.sampler_report is not first
 
     def test_turnover_is_that_of_the_latest_refresh_alone(self, monitor):
         learner, caches = monitor._learner, []
@@ -319,8 +319,8 @@ class TestStates:
             monitor.learned(learner.learn_batch(micro_batch(events(64)[start : start + 16])))
             caches.append(learner.cache)
         monitor.refreshed(Status())
-        assert monitor.look.turnover == pytest.approx(turnover(caches[1], caches[2]))
-        assert monitor.look.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
+        assert monitor.sampler_report.turnover == pytest.approx(turnover(caches[1], caches[2]))
+        assert monitor.sampler_report.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
 
 
 def test_a_line_without_checkpoints_and_evaluation_can_be_watched():

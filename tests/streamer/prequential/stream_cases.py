@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from streamer.model.batch import Batch
 from streamer.model.recent import RecentItems
-from streamer.prequential.delay import Due
+from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, Ranks
-from streamer.prequential.known import KnownItems
 from streamer.prequential.metrics import MISS
-from streamer.prequential.waiting import Waiting
+from streamer.prequential.seen_items import UserItems
 
 
 def in_order_of_appearance(raw: list[int]) -> np.ndarray:
@@ -40,7 +39,7 @@ class Moment:
 
     user: int
     item: int
-    had: set[int]
+    seen: set[int]
     last: list[int]
     learned: list[tuple[int, list[int]]]
     """Each event that is learned from: its item, and its user's last ten before it."""
@@ -52,28 +51,28 @@ class Moment:
 
 def moments(users: np.ndarray, items: np.ndarray, delay: int = 0) -> Iterator[Moment]:
     """The stream event by event."""
-    had: dict[int, set[int]] = {}
+    seen: dict[int, set[int]] = {}
     last: dict[int, list[int]] = {}
     events: list[tuple[int, list[int]]] = []
     for t, (user, item) in enumerate(zip(users.tolist(), items.tolist(), strict=True)):
         before = last.get(user, [])
-        yield Moment(user, item, set(had.get(user, ())), before[:RECENT], events[: max(0, t - delay)])
-        had.setdefault(user, set()).add(item)
+        yield Moment(user, item, set(seen.get(user, ())), before[:RECENT], events[: max(0, t - delay)])
+        seen.setdefault(user, set()).add(item)
         last[user] = [item, *(i for i in before if i != item)]
         events.append((item, before[:RECENT]))
 
 
 def walked(floor: Floor, users: np.ndarray, items: np.ndarray, ends: list[int], delay: int = 0) -> Ranks:
     """All events through a floor, batch by batch."""
-    known, recent, waiting, found = KnownItems(), RecentItems(RECENT), Waiting(), []
+    known, recent, waiting, found = UserItems(), RecentItems(RECENT), PendingEvents(), []
     for start, end in zip([0, *ends], ends, strict=False):
         batch = Batch(users[start:end], items[start:end])
         chosen = np.arange(len(batch))
-        had = known.before(batch.users, batch.items, chosen)
+        seen = known.before(batch.users, batch.items, chosen)
         known.observe(batch.users, batch.items)
         due = Due(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
         lists = recent.observe(batch.users, batch.items)
-        found.append(floor.walk(waiting.stretch(batch, lists, chosen, due, had)))
+        found.append(floor.walk(waiting.stretch(batch, lists, chosen, due, seen)))
     return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 

@@ -35,12 +35,12 @@ def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list
     return hits
 
 
-def had_before(batch: Batch, had: dict[int, set[int]]) -> list[set[int]]:
+def had_before(batch: Batch, seen: dict[int, set[int]]) -> list[set[int]]:
     """What each event's user had before it; takes the events in."""
     found = []
     for user, item in zip(batch.users.tolist(), batch.items.tolist(), strict=True):
-        found.append(set(had.setdefault(user, set())))
-        had[user].add(item)
+        found.append(set(seen.setdefault(user, set())))
+        seen[user].add(item)
     return found
 
 
@@ -70,11 +70,11 @@ class TestAgainstTheSlowRanking:
     def test_events_new_to_their_user_are_ranked_without_what_the_user_had(self):
         learner, stream = Learner(small()), events(400)
         test = Prequential(learner, k=5, time_share=None, sample=None, new_only=True)
-        had: dict[int, set[int]] = {}
+        seen: dict[int, set[int]] = {}
         expected: list[bool] = []
 
         def look(batch: Batch) -> None:
-            known, before = learner.exact.size, had_before(batch, had)
+            known, before = learner.exact.size, had_before(batch, seen)
             hits = zip(slow_hits(learner, batch, known, 5, before), batch.items, before, strict=True)
             expected.extend(hit for hit, item, items in hits if item not in items)
             test(batch)

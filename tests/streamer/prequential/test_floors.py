@@ -50,7 +50,7 @@ def test_co_visitation_ranks_by_what_was_seen_together_with_the_last_ten(stream,
     ranks = walked(CoVisitation(), users, items, ends, delay)
     for t, moment in enumerate(moments(users, items, delay)):
         scores, rounded = slow_co_visitation(moment), len(moment.last) > 2
-        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.had)):
+        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
             if moment.item not in scores or moment.item in left_out:
                 assert found == MISS
                 continue
@@ -104,7 +104,7 @@ def test_popular_items_are_ranked_by_their_number_of_events(stream, window, dela
         if not own:
             assert ranks.among_all[t] == ranks.among_new[t] == MISS
             continue
-        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.had)):
+        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
             if moment.item in left_out:
                 assert found == MISS
                 continue

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stream_cases import streams
 
 from streamer.prequential.metrics import METRICS, MISS, Figure, Tally, values
-from streamer.prequential.slices import SLICES, WHOLE, Seen, Traits, among_new
+from streamer.prequential.slices import SLICES, WHOLE, FirstEvents, Traits, among_new
 
 KS = (1, 3, 10)
 rank = st.one_of(st.integers(1, 15), st.just(MISS))
@@ -77,7 +77,7 @@ def test_a_figure_follows_its_tally():
 @given(streams(40))
 def test_rows_beyond_all_earlier_ones_are_new(stream):
     users, _, ends = stream
-    seen, found = Seen(0), []
+    seen, found = FirstEvents(0), []
     for start, end in zip([0, *ends], ends, strict=False):
         found += seen.first(users[start:end]).tolist()
     assert found == [user not in users[:t] for t, user in enumerate(users.tolist())]

@@ -26,7 +26,6 @@ from streamer.sources.base import Partition
 from streamer.web.data import SHOWN_VALUE
 from streamer.web.routes import FILES, routes
 from streamer.web.server import Answer, WebServer
-from streamer.web.watched import watched
 
 NASTY = "<script>alert(1)</script>"
 
@@ -102,7 +101,7 @@ def test_plotly_is_that_of_the_installed_package(server):
 
 
 def test_metrics_can_be_parsed_and_are_the_catalogue_beside_those_of_the_process():
-    with watched("a log", "127.0.0.1", 0) as (_, url):
+    with serve_metrics("a log", "127.0.0.1", 0) as (_, url):
         body = urllib.request.urlopen(f"{url}metrics").read()
     found = {f.name + ("_total" if f.type == "counter" else "") for f in text_string_to_metric_families(body.decode())}
     others = {name for name in found if name.startswith(("process_", "python_"))}

@@ -22,8 +22,8 @@ from streamer.errors import StreamerError
 from streamer.metrics.observer import Observer
 from streamer.sources.embedded.source import EmbeddedLog
 from streamer.web.routes import FILES
+from streamer.web.serve import opens_browser
 from streamer.web.server import WebServer
-from streamer.web.watched import opens_browser
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy", "--json")]
 

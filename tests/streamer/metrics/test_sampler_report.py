@@ -1,4 +1,4 @@
-"""The close look: each figure against the slow obvious way to get it."""
+"""The sampler report: each figure against the slow obvious way to get it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from line_harness import events, learn_all, small
 
 from streamer.learner import Learner
 from streamer.metrics.composition import DECILES, Ranking, composition, curve
-from streamer.metrics.look import CURVE_POINTS, Looker, divergence, entropy, turnover
+from streamer.metrics.sampler_report import CURVE_POINTS, SamplerReporter, divergence, entropy, turnover
 
 SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 
@@ -84,9 +84,9 @@ def test_a_curve_of_more_ranks_than_points_keeps_the_mass():
 
 
 def test_bands_are_those_of_the_composition(learner):
-    look = Looker(learner).look(learner.cache, learner.cache[:5])
-    assert look.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
-    assert min(look.slot_bands) > 0
+    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
+    assert report.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
+    assert min(report.slot_bands) > 0
 
 
 def test_deciles_are_those_of_a_walk_along_the_items(learner):
@@ -96,40 +96,40 @@ def test_deciles_are_those_of_a_walk_along_the_items(learner):
     for row in sorted(range(len(counts)), key=lambda r: (-counts[r], r)):
         walked[sum(before / counts.sum() >= edge for edge in DECILES)] += slots[row]
         before += counts[row]
-    look = Looker(learner).look(learner.cache, learner.cache[:5])
-    assert look.slot_deciles == pytest.approx(list(walked / len(learner.cache)))
+    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
+    assert report.slot_deciles == pytest.approx(list(walked / len(learner.cache)))
 
 
 def test_shares_of_what_was_resampled_sum_to_one_and_follow_occurrence(learner):
-    look = Looker(learner).look(learner.cache, learner.cache[:5])
-    assert sum(look.occurrence_deciles) == pytest.approx(1)
-    assert sum(look.occurrence_bands) == pytest.approx(1)
+    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
+    assert sum(report.occurrence_deciles) == pytest.approx(1)
+    assert sum(report.occurrence_bands) == pytest.approx(1)
     ranking = Ranking.of(learner.exact)
     ours = learner.occurrence.values(ranking.order)
-    assert look.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
+    assert report.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
 
 
 def test_a_batch_drawn_by_popularity_diverges_less_than_one_of_the_tail(learner):
     ranking, rng = Ranking.of(learner.exact), np.random.default_rng(0)
     alike = ranking.order[rng.choice(len(ranking.counts), 2000, p=ranking.counts / ranking.counts.sum())]
-    looker = Looker(learner)
-    assert looker.look(learner.cache, alike).divergence["batch"] < 0.02
-    assert looker.look(learner.cache, ranking.order[-40:]).divergence["batch"] > 1
+    reporter = SamplerReporter(learner)
+    assert reporter.report(learner.cache, alike).divergence["batch"] < 0.02
+    assert reporter.report(learner.cache, ranking.order[-40:]).divergence["batch"] > 1
 
 
 def test_overlap_is_the_share_of_slots_whose_item_is_in_the_batch(learner):
     batch = np.unique(learner.cache)[:7]
     expected = sum(item in batch for item in learner.cache) / len(learner.cache)
-    assert Looker(learner).look(learner.cache, batch).overlap == pytest.approx(expected)
+    assert SamplerReporter(learner).report(learner.cache, batch).overlap == pytest.approx(expected)
 
 
 def test_top_items_hold_the_most_slots_under_their_ids(learner):
-    look = Looker(learner).look(learner.cache, learner.cache[:5])
+    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
     slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
-    assert [top.slots for top in look.top] == sorted(slots.values(), reverse=True)[:10]
-    assert all(slots[top.item] == top.slots for top in look.top)
+    assert [top.slots for top in report.top] == sorted(slots.values(), reverse=True)[:10]
+    assert all(slots[top.item] == top.slots for top in report.top)
     counts = {item: learner.exact.counts(rows([k]))[0] for k, item in enumerate(learner.items.ids)}
-    for top in look.top:
+    for top in report.top:
         assert sum(count > counts[top.item] for count in counts.values()) < top.popularity_rank
 
 
@@ -142,22 +142,22 @@ def test_rows_that_nobody_has_counted_are_in_no_stratum(learner):
 
 def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, monkeypatch):
     now = [100.0]
-    looker = Looker(learner, lambda: now[0])
+    reporter = SamplerReporter(learner, lambda: now[0])
     for at, cache, expected in [(100, [1, 2], 0), (110, [1, 1, 2, 3], 7.5), (120, [3], 10), (130, [1, 3], 10)]:
         now[0] = at
         monkeypatch.setattr(learner, "cache", rows(cache))
-        assert looker.look(rows([]), rows([0])).age_s == pytest.approx(expected)
+        assert reporter.report(rows([]), rows([0])).age_s == pytest.approx(expected)
 
 
 def test_a_learner_that_knows_nothing_can_be_looked_at():
-    look = Looker(Learner(small())).look(rows([]), rows([]))
-    assert (look.slots, look.distinct, look.items, look.top, look.curve) == (0, 0, 0, [], [])
-    assert look.slot_bands == [0, 0, 0]
+    report = SamplerReporter(Learner(small())).report(rows([]), rows([]))
+    assert (report.slots, report.distinct, report.items, report.top, report.curve) == (0, 0, 0, [], [])
+    assert report.slot_bands == [0, 0, 0]
 
 
 def test_a_method_without_cache_has_none():
     learner = Learner(small("bir"))
     learn_all(learner, events(64))
-    look = Looker(learner).look(learner.cache, rows([0, 1]))
-    assert look.slots == look.distinct == look.turnover == look.overlap == 0
-    assert sum(look.occurrence_bands) == pytest.approx(1)
+    report = SamplerReporter(learner).report(learner.cache, rows([0, 1]))
+    assert report.slots == report.distinct == report.turnover == report.overlap == 0
+    assert sum(report.occurrence_bands) == pytest.approx(1)

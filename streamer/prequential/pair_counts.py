@@ -43,11 +43,11 @@ class Pool(NamedTuple):
     end: Rows
 
 
-class Pairs:
+class PairCounts:
     """A sparse matrix of counts that grows by additions.
 
     Examples:
-        >>> pairs = Pairs()
+        >>> pairs = PairCounts()
         >>> pairs.add(np.array([3, 3, 0]), np.array([7, 7, 1]))
         >>> sorted(pairs.of(3).items()), pairs.of(9)
         ([(7, 2.0)], {})

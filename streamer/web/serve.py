@@ -26,7 +26,7 @@ logger = logging.getLogger("streamer")
 
 
 @contextlib.contextmanager
-def watched(source: str, host: str, port: int) -> Iterator[tuple[Monitor, str]]:
+def serve_metrics(source: str, host: str, port: int) -> Iterator[tuple[Monitor, str]]:
     """A monitor that is served while the block runs, and the address of its page.
 
     Args:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.jit import compiled
-from streamer.prequential.pairs import Pairs, Pool, has
+from streamer.prequential.pair_counts import PairCounts, Pool, has
 
 
-class Had(NamedTuple):
+class SeenBefore(NamedTuple):
     """What the users of n events had before them, of those events whose item was new to its user.
 
     Args:
@@ -26,18 +26,18 @@ class Had(NamedTuple):
     items: NDArray[np.int32]
 
     @classmethod
-    def unknown(cls, events: int) -> Had:
+    def unknown(cls, events: int) -> SeenBefore:
         """Nobody knows what the users had: no event counts as new."""
         return cls(np.zeros(events, np.bool_), np.zeros(events + 1, np.int64), np.empty(0, np.int32))
 
 
-class KnownItems:
+class UserItems:
     """The distinct items of every user, in compact tables: about twenty bytes a user and item."""
 
     def __init__(self) -> None:
-        self._pairs = Pairs()
+        self._pairs = PairCounts()
 
-    def before(self, users: Rows, items: Rows, ranked: Rows) -> Had:
+    def before(self, users: Rows, items: Rows, ranked: Rows) -> SeenBefore:
         """What the users of some events (`ranked`, ascending) of a batch had before them.
 
         An event sees all earlier events of its user, those of the batch too.
@@ -48,7 +48,7 @@ class KnownItems:
         _count(self._pairs.pool, users, items, earlier, ranked, fresh, first)
         found = np.empty(first[-1], np.int32)
         kept = _gather(self._pairs.pool, users, items, earlier, ranked, fresh, first, found)
-        return Had(fresh, first, found[:kept])
+        return SeenBefore(fresh, first, found[:kept])
 
     def observe(self, users: Rows, items: Rows) -> None:
         """Take events in."""

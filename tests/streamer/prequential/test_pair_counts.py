@@ -1,4 +1,4 @@
-"""Pairs in a pool, and what users had: against dictionaries and sets."""
+"""Pair counts in a pool, and what users had: against dictionaries and sets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_cases import moments, streams
 
-from streamer.prequential.known import Had, KnownItems
-from streamer.prequential.pairs import Pairs
+from streamer.prequential.pair_counts import PairCounts
+from streamer.prequential.seen_items import SeenBefore, UserItems
 
 PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
 
@@ -18,7 +18,7 @@ PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
 @settings(max_examples=100)
 @given(st.lists(st.lists(PAIR, max_size=150), max_size=4))
 def test_pairs_are_counted_as_a_dictionary_would(batches):
-    pairs, expected = Pairs(), Counter()
+    pairs, expected = PairCounts(), Counter()
     for batch in batches:
         pairs.add(np.array([row for row, _ in batch], np.int64), np.array([key for _, key in batch], np.int64))
         expected.update(batch)
@@ -27,7 +27,7 @@ def test_pairs_are_counted_as_a_dictionary_would(batches):
 
 
 def test_tables_that_are_left_are_given_to_the_next():
-    pairs = Pairs()
+    pairs = PairCounts()
     for row in range(64):
         pairs.add(np.full(400, row), np.arange(400))
     tables = 64 * 1024  # 400 keys need 1,024 slots at three quarters
@@ -39,20 +39,20 @@ def test_tables_that_are_left_are_given_to_the_next():
 @given(streams(), st.integers(1, 5))
 def test_each_event_sees_what_its_user_had_before_it(stream, every):
     users, items, ends = stream
-    known, expected = KnownItems(), list(moments(users, items))
+    known, expected = UserItems(), list(moments(users, items))
     for start, end in zip([0, *ends], ends, strict=False):
         ranked = np.arange(0, end - start, every)
-        had = known.before(users[start:end], items[start:end], ranked)
+        seen = known.before(users[start:end], items[start:end], ranked)
         known.observe(users[start:end], items[start:end])
         for k, event in enumerate(ranked + start):
             moment = expected[event]
-            listed = had.items[had.first[k] : had.first[k + 1]].tolist()
-            assert had.fresh[k] == (moment.item not in moment.had)
+            listed = seen.items[seen.first[k] : seen.first[k + 1]].tolist()
+            assert seen.fresh[k] == (moment.item not in moment.seen)
             assert len(listed) == len(set(listed))
-            assert set(listed) == (moment.had if had.fresh[k] else set())
+            assert set(listed) == (moment.had if seen.fresh[k] else set())
 
 
 def test_where_nobody_knows_what_users_had_no_event_is_new():
-    had = Had.unknown(3)
-    assert not had.fresh.any()
-    assert had.first.tolist() == [0, 0, 0, 0]
+    seen = SeenBefore.unknown(3)
+    assert not seen.fresh.any()
+    assert seen.first.tolist() == [0, 0, 0, 0]

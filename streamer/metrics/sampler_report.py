@@ -1,4 +1,4 @@
-"""A close look at what the learner samples from: the cache, the occurrence vector, popularity. Not for every step."""
+"""What the learner samples from: cache, occurrence vector and popularity in figures. Too slow for every step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Top(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen."""
+class SamplerReport:
+    """Figures of cache, occurrence and popularity at one moment."""
 
     slots: int
     distinct: int
@@ -51,11 +51,11 @@ class Look:
     collision_share: float
 
 
-class Looker:
-    """Looks at a learner, and remembers since when items have been in its cache.
+class SamplerReporter:
+    """Makes reports of a learner, and remembers since when items have been in its cache.
 
     Args:
-        learner: what is looked at.
+        learner: what is reported on.
         clock: seconds.
     """
 
@@ -63,8 +63,8 @@ class Looker:
         self._learner, self._clock = learner, clock
         self._since: dict[int, float] = {}
 
-    def look(self, before: Rows, batch: Rows) -> Look:
-        """What there is now.
+    def report(self, before: Rows, batch: Rows) -> SamplerReport:
+        """The figures now.
 
         Args:
             before: the cache before its latest refresh.
@@ -78,7 +78,7 @@ class Looker:
         expected = ranking.shares(ranking.counts, DECILES)
         deciles = ranking.shares_of(cache, DECILES)
         compared = ranking.seen[:: max(1, len(ranking.seen) // COMPARED)]
-        return Look(
+        return SamplerReport(
             slots=len(learner.cache),
             distinct=len(rows),
             entropy=entropy(slots),
