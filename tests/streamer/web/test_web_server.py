@@ -25,6 +25,7 @@ from streamer.pipeline import Status
 from streamer.sources.base import Partition
 from streamer.web.data import SHOWN_VALUE
 from streamer.web.routes import FILES, routes
+from streamer.web.serve import serve_metrics
 from streamer.web.server import Answer, WebServer
 
 NASTY = "<script>alert(1)</script>"
