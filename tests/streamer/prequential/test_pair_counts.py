@@ -49,7 +49,7 @@ def test_each_event_sees_what_its_user_had_before_it(stream, every):
             listed = seen.items[seen.first[k] : seen.first[k + 1]].tolist()
             assert seen.fresh[k] == (moment.item not in moment.seen)
             assert len(listed) == len(set(listed))
-            assert set(listed) == (moment.had if seen.fresh[k] else set())
+            assert set(listed) == (moment.seen if seen.fresh[k] else set())
 
 
 def test_where_nobody_knows_what_users_had_no_event_is_new():
