@@ -1,55 +1,53 @@
-"""Events to a topic of Kafka, each exactly once, also if the writer is killed and goes on.
+"""Events to a topic of Kafka, each exactly once, also if the writer is killed and starts again.
 
-Where a replay stands is told by the topic itself: the brokers number the records of a producer id in each partition
-(`kafka_topic` explains it), so the last batch in a partition says how many of the replay's events the partition
-holds. What has to be remembered is kept beside it, as the offset and the words that the group
-`streamer-replay-<name>` has for each partition:
+Each write is a transaction: Kafka commits its events together with the position after them, or neither. The position
+is what the group `streamer-replay-<name>` has committed for partition 0 of the topic:
 
-    offset   the position after some event of the replay; all that follow it are found behind
-    words    {"producer": 4711, "epoch": 0, "events": 81920, "records": 20411, "partitions": 4}: of the first `events`
-             events of the stream, `records` belong to this partition, and all of them are there
+    offset     how many events of the replay the topic holds
+    metadata   "4 partitions", as the topic had then: with another number a user's events would not stay in order
 
-They are written before the first event, then every few seconds, and at the end. A replay that goes on reads them,
-looks for the last batch behind each offset, and writes what is not there. Brokers forget them seven days after the
-last time (`offsets.retention.minutes`); the replay then begins anew.
+Brokers forget it with the topic, or seven days after the last write (`offsets.retention.minutes`); the replay then
+begins anew.
+
+The transactional id is `streamer-replay-<name>-<topic>`. A writer that starts with it completes or aborts the
+transaction that the writer before left open, and fences that writer: the brokers take nothing more from it.
+
+Readers have to ask for committed records, by the client's `isolation_level=read_committed`. Other readers also see
+the events of a write that a kill cut off, and see them again when the replay goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import lru_cache
+from itertools import chain
+from typing import Any
 
-import msgspec
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition, errors
+from kafka.partitioner.default import murmur2
+from kafka.structs import OffsetAndMetadata
 
-from streamer.errors import SettingsError, SourceError
+from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.replay.events import Record
-from streamer.replay.kafka.batches import CODECS, SEQUENCES, Batch, KeyPartitioner, cut
-from streamer.replay.kafka.topic import KafkaTopic, Producer
+from streamer.replay.kafka.batches import sender_for
+from streamer.sources.kafka.client import connect, explained, in_our_words, is_transient
 from streamer.sources.kafka.settings import KafkaSettings
 
-GROUP = "streamer-replay-"
-NOTE_EVERY_S = 5.0
-MOST_BATCH_BYTES = 1 << 19
-
-Parts = list[Sequence[Record]]
-"""Records by partition."""
-
-
-class Note(msgspec.Struct):
-    """What is remembered of a partition; see above."""
-
-    producer: int
-    epoch: int
-    events: int
-    records: int
-    partitions: int
+GROUP_PREFIX = "streamer-replay-"
+DEFAULTS = {"batch_size": 1 << 18, "linger_ms": 5, "delivery_timeout_ms": 120_000}
+TOPIC_TIMEOUT_MS, ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, RETRY_PAUSE_S = 10_000, 30.0, 5.0, 0.5
 
 
 class KafkaSink:
-    """A topic of a Kafka cluster. One write is on its way while the next one is made ready.
+    """A topic of a Kafka cluster. One write is on its way while the caller makes the next one ready.
 
-    The record's own time is that of writing: by the event's, a broker would remove old logs at once.
+    A record has the time at which it is written: by the time of its event, a broker would remove an old one at once.
+    Brokers that create topics when they are asked for one create this one.
 
     Args:
         settings: of a source; cluster and client settings are the same.
@@ -62,178 +60,166 @@ class KafkaSink:
     """
 
     def __init__(self, settings: KafkaSettings, topic: str, clock: Callable[[], float] = time.time) -> None:
-        self._codec = _codec(settings.client.get("compression_type"))
-        self._topic, self._clock = KafkaTopic(settings, topic), clock
-        self._choose = KeyPartitioner(self._topic.partitions)
-        self._most_bytes = min(MOST_BATCH_BYTES, self._topic.max_request_bytes // 2)
-        self._group: str | None = None
-        self._producer: Producer | None = None
-        self._begin()
-        self._sender = ThreadPoolExecutor(1, "kafka-sink")
-        self._sending: Future[None] | None = None
-        self._noted_s = time.monotonic()
+        self._settings, self._topic, self._clock = settings, topic, clock
+        self._where = f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        self._config = DEFAULTS | settings.producer_config()
+        self._config["allow_auto_create_topics"] = settings.client.get("allow_auto_create_topics", True)
+        self._timeout_s = self._config["delivery_timeout_ms"] / 1000
+        self._group: str | None = None  # without `resume` there is none, and no transactions
+        self._position = 0  # the replay's events in the topic, with those on their way
+        self._events: Sequence[Record] = ()  # of the last write
+        self._attempt: Future[None] | None = None  # to write them; none when they are safe
+        self._producer: Any = connect(KafkaProducer, {"max_block_ms": TOPIC_TIMEOUT_MS} | self._config)
+        self._send = sender_for(self._producer)
+        try:
+            self._partitions = self._find_partitions()
+        except BaseException:
+            self.close()
+            raise
+        self._metadata = f"{len(self._partitions)} partitions"
 
-    # where the replay stands ------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """At the first event, with nothing in the topic."""
-        partitions = self._topic.partitions
-        self._event = 0  # that the next write begins with
-        self._next = [0] * partitions  # number of the next event of each partition among the replay's
-        self._there = [0] * partitions  # how many of them the partition held when we began
-        self._known = [0] * partitions  # events of the stream that need not be looked at, as they are there
-        self._offsets = [0] * partitions  # what the next note says, of what the brokers have
-        self._safe = (0, [0] * partitions)
+    def _find_partitions(self) -> list[TopicPartition]:
+        try:
+            with explained(self._where):
+                return [TopicPartition(self._topic, n) for n in sorted(self._producer.partitions_for(self._topic))]
+        except SourceUnavailable as error:
+            problem = "there is no such topic, and the brokers do not create it. Create it first"
+            raise UnknownTopic(f"{self._where}: {problem}") from error
+        except ValueError as error:  # the name is not allowed
+            raise SourceError(f"{self._where}: {error}") from error
 
     def resume(self, replay: str, restart: bool = False) -> int:
         """See `EventSink.resume`."""
-        self._begin()
-        self._group = GROUP + replay
-        found = {} if restart else self._topic.notes(self._group)
-        if found:
-            return self._go_on({n: (offset, self._understood(words)) for n, (offset, words) in found.items()})
-        self._producer = self._topic.new_producer()
-        self._offsets = self._topic.ends()
-        self._take_notes()
-        return 0
+        self._group = GROUP_PREFIX + replay
+        self._begin_transactions()
+        self._position = 0 if restart else self._committed_position()
+        if restart:
+            self.write([])
+        return self._position
 
-    def _understood(self, words: str) -> Note:
+    def _begin_transactions(self) -> Any:
+        """A new producer, which has settled and fenced what the one before has begun."""
+        self._disconnect()
+        transactional_id = f"{self._group}-{self._topic}"
+        producer = self._producer = connect(KafkaProducer, {"transactional_id": transactional_id} | self._config)
+        needs = f"rights for {transactional_id!r}, and as many brokers as transaction.state.log.replication.factor says"
+        with explained(f"no transactions in {self._where} (they need {needs}; --no-resume writes without them)"):
+            producer.init_transactions()
+        return producer
+
+    def _committed_position(self) -> int:
+        config = self._settings.consumer_config() | {"group_id": self._group, "isolation_level": "read_committed"}
+        consumer = connect(KafkaConsumer, config)
         try:
-            note = msgspec.json.decode(words, type=Note)
-        except msgspec.MsgspecError as error:
-            raise SourceError(f"{self._topic.where}: what group {self._group!r} says is not ours: {error}") from error
-        if note.partitions != self._topic.partitions:
-            raise self._lost(f"it had {note.partitions} partitions then, and has {self._topic.partitions} now")
-        return note
+            with explained(f"group {self._group!r} of {self._where}"):
+                found = consumer.committed(self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s)
+        finally:
+            consumer.close()
+        if found is not None and found.metadata != self._metadata:
+            problem = f"it had {found.metadata} then, and has {self._metadata} now. --restart begins anew"
+            raise SourceError(f"cannot go on with this replay in {self._where}: {problem}")
+        return 0 if found is None else int(found.offset)
 
-    def _go_on(self, notes: dict[int, tuple[int, Note]]) -> int:
-        """1. what was remembered; 2. what is there; 3. what is missing."""
-        # 1.
-        if len(notes) != self._topic.partitions or len({note.producer for _, note in notes.values()}) != 1:
-            raise self._lost(f"group {self._group!r} does not tell of all partitions")
-        ordered = [notes[number] for number in range(self._topic.partitions)]
-        self._offsets = [offset for offset, _ in ordered]
-        self._producer = Producer(ordered[0][1].producer, ordered[0][1].epoch)
-        # 2.
-        ends, beginnings = self._topic.ends(), self._topic.beginnings()
-        starts = list(map(max, self._offsets, beginnings))
-        last = self._topic.last_sequences(self._producer, starts, ends)
-        # 3.
-        for number, (offset, note) in enumerate(ordered):
-            if offset > ends[number]:
-                raise self._lost(f"partition {number} ends at offset {ends[number]}, but events went up to {offset}")
-            if offset < beginnings[number] and last[number] is None:
-                raise self._lost(f"partition {number} has lost its records before offset {beginnings[number]}")
-            self._known[number], self._next[number] = note.events, note.records
-            self._there[number] = _counted(last[number], note.records)
-            if self._there[number] > note.records + SEQUENCES // 2:
-                raise self._lost(f"partition {number} has lost some of its last records")
-        self._event = min(self._known)
-        self._safe = (self._event, list(self._next))
-        return self._event
-
-    def _lost(self, why: str) -> SourceError:
-        return SourceError(f"cannot go on with this replay in {self._topic.where}: {why}. --restart begins anew")
-
-    def _take_notes(self) -> None:
-        """Remember where we stand, for one who goes on."""
-        if self._group is None or self._producer is None:
-            return
-        events, counts = self._safe
-        notes = {
-            number: (offset, Note(*self._producer, max(events, known), records, self._topic.partitions))
-            for number, (offset, known, records) in enumerate(zip(self._offsets, self._known, counts, strict=True))
-        }
-        encode = msgspec.json.encode
-        self._topic.keep_notes(self._group, {n: (at, encode(note).decode()) for n, (at, note) in notes.items()})
-        self._noted_s = time.monotonic()
-
-    # writing ----------------------------------------------------------------------------------------------------------
-
-    def write(self, events: Sequence[Record]) -> int:
-        """Hand records on, but those that the topic has; waits until the write before is safe."""
-        if self._producer is None:
-            self._producer = self._topic.new_producer()
-        batches, new = {}, 0
-        for number, part in enumerate(self._missing(events)):
-            batches[number] = self._batches(number, part)
-            self._next[number] += len(part)
-            new += len(part)
-        self._event += len(events)
-        self._wait()
-        self._sending = self._sender.submit(self._deliver, batches, self._event, list(self._next))
-        return new
-
-    def _missing(self, events: Sequence[Record]) -> Parts:
-        """Those that the topic does not have yet."""
-        parts: list[list[Record]] = [[] for _ in self._next]
-        chosen = self._choose([key or b"" for key, _, _ in events])
-        if self._event >= max(self._known):
-            for record, number in zip(events, chosen, strict=True):
-                parts[number].append(record)
-        else:
-            for event, record, number in zip(
-                range(self._event, self._event + len(events)), events, chosen, strict=True
-            ):
-                if event >= self._known[number]:
-                    parts[number].append(record)
-        return [self._without_present(number, part) for number, part in enumerate(parts)]
-
-    def _without_present(self, number: int, part: Sequence[Record]) -> Sequence[Record]:
-        present = min(max(self._there[number] - self._next[number], 0), len(part))
-        self._next[number] += present
-        return part[present:]
-
-    def _batches(self, number: int, part: Sequence[Record]) -> list[Batch]:
-        assert self._producer is not None
-        time_ms, sequence, batches = round(self._clock() * 1000), self._next[number], []
-        for piece in cut(part, self._most_bytes):
-            batches.append(Batch(piece, time_ms, self._producer, sequence, self._codec))
-            sequence += len(piece)
-        return batches
-
-    def _deliver(self, batches: dict[int, list[Batch]], events: int, counts: list[int]) -> None:
-        """In the sender's thread."""
-        for number, end in self._topic.write(batches).items():
-            self._offsets[number] = end
-        self._safe = (events, counts)
-        if time.monotonic() - self._noted_s > NOTE_EVERY_S:
-            self._take_notes()
-
-    def _wait(self) -> None:
-        """Until the last write is safe.
-
-        Raises:
-            StreamerError: it is not.
-        """
-        if self._sending is not None:
-            sending = self._sending
-            try:
-                sending.result()
-            finally:
-                if sending.done():
-                    self._sending = None
+    def write(self, events: Sequence[Record]) -> None:
+        """Begin to write events, once the write before is safe."""
+        self._finish()
+        self._events, self._position = events, self._position + len(events)
+        self._attempt = _in_background(self._write, self._producer, events, self._position)
 
     def close(self) -> None:
         """See `EventSink.close`."""
         try:
-            if self._sending is not None:
-                self._wait()
-                self._take_notes()
+            self._finish()
         finally:
-            self._sender.shutdown()
-            self._topic.close()
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(errors.KafkaError):  # it has not sent everything
+            self._producer.close(CLOSE_TIMEOUT_S)
+
+    def _finish(self) -> None:
+        """Return when the last write is safe. A transaction whose outcome is unknown is tried again for a while."""
+        deadline = time.monotonic() + self._timeout_s
+        while self._attempt is not None:
+            try:
+                self._attempt.result(self._timeout_s if self._group is None else ATTEMPT_TIMEOUT_S)
+                self._attempt = None
+            except (SourceError, TimeoutError) as error:
+                self._attempt = None
+                if not isinstance(error, SourceUnavailable | TimeoutError):
+                    raise
+                if self._group is None or time.monotonic() > deadline:
+                    problem = f"the brokers have not taken a write within {self._timeout_s:g} s"
+                    raise SourceUnavailable(f"{self._where}: {problem}; start it again ({error})") from error
+                self._attempt = _in_background(self._write_again, self._events, self._position)
+
+    def _write_again(self, events: Sequence[Record], position: int) -> None:
+        """Write events of which nobody knows whether they are committed.
+
+        1. Begin transactions anew, which settles it; 2. look at the committed position; 3. write if it is still the
+        one before the events.
+        """
+        time.sleep(RETRY_PAUSE_S)
+        producer, committed = self._begin_transactions(), self._committed_position()
+        if committed == position - len(events):
+            self._write(producer, events, position)
+        elif committed != position:
+            raise self._fenced()
+
+    def _write(self, producer: Any, events: Sequence[Record], position: int) -> None:
+        """Write events and, in the same transaction, the position after them.
+
+        Raises SourceUnavailable if nobody knows whether the brokers have them, SourceError if they do not take them.
+        """
+        try:
+            if self._group is None:
+                self._send_all(producer, events)
+                return
+            producer.begin_transaction()
+            self._send_all(producer, events)
+            offsets = {self._partitions[0]: OffsetAndMetadata(position, self._metadata, -1)}
+            producer.send_offsets_to_transaction(offsets, self._group)
+            producer.commit_transaction()
+        except (errors.ProducerFencedError, errors.InvalidProducerEpochError) as error:
+            raise self._fenced() from error
+        except errors.KafkaError as error:
+            if isinstance(error, errors.BrokerResponseError) and not is_transient(error):
+                with contextlib.suppress(errors.KafkaError):
+                    producer.abort_transaction()
+                raise in_our_words(error, f"events to {self._where}") from error
+            raise SourceUnavailable(f"events to {self._where}: {error}") from error
+
+    def _send_all(self, producer: Any, events: Sequence[Record]) -> None:
+        """Return when the brokers have all events; the client would also commit a transaction that lacks some."""
+        parts: defaultdict[int, list[Record]] = defaultdict(list)
+        for record in events:
+            parts[_key_hash(record[0] or b"") % len(self._partitions)].append(record)
+        time_ms = round(self._clock() * 1000)
+        sent = [self._send(producer, self._partitions[number], part, time_ms) for number, part in parts.items()]
+        for future in chain.from_iterable(sent):
+            future.get(self._timeout_s)
+
+    def _fenced(self) -> SourceError:
+        problem = "somebody else goes on with this replay, or a transaction took too long"
+        advice = "Nothing was doubled; see that it runs only once, and start it again"
+        return SourceError(f"{self._where}: {problem}. {advice}")
 
 
-def _codec(compression: str | None) -> int:
-    if compression not in CODECS:
-        known = ", ".join(filter(None, CODECS))
-        raise SettingsError([f"Kafka client setting compression_type: must be {known}, not {compression!r}"])
-    return CODECS[compression]
+def _in_background(work: Callable[..., None], *arguments: Any) -> Future[None]:
+    """Run in a daemon thread: kafka-python may wait for an answer without end, which must not keep the process."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*arguments))  # type: ignore[func-returns-value]
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="kafka-sink", daemon=True).start()
+    return done
 
 
-def _counted(last_sequence: int | None, at_least: int) -> int:
-    """How many records a partition holds; sequence numbers begin again and again, and the count is none lower."""
-    if last_sequence is None:
-        return at_least
-    return at_least + (last_sequence + 1 - at_least) % SEQUENCES
+@lru_cache(1 << 20)
+def _key_hash(key: bytes) -> int:
+    """As every producer of Kafka hashes a key to choose its partition."""
+    return int(murmur2(key)) & 0x7FFFFFFF
