@@ -1,7 +1,6 @@
 """How fast a stream is written: at once, at a rate, or as it once happened.
 
-A pace is asked with the times of the events that come next, waits until the first of them is due, and answers how many
-are. Clock and sleep are arguments: a test passes its own, a writer that may be stopped passes one that can be woken.
+A pace gets the times of the events that come next, waits until the first of them is due, and returns how many are.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from numpy.typing import NDArray
 from streamer.errors import SettingsError
 
 TICK_S = 0.05
-"""Events so close together are written at once."""
-MOST_BEHIND_S = 1.0
-"""A writer that fell behind catches up so much; what lies further back is not made up for."""
+"""Events due within this time are written together."""
+MAX_CATCH_UP_S = 1.0
+"""A writer that fell behind makes up for this much of it, and not for the rest."""
 
 
 class Pace(Protocol):
     """Says when events are due."""
 
     def due(self, timestamps_ms: Sequence[int]) -> int:
-        """Wait until the first of the events is due; answer how many are, at least one.
+        """Wait until the first of the events is due; returns how many are, at least one.
 
-        The answer counts as written: the next call is about the events after those.
+        These count as written: the next call is about the events after them.
 
         Args:
             timestamps_ms: times of the events that come next, at least one.
@@ -39,7 +38,7 @@ class Unpaced:
     """As fast as possible."""
 
     def due(self, timestamps_ms: Sequence[int]) -> int:
-        """All are, always."""
+        """All of them."""
         return len(timestamps_ms)
 
 
@@ -48,12 +47,13 @@ class _Scheduled:
 
     Args:
         clock: seconds.
-        sleep: waits for so many seconds; may return early.
+        sleep: waits for some seconds; may return early.
     """
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], object]) -> None:
         self._clock, self._sleep = clock, sleep
-        self._last_due_s: float | None = None
+        self._last_due_s: float | None = None  # on the clock, of the last event that was due
+        self._last_ms: int | None = None  # and its own time
 
     def due(self, timestamps_ms: Sequence[int]) -> int:
         """See `Pace.due`."""
@@ -63,23 +63,19 @@ class _Scheduled:
         due_s = self._last_due_s + np.cumsum(gaps_s)
         if (wait_s := due_s[0] - self._clock()) > 0:
             self._sleep(float(wait_s))
-        elif wait_s < -MOST_BEHIND_S:
-            due_s += -wait_s - MOST_BEHIND_S
+        elif wait_s < -MAX_CATCH_UP_S:
+            due_s += -wait_s - MAX_CATCH_UP_S
         count = max(1, int(np.searchsorted(due_s, self._clock() + TICK_S, side="right")))
-        self._last_due_s = float(due_s[count - 1])
-        self._passed(timestamps_ms[count - 1])
+        self._last_due_s, self._last_ms = float(due_s[count - 1]), timestamps_ms[count - 1]
         return count
 
     def _gaps_s(self, timestamps_ms: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds from each event's predecessor to the event."""
+        """Seconds from the event before to each event."""
         raise NotImplementedError
-
-    def _passed(self, timestamp_ms: int) -> None:
-        """This is the time of the last event that was due."""
 
 
 class SteadyPace(_Scheduled):
-    """So many events a second.
+    """A fixed number of events a second.
 
     Args:
         events_per_second: more than 0.
@@ -99,11 +95,11 @@ class SteadyPace(_Scheduled):
 
 
 class RealTimePace(_Scheduled):
-    """As the events once happened, or so many times as fast.
+    """As the events once happened, or faster.
 
     Args:
         speed: 1 for real time, 60 for an hour in a minute.
-        max_gap_s: longest pause in seconds, as felt while writing; None for any.
+        max_gap_s: longest pause between two writes; None for no limit.
     """
 
     def __init__(
@@ -115,7 +111,6 @@ class RealTimePace(_Scheduled):
     ) -> None:
         super().__init__(clock, sleep)
         self._speed, self._max_gap_s = speed, max_gap_s
-        self._last_ms: int | None = None
 
     def _gaps_s(self, timestamps_ms: Sequence[int]) -> NDArray[np.float64]:
         times = np.asarray(timestamps_ms, np.float64)
@@ -123,16 +118,8 @@ class RealTimePace(_Scheduled):
         gaps_s = np.diff(times, prepend=before) / 1000 / self._speed
         return gaps_s.clip(0, self._max_gap_s)  # an event out of order is due with the one before
 
-    def _passed(self, timestamp_ms: int) -> None:
-        self._last_ms = timestamp_ms
 
-
-def make_pace(
-    rate: float | None = None,
-    speed: float | None = None,
-    max_gap_s: float | None = None,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Pace:
+def make_pace(rate: float | None = None, speed: float | None = None, max_gap_s: float | None = None) -> Pace:
     """The pace that options ask for: events a second, times real time, or neither.
 
     Raises:
@@ -147,5 +134,5 @@ def make_pace(
     if problems:
         raise SettingsError(problems)
     if rate is not None:
-        return SteadyPace(rate, sleep=sleep)
-    return RealTimePace(speed, max_gap_s, sleep=sleep) if speed is not None else Unpaced()
+        return SteadyPace(rate)
+    return RealTimePace(speed, max_gap_s) if speed is not None else Unpaced()

@@ -3,14 +3,13 @@
     reader -> chunks of records -> pace -> sink
 
 A reader is anything that yields chunks of records in stream order; `Events.records()` makes them from columns. A sink
-is a topic of the embedded log, or of Kafka (`replay.kafka`). In both, a record is keyed by its user, so that a
-user's events stay in order. A sink knows which events of a replay it has (`streamer.replay.resume`).
+is a topic of the embedded log, or of Kafka (`streamer.replay.kafka.sink`). Both key a record by its user, so that a
+user's events stay in order, and store with the events how many of a replay they hold (`streamer.replay.resume`).
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,35 +17,33 @@ from streamer.replay.events import Record
 from streamer.replay.pacing import Pace, Unpaced
 from streamer.replay.resume import ReplayLog
 
-PARTITIONS = 4
+DEFAULT_PARTITIONS = 4
 """Of a new topic of the embedded log."""
-MOST_AT_ONCE = 16_384
-"""Records of one write."""
+MAX_WRITE_RECORDS = 16_384
 
 
 class EventSink(Protocol):
     """Where events are written. Called by one thread."""
 
     def resume(self, replay: str, restart: bool = False) -> int:
-        """Be told before the first write which replay it is; answer from which of its events to write on, 0 at first.
+        """How many events of this replay the topic holds; writes go on after those.
 
-        Writes then begin with that event. The sink itself leaves out those that it has. Without this, all that is
-        written is new, and a replay that is killed cannot go on.
+        Called before the first write. Without it nothing is remembered, and a replay that is killed cannot go on.
 
         Args:
             replay: its name, see `replay_name`.
-            restart: write all events again, whether they are there or not.
+            restart: write all events again, also those that the topic holds; returns 0.
 
         Raises:
-            StreamerError: it cannot be said where the replay stands.
+            StreamerError: the position cannot be read.
         """
         ...
 
-    def write(self, events: Sequence[Record]) -> int:
-        """Take some records, in their order; they are safe only after `close`. Answer how many were not there.
+    def write(self, events: Sequence[Record]) -> None:
+        """Take the events that come next. All are safe, and the position with them, or none; `close` waits for it.
 
         Raises:
-            StreamerError: they cannot be written.
+            StreamerError: these cannot be written, or those of the write before.
         """
         ...
 
@@ -74,11 +71,10 @@ class MemorySink:
             self._positions.pop(replay, None)
         return self._positions.get(replay, 0)
 
-    def write(self, events: Sequence[Record]) -> int:
+    def write(self, events: Sequence[Record]) -> None:
         self.records += events
         self.writes.append(len(events))
         self._positions[self._replay] = self._positions.get(self._replay, 0) + len(events)
-        return len(events)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -90,7 +86,7 @@ class EmbeddedSink:
     Args:
         data_dir: the directory of the log.
         topic: the topic.
-        partitions: of the topic. None takes those that it has, or `PARTITIONS` for a new one.
+        partitions: of the topic. None takes those that it has, or `DEFAULT_PARTITIONS` for a new one.
 
     Raises:
         SourceError: the topic is there with another number of partitions, or the log cannot be written.
@@ -99,26 +95,25 @@ class EmbeddedSink:
     def __init__(self, data_dir: str | Path, topic: str, partitions: int | None = None) -> None:
         self._topic, self._log = topic, ReplayLog(data_dir)
         self._replay: str | None = None
-        self._at = 0
+        self._position = 0
         try:
-            self._log.create_topic(topic, partitions or self._log.topics().get(topic, PARTITIONS))
+            self._log.create_topic(topic, partitions or self._log.topics().get(topic, DEFAULT_PARTITIONS))
         except BaseException:
             self._log.close()
             raise
 
     def resume(self, replay: str, restart: bool = False) -> int:
         """See `EventSink.resume`."""
-        self._replay, self._at = replay, self._log.begin(self._topic, replay, restart)
-        return self._at
+        self._replay, self._position = replay, self._log.start_replay(self._topic, replay, restart)
+        return self._position
 
-    def write(self, events: Sequence[Record]) -> int:
+    def write(self, events: Sequence[Record]) -> None:
         """Append all of them, or none."""
         if self._replay is None:
             self._log.append(self._topic, events)
         else:
-            self._log.append_next(self._topic, events, self._replay, self._at)
-            self._at += len(events)
-        return len(events)
+            self._log.append_at(self._topic, events, self._replay, self._position)
+            self._position += len(events)
 
     def close(self) -> None:
         self._log.close()
@@ -128,47 +123,28 @@ def produce(
     chunks: Iterable[Sequence[Record]],
     sink: EventSink,
     pace: Pace | None = None,
-    limit: int | None = None,
-    on_written: Callable[[int, int], None] | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    on_written: Callable[[int], None] = lambda count: None,
     stamp: Callable[[], float] | None = None,
 ) -> int:
-    """Write a stream until it ends; answer how many records of it were written. The sink stays open.
+    """Write a stream until it ends; returns the number of records. The sink stays open.
 
     Args:
         chunks: records in stream order.
         sink: where they go.
         pace: when; None for as fast as possible.
-        limit: write no more than so many.
-        on_written: called after each write with the number of records in it, and how many were new to the sink.
-        stopped: asked before each write; when it says so, writing ends.
+        on_written: called after each write with the number of records in it.
         stamp: seconds since the epoch: the time that records get as they are written. None leaves them theirs.
     """
     pace, written = pace or Unpaced(), 0
-    for rest in _cut(chunks, limit):
+    for rest in chunks:
         while rest:
-            part = rest[: pace.due([time_ms for _, _, time_ms in rest])]
-            if stopped():
-                return written
-            new = sink.write(part if stamp is None else _stamped(part, stamp()))
-            written += len(part)
-            if on_written is not None:
-                on_written(len(part), new)
+            part = rest[:MAX_WRITE_RECORDS]
+            part = part[: pace.due([time_ms for _, _, time_ms in part])]
             rest = rest[len(part) :]
+            if stamp is not None:
+                time_ms = round(stamp() * 1000)
+                part = [(key, value, time_ms) for key, value, _ in part]
+            sink.write(part)
+            on_written(len(part))
+            written += len(part)
     return written
-
-
-def _stamped(records: Sequence[Record], time_s: float) -> list[Record]:
-    time_ms = round(time_s * 1000)
-    return [(key, value, time_ms) for key, value, _ in records]
-
-
-def _cut(chunks: Iterable[Sequence[Record]], limit: int | None) -> Iterator[Sequence[Record]]:
-    """The chunks in parts that are not too large, up to a number of records."""
-    left = sys.maxsize if limit is None else limit
-    for chunk in chunks:
-        for start in range(0, min(len(chunk), left), MOST_AT_ONCE):
-            yield chunk[start : start + min(MOST_AT_ONCE, left - start)]
-        left -= len(chunk)
-        if left <= 0:
-            return

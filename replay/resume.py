@@ -1,10 +1,10 @@
-"""Where a replay stands, so that it can be stopped at any moment, even by SIGKILL, and go on without doubling events.
+"""The position of a replay: stopped at any moment, even by SIGKILL, it goes on without losing or doubling an event.
 
 A replay is known by its name, which follows from what determines its events and their order: the data set, the
 content of its files, the options. The same command has the same name and goes on; another seed is another replay.
 
-In the embedded log, a replay's position is written in the transaction that appends its events: there are both or
-neither. `kafka_sink` explains how Kafka does it.
+The position is the number of the replay's events that a topic holds. It is written in the transaction that appends
+the events: here for the embedded log, in `streamer.replay.kafka.sink` for Kafka.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def replay_name(kind: str, settings: Mapping[str, Any], files: Iterable[Path] = 
     Args:
         kind: the data set.
         settings: what else determines the events and their order.
-        files: that are read.
+        files: all that it reads.
 
     Raises:
         SourceError: a file cannot be read.
@@ -55,46 +55,45 @@ def _content(path: Path) -> bytes:
 
 
 class ReplayLog(EmbeddedLog):
-    """The embedded log, which also knows how many events of each replay it has.
+    """The embedded log, which also holds the position of each replay.
 
     The table `replays` of the log: topic, name of the replay, events written.
     """
 
-    _note: tuple[int, str, str, int] | None = None  # what to write with the next append
+    _update: tuple[int, str, str, int] | None = None  # of a position, by the next transaction
 
-    def begin(self, topic: str, replay: str, restart: bool) -> int:
-        """How many events of a replay the topic has; none of them counts any more if it is restarted."""
+    def start_replay(self, topic: str, replay: str, restart: bool) -> int:
+        """The position of a replay in a topic; a restart sets it to 0."""
         with translated_errors(self._path), self._transaction():
             self._db.execute(_TABLE)
-            written = 0 if restart else None
             query = (
                 "INSERT INTO replays VALUES (?, ?, 0) "
                 "ON CONFLICT DO UPDATE SET written = coalesce(?, written) RETURNING written"
             )
-            [row] = self._db.execute(query, (topic, replay, written)).fetchall()
+            [row] = self._db.execute(query, (topic, replay, 0 if restart else None)).fetchall()
         return int(row[0])
 
-    def append_next(self, topic: str, records: Sequence[Record], replay: str, at: int) -> None:
-        """Append the events of a replay that come after the first `at`, and write down that they are there.
+    def append_at(self, topic: str, records: Sequence[Record], replay: str, position: int) -> None:
+        """Append the events of a replay that follow its first `position` ones, and move its position behind them.
 
         Raises:
-            SourceError: the topic has another number of the replay's events: somebody else writes them too.
+            SourceError: the replay has another position in the topic: somebody else writes it too.
         """
-        self._note = (at + len(records), topic, replay, at)
+        self._update = (position + len(records), topic, replay, position)
         try:
             self.append(topic, records)
         finally:
-            self._note = None
+            self._update = None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """A transaction of the log, with the position in it."""
+        """A transaction of the log that updates the position too."""
         with super()._transaction():
             yield
-            if self._note is not None:
+            if self._update is not None:
                 query = "UPDATE replays SET written = ? WHERE topic = ? AND name = ? AND written = ?"
-                if self._db.execute(query, self._note).rowcount != 1:
+                if self._db.execute(query, self._update).rowcount != 1:
                     raise SourceError(
-                        f"{self._path}: somebody else writes the same replay to topic {self._note[1]!r}. "
+                        f"{self._path}: somebody else writes the same replay to topic {self._update[1]!r}. "
                         "Nothing was doubled; see that it runs only once, and start it again"
                     )

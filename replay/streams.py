@@ -1,9 +1,9 @@
-"""Streams that can be replayed: each can begin at any of its events, so that a replay can go on."""
+"""Streams to replay. Each can begin at any of its events, so that a replay can go on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from streamer.replay.datasets import Log, LogOptions
     from streamer.replay.lines import JsonLines, Malformed
 
-AFTER_PASS_S = 1.0
+PASS_GAP_S = 1.0
 """Between the last event of a pass and the first one of the next."""
 
 
@@ -23,17 +23,17 @@ class Stream(Protocol):
 
     @property
     def name(self) -> str | None:
-        """Of the replay; None for a stream that is gone when it was read."""
+        """Of the replay; None for a stream that can be read only once."""
         ...
 
     @property
     def total(self) -> int | None:
-        """Events, if that is known."""
+        """Number of events, if that is known."""
         ...
 
     @property
     def has_time(self) -> bool:
-        """Whether events say when they happened; if not, their records get the time at which they are written."""
+        """Whether events have times; if not, their records get the time at which they are written."""
         ...
 
     def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
@@ -46,13 +46,13 @@ class LogStream:
     """The events of a log, one or several times.
 
     Each pass shuffles anew what the log itself does not order: events of equal time, or all of them if it has no times.
-    Times go on: a pass begins when the one before has ended.
+    The times of a pass follow those of the pass before.
 
     Args:
-        log: where they come from.
+        log: the log.
         name: of the replay.
         passes: how many times.
-        seed: of the first pass; the next ones count on from it.
+        seed: of the first pass; each of the next ones has the next number.
     """
 
     log: Log
@@ -74,33 +74,27 @@ class LogStream:
         """See `Stream.chunks`."""
         first, skipped = divmod(start, max(len(self.log), 1))
         for number in range(first, self.passes):
-            later_s = self._later_s(number)
+            delay_s = number * self._pass_s() if number else 0.0
             for events in self.log.batches(pass_seed=self.seed + number, start=skipped):
-                yield delayed(events, later_s).records()
+                if delay_s and events.timestamps_s is not None:
+                    events = replace(events, timestamps_s=[time_s + delay_s for time_s in events.timestamps_s])
+                yield events.records()
             skipped = 0
 
-    def _later_s(self, number: int) -> float:
-        """How much later than in the log events happen in a pass."""
-        if not number or not self.log.has_time:
+    def _pass_s(self) -> float:
+        """Seconds from the first event of a pass to the first one of the next."""
+        if not self.log.has_time:
             return 0.0
-        about = self.log.describe()
-        return float(number * (about["last_s"] - about["first_s"] + AFTER_PASS_S))
-
-
-def delayed(events: Events, later_s: float) -> Events:
-    """The same events at a later time."""
-    if not later_s or events.timestamps_s is None:
-        return events
-    times_s = [time_s + later_s for time_s in events.timestamps_s]
-    return Events(events.users, events.items, times_s, events.user_features, events.item_features)
+        described = self.log.describe()
+        return float(described["last_s"] - described["first_s"] + PASS_GAP_S)
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticReplay:
-    """A made-up stream, up to a number of events. It happens as it is written; made-up times only tell how fast.
+    """A synthetic stream, up to a number of events. They happen as they are written: their own times only set the pace.
 
     Args:
-        total: how many.
+        total: number of events.
         seed: determines them.
     """
 
@@ -110,7 +104,7 @@ class SyntheticReplay:
 
     @property
     def name(self) -> str:
-        """Of the replay; with more events it is the same one, and goes on."""
+        """Of the replay, which is the same one with more events, and goes on."""
         return replay_name("synthetic", {"seed": self.seed})
 
     def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
@@ -118,17 +112,17 @@ class SyntheticReplay:
         from streamer.replay.synthetic import SyntheticSettings, SyntheticStream
 
         stream = SyntheticStream(SyntheticSettings(seed=self.seed))
-        yield from up_to(self.total - start, map(_untimed, _skipped(stream, start)))
+        yield from up_to(self.total - start, map(_untimed, _skip(stream, start)))
 
 
 @dataclass(frozen=True, slots=True)
 class LinesStream:
-    """Events of JSON lines as they stand, or as they come in by standard input.
+    """Events of JSON lines in the order of the file, or of standard input.
 
     Args:
         lines: the reader.
         name: of the replay; None for standard input.
-        limit: no more events than this.
+        limit: at most this many events.
     """
 
     lines: JsonLines
@@ -139,26 +133,26 @@ class LinesStream:
 
     @property
     def malformed(self) -> Malformed:
-        """What was no event, of what was read so far."""
+        """What was no event, among the lines read so far."""
         return self.lines.malformed
 
     def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
         """See `Stream.chunks`."""
-        rest = _skipped(self.lines, start)
+        rest = _skip(self.lines, start)
         yield from rest if self.limit is None else up_to(self.limit - start, rest)
 
 
 def log_name(kind: str, files: Sequence[Path], options: LogOptions, passes: int) -> str:
-    """The name of the replay of a log. What changes neither events nor order does not count: memory, threads.
+    """The name of the replay of a log. Options that change neither events nor order do not count: memory, threads.
 
     Args:
         kind: its format.
-        files: all that were read, see `Log.files`.
-        options: what of it, and in which order.
+        files: all that it was read from, see `Log.files`.
+        options: which of its events, and in which order.
         passes: how many times.
 
     Raises:
-        SourceError: one cannot be read.
+        SourceError: a file cannot be read.
     """
     settings: dict[str, Any] = asdict(options) | {"passes": passes}
     for name in ("memory_limit", "temp_dir", "threads"):
@@ -166,24 +160,24 @@ def log_name(kind: str, files: Sequence[Path], options: LogOptions, passes: int)
     return replay_name(kind, settings, files)
 
 
-def up_to(most: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Record]]:
-    """The first so many records; nothing more is made."""
-    if most <= 0:
+def up_to(limit: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Record]]:
+    """The first `limit` records; reads no chunk beyond them."""
+    if limit <= 0:
         return
     for chunk in chunks:
-        yield chunk[:most]
-        most -= len(chunk)
-        if most <= 0:
+        yield chunk[:limit]
+        limit -= len(chunk)
+        if limit <= 0:
             return
 
 
 def _untimed(events: Events) -> list[Record]:
-    """Records of events that do not say when they happened; the times of the records are for the pace."""
+    """Records whose events have no times; the times of the records set the pace."""
     records = Events(events.users, events.items).records()
     return [(key, value, time_ms) for (key, value, _), time_ms in zip(records, events.times_ms(), strict=True)]
 
 
-def _skipped(chunks: Iterable[Any], start: int) -> Iterator[Any]:
+def _skip(chunks: Iterable[Any], start: int) -> Iterator[Any]:
     """The chunks without their first `start` events."""
     for chunk in chunks:
         if start < len(chunk):

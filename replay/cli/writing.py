@@ -1,4 +1,4 @@
-"""Writing a stream to a topic from the command line: where, how fast, with a progress bar, until somebody says stop."""
+"""Writing a stream to a topic from the command line: where, how fast, with a progress bar, until it is stopped."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Result:
     """What a replay did.
 
     Args:
-        written: events that were new to the topic.
-        already: events of the stream that the topic had.
+        written: events that it wrote.
+        already: events of the stream that the topic held before.
         total: events of the stream, if that is known.
         seconds: how long it took.
-        interrupted: whether somebody stopped it.
+        interrupted: whether Ctrl-C or SIGTERM stopped it.
     """
 
     written: int = 0
@@ -43,10 +43,10 @@ class Result:
 
 
 def write(stream: Stream, options: Options) -> Result:
-    """Write a stream to where the options say. Ctrl-C and SIGTERM end it; what was written stays.
+    """Write a stream to the topic that the options name. Ctrl-C and SIGTERM stop it; what was written stays.
 
     Raises:
-        StreamerError: the stream cannot be read, or not be written.
+        StreamerError: the stream cannot be read, or the topic cannot be written.
     """
     from streamer.replay.producer import produce
 
@@ -55,17 +55,15 @@ def write(stream: Stream, options: Options) -> Result:
     sink = open_sink(options)
     try:
         with _interrupted_by_sigterm():
-            start = 0 if options["no_resume"] else _start(stream, sink, options["restart"])
-            result.already = start
-            with _progress(stream.total, start) as advance:
+            result.already = 0 if options["no_resume"] else _resume(stream, sink, options["restart"])
+            with _progress(stream.total, result.already) as advance:
 
-                def count(events: int, new: int) -> None:
-                    result.written += new
-                    result.already += events - new
+                def count(events: int) -> None:
+                    result.written += events
                     advance(events)
 
                 stamp = None if stream.has_time else time.time
-                produce(stream.chunks(start), sink, pace, on_written=count, stamp=stamp)
+                produce(stream.chunks(result.already), sink, pace, count, stamp)
     except KeyboardInterrupt:
         result.interrupted = True
     finally:
@@ -74,8 +72,8 @@ def write(stream: Stream, options: Options) -> Result:
     return result
 
 
-def _start(stream: Stream, sink: EventSink, restart: bool) -> int:
-    """The event to begin with."""
+def _resume(stream: Stream, sink: EventSink, restart: bool) -> int:
+    """The number of the stream's events that the topic holds."""
     if stream.name is None:
         return 0
     start = sink.resume(stream.name, restart)
@@ -103,7 +101,7 @@ def open_sink(options: Options) -> EventSink:
 
 
 def finish(result: Result, options: Options, malformed: Malformed | None = None) -> None:
-    """Say what was done."""
+    """Print what the replay did."""
     if options["as_json"]:
         bad = {} if malformed is None else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
         figures = {name: getattr(result, name) for name in Result.__slots__}
@@ -122,7 +120,7 @@ def finish(result: Result, options: Options, malformed: Malformed | None = None)
 
 
 def report(malformed: Malformed, path: object) -> None:
-    """Name what was no event."""
+    """Print what was no event, and where."""
     for place in malformed.places:
         click.echo(f"{path}, {place}", err=True)
     if malformed.total:
@@ -133,7 +131,7 @@ def report(malformed: Malformed, path: object) -> None:
 
 @contextmanager
 def _progress(total: int | None, start: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar for a person at a terminal; yields what to call with each number of events written."""
+    """A progress bar, if this is a terminal; yields a function to call with the number of events after each write."""
     if not sys.stderr.isatty():
         yield lambda events: None
         return
@@ -154,7 +152,7 @@ def _progress(total: int | None, start: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import encode
 from streamer.replay.events import Events, Record
-from streamer.replay.producer import MOST_AT_ONCE, PARTITIONS, EmbeddedSink, MemorySink, produce
+from streamer.replay.producer import DEFAULT_PARTITIONS, MAX_WRITE_RECORDS, EmbeddedSink, MemorySink, produce
 from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource
@@ -35,13 +35,6 @@ class FixedPace:
         return min(self.count, len(timestamps_ms))
 
 
-class HalfFullSink(MemorySink):
-    """Has half of everything already."""
-
-    def write(self, events: Sequence[Record]) -> int:
-        return super().write(events[::2])
-
-
 def test_everything_is_written_in_order():
     sink, chunks = MemorySink(), [records(10), [], records(5, first=10)]
     assert produce(chunks, sink) == 15
@@ -56,35 +49,20 @@ def test_the_pace_decides_how_many_are_written_at_once():
 
 def test_no_write_is_too_large():
     sink = MemorySink()
-    produce([records(MOST_AT_ONCE + 1)], sink)
-    assert sink.writes == [MOST_AT_ONCE, 1]
+    produce([records(MAX_WRITE_RECORDS + 1)], sink)
+    assert sink.writes == [MAX_WRITE_RECORDS, 1]
 
 
-@pytest.mark.parametrize("limit", [1, 7, 10, 13, 20, 21, 1000])
-def test_the_limit_is_kept_and_nothing_is_made_in_vain(limit: int):
-    made = 0
-
-    def chunks() -> Iterator[list[Record]]:
-        nonlocal made
-        while made < 50:
-            made += 10
-            yield records(10)
-
-    sink = MemorySink()
-    assert produce(chunks(), sink, limit=limit) == min(limit, 50)
-    assert len(sink.records) == min(limit, 50)
-    assert made == min(-(-limit // 10) * 10, 50)
+def test_progress_is_reported():
+    counts: list[int] = []
+    produce([records(10)], MemorySink(), FixedPace(6), on_written=counts.append)
+    assert counts == [6, 4]
 
 
-def test_progress_is_told():
-    told: list[tuple[int, int]] = []
-    produce([records(10)], HalfFullSink(), FixedPace(6), on_written=lambda *counts: told.append(counts))
-    assert told == [(6, 3), (4, 2)]
-
-
-def test_writing_ends_when_it_is_stopped():
-    sink = MemorySink()
-    assert produce([records(10)] * 3, sink, FixedPace(4), stopped=lambda: len(sink.records) >= 8) == 8
+def test_records_of_events_without_time_get_the_time_of_their_write():
+    sink, seconds = MemorySink(), iter([1.0, 2.5])
+    produce([records(3)], sink, FixedPace(2), stamp=lambda: next(seconds))
+    assert [time_ms for _, _, time_ms in sink.records] == [1000, 1000, 2500]
 
 
 def read(source: Any) -> dict[int, list[tuple[bytes | None, bytes, int]]]:
@@ -118,7 +96,7 @@ def test_a_topic_keeps_the_partitions_it_has(tmp_path: Path):
     EmbeddedSink(tmp_path, "t").close()
     EmbeddedSink(tmp_path, "other").close()
     with EmbeddedLog(tmp_path) as log:
-        assert log.topics() == {"t": 2, "other": PARTITIONS}
+        assert log.topics() == {"t": 2, "other": DEFAULT_PARTITIONS}
     with pytest.raises(SourceError, match="has 2 partitions, not 3"):
         EmbeddedSink(tmp_path, "t", partitions=3)
 

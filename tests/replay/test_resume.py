@@ -137,7 +137,7 @@ def held(sink: EventSink, tmp_path: Path) -> list[bytes]:
     return sorted(value for _, value, _ in sink.records) if isinstance(sink, MemorySink) else values(tmp_path)
 
 
-def test_a_sink_tells_how_many_events_of_a_replay_it_has(open_sink: Any, tmp_path: Path):
+def test_a_sink_returns_how_many_events_of_a_replay_it_has(open_sink: Any, tmp_path: Path):
     stream = records(100)
     for until in (30, 31, 100):
         sink = open_sink()
@@ -195,12 +195,12 @@ def test_two_writers_of_one_replay_do_not_double_events(tmp_path: Path):
 def test_events_that_cannot_be_appended_leave_the_position_where_it_was(tmp_path: Path):
     with ReplayLog(tmp_path) as log:
         log.create_topic("t", 2)
-        log.begin("t", "r", restart=False)
+        log.start_replay("t", "r", restart=False)
         with pytest.raises(TypeError):
-            log.append_next("t", [(b"k", b"v", 1), (b"k", "no bytes", 1)], "r", 0)  # type: ignore[list-item]
-        assert log.begin("t", "r", restart=False) == 0
+            log.append_at("t", [(b"k", b"v", 1), (b"k", "no bytes", 1)], "r", 0)  # type: ignore[list-item]
+        assert log.start_replay("t", "r", restart=False) == 0
         log.append("t", [(b"k", b"of somebody else", 1)])
-        assert log.begin("t", "r", restart=False) == 0
+        assert log.start_replay("t", "r", restart=False) == 0
 
 
 def test_a_log_without_positions_gets_them(tmp_path: Path):
@@ -227,11 +227,11 @@ def test_more_events_of_a_synthetic_stream_are_the_same_replay():
     assert SyntheticReplay(10, 3).name == SyntheticReplay(20, 3).name != SyntheticReplay(10, 4).name
 
 
-def test_up_to_a_number_nothing_more_is_made():
+def test_no_chunk_is_read_beyond_the_limit():
     def chunks() -> Any:
         yield [1, 2]
         yield [3, 4]
-        raise AssertionError("made in vain")
+        raise AssertionError("read beyond the limit")
 
     assert list(up_to(3, chunks())) == [[1, 2], [3]]
     assert list(up_to(4, chunks())) == [[1, 2], [3, 4]]
