@@ -48,6 +48,10 @@ def replay() -> None:
 
     A replay that was stopped, or killed, goes on where it was when the same command is given again: no event is lost,
     none is doubled. --restart writes all of them again.
+
+    In Kafka, events are written by transactions. A reader that does not ask for committed records
+    (isolation_level=read_committed) also sees the events of a write that a kill cut off, and sees them again when the
+    replay goes on.
     """
 
 
@@ -78,7 +82,8 @@ def topic_options(function: F) -> F:
                 _TOPIC,
                 "--no-resume",
                 is_flag=True,
-                help="The same, and remember nothing: needs no right to Kafka's group streamer-replay-<name>.",
+                help="The same, and remember nothing: without transactions, and without rights to Kafka's group and "
+                "transactional ids streamer-replay-<name>.",
             ),
             option(_PACE, "--rate", type=float, help="Events a second. [default: as fast as possible]"),
             option(_PACE, "--speed", type=float, help="Times real time: 60 writes an hour of events in a minute."),

@@ -39,8 +39,9 @@ from streamer.sources.kafka.client import connect, explained, in_our_words, is_t
 from streamer.sources.kafka.settings import KafkaSettings
 
 GROUP_PREFIX = "streamer-replay-"
-DEFAULTS = {"batch_size": 1 << 18, "linger_ms": 5, "delivery_timeout_ms": 120_000}
-TOPIC_TIMEOUT_MS, ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, RETRY_PAUSE_S = 10_000, 30.0, 5.0, 0.5
+TIMEOUTS = {"delivery_timeout_ms": 120_000, "transaction_timeout_ms": 60_000}
+DEFAULTS = TIMEOUTS | {"batch_size": 1 << 18, "linger_ms": 5}
+TOPIC_TIMEOUT_MS, CLOSE_TIMEOUT_S, RETRY_PAUSE_S = 10_000, 5.0, 0.5
 
 
 class KafkaSink:
@@ -64,7 +65,7 @@ class KafkaSink:
         self._where = f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
         self._config = DEFAULTS | settings.producer_config()
         self._config["allow_auto_create_topics"] = settings.client.get("allow_auto_create_topics", True)
-        self._timeout_s = self._config["delivery_timeout_ms"] / 1000
+        self._timeout_s, self._transaction_timeout_s = (self._config[name] / 1000 for name in TIMEOUTS)
         self._group: str | None = None  # without `resume` there is none, and no transactions
         self._position = 0  # the replay's events in the topic, with those on their way
         self._events: Sequence[Record] = ()  # of the last write
@@ -109,12 +110,8 @@ class KafkaSink:
 
     def _committed_position(self) -> int:
         config = self._settings.consumer_config() | {"group_id": self._group, "isolation_level": "read_committed"}
-        consumer = connect(KafkaConsumer, config)
-        try:
-            with explained(f"group {self._group!r} of {self._where}"):
-                found = consumer.committed(self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s)
-        finally:
-            consumer.close()
+        with contextlib.closing(connect(KafkaConsumer, config)) as consumer, explained(f"group {self._group!r}"):
+            found = consumer.committed(self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s)
         if found is not None and found.metadata != self._metadata:
             problem = f"it had {found.metadata} then, and has {self._metadata} now. --restart begins anew"
             raise SourceError(f"cannot go on with this replay in {self._where}: {problem}")
@@ -142,7 +139,7 @@ class KafkaSink:
         deadline = time.monotonic() + self._timeout_s
         while self._attempt is not None:
             try:
-                self._attempt.result(self._timeout_s if self._group is None else ATTEMPT_TIMEOUT_S)
+                self._attempt.result(self._timeout_s if self._group is None else self._transaction_timeout_s)
                 self._attempt = None
             except (SourceError, TimeoutError) as error:
                 self._attempt = None
@@ -150,28 +147,26 @@ class KafkaSink:
                     raise
                 if self._group is None or time.monotonic() > deadline:
                     problem = f"the brokers have not taken a write within {self._timeout_s:g} s"
-                    raise SourceUnavailable(f"{self._where}: {problem}; start it again ({error})") from error
-                self._attempt = _in_background(self._write_again, self._events, self._position)
-
-    def _write_again(self, events: Sequence[Record], position: int) -> None:
-        """Write events of which nobody knows whether they are committed.
-
-        1. Begin transactions anew, which settles it; 2. look at the committed position; 3. write if it is still the
-        one before the events.
-        """
-        time.sleep(RETRY_PAUSE_S)
-        producer, committed = self._begin_transactions(), self._committed_position()
-        if committed == position - len(events):
-            self._write(producer, events, position)
-        elif committed != position:
-            raise self._fenced()
+                    advice = "see whether they run, and start it again"
+                    raise SourceUnavailable(f"{self._where}: {problem}; {advice} ({error})") from error
+                self._attempt = _in_background(self._write, None, self._events, self._position)
 
     def _write(self, producer: Any, events: Sequence[Record], position: int) -> None:
-        """Write events and, in the same transaction, the position after them.
+        """Write events and, in the same transaction, the position after them. Without a producer, do it again:
+
+        1. begin transactions anew, which settles whether the last one was committed; 2. look at the committed position;
+        3. write if it is still the one before the events.
 
         Raises SourceUnavailable if nobody knows whether the brokers have them, SourceError if they do not take them.
         """
         try:
+            if producer is None:
+                time.sleep(RETRY_PAUSE_S)
+                producer, committed = self._begin_transactions(), self._committed_position()
+                if committed == position:
+                    return
+                if events and committed != position - len(events):  # (without events it is a restart)
+                    raise errors.ProducerFencedError
             if self._group is None:
                 self._send_all(producer, events)
                 return
@@ -181,7 +176,9 @@ class KafkaSink:
             producer.send_offsets_to_transaction(offsets, self._group)
             producer.commit_transaction()
         except (errors.ProducerFencedError, errors.InvalidProducerEpochError) as error:
-            raise self._fenced() from error
+            problem = "somebody else goes on with this replay, or a transaction took too long"
+            advice = "Nothing was doubled; see that it runs only once, and start it again"
+            raise SourceError(f"{self._where}: {problem}. {advice}") from error
         except errors.KafkaError as error:
             if isinstance(error, errors.BrokerResponseError) and not is_transient(error):
                 with contextlib.suppress(errors.KafkaError):
@@ -198,11 +195,6 @@ class KafkaSink:
         sent = [self._send(producer, self._partitions[number], part, time_ms) for number, part in parts.items()]
         for future in chain.from_iterable(sent):
             future.get(self._timeout_s)
-
-    def _fenced(self) -> SourceError:
-        problem = "somebody else goes on with this replay, or a transaction took too long"
-        advice = "Nothing was doubled; see that it runs only once, and start it again"
-        return SourceError(f"{self._where}: {problem}. {advice}")
 
 
 def _in_background(work: Callable[..., None], *arguments: Any) -> Future[None]:
