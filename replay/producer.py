@@ -48,7 +48,7 @@ class EventSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Return when everything is safe, and let go. May be called twice.
+        """Return when everything is safe, and disconnect. May be called twice.
 
         Raises:
             StreamerError: something could not be written.
@@ -77,7 +77,7 @@ class MemorySink:
         self._positions[self._replay] = self._positions.get(self._replay, 0) + len(events)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""
 
 
 class EmbeddedSink:

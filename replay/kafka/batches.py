@@ -5,7 +5,7 @@ to a batch of the same bytes, and put into the queue from which the client's sen
 numbers, compression, retries and transactions stay the client's.
 
 That queue is no documented interface. All that touches it is in this file, and `sender_for` returns `send_each` for a
-client that is not built as expected: that writes the same, at about 25,000 events a second instead of 250,000.
+client that is not built as expected: that writes the same, at 30,000 events a second instead of 300,000 (two cores).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def send_each(producer: Any, partition: TopicPartition, records: Records, time_m
 
 
 def send_batches(producer: Any, partition: TopicPartition, records: Records, time_ms: int) -> Futures:
-    """Send in batches of the producer's `batch_size`, with a future for each."""
+    """Send in batches of the producer's `batch_size`, with a future for each batch."""
     config, futures = producer.config, []
     producer.partitions_for(partition.topic)  # now the client knows who leads them
     if config["transactional_id"]:
         producer._transaction_manager.maybe_add_partition_to_transaction(partition)
-    for part in cut(records, config["batch_size"]):
+    for part in cut(records, min(config["batch_size"], config["max_request_size"])):
         batch = ProducerBatch(partition, batch_of(part, time_ms, config["compression_attrs"]))
         futures.append(_BatchFuture(batch))
         _put(batch, producer._accumulator)
@@ -137,7 +137,7 @@ def _is_as_expected(producer: Any) -> bool:
             and callable(producer._transaction_manager.maybe_add_partition_to_transaction)
             and callable(FutureRecordMetadata.rebind)
             and callable(_BatchFuture(batch)._produce_future._latch.set)
-            and {"transactional_id", "batch_size", "compression_attrs"} <= set(producer.config)
+            and {"transactional_id", "batch_size", "max_request_size", "compression_attrs"} <= set(producer.config)
         )
     except (AttributeError, TypeError, AssertionError):
         return False

@@ -40,7 +40,7 @@ from streamer.sources.kafka.settings import KafkaSettings
 
 GROUP_PREFIX = "streamer-replay-"
 TIMEOUTS = {"delivery_timeout_ms": 120_000, "transaction_timeout_ms": 60_000}
-DEFAULTS = TIMEOUTS | {"batch_size": 1 << 18, "linger_ms": 5}
+DEFAULTS = TIMEOUTS | {"batch_size": 1 << 19, "linger_ms": 5}
 TOPIC_TIMEOUT_MS, CLOSE_TIMEOUT_S, RETRY_PAUSE_S = 10_000, 5.0, 0.5
 
 

@@ -49,10 +49,10 @@ OURS = {
     "key_serializer": "records are written as bytes",
     "value_serializer": "records are written as bytes",
     "kafka_client": "the source brings its own",
-    "transactional_id": "dead letters are written without transactions",
+    "transactional_id": "a replay has its own, and dead letters are written without transactions",
     "partitioner": "the client's own is used",
-    "acks": "dead letters are always written with acks=all",
-    "enable_idempotence": "dead letters are always written idempotently",
+    "acks": "everything is written with acks=all",
+    "enable_idempotence": "everything is written idempotently",
 }
 """Client settings that cannot be given, and why."""
 
