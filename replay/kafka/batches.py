@@ -42,8 +42,7 @@ def sender_for(producer: Any) -> Send:
 
 def send_each(producer: Any, partition: TopicPartition, records: Records, time_ms: int) -> Futures:
     """Send record by record, as the client documents it."""
-    topic, number = partition
-    return [producer.send(topic, value, key or b"", None, number, time_ms) for key, value, _ in records]
+    return [producer.send(partition.topic, value, key or b"", None, partition[1], time_ms) for key, value, _ in records]
 
 
 def send_batches(producer: Any, partition: TopicPartition, records: Records, time_ms: int) -> Futures:
@@ -130,13 +129,11 @@ def _is_as_expected(producer: Any) -> bool:
         theirs.close()
         return (
             (ours.buffer(), ours.next_offset()) == (theirs.buffer(), theirs.next_offset())
-            and queue.has_undrained()
-            and queue.has_incomplete
+            and (queue.has_undrained(), queue.has_incomplete) == (True, True)
             and isinstance(producer._accumulator, RecordAccumulator)
             and callable(producer._sender.wakeup)
             and callable(producer._transaction_manager.maybe_add_partition_to_transaction)
-            and callable(FutureRecordMetadata.rebind)
-            and callable(_BatchFuture(batch)._produce_future._latch.set)
+            and callable(FutureRecordMetadata.rebind and _BatchFuture(batch)._produce_future._latch.set)
             and {"transactional_id", "batch_size", "max_request_size", "compression_attrs"} <= set(producer.config)
         )
     except (AttributeError, TypeError, AssertionError):

@@ -146,9 +146,8 @@ class KafkaSink:
                 if not isinstance(error, SourceUnavailable | TimeoutError):
                     raise
                 if self._group is None or time.monotonic() > deadline:
-                    problem = f"the brokers have not taken a write within {self._timeout_s:g} s"
-                    advice = "see whether they run, and start it again"
-                    raise SourceUnavailable(f"{self._where}: {problem}; {advice} ({error})") from error
+                    problem = f"the brokers have not taken a write within {self._timeout_s:g} s; see whether they run"
+                    raise SourceUnavailable(f"{self._where}: {problem}, and start it again ({error})") from error
                 self._attempt = _in_background(self._write, None, self._events, self._position)
 
     def _write(self, producer: Any, events: Sequence[Record], position: int) -> None:
