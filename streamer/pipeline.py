@@ -28,8 +28,10 @@ from streamer.dead_letters.base import DeadLetter, DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import Batcher, MicroBatch
-from streamer.ingest.offsets import Progress
-from streamer.ingest.reader import Ingest, Standing
+from streamer.ingest.ingest import Ingest
+from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
+from streamer.ingest.reader import Reader
+from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learned, Learner
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
@@ -98,33 +100,33 @@ class Pipeline:
         self.learner, self.settings = learner, settings
         self.accounting, self.status = Accounting(), Status()
         self.on_status: Callable[[Status], None] | None = None
+        self._watch = Observer()
         self._dead_letters, self._prequential = dead_letters, prequential
-        self._sharing = Sharing(learner, store, lambda: self._ingest.ends())
-        self._checkpoints, progress = None, Progress()
+        self._sharing = Sharing(learner, store)
+        self._checkpoints, offsets = None, OffsetLedger()
         if checkpoints is not None:
             every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
             self._checkpoints = Checkpointer(checkpoints, every_s, every_events)
-            self.accounting, progress = self._checkpoints.restore(learner, self._sharing)
-        self._ingest = Ingest(
+            self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
+        self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
+        self._sharing.ends = self._ingest.end_offsets
+        self._reader = Reader(
             make_source,
             decoder,
-            Batcher(settings.batch_size, settings.max_age_s or None),
-            progress,
+            self._ingest,
+            StopCondition(settings.until_end, settings.max_events),
             settings.max_queued_events,
-            settings.until_end,
-            settings.max_events,
-            owner=self._sharing,
+            timed=lambda phase, seconds: self._watch.timed(phase, seconds),
         )
         self._stop = threading.Event()
         self._torn = False
         self._started = self._status_at = self._composed_at = time.monotonic()
         self._first_events = self._status_events = self.accounting.consumed
         self._learned: Learned | None = None
-        self._watch = Observer()
 
     def watch(self, observer: Observer) -> None:
-        """Have somebody told of everything that happens from now on; before `run`."""
-        self._watch, self._ingest.timed = observer, observer.timed
+        """Report everything that happens to an observer; call it before `run`."""
+        self._watch = observer
         observer.begin(self.learner, self._prequential)
 
     def stop(self) -> None:
@@ -154,7 +156,7 @@ class Pipeline:
         self._started = time.monotonic()
         if self.last_checkpoint is not None:
             logger.info("going on from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
-        self._ingest.start()
+        self._reader.start()
 
     def step(self, timeout_s: float = 0.2) -> None:
         """One micro-batch along the line; returns without one if none closes in time."""
@@ -165,7 +167,7 @@ class Pipeline:
                 # 2. what other trainers have found out since the last batch
                 with self._watch.phase("store"):
                     self._sharing.receive()
-                # 3. events are ranked, then learned from; others are told
+                # 3. events are ranked, learned from, and contributed to other trainers
                 self._learn(batch)
                 # 4. what could not be decoded is put aside, with the reason
                 self._put_aside(batch.dead_letters)
@@ -225,15 +227,15 @@ class Pipeline:
         # 1.
         flushed = self._flush_dead_letters()
         # 2.
-        standing = self._ingest.take_standing()
+        offsets = self._ingest.take_snapshot()
         # 3.
         if self._checkpoints is None or not flushed:
-            self._saved(False, standing)
+            self._saved(False, offsets)
         elif self._checkpoints.is_safe(self.accounting.consumed):
-            self._saved(True, standing)
+            self._saved(True, offsets)
         else:
-            done = partial(self._saved, standing=standing)
-            self._checkpoints.save(self.learner, self._sharing, self.accounting, standing, done)
+            done = partial(self._saved, offsets=offsets)
+            self._checkpoints.save(self.learner, self._sharing, self.accounting, offsets, done)
 
     def _flush_dead_letters(self) -> bool:
         try:
@@ -245,11 +247,11 @@ class Pipeline:
             return False
         return True
 
-    def _saved(self, safe: bool, standing: Standing) -> None:
-        """Called when a checkpoint is safe, or is not going to be."""
+    def _saved(self, safe: bool, offsets: OffsetSnapshot) -> None:
+        """Commit when a checkpoint is safe; release partitions that wait for it, also if it is not going to be."""
         if safe:
-            self._ingest.commit(standing.ours | standing.leaving)
-        self._ingest.handed_over(standing.leaving)
+            self._ingest.commit(offsets.positions | offsets.releasing)
+        self._ingest.handed_over(offsets.releasing)
 
     # the end, and what is seen until then ----------------------------------------------------------------------------
 
@@ -263,7 +265,7 @@ class Pipeline:
             stack.callback(self._watch.ended)
             stack.callback(self._dead_letters.close)
             stack.callback(self._sharing.close)
-            stack.callback(self._ingest.stop)
+            stack.callback(self._reader.stop)
             stack.callback(self._refresh_status, force=True)
             self._sharing.flush()
             if self._checkpoints is None:

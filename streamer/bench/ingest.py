@@ -18,7 +18,9 @@ from streamer.build import build_pipeline, source_factory
 from streamer.errors import StreamerError
 from streamer.event import EventDecoder, encode
 from streamer.ingest.batcher import Batcher, MicroBatch
-from streamer.ingest.reader import Ingest
+from streamer.ingest.ingest import Ingest
+from streamer.ingest.reader import Reader
+from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learner
 from streamer.settings import RunSettings
 from streamer.sources.base import Listener, Source
@@ -71,7 +73,7 @@ class IngestBench:
     def _measure(self, **stream: Any) -> dict[str, float]:
         if self.options.batch_size:
             stream["batch_size"] = self.options.batch_size
-        batches = _batches(_settings(**stream))
+        batches = list(_read(_settings(**stream), _Stopwatch()))
         parts: dict[str, Callable[[], float]] = {
             "ingest_only": lambda: _ingest_only(_settings(**stream)),
             "train_only": lambda: _train_only(_settings(**stream), batches),
@@ -124,35 +126,25 @@ class _Stopwatch:
         return self._stopped - self._opened
 
 
-def _ingest(settings: RunSettings, watch: _Stopwatch) -> Ingest:
-    batcher = Batcher(settings.batch_size, settings.max_age_s or None)
+def _read(settings: RunSettings, watch: _Stopwatch) -> Iterator[MicroBatch]:
+    """Poll, decode and cut all events, and stop the watch."""
+    ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None))
     make_source, decoder = watch.watched(source_factory(settings)), EventDecoder(settings)
-    return Ingest(make_source, decoder, batcher, max_queued_events=settings.max_queued_events, until_end=True)
-
-
-def _read(ingest: Ingest) -> Iterator[MicroBatch]:
-    ingest.start()
+    reader = Reader(make_source, decoder, ingest, StopCondition(until_end=True), settings.max_queued_events)
+    reader.start()
     while not ingest.finished:
         with ingest.batch(0.2) as batch:
             if batch is not None and len(batch):
                 yield batch
-
-
-def _batches(settings: RunSettings) -> list[MicroBatch]:
-    ingest = _ingest(settings, _Stopwatch())
-    batches = list(_read(ingest))
-    ingest.stop()
-    return batches
+    watch.stop()
+    reader.stop()
 
 
 def _ingest_only(settings: RunSettings) -> float:
     """Seconds to poll, decode and cut all events."""
     watch = _Stopwatch()
-    ingest = _ingest(settings, watch)
-    for _ in _read(ingest):
+    for _ in _read(settings, watch):
         pass
-    watch.stop()
-    ingest.stop()
     return watch.seconds
 
 
@@ -168,7 +160,7 @@ def _train_only(settings: RunSettings, batches: list[MicroBatch]) -> float:
 def _whole_line(settings: RunSettings, events: int) -> float:
     """Seconds of the real line from the first poll to the last step; its last checkpoint is not counted."""
     watch, pipeline = _Stopwatch(), build_pipeline(settings)
-    pipeline._ingest._make_source = watch.watched(pipeline._ingest._make_source)
+    pipeline._reader._make_source = watch.watched(pipeline._reader._make_source)
     close = pipeline.close
 
     def stop_and_close() -> None:

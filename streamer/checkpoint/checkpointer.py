@@ -15,8 +15,7 @@ import numpy as np
 from streamer.accounting import Accounting
 from streamer.checkpoint import BackgroundSaver, Checkpoint, CheckpointStore
 from streamer.errors import IncompatibleCheckpoint
-from streamer.ingest.offsets import Progress
-from streamer.ingest.reader import Standing
+from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import FORMAT, Learner, checkpoint_meta
 from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition, Positions
@@ -28,7 +27,7 @@ class Restored(NamedTuple):
     """What a checkpoint says besides what was learned."""
 
     accounting: Accounting
-    progress: Progress
+    offsets: OffsetLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Checkpointer:
         """
         found = self._store.load()
         if found is None:
-            return Restored(Accounting(), Progress())
+            return Restored(Accounting(), OffsetLedger())
         restored = _restored(learner, sharing, found)
         self.path = found.path
         self._tried_events = self._safe_events = restored.accounting.consumed
@@ -111,7 +110,7 @@ class Checkpointer:
         learner: Learner,
         sharing: Sharing,
         accounting: Accounting,
-        standing: Standing,
+        offsets: OffsetSnapshot,
         done: Callable[[bool], None],
     ) -> None:
         """Copy everything, between two batches; it is written while training goes on.
@@ -120,7 +119,7 @@ class Checkpointer:
             learner: what was learned.
             sharing: what others must know of it, and what it knows of others.
             accounting: of the same events.
-            standing: of the same events.
+            offsets: of the same events.
             done: called on another thread, when it is safe (True) or has failed.
         """
         shared, shared_values = sharing.state()
@@ -128,8 +127,8 @@ class Checkpointer:
         tensors |= {f"sharing.{name}": array for name, array in shared.items()}
         meta = checkpoint_meta(learner, values) | {
             "sharing": shared_values,
-            "positions": _listed(standing.ours),
-            "left": _listed(standing.left),
+            "positions": _listed(offsets.positions),
+            "released": _listed(offsets.released),
             "accounting": accounting.to_json(),
         }
         events, taken_at = accounting.consumed, self._clock()
@@ -184,9 +183,8 @@ def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored
         prefix = "sharing."
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
         sharing.load_state(arrays, meta["sharing"])
-    return Restored(
-        Accounting.from_json(meta["accounting"]), Progress(_positions(meta["positions"]), _positions(meta["left"]))
-    )
+    offsets = OffsetLedger(_positions(meta["positions"]), _positions(meta["released"]))
+    return Restored(Accounting.from_json(meta["accounting"]), offsets)
 
 
 def _size_bytes(directory: Path) -> int | None:

@@ -98,7 +98,7 @@ def gathered(loaded: Loaded, paths: Sequence[Path], top: int) -> Report:
         "sizes": _sizes(learner) | {"bytes": _bytes(loaded.path)},
         "steps": learner.trainer.steps,
         "positions": _positions(meta["positions"]),
-        "left": _positions(meta.get("left", [])),
+        "released": _positions(meta["released"]),
         "accounting": meta["accounting"],
         "popularity": _popularity(learner, top),
         "cache": _cache(learner, top),
@@ -246,7 +246,7 @@ def _tower(tower: TowerShape, recent: int = 0) -> str:
 
 def _stream_lines(report: Report) -> Iterator[str]:
     accounting = report["accounting"]
-    marked = [(position, "") for position in report["positions"]] + [(p, "others' now") for p in report["left"]]
+    marked = [(position, "") for position in report["positions"]] + [(p, "released") for p in report["released"]]
     rows = [
         (shown(p["topic"]), f"partition {p['partition']}", f"next offset {p['offset']:,}", mark) for p, mark in marked
     ]

@@ -1,17 +1,18 @@
 """Micro-batches: what is trained in one step, and how far each partition has come when it is.
 
-A batch is a stretch of whole records in the order in which they were added, partitions interleaved. It ends
-with the record that fills it, and the next begins with the next record; so a position never hides an event
-that is not trained, and where batches end follows from the order of the records alone, not from how they came
-in chunks. Records without an event (filtered, dead letters) belong to the batch that is open when they come.
+A batch is a stretch of whole records in the order in which they were added, partitions interleaved. It ends with the
+record that fills it, and the next begins with the next record; so a position never hides an event that is not trained,
+and where batches end follows from the order of the records alone, not from how they came in chunks. Records without an
+event (filtered, dead letters) belong to the batch that is open when they come.
 """
 
 from __future__ import annotations
 
+import operator
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -64,69 +65,56 @@ class MicroBatch:
         return len(self) + self.filtered + len(self.dead_letters)
 
 
-class _Load(NamedTuple):
-    """What fills a batch."""
+class _Amount(NamedTuple):
+    """What counts towards a full batch."""
 
     events: int = 0
     filtered: int = 0
     letter_bytes: int = 0
 
-    def plus(self, other: _Load) -> _Load:
-        return _Load(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: _Amount) -> _Amount:
+        return _Amount(*map(operator.add, self, other))
 
-    def minus(self, other: _Load) -> _Load:
-        return _Load(*(a - b for a, b in zip(self, other, strict=True)))
+    def minus(self, other: _Amount) -> _Amount:
+        return _Amount(*map(operator.sub, self, other))
 
-    def reaches(self, limit: _Load) -> bool:
-        return any(a >= b for a, b in zip(self, limit, strict=True))
+    def reaches(self, limits: _Amount) -> bool:
+        return any(map(operator.ge, self, limits))
 
 
-class _Waiting:
-    """A decoded chunk, of which the records before `start` are in batches already."""
+class _QueuedChunk:
+    """A decoded chunk, of which the records before `start` are in batches already.
+
+    Its columns are running totals: `events[r]` is the number of events before record `r`, and so with the others.
+    """
 
     def __init__(self, decoded: Decoded, arrived_s: float) -> None:
-        self.decoded = decoded
-        self.arrived_s = arrived_s
-        self.start = 0
-        self._upto = (decoded.events_upto, decoded.filtered_upto, _letter_bytes_upto(decoded))
+        self.decoded, self.arrived_s = decoded, arrived_s
+        self.start, self.end = 0, len(decoded.record_offsets)
+        self.events, self.filtered = [0, *decoded.events_upto], [0, *decoded.filtered_upto]
+        self.letters = self._letter_bytes = [0, *decoded.letters_upto]
+        if decoded.letters:
+            sizes = (LETTER_BYTES + len(letter.value or b"") + len(letter.key or b"") for letter in decoded.letters)
+            totals = [0, *accumulate(sizes)]
+            self._letter_bytes = [totals[count] for count in self.letters]
+        self._columns = (self.events, self.filtered, self._letter_bytes)
 
-    @property
-    def end(self) -> int:
-        return len(self.decoded.record_offsets)
-
-    def load(self, start: int, stop: int) -> _Load:
+    def amount(self, start: int, stop: int) -> _Amount:
         """What the records `start` to `stop` amount to."""
-        return _Load(*(_before(upto, stop) - _before(upto, start) for upto in self._upto))
+        return _Amount(*(column[stop] - column[start] for column in self._columns))
 
-    def filling(self, room: _Load) -> int:
-        """The end of the waiting records that just take up the room, or of all if they do not."""
-        stops = (
-            bisect_left(upto, _before(upto, self.start) + space, lo=self.start) + 1
-            for upto, space in zip(self._upto, room, strict=True)
-        )
-        return min(self.end, *stops)
-
-
-def _before(upto: Sequence[int], record: int) -> int:
-    """The total before a record."""
-    return upto[record - 1] if record else 0
-
-
-def _letter_bytes_upto(decoded: Decoded) -> list[int]:
-    """For each record what the letters up to it weigh."""
-    if not decoded.letters:
-        return decoded.letters_upto  # zeros
-    weights = (LETTER_BYTES + len(x.value or b"") + len(x.key or b"") for x in decoded.letters)
-    totals = [0, *accumulate(weights)]
-    return [totals[count] for count in decoded.letters_upto]
+    def stop(self, room: _Amount) -> int:
+        """Where the queued records end that just take up the room, or all of them if they do not."""
+        columns = zip(self._columns, room, strict=True)
+        return min(self.end, *(bisect_left(c, c[self.start] + space, lo=self.start + 1) for c, space in columns))
 
 
 class Batcher:
-    """Collects decoded chunks and closes micro-batches. Used by one thread.
+    """Collects decoded chunks and closes micro-batches. Used by one thread at a time.
 
-    A batch is full with `batch_size` events, and never splits a record: one with more events makes a larger
-    batch. To go on where hardly anything is trained, it is also full with `max_filtered` filtered events or
-    `max_letter_bytes` of dead letters. A batch that is not full closes by the age of its oldest record.
+    A batch is full with `batch_size` events, and never splits a record: one with more events makes a larger batch. To
+    go on where hardly anything is trained, it is also full with `max_filtered` filtered events or `max_letter_bytes` of
+    dead letters. A batch that is not full closes by the age of its oldest record.
 
     Args:
         batch_size: events that fill a batch.
@@ -148,112 +136,94 @@ class Batcher:
         max_filtered: int = 1_000_000,
         max_letter_bytes: int = 16 * 1_048_576,
     ) -> None:
-        limits = {
-            "batch_size": batch_size,
-            "max_filtered": max_filtered,
-            "max_letter_bytes": max_letter_bytes,
-        }
+        limits = {"batch_size": batch_size, "max_filtered": max_filtered, "max_letter_bytes": max_letter_bytes}
         problems = [f"{name} must be at least 1, not {n}" for name, n in limits.items() if n < 1]
         if max_age_s is not None and not max_age_s >= 0:
             problems.append(f"max_age_s must be at least 0, not {max_age_s}")
         if problems:
             raise SettingsError(problems)
-        self._full = _Load(batch_size, max_filtered, max_letter_bytes)
-        self._max_age_s = max_age_s
-        self._clock = clock
-        self._queue: deque[_Waiting] = deque()
-        self._load = _Load()
+        self._full = _Amount(batch_size, max_filtered, max_letter_bytes)
+        self._max_age_s, self._clock = max_age_s, clock
+        self._queue: deque[_QueuedChunk] = deque()
+        self._queued = _Amount()
 
     @property
-    def waiting(self) -> int:
+    def queued_events(self) -> int:
         """How many events wait to be trained."""
-        return self._load.events
+        return self._queued.events
 
-    def has_room(self, events: int) -> bool:
-        """Whether fewer than so many events wait, and less than fills a batch of what is not trained."""
-        filtered, letter_bytes = self._load.filtered, self._load.letter_bytes
-        return self.waiting < events and filtered < self._full.filtered and letter_bytes < self._full.letter_bytes
+    def has_room(self, max_events: int) -> bool:
+        """Whether fewer than `max_events` wait, and less than fills a batch of what is not trained."""
+        return not self._queued.reaches(self._full._replace(events=max_events))
 
     def add(self, decoded: Decoded, now_s: float | None = None) -> None:
         """Take a decoded chunk; `now_s` is when it came, by the clock, if not now."""
-        if not decoded.record_offsets:
-            return
-        waiting = _Waiting(decoded, self._clock() if now_s is None else now_s)
-        self._queue.append(waiting)
-        self._load = self._load.plus(waiting.load(0, waiting.end))
+        if decoded.record_offsets:
+            chunk = _QueuedChunk(decoded, self._clock() if now_s is None else now_s)
+            self._queue.append(chunk)
+            self._queued = self._queued.plus(chunk.amount(0, chunk.end))
 
     def take(self) -> MicroBatch | None:
-        """The next batch that is full or old enough. Call again until None."""
+        """Return the next batch that is full or old enough, or None. Call again until None."""
         deadline = self.next_deadline()
-        if deadline is None or (not self._is_full() and self._clock() < deadline):
+        if deadline is None or (not self._queued.reaches(self._full) and self._clock() < deadline):
             return None
         return self._close()
 
     def flush(self) -> MicroBatch | None:
-        """The next batch, full or not. Call again until None, and nothing waits any more."""
+        """Return the next batch, full or not, or None if nothing is queued. Call again until None."""
         return self._close() if self._queue else None
 
     def drop(self, partitions: Collection[Partition]) -> int:
-        """Forget all that waits of these partitions, and return how many events that was.
+        """Drop all that is queued of these partitions, and return how many events that was.
 
         They are in no batch's accounting or positions; whoever gets the partitions next consumes them.
         """
-        before = self.waiting
-        self._queue = deque(w for w in self._queue if w.decoded.partition not in partitions)
-        self._load = _Load()
-        for waiting in self._queue:
-            self._load = self._load.plus(waiting.load(waiting.start, waiting.end))
-        return before - self.waiting
+        before = self.queued_events
+        self._queue = deque(chunk for chunk in self._queue if chunk.decoded.partition not in partitions)
+        self._queued = _Amount()
+        for chunk in self._queue:
+            self._queued = self._queued.plus(chunk.amount(chunk.start, chunk.end))
+        return before - self.queued_events
 
     def next_deadline(self) -> float | None:
-        """When `take` has a batch at the latest, by the clock; None: not before more is added."""
+        """Return when `take` has a batch at the latest, by the clock; None: not before more is added."""
         if not self._queue:
             return None
         arrived_s = self._queue[0].arrived_s
-        if self._is_full():
+        if self._queued.reaches(self._full):
             return arrived_s
         return None if self._max_age_s is None else arrived_s + self._max_age_s
 
-    def _is_full(self) -> bool:
-        return self._load.reaches(self._full)
-
     def _close(self) -> MicroBatch:
-        """Move records into a batch until it is full or none waits."""
-        batch, load = MicroBatch(user_features=[], item_features=[], arrived_s=self._queue[0].arrived_s), _Load()
-        while self._queue and not load.reaches(self._full):
-            waiting = self._queue[0]
-            start, stop = waiting.start, waiting.filling(self._full.minus(load))
-            load = load.plus(waiting.load(start, stop))
-            _append(batch, waiting.decoded, start, stop)
-            waiting.start = stop
-            if stop == waiting.end:
+        """Move records into a batch until it is full or none is queued."""
+        batch = MicroBatch(user_features=[], item_features=[], arrived_s=self._queue[0].arrived_s)
+        amount = _Amount()
+        while self._queue and not amount.reaches(self._full):
+            chunk = self._queue[0]
+            start, stop = chunk.start, chunk.stop(self._full.minus(amount))
+            amount = amount.plus(chunk.amount(start, stop))
+            _append(batch, chunk, start, stop)
+            chunk.start = stop
+            if stop == chunk.end:
                 self._queue.popleft()
-        self._load = self._load.minus(load)
+        self._queued = self._queued.minus(amount)
         batch.user_features = none_if_empty(batch.user_features or [])
         batch.item_features = none_if_empty(batch.item_features or [])
         return batch
 
 
-def _append(batch: MicroBatch, decoded: Decoded, start: int, stop: int) -> None:
+def _append(batch: MicroBatch, chunk: _QueuedChunk, start: int, stop: int) -> None:
     """Append the records `start` to `stop` of a chunk."""
-    first, last = _before(decoded.events_upto, start), _before(decoded.events_upto, stop)
-    _append_events(batch, decoded, first, last)
+    decoded, first, last = chunk.decoded, chunk.events[start], chunk.events[stop]
     batch.positions[decoded.partition] = decoded.record_offsets[stop - 1] + 1
-    batch.filtered += _before(decoded.filtered_upto, stop) - _before(decoded.filtered_upto, start)
-    letters = slice(_before(decoded.letters_upto, start), _before(decoded.letters_upto, stop))
-    batch.dead_letters += decoded.letters[letters]
-
-
-def _append_events(batch: MicroBatch, decoded: Decoded, first: int, last: int) -> None:
-    """Append the events `first` to `last` of a chunk."""
+    batch.filtered += chunk.filtered[stop] - chunk.filtered[start]
+    batch.dead_letters += decoded.letters[chunk.letters[start] : chunk.letters[stop]]
     if first == last:
         return
+    before = batch.origins[-1] if batch.origins else None
     begin = len(batch)
-    if (
-        batch.origins
-        and batch.origins[-1].partition == decoded.partition
-        and batch.offsets[-1] <= decoded.offsets[first]
-    ):
+    if before is not None and before.partition == decoded.partition and batch.offsets[-1] <= decoded.offsets[first]:
         begin = batch.origins.pop().start
     batch.origins.append(Origin(decoded.partition, begin, len(batch) + last - first))
     absent: FeatureColumn = [None] * (last - first)

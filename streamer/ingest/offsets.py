@@ -1,63 +1,131 @@
-"""How far each partition is trained: what a checkpoint holds of the stream, and what a rebalance goes by."""
+"""The offset ledger: which offset may be committed, and where reading resumes after an assignment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamer.sources.base import AtLeast, Partition, Positions
 
 
-class Progress:
-    """The next offset to train of every partition that is or was ours. Not for several threads at once.
+@dataclass(slots=True)
+class PartitionOffsets:
+    """What is known of one partition. Every offset is the next one: all records before it are done."""
 
-    At the first assignment the checkpoint's positions rule: what was trained after it is forgotten, whatever the group
-    has committed. A partition that comes later was others' meanwhile, so it goes on where they or we came furthest.
+    position: int | None = None  # the next to train; None until the source has said where reading starts
+    saved: int | None = None  # the position in a checkpoint, until all of it is committed
+    committed: int | None = None  # what was committed last
+    assigned: bool = False
+    released: bool = False  # others may have trained beyond our position since
+    releasing: bool = False  # released, but held back until its position is saved and committed
+
+
+class OffsetSnapshot(NamedTuple):
+    """What a checkpoint holds of the stream; it belongs to what is trained between two batches."""
+
+    positions: dict[Partition, int]
+    """The next offset to train of each of our partitions."""
+    released: dict[Partition, int]
+    """The same of partitions that were ours earlier."""
+    releasing: dict[Partition, int]
+    """Those of `released` that others get as soon as this snapshot is saved and committed."""
+
+
+class OffsetLedger:
+    """The offsets of every partition that is or was ours. Not for several threads at once.
+
+    At the first assignment the checkpoint's positions rule over what the group has committed: what was trained after
+    the checkpoint is lost. A partition that is assigned later was others' meanwhile, so reading resumes at our position
+    or at the committed offset, whichever is later.
 
     Args:
-        ours: positions of a checkpoint, of partitions that were ours when it was written.
-        left: the same of partitions that were others' by then.
+        positions: those of a checkpoint's snapshot.
+        released: the same.
     """
 
-    def __init__(self, ours: Positions | None = None, left: Positions | None = None) -> None:
-        self.assigned: set[Partition] = set()
-        self.ours: dict[Partition, int] = {}
-        """Our partitions, once it is known where they begin."""
-        self.left: dict[Partition, int] = dict(left or {})
-        """How far we came in partitions that are not ours now."""
-        self._checkpoint = dict(ours or {})
+    def __init__(self, positions: Positions | None = None, released: Positions | None = None) -> None:
+        self._partitions = {p: PartitionOffsets(offset, released=True) for p, offset in (released or {}).items()}
+        self._partitions |= {p: PartitionOffsets(offset) for p, offset in (positions or {}).items()}
 
-    def assign(self, partitions: Iterable[Partition], latest: Positions | None = None) -> dict[Partition, int]:
-        """These partitions are ours now; answers where to go on, of some of them at the latest."""
-        new = set(partitions)
-        for known in (self._checkpoint, self.left):
-            known |= {p: min(at, known[p]) for p, at in (latest or {}).items() if p in known}
-        ruled = {p: self._checkpoint[p] for p in new if p in self._checkpoint}
-        if new:
-            self.left |= {p: at for p, at in self._checkpoint.items() if p not in ruled}
-            self._checkpoint = {}
-        self.assigned |= new
-        self.ours |= ruled
-        return ruled | {p: AtLeast(self.left[p]) for p in new if p in self.left}
+    def assign(self, partitions: Iterable[Partition], at_most: Positions | None = None) -> dict[Partition, int]:
+        """Return where to resume these partitions, which are ours now; where nothing is known, the source decides.
 
-    def positions(self) -> dict[Partition, int]:
-        """Of each of our partitions the next offset to train; before any was assigned, those of the checkpoint."""
-        return self._checkpoint | self.ours
+        `at_most` are offsets beyond which reading must not resume.
+        """
+        new = {p: self._partitions.setdefault(p, PartitionOffsets()) for p in partitions}
+        resume: dict[Partition, int] = {}
+        for partition, offsets in new.items():
+            offsets.assigned, offsets.releasing = True, False
+            if offsets.position is not None:
+                offsets.position = min(offsets.position, (at_most or {}).get(partition, offsets.position))
+                resume[partition] = AtLeast(offsets.position) if offsets.released else offsets.position
+        for offsets in self._partitions.values() if new else ():
+            offsets.released |= not offsets.assigned  # the checkpoint's others are not ours any more
+        return resume
 
-    def begin(self, positions: Positions) -> None:
-        """Reading begins here, or has begun before."""
-        for partition, position in positions.items():
-            if partition in self.assigned and partition not in self.ours:
-                self.ours[partition] = position
-                self.left.pop(partition, None)
+    def start(self, positions: Positions) -> None:
+        """Note where the source has started to read partitions that were assigned."""
+        for partition, offsets in self._known(positions):
+            if offsets.assigned and (offsets.position is None or offsets.released):
+                offsets.position, offsets.released = positions[partition], False
 
     def train(self, positions: Positions) -> None:
-        """Everything before these positions is trained."""
-        self.ours |= {p: position for p, position in positions.items() if p in self.assigned}
+        """Note that everything before these positions is trained."""
+        for partition, offsets in self._known(positions):
+            if offsets.assigned:
+                offsets.position = positions[partition]
 
-    def revoke(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """These partitions are no longer ours; answers how far we came."""
-        gone = set(partitions)
-        self.assigned -= gone
-        came = {p: self.ours.pop(p) for p in gone if p in self.ours}
-        self.left |= came
-        return came
+    def save(self, positions: Positions) -> None:
+        """Note that a checkpoint holds these positions; of partitions that are others' now nothing is noted."""
+        for partition, offsets in self._known(positions):
+            if offsets.assigned or offsets.releasing:
+                offsets.saved = positions[partition]
+
+    def take_commit(self, acknowledged: Callable[[Positions], Positions]) -> dict[Partition, int]:
+        """Return the offsets to commit now: what is saved, as far as the other trainers have acknowledged it.
+
+        The rest waits for the next call. Whoever got the partition next would resume after what is committed; and if we
+        died before the other trainers had heard of the events before it, they never would.
+        """
+        ours = [(p, offsets) for p, offsets in self._partitions.items() if offsets.assigned or offsets.releasing]
+        saved = {p: offsets.saved for p, offsets in ours if offsets.saved is not None}
+        commit: dict[Partition, int] = {}
+        for partition, offset in acknowledged(saved).items() if saved else ():
+            offsets = self._partitions[partition]
+            if offset != offsets.committed:
+                commit[partition] = offsets.committed = offset
+            if offset >= saved[partition]:
+                offsets.saved = None
+        return commit
+
+    def revoke(self, partitions: Iterable[Partition]) -> None:
+        """Note that these partitions are ours no longer; those that we read are releasing until `release` is called."""
+        for _, offsets in self._known(partitions):
+            if offsets.assigned:
+                offsets.releasing = offsets.position is not None and not offsets.released
+                offsets.assigned, offsets.released = False, True
+
+    def release(self, partitions: Iterable[Partition]) -> None:
+        """Note that these partitions are others' now: nothing more is committed of them."""
+        for _, offsets in self._known(partitions):
+            if not offsets.assigned:
+                offsets.releasing, offsets.saved, offsets.committed = False, None, None
+
+    def _known(self, partitions: Iterable[Partition]) -> list[tuple[Partition, PartitionOffsets]]:
+        return [(p, self._partitions[p]) for p in partitions if p in self._partitions]
+
+    def snapshot(self) -> OffsetSnapshot:
+        """Return the positions as they are now; before the first assignment, the checkpoint's."""
+        known = [(p, o, o.position) for p, o in self._partitions.items() if o.position is not None]
+        positions = {p: position for p, offsets, position in known if not offsets.released}
+        released = {p: position for p, offsets, position in known if offsets.released}
+        return OffsetSnapshot(positions, released, self.releasing())
+
+    def releasing(self) -> dict[Partition, int]:
+        """Return the positions of partitions that wait to be released."""
+        return {p: o.position for p, o in self._partitions.items() if o.releasing and o.position is not None}
+
+    def assigned(self) -> dict[Partition, int | None]:
+        """Return our partitions, each with the next offset to train if that is known."""
+        return {p: None if o.released else o.position for p, o in self._partitions.items() if o.assigned}

@@ -1,4 +1,4 @@
-"""Where reading stops: at the end as it was at the start, or after so many events."""
+"""Where reading stops: at the end as it was at the start, or after a number of events."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from streamer.sources.base import Chunk, Partition, Source
 logger = logging.getLogger(__name__)
 
 
-class Limits:
-    """Says how much of what is read is wanted.
+class StopCondition:
+    """Knows how much of what is read is wanted. Used by the reading thread.
 
     Args:
         until_end: stop at the end of each partition as it was when its reading began.
-        max_events: stop after the record with which so many events are read; None for no limit.
+        max_events: stop after the record with which this many events are read; None for no limit.
     """
 
     def __init__(self, until_end: bool = False, max_events: int | None = None) -> None:
         self._until_end, self._events_left = until_end, max_events
         self._ends: dict[Partition, int] = {}
 
-    # partitions ------------------------------------------------------------------------------------------------------
-
     def reached(self, source: Source, assigned: Collection[Partition]) -> bool:
-        """Whether nothing more is to be read."""
+        """Return whether nothing more is to be read. May take a moment."""
         if self._events_left == 0 or source.at_end:
             return True
         if not self._until_end:
@@ -38,7 +36,7 @@ class Limits:
         return ours and source.settled
 
     def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
-        """Keep the end that a partition had when it first came, also if it goes and comes back."""
+        """Keep the end that a partition had when it was first assigned, also if it goes and comes back."""
         new = [p for p in assigned if p not in self._ends]
         ends = source.end_positions() if new else {}
         for partition in sorted(p for p in new if p in ends):
@@ -46,33 +44,26 @@ class Limits:
             logger.info("reading %s to its end at %s", partition, f"{ends[partition]:,}")
 
     def before_end(self, chunk: Chunk) -> Chunk:
-        """The records before the partition's end."""
+        """Return the records before the partition's end."""
         end = self._ends.get(chunk.partition)
         return chunk if end is None else _first(chunk, bisect_left(chunk.offsets, end))
 
-    # events ----------------------------------------------------------------------------------------------------------
-
     def at_most(self, records: int) -> int:
-        """How many of so many records to ask for; each holds an event at least."""
+        """Return how many of `records` to poll for; each holds an event at least."""
         return records if self._events_left is None else min(records, self._events_left)
 
     def before_max(self, chunk: Chunk, decoded: Decoded) -> Chunk:
-        """The records up to the one with which enough events are read."""
+        """Return the records up to the one with which `max_events` are read."""
         left = self._events_left
         if left is None or decoded.consumed <= left:
             return chunk
         columns = zip(decoded.events_upto, decoded.filtered_upto, decoded.letters_upto, strict=True)
         return _first(chunk, bisect_left([sum(upto) for upto in columns], left) + 1)
 
-    def take(self, events: int) -> None:
-        """So many events are read."""
+    def count(self, events: int) -> None:
+        """Count events that were read; a negative number, if they are dropped and will be read again."""
         if self._events_left is not None:
             self._events_left = max(0, self._events_left - events)
-
-    def give_back(self, events: int) -> None:
-        """So many events that were read are dropped, and do not count."""
-        if self._events_left is not None:
-            self._events_left += events
 
 
 def _first(chunk: Chunk, n: int) -> Chunk:

@@ -201,7 +201,7 @@ class Sharing:
         refused = {name: self._store.refused(name) for name in named}
         return {named[n]: max(at, self._store.seen(n)) for n, at in refused.items() if at is not None}
 
-    def told(self, positions: Positions) -> dict[Partition, int]:
+    def acknowledged(self, positions: Positions) -> dict[Partition, int]:
         """How far the store has everything that came before these positions; never waits."""
         untold = {p: self._store.untold(str(p)) for p in positions}
         return {p: at if (first := untold[p]) is None else min(first, at) for p, at in positions.items()}

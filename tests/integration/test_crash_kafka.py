@@ -23,7 +23,8 @@ from line_harness import assert_closed, assert_same_checkpoint, newest, populari
 from streamer.checkpoint import CheckpointStore
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import Batcher
-from streamer.ingest.reader import Ingest
+from streamer.ingest.ingest import Ingest
+from streamer.ingest.reader import Reader
 from streamer.learner import Learner
 from streamer.sources.base import AtLeast, Partition
 from streamer.sources.kafka.source import KafkaSource
@@ -307,8 +308,9 @@ def test_lag_is_what_is_not_trained_yet(kafka: KafkaHarness, make_topic: Any) ->
     topic = make_topic(2)
     topic.append(records(1_000))
     settings = kafka.settings(topic.name)
-    ingest = Ingest(lambda: KafkaSource(settings), EventDecoder(), Batcher(100), max_queued_events=200)
-    ingest.start()
+    ingest = Ingest(Batcher(100))
+    reader = Reader(lambda: KafkaSource(settings), EventDecoder(), ingest, max_queued_events=200)
+    reader.start()
     try:
         until(lambda: sum(ingest.lag().values()) == 1_000)
         with ingest.batch(30) as batch:
@@ -317,7 +319,7 @@ def test_lag_is_what_is_not_trained_yet(kafka: KafkaHarness, make_topic: Any) ->
         topic.append(records(200))
         until(lambda: sum(ingest.lag().values()) == 1_200 - batch.consumed)
     finally:
-        ingest.stop()
+        reader.stop()
 
 
 @pytest.mark.parametrize(("committed", "answer", "start"), [(8, AtLeast(5), 8), (3, AtLeast(5), 5), (8, 5, 5)])

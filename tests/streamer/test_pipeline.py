@@ -281,9 +281,9 @@ class TestCommits:
         line.source.revoke([P0])
         until(lambda: P0 in log.committed.get("streamer", {}), pipeline.step)
         saved = line.store.saved[0]
-        assert saved["left"] == [[TOPIC, 0, log.committed["streamer"][P0]]]
+        assert saved["released"] == [[TOPIC, 0, log.committed["streamer"][P0]]]
         assert [p[:2] for p in saved["positions"]] == [[TOPIC, 1]]
-        assert saved["accounting"]["consumed"] == saved["left"][0][2] + saved["positions"][0][2]
+        assert saved["accounting"]["consumed"] == saved["released"][0][2] + saved["positions"][0][2]
         pipeline.close()
 
     def test_partitions_leave_also_when_the_checkpoint_fails(self, tmp_path):
@@ -294,7 +294,8 @@ class TestCommits:
         pipeline.start()
         until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
         line.source.revoke([P0])
-        until(lambda: P0 in pipeline._ingest._progress.left and not pipeline._ingest._leaving, pipeline.step)
+        offsets = pipeline._ingest.offsets
+        until(lambda: P0 in offsets.snapshot().released and not offsets.releasing(), pipeline.step)
         assert log.committed == {}
         pipeline.close()
 
@@ -423,7 +424,7 @@ class TestRestart:
         until(lambda: not killed.pipeline._checkpoints._saver.busy)
         saved = killed.store.saved[-1]["accounting"]["consumed"]
         until(lambda: killed.pipeline.accounting.consumed > saved, killed.pipeline.step)
-        killed.pipeline._ingest.stop()
+        killed.pipeline._reader.stop()
         killed.store.close()
         line = Line(log, tmp_path / "b")
         assert 100 <= line.pipeline.accounting.consumed < killed.pipeline.accounting.consumed

@@ -30,14 +30,13 @@ from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SharingError
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.ingest.offsets import Progress
-from streamer.ingest.reader import Standing
+from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learned, Learner
 from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Part, Sharing
 from streamer.sharing.sharing import _where as spans_and_sources
-from streamer.sources.base import AtLeast, Partition
+from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
 P0, P1, P2 = (Partition("clicks", number) for number in range(3))
@@ -577,15 +576,6 @@ class TestCommits:
             assert trainer.sharing.claim([P0]) == {P0: 15}, "what others have counted is not read again"
             assert trainer.sharing.claim([P0]) == {}, "it is known now"
 
-    def test_nobody_goes_on_beyond_what_must_be_read_again(self) -> None:
-        assert Progress({P0: 40}).assign([P0, P1], {P0: 15}) == {P0: 15}
-        assert Progress({P0: 10}).assign([P0], {P0: 15}) == {P0: 10}
-        progress = Progress({}, {P0: 40})
-        (position,) = progress.assign([P0], {P0: 15}).values()
-        assert isinstance(position, AtLeast)
-        assert position == 15
-        assert Progress().assign([P0], {P0: 15}) == {}, "the group knows where"
-
 
 def line(log: MemoryLog, server: Network, directory: Path) -> tuple[Pipeline, ByHand]:
     store = ByHand(server)
@@ -625,8 +615,8 @@ def saved(pipeline: Pipeline) -> None:
 
 def save(trainer: Trainer, directory: Path) -> None:
     checkpointer = Checkpointer(CheckpointStore(directory))
-    standing = Standing(dict(trainer.positions), {}, {})
-    checkpointer.save(trainer.learner, trainer.sharing, Accounting(trained=1), standing, lambda safe: None)
+    offsets = OffsetSnapshot(dict(trainer.positions), {}, {})
+    checkpointer.save(trainer.learner, trainer.sharing, Accounting(trained=1), offsets, lambda safe: None)
     checkpointer.close()
 
 
@@ -634,7 +624,7 @@ def restored(server: MemoryServer, directory: Path) -> Trainer:
     """A new process that goes on from a checkpoint; it has not joined yet."""
     trainer = Trainer(server)
     checkpointer = Checkpointer(CheckpointStore(directory))
-    trainer.positions = dict(checkpointer.restore(trainer.learner, trainer.sharing).progress.positions())
+    trainer.positions = dict(checkpointer.restore(trainer.learner, trainer.sharing).offsets.snapshot().positions)
     checkpointer.close()
     return trainer
 

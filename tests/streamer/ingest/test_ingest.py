@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,11 @@ from line_harness import TOPIC, append, events, memory_log, until, values_of
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest.batcher import Batcher, MicroBatch
-from streamer.ingest.offsets import Progress
-from streamer.ingest.reader import Ingest
-from streamer.sources.base import AtLeast, Chunk, Listener, Partition, Positions
+from streamer.ingest.ingest import Ingest, Owner, SingleTrainer
+from streamer.ingest.offsets import OffsetLedger
+from streamer.ingest.reader import Reader
+from streamer.ingest.stop_condition import StopCondition
+from streamer.sources.base import Chunk, Listener, Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
 P0, P1, P2 = (Partition(TOPIC, number) for number in range(3))
@@ -43,13 +45,29 @@ class Watched(MemorySource):
 
 
 class Line:
-    """An ingest with the trainer's side in the hands of the test."""
+    """A reader, and the trainer's side in the hands of the test."""
 
-    def __init__(self, source: Any, batch_size: int = 8, settings: EventSettings | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int = 8,
+        settings: EventSettings | None = None,
+        *,
+        batcher: Batcher | None = None,
+        decoder: Any = None,
+        offsets: OffsetLedger | None = None,
+        owner: Owner | None = None,
+        until_end: bool = False,
+        max_events: int | None = None,
+        **options: Any,
+    ) -> None:
         self.source = source
         self.trained: list[tuple[Partition, int]] = []  # partition and offset of every event
         self.accounted = 0
-        self.ingest = Ingest(lambda: source, EventDecoder(settings), Batcher(batch_size, None), **options)
+        self.ingest = Ingest(batcher or Batcher(batch_size, None), offsets, owner)
+        make_source = source if callable(source) else lambda: source
+        condition, decoder = StopCondition(until_end, max_events), decoder or EventDecoder(settings)
+        self.reader = Reader(make_source, decoder, self.ingest, condition, **options)
 
     def step(self, timeout_s: float = 0.05) -> MicroBatch | None:
         """Train one batch, and hand over what leaves."""
@@ -62,14 +80,14 @@ class Line:
     def hand_over(self) -> None:
         """Commit what leaves, if anything does."""
         if self.ingest.handover_wanted:
-            standing = self.ingest.take_standing()
-            self.ingest.commit(standing.ours | standing.leaving)
-            self.ingest.handed_over(standing.leaving)
+            offsets = self.ingest.take_snapshot()
+            self.ingest.commit(offsets.positions | offsets.releasing)
+            self.ingest.handed_over(offsets.releasing)
 
     def lose(self, *partitions: Partition) -> None:
         """Have partitions revoked, without training meanwhile."""
         self.source.revoke(partitions)
-        until(lambda: not set(partitions) & set(self.ingest.positions()))
+        until(lambda: not set(partitions) & set(self.positions))
         self.hand_over()
 
     def train(self, batch: MicroBatch) -> None:
@@ -84,33 +102,29 @@ class Line:
     def queued(self) -> int:
         return self.ingest.queued_events
 
+    @property
+    def positions(self) -> dict[Partition, int]:
+        """The next offset to train of each of our partitions, where it is known."""
+        return {p: at for p, at in self.ingest.assigned().items() if at is not None}
 
-class SlowOwner:
-    """Lets partitions go only when it is told to."""
+
+class SlowOwner(SingleTrainer):
+    """Lets partitions go only when the test says so."""
 
     def __init__(self) -> None:
         self.has_flushed = threading.Event()
 
-    def claim(self, _: Iterable[Partition]) -> Positions:
-        return {}
-
-    def told(self, positions: Positions) -> Positions:
-        return positions
-
     def flush(self) -> None:
         self.has_flushed.wait()
-
-    def release(self, _: Iterable[Partition]) -> None:
-        pass
 
 
 @contextmanager
 def started(line: Line) -> Iterator[Line]:
-    line.ingest.start()
+    line.reader.start()
     try:
         yield line
     finally:
-        line.ingest.stop()
+        line.reader.stop()
 
 
 def all_of(log: MemoryLog) -> list[tuple[Partition, int]]:
@@ -157,11 +171,9 @@ class TestQueue:
         log = memory_log([b"no event " * 1000] * 400)
         source = Watched(log, TOPIC)
         batcher = Batcher(8, None, max_letter_bytes=100_000)
-        ingest = Ingest(lambda: source, EventDecoder(), batcher, max_queued_events=16)
-        ingest.start()
-        until(lambda: source.polls[0] > 2)
-        assert source.positions()[P0] <= 16
-        ingest.stop()
+        with started(Line(source, batcher=batcher, max_queued_events=16)):
+            until(lambda: source.polls[0] > 2)
+            assert source.positions()[P0] <= 16
 
     def test_a_trainer_that_waits_is_woken_by_events(self):
         log = memory_log([])
@@ -173,19 +185,22 @@ class TestQueue:
 
     def test_a_batch_closes_by_age_while_nothing_more_comes(self):
         source = Watched(memory_log(values_of(events(3))), TOPIC)
-        ingest = Ingest(lambda: source, EventDecoder(), Batcher(100, max_age_s=0.05))
-        ingest.start()
-        with ingest.batch(30) as batch:
+        line = Line(source, batcher=Batcher(100, max_age_s=0.05))
+        with started(line), line.ingest.batch(30) as batch:
             assert batch is not None
             assert len(batch) == 3
-        ingest.stop()
 
     def test_reading_and_decoding_times_are_known(self):
-        line = Line(Watched(memory_log(values_of(events(200))), TOPIC), until_end=True)
+        seconds: Counter[str] = Counter()
+
+        def timed(phase: str, more: float) -> None:
+            seconds[phase] += more  # type: ignore[assignment]
+
+        line = Line(Watched(memory_log(values_of(events(200))), TOPIC), until_end=True, timed=timed)
         with started(line):
             line.run()
-        assert line.ingest.decode_seconds > 0
-        assert line.ingest.read_seconds > 0
+        assert seconds.keys() == {"poll", "decode"}
+        assert min(seconds.values()) > 0
 
 
 # where it stops -------------------------------------------------------------------------------------------------------
@@ -202,7 +217,7 @@ class TestUntilEnd:
                 line.step()
             line.run()
         assert sorted(line.trained) == [(p, offset) for p in (P0, P1, P2) for offset in range(100)]
-        assert line.ingest.positions() == {P0: 100, P1: 100, P2: 100}
+        assert line.positions == {P0: 100, P1: 100, P2: 100}
 
     def test_a_partition_that_was_empty_is_left_for_the_next_run(self):
         log = memory_log([], partitions=2)
@@ -212,7 +227,7 @@ class TestUntilEnd:
             until(lambda: line.queued >= 20)
             log.append(TOPIC, [(None, value, 0) for value in values_of(events(50))], partition=1)
             line.run()
-        assert line.ingest.positions() == {P0: 50, P1: 0}
+        assert line.positions == {P0: 50, P1: 0}
 
     def test_nothing_new_is_the_end_at_once(self):
         line = Line(Watched(memory_log([]), TOPIC), until_end=True)
@@ -229,7 +244,7 @@ class TestUntilEnd:
             line.run()
         assert len(line.trained) == 10
         assert line.accounted == 13
-        assert line.ingest.positions() == {P0: 13}
+        assert line.positions == {P0: 13}
 
     def test_it_does_not_stop_while_partitions_are_away_for_a_rebalance(self):
         log = memory_log(values_of(events(200)), partitions=2)
@@ -261,7 +276,7 @@ class TestUntilEnd:
             assert line.step() is None
             assert not line.ingest.finished
             owner.has_flushed.set()
-            until(lambda: not line.ingest.positions(), line.step)
+            until(lambda: not line.positions, line.step)
             source.assign([P0])
             line.run()
         assert sorted(line.trained) == all_of(log)
@@ -276,7 +291,7 @@ class TestUntilEnd:
             append(log, values_of(events(100)))
             source.assign([P0])
             line.run()
-        assert line.ingest.positions() == {P0: 100}
+        assert line.positions == {P0: 100}
 
 
 class TestMaxEvents:
@@ -285,7 +300,7 @@ class TestMaxEvents:
         with started(line):
             line.run()
         assert len(line.trained) == 123
-        assert sum(line.ingest.positions().values()) == 123
+        assert sum(line.positions.values()) == 123
 
     def test_a_record_is_not_split_and_no_further_one_is_read(self):
         record = b"[" + b",".join(values_of(events(10))) + b"]"
@@ -293,7 +308,7 @@ class TestMaxEvents:
         with started(line):
             line.run()
         assert line.accounted == 30
-        assert line.ingest.positions() == {P0: 3}
+        assert line.positions == {P0: 3}
 
     def test_events_that_a_rebalance_drops_do_not_count(self):
         source = Watched(memory_log(values_of(events(500)), partitions=2), TOPIC)
@@ -318,7 +333,7 @@ class TestMaxEvents:
 class TestPositions:
     def test_it_goes_on_at_the_checkpoint_and_elsewhere_by_the_sources_policy(self):
         log = memory_log(values_of(events(60)), partitions=2)
-        line = Line(Watched(log, TOPIC), progress=Progress({P0: 17}), until_end=True)
+        line = Line(Watched(log, TOPIC), offsets=OffsetLedger({P0: 17}), until_end=True)
         with started(line):
             line.run()
         assert sorted(line.trained) == [(P0, k) for k in range(17, 30)] + [(P1, k) for k in range(30)]
@@ -326,7 +341,7 @@ class TestPositions:
     def test_at_the_first_assignment_the_checkpoint_rules_over_what_was_committed(self):
         log = memory_log(values_of(events(60)))
         log.committed["streamer"] = {P0: 50}
-        line = Line(Watched(log, TOPIC), progress=Progress({P0: 17}), until_end=True)
+        line = Line(Watched(log, TOPIC), offsets=OffsetLedger({P0: 17}), until_end=True)
         with started(line):
             line.run()
         assert line.trained[0] == (P0, 17)
@@ -335,7 +350,7 @@ class TestPositions:
         """A crash between a checkpoint and its commit would else look like lag until something new comes."""
         log = memory_log(values_of(events(60)), partitions=2)
         log.committed["streamer"] = {P0: 3}
-        with started(Line(Watched(log, TOPIC), progress=Progress({P0: 17}))):
+        with started(Line(Watched(log, TOPIC), offsets=OffsetLedger({P0: 17}))):
             until(lambda: log.committed["streamer"] == {P0: 17})
 
     def test_a_partition_from_which_nothing_came_yet_has_a_position_too(self):
@@ -343,17 +358,17 @@ class TestPositions:
         log = memory_log(values_of(events(60)), partitions=2)
         line = Line(Watched(log, TOPIC, start="latest"))
         with started(line):
-            until(lambda: len(line.ingest.positions()) == 2)
-            assert line.ingest.positions() == {P0: 30, P1: 30}
+            until(lambda: len(line.positions) == 2)
+            assert line.positions == {P0: 30, P1: 30}
 
     def test_positions_are_those_of_the_batches_that_ended_well(self):
         line = Line(Watched(memory_log(values_of(events(60))), TOPIC), batch_size=10)
         with started(line):
             until(lambda: line.step() is not None)
-            assert line.ingest.positions() == {P0: 10}
+            assert line.positions == {P0: 10}
             with pytest.raises(ZeroDivisionError), line.ingest.batch(1):
                 _ = 1 / 0
-            assert line.ingest.positions() == {P0: 10}
+            assert line.positions == {P0: 10}
 
     def test_lag_is_what_is_not_trained_yet(self):
         log = memory_log(values_of(events(60)), partitions=2)
@@ -363,37 +378,6 @@ class TestPositions:
             until(lambda: sum(line.ingest.lag().values()) == 60)
             until(lambda: line.step() is not None)
             assert sum(line.ingest.lag().values()) == 50
-
-
-class TestProgress:
-    def test_the_first_assignment_is_ruled_by_the_checkpoint_and_later_ones_are_not(self):
-        progress = Progress({P0: 10, P1: 20}, left={P2: 5})
-        assert progress.assign([]) == {}
-        first = progress.assign([P0])
-        assert first == {P0: 10}
-        assert not isinstance(first[P0], AtLeast)
-        assert progress.positions() == {P0: 10}
-        later = progress.assign([P1, P2])
-        assert later == {P1: 20, P2: 5}
-        assert all(isinstance(position, AtLeast) for position in later.values())
-
-    def test_what_comes_back_goes_on_where_we_or_others_came_furthest(self):
-        progress = Progress()
-        assert progress.assign([P0]) == {}
-        progress.begin({P0: 3})
-        progress.train({P0: 7})
-        assert progress.revoke([P0]) == {P0: 7}
-        assert (progress.ours, progress.left) == ({}, {P0: 7})
-        assert isinstance(progress.assign([P0])[P0], AtLeast)
-        progress.begin({P0: 12})
-        assert (progress.ours, progress.left) == ({P0: 12}, {})
-
-    def test_what_is_not_ours_is_not_noted(self):
-        progress = Progress()
-        progress.begin({P0: 3})
-        progress.train({P0: 7})
-        assert progress.positions() == {}
-        assert progress.revoke([P0]) == {}
 
 
 # rebalances -----------------------------------------------------------------------------------------------------------
@@ -424,9 +408,9 @@ class TestRevocation:
                 source.revoke([P0])
                 until(lambda: line.queued == 0)
                 time.sleep(0.05)
-                assert line.ingest.positions() == {P0: 0}, "still ours while it is trained"
+                assert line.positions == {P0: 0}, "still ours while it is trained"
                 assert batch is not None
-            until(lambda: not line.ingest.positions(), line.step)
+            until(lambda: not line.positions, line.step)
         assert log.committed["streamer"] == {P0: 10}
 
     def test_it_does_not_wait_for_a_batch_of_other_partitions(self):
@@ -448,14 +432,14 @@ class TestRevocation:
             until(lambda: line.step() is not None)
             source.revoke([P0])
             until(lambda: line.ingest.handover_wanted)
-            standing = line.ingest.take_standing()
-            assert standing.ours == {}
-            assert standing.left == standing.leaving == {P0: 10}
+            offsets = line.ingest.take_snapshot()
+            assert offsets.positions == {}
+            assert offsets.released == offsets.releasing == {P0: 10}
             assert not line.ingest.handover_wanted, "once is enough"
             polls = source.polls.total()
             time.sleep(0.05)
             assert source.polls.total() == polls
-            line.ingest.handed_over(standing.leaving)
+            line.ingest.handed_over(offsets.releasing)
             until(lambda: source.polls.total() > polls)
 
     def test_a_stop_does_not_wait_for_it(self):
@@ -505,7 +489,7 @@ class Coordinator:
         for line in self.lines:
             if gone := [p for p in moved if self.owner[p] is line]:
                 line.source.revoke(gone)
-                until(lambda gone=gone, line=line: not set(gone) & set(line.ingest.positions()), self.step)
+                until(lambda gone=gone, line=line: not set(gone) & set(line.positions), self.step)
                 until(lambda line=line: not line.ingest.handover_wanted, self.step)
         for partition in moved:
             self.owner[partition] = self.rng.choice(self.lines)
@@ -523,17 +507,17 @@ def test_under_any_schedule_of_rebalances_every_event_is_trained_exactly_once(me
     sources = [Watched(log, TOPIC, partitions=None if k == 0 else ()) for k in range(members)]
     lines = [Line(source, batch_size=rng.randint(1, 40), max_queued_events=rng.randint(1, 400)) for source in sources]
     for line in lines:
-        line.ingest.start()
+        line.reader.start()
     group = Coordinator(rng, lines, [P0, P1, P2])
     for _ in range(25):
         for _ in range(rng.randint(0, 8)):
             group.step()
         group.rebalance()
     for line in lines:
-        line.ingest._batcher._max_age_s = 0.0  # what does not fill a batch is trained now
+        line.ingest.batcher._max_age_s = 0.0  # what does not fill a batch is trained now
     until(lambda: sum(len(line.trained) for line in lines) >= 3000, group.step)
     for line in lines:
-        line.ingest.stop()
+        line.reader.stop()
     assert sorted(event for line in lines for event in line.trained) == all_of(log)
     for line in lines:
         assert line.accounted == len(line.trained)
@@ -584,11 +568,10 @@ class TestFailures:
         log = memory_log(values_of(events(10)))
         made = [Failing(log, fail_open=1), Failing(log, fail_open=1), Failing(log)]
         left = iter(made)
-        ingest = Ingest(lambda: next(left), EventDecoder(), Batcher(8), until_end=True, first_backoff_s=0.01)
-        ingest.start()
-        until(lambda: ingest.queued_events == 10)
-        assert [source.closed for source in made] == [True, True, False]
-        ingest.stop()
+        line = Line(lambda: next(left), until_end=True, first_backoff_s=0.01)
+        with started(line):
+            until(lambda: line.queued == 10)
+            assert [source.closed for source in made] == [True, True, False]
 
     @pytest.mark.parametrize("error", [SourceError("no such thing"), UnknownTopic("no topic"), ValueError("a bug")])
     @pytest.mark.parametrize("where", ["fail_open", "fail_poll"])
@@ -605,11 +588,9 @@ class TestFailures:
                 raise RuntimeError("a bug in the decoder")
 
         source = Watched(memory_log(values_of(events(5))), TOPIC)
-        ingest = Ingest(lambda: source, Broken(), Batcher(8))  # type: ignore[arg-type]
-        ingest.start()
-        with pytest.raises(RuntimeError, match="a bug in the decoder"), ingest.batch(30):
+        line = Line(source, decoder=Broken())
+        with started(line), pytest.raises(RuntimeError, match="a bug in the decoder"), line.ingest.batch(30):
             pass
-        ingest.stop()
 
     def test_a_stop_ends_the_pause(self):
         line = Line(Failing(memory_log([]), fail_open=100), first_backoff_s=3600.0)
@@ -625,8 +606,8 @@ class TestFailures:
                 return []
 
         line = Line(Stuck(memory_log([]), TOPIC))
-        line.ingest.start()
-        line.ingest.stop(timeout_s=0.05)
+        line.reader.start()
+        line.reader.stop(timeout_s=0.05)
         assert "did not close" in caplog.text
         released.set()
 
@@ -637,18 +618,14 @@ class TestFailures:
         assert source.closed
 
 
-def test_the_listener_is_called_on_the_reading_thread():
+def test_partitions_are_claimed_on_the_reading_thread():
     threads: list[str] = []
 
-    class Noting(Ingest):
-        def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+    class Noting(SingleTrainer):
+        def claim(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
             threads.append(threading.current_thread().name)
-            return super().on_assigned(partitions)
+            return {}
 
-    source = Watched(memory_log([]), TOPIC)
-    make: Callable[[], Any] = lambda: source  # noqa: E731
-    ingest = Noting(make, EventDecoder(), Batcher(8))
-    ingest.start()
-    until(lambda: threads)
-    ingest.stop()
+    with started(Line(Watched(memory_log([]), TOPIC), owner=Noting())):
+        until(lambda: threads)
     assert threads == ["ingest"]

@@ -89,13 +89,13 @@ def test_batch_closes_when_full_and_the_rest_waits():
     assert batcher.take() is None
     assert (first.offsets, second.offsets) == ([10, 11, 12, 13], [14, 15, 16, 17])
     assert (first.positions, second.positions) == ({A: 14}, {A: 18})
-    assert (first.filtered, first.dead_letters, first.consumed, batcher.waiting) == (0, [], 4, 1)
+    assert (first.filtered, first.dead_letters, first.consumed, batcher.queued_events) == (0, [], 4, 1)
 
 
 def test_nothing_added_gives_nothing():
     batcher = Batcher(1, 0)
     batcher.add(Decoded(A))
-    assert (batcher.take(), batcher.flush(), batcher.waiting, batcher.next_deadline()) == (
+    assert (batcher.take(), batcher.flush(), batcher.queued_events, batcher.next_deadline()) == (
         None,
         None,
         0,
@@ -110,7 +110,7 @@ def test_record_is_never_split():
     assert batch is not None
     assert (len(batch), batch.positions) == (13, {A: 2})
     assert batcher.take() is None
-    assert batcher.waiting == 2
+    assert batcher.queued_events == 2
 
 
 def test_partitions_are_interleaved_in_the_order_added():
@@ -202,7 +202,7 @@ def test_stretch_without_events_moves_on_by_age():
     clock = Clock()
     batcher = Batcher(100, 1.0, clock)
     batcher.add(decoded_of([Record(A, 0, 0, 5), Record(A, 1, 0, 0, 2)]))
-    assert batcher.waiting == 0
+    assert batcher.queued_events == 0
     assert batcher.take() is None
     clock.now += 1
     batch = batcher.take()
@@ -241,7 +241,7 @@ def test_drop_forgets_the_untrained_of_a_partition_only():
     assert trained is not None
     assert trained.positions == {A: 3}
     assert batcher.drop([A]) == 2
-    assert batcher.waiting == 3
+    assert batcher.queued_events == 3
     (batch,) = drain(batcher)
     assert (batch.positions, batch.consumed, batch.filtered) == ({B: 1, C: 10}, 3, 0)
     assert batch.origins == [Origin(B, 0, 1), Origin(C, 1, 3)]
@@ -253,7 +253,7 @@ def test_drop_counts_only_what_still_waits_of_the_others():
     batcher.add(plain(B, 0, 1))
     assert batcher.take() is not None
     assert batcher.drop([B]) == 1
-    assert batcher.waiting == 2
+    assert batcher.queued_events == 2
     assert batcher.take() is None
 
 
@@ -357,10 +357,10 @@ def test_batches_follow_from_the_records_alone(records: list, data, size: int, f
         if data.draw(st.booleans()):
             batches += iter(batcher.take, None)
     batches += iter(batcher.take, None)
-    assert batcher.waiting < size
+    assert batcher.queued_events < size
     batches += drain(batcher)
     assert batches == slow_batches(records, size, filtered, letter_bytes)
-    assert batcher.waiting == 0
+    assert batcher.queued_events == 0
 
 
 @given(streams(), st.data(), st.integers(1, 8))
@@ -378,8 +378,8 @@ def test_consumed_and_dropped_are_all_there_is(records: list[Record], data: st.D
             batches += iter(batcher.take, None)
         if data.draw(st.integers(0, 9)) == 0:
             lost = data.draw(st.sampled_from([A, B, C]))
-            before = batcher.waiting
-            assert batcher.drop([lost]) == before - batcher.waiting
+            before = batcher.queued_events
+            assert batcher.drop([lost]) == before - batcher.queued_events
             gone.add(lost)
     batches += drain(batcher)
     reached: dict[Partition, int] = {}
@@ -390,7 +390,7 @@ def test_consumed_and_dropped_are_all_there_is(records: list[Record], data: st.D
     assert sum(b.consumed for b in batches) == sum(r.events + r.filtered + r.letters for r in passed)
     trained = [offset for b in batches for offset in b.offsets]
     assert sorted(trained) == sorted(r.offset for r in passed for _ in range(r.events))
-    assert batcher.waiting == 0
+    assert batcher.queued_events == 0
 
 
 @given(

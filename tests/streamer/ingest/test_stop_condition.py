@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.event import EventDecoder, encode
-from streamer.ingest.stop_condition import Limits
+from streamer.ingest.stop_condition import StopCondition
 from streamer.sources.base import Chunk, Partition, Positions
 
 A, B = Partition("t", 0), Partition("t", 1)
@@ -33,36 +33,36 @@ def chunk_of(offsets: list[int], values: list[bytes] | None = None) -> Chunk:
 
 class TestUntilEnd:
     def test_all_of_our_partitions_must_have_come_to_their_ends(self):
-        limits, source = Limits(until_end=True), FakeSource({A: 0, B: 5}, {A: 3, B: 5})
-        assert not limits.reached(source, {A, B})
+        condition, source = StopCondition(until_end=True), FakeSource({A: 0, B: 5}, {A: 3, B: 5})
+        assert not condition.reached(source, {A, B})
         source.read[A] = 3
-        assert limits.reached(source, {A, B})
+        assert condition.reached(source, {A, B})
 
     def test_an_end_stays_where_it_was_when_the_partition_came(self):
-        limits, source = Limits(until_end=True), FakeSource({A: 0}, {A: 3})
-        limits.reached(source, {A})
+        condition, source = StopCondition(until_end=True), FakeSource({A: 0}, {A: 3})
+        condition.reached(source, {A})
         source.ends[A], source.read[A] = 100, 4
-        assert limits.reached(source, {A})
-        assert limits.before_end(chunk_of([1, 2, 3, 7])).offsets == [1, 2]
-        assert limits.before_end(chunk_of([3, 4])).offsets == []
+        assert condition.reached(source, {A})
+        assert condition.before_end(chunk_of([1, 2, 3, 7])).offsets == [1, 2]
+        assert condition.before_end(chunk_of([3, 4])).offsets == []
 
     def test_a_partition_that_is_ours_but_not_read_yet_is_not_at_its_end(self):
-        limits = Limits(until_end=True)
-        assert not limits.reached(FakeSource({A: 3}, {A: 3}), {A, B})
+        condition = StopCondition(until_end=True)
+        assert not condition.reached(FakeSource({A: 3}, {A: 3}), {A, B})
 
     @pytest.mark.parametrize("ours", [{}, {A: 3}])
     def test_partitions_that_may_still_come_are_waited_for(self, ours):
-        limits, source = Limits(until_end=True), FakeSource(ours, ours, settled=False)
-        assert not limits.reached(source, set(ours))
+        condition, source = StopCondition(until_end=True), FakeSource(ours, ours, settled=False)
+        assert not condition.reached(source, set(ours))
         source.settled = True
-        assert limits.reached(source, set(ours))
+        assert condition.reached(source, set(ours))
 
     def test_without_it_only_the_source_knows_an_end(self):
-        limits, source = Limits(), FakeSource({A: 3}, {A: 3})
-        assert not limits.reached(source, {A})
+        condition, source = StopCondition(), FakeSource({A: 3}, {A: 3})
+        assert not condition.reached(source, {A})
         source.at_end = True
-        assert limits.reached(source, {A})
-        assert limits.before_end(chunk_of([5])).offsets == [5]
+        assert condition.reached(source, {A})
+        assert condition.before_end(chunk_of([5])).offsets == [5]
 
 
 class TestMaxEvents:
@@ -70,24 +70,24 @@ class TestMaxEvents:
     def test_records_are_taken_up_to_the_one_with_which_it_is_enough(self, sizes, most):
         values = [b"[" + b",".join([encode("u", "i", 1.0)] * size) + b"]" for size in sizes]
         chunk = chunk_of(list(range(len(sizes))), values)
-        limits = Limits(max_events=most)
-        found = limits.before_max(chunk, EventDecoder().decode(chunk))
+        condition = StopCondition(max_events=most)
+        found = condition.before_max(chunk, EventDecoder().decode(chunk))
         needed = next((k + 1 for k in range(len(sizes)) if sum(sizes[: k + 1]) >= most), len(sizes))
         assert len(found) == needed
-        limits.take(sum(sizes[:needed]))
-        assert limits.reached(FakeSource({}, {}), {A}) == (sum(sizes) >= most)
+        condition.count(sum(sizes[:needed]))
+        assert condition.reached(FakeSource({}, {}), {A}) == (sum(sizes) >= most)
 
     def test_no_more_records_are_asked_for_than_events_are_wanted(self):
-        limits = Limits(max_events=5)
-        assert limits.at_most(100) == 5
-        limits.take(3)
-        assert limits.at_most(100) == 2
-        limits.give_back(1)
-        assert limits.at_most(100) == 3
-        assert Limits().at_most(100) == 100
+        condition = StopCondition(max_events=5)
+        assert condition.at_most(100) == 5
+        condition.count(3)
+        assert condition.at_most(100) == 2
+        condition.count(-1)
+        assert condition.at_most(100) == 3
+        assert StopCondition().at_most(100) == 100
 
     @pytest.mark.parametrize("events", [5, 9])
     def test_enough_is_enough(self, events):
-        limits = Limits(max_events=5)
-        limits.take(events)
-        assert limits.reached(FakeSource({A: 0}, {A: 9}), {A})
+        condition = StopCondition(max_events=5)
+        condition.count(events)
+        assert condition.reached(FakeSource({A: 0}, {A: 9}), {A})

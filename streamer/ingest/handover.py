@@ -1,0 +1,59 @@
+"""What happens when partitions are assigned to us, and when they are revoked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from streamer.ingest.ingest import Ingest
+from streamer.ingest.stop_condition import StopCondition
+from streamer.sources.base import Partition, Positions
+
+logger = logging.getLogger(__name__)
+
+HANDOVER_S = 60.0
+"""How long revoked partitions wait for a checkpoint; a group waits longer for us (max_poll_interval_ms)."""
+
+
+class Handover:
+    """Takes partitions over and gives them up. The source calls it inside `open` and `poll`, on the reading thread."""
+
+    def __init__(self, ingest: Ingest, stop_condition: StopCondition) -> None:
+        self._ingest, self._stop_condition = ingest, stop_condition
+
+    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+        """Return where reading resumes: at the live position; the first time, at the checkpoint's."""
+        new = list(partitions)
+        at_most = self._ingest.owner.claim(new)
+        with self._ingest.changed:
+            self._ingest.rebalances += 1
+            return self._ingest.offsets.assign(new, at_most)
+
+    def on_revoked(self, partitions: Iterable[Partition]) -> None:
+        """Give partitions up, so that whoever gets them next resumes exactly where we stopped.
+
+        1. drop what is queued of them, and wait for the step that runs;
+        2. let the other trainers have what we contributed;
+        3. note the offsets, and wait until the trainer has saved and committed them;
+        4. release the partitions.
+        """
+        gone, ingest, offsets = frozenset(partitions), self._ingest, self._ingest.offsets
+        # 1.
+        with ingest.changed:
+            self._stop_condition.count(-ingest.batcher.drop(gone))
+            ingest.at_end = ingest.finished = False  # what was dropped is to be read again
+            ingest.changed.wait_for(lambda: ingest.stopping or not ingest.in_training & gone)
+        # 2.
+        ingest.owner.flush()
+        # 3.
+        with ingest.changed:
+            offsets.revoke(gone)
+            ingest.handover_wanted = bool(offsets.releasing())
+            ingest.changed.notify_all()
+            if not ingest.changed.wait_for(lambda: ingest.stopping or not offsets.releasing(), HANDOVER_S):
+                unsaved = ", ".join(f"{p} at offset {at:,}" for p, at in sorted(offsets.releasing().items()))
+                logger.warning("released %s without a checkpoint: none was saved in %.0f s", unsaved, HANDOVER_S)
+            ingest.handover_wanted = False
+            offsets.release(gone)
+        # 4.
+        ingest.owner.release(gone)

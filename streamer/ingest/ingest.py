@@ -1,0 +1,136 @@
+"""Where the reading thread and the trainer meet: micro-batches to train, and the offsets of what is trained."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from streamer.ingest.batcher import Batcher, MicroBatch
+from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
+from streamer.sources.base import Partition, Positions, Source
+
+
+class Owner(Protocol):
+    """Speaks to the other trainers for our partitions. These bodies are those of a trainer that has no others."""
+
+    def claim(self, partitions: Iterable[Partition]) -> Positions:
+        """Make these partitions ours, and return offsets beyond which reading must not resume. May wait."""
+        return {}
+
+    def acknowledged(self, positions: Positions) -> Positions:
+        """Return how far the other trainers have what came before these positions. On any thread; never waits."""
+        return positions
+
+    def flush(self) -> None:
+        """Wait, for a while, until the other trainers have what we contributed."""
+        return
+
+    def release(self, partitions: Iterable[Partition]) -> None:
+        """Let others claim these partitions."""
+        return
+
+
+class SingleTrainer(Owner):
+    """The owner of partitions where there are no other trainers."""
+
+
+class Ingest:
+    """What a `Reader` fills and the trainer takes. The methods are for the trainer.
+
+    One lock, `changed`, for everything here, the batcher and the ledger: it is held while a field is used (a look at a
+    flag may do without), and notified of changes that the other thread may wait for. Nobody holds it while waiting for
+    somebody else: in the source's `open` and `poll`, in the owner's `claim` and `flush`, or while decoding.
+
+    Args:
+        batcher: from events to micro-batches.
+        offsets: where to resume, from a checkpoint; partitions that are not in it start by the source's policy.
+        owner: speaks to the other trainers for our partitions.
+    """
+
+    def __init__(self, batcher: Batcher, offsets: OffsetLedger | None = None, owner: Owner | None = None) -> None:
+        self.batcher, self.offsets, self.owner = batcher, offsets or OffsetLedger(), owner or SingleTrainer()
+        self.changed = threading.Condition()
+        self.source: Source | None = None  # once it is open
+        self.in_training: frozenset[Partition] = frozenset()  # of the batch that the trainer has
+        self.handover_wanted = False  # the trainer should take a snapshot, save and commit it, and call `handed_over`
+        self.at_end = False  # everything that is to be read is queued
+        self.finished = False  # and taken
+        self.stopping = False
+        self.error: BaseException | None = None  # with which reading ended
+        self.rebalances = 0
+
+    @contextmanager
+    def batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
+        """Yield the next micro-batch, or None if none closes in time; it is trained when the block ends without error.
+
+        Raises:
+            StreamerError: reading has failed.
+        """
+        batch = self._take(timeout_s)
+        trained: Positions = {}
+        try:
+            yield batch
+            trained = batch.positions if batch is not None else {}
+        finally:
+            with self.changed:
+                self.offsets.train(trained)
+                self.in_training = frozenset()
+                self.changed.notify_all()
+
+    def _take(self, timeout_s: float) -> MicroBatch | None:
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while True:
+                if self.error is not None:
+                    raise self.error
+                batch = self.batcher.flush() if self.at_end else self.batcher.take()
+                self.finished = self.at_end and batch is None
+                now = time.monotonic()
+                if batch is not None or self.finished or self.handover_wanted or now >= deadline:
+                    self.in_training = frozenset(batch.positions if batch is not None else ())
+                    self.changed.notify_all()
+                    return batch
+                closes_at = self.batcher.next_deadline()
+                self.changed.wait((deadline if closes_at is None else min(deadline, closes_at)) - now)
+
+    def take_snapshot(self) -> OffsetSnapshot:
+        """Return the offsets that belong to what is trained, between two batches."""
+        with self.changed:
+            self.handover_wanted = False
+            return self.offsets.snapshot()
+
+    def commit(self, saved: Positions) -> None:
+        """Commit positions that a checkpoint holds, as soon as the other trainers have acknowledged what is before."""
+        with self.changed:
+            self.offsets.save(saved)
+            if self.source is not None and (offsets := self.offsets.take_commit(self.owner.acknowledged)):
+                self.source.commit(offsets)
+
+    def handed_over(self, partitions: Iterable[Partition]) -> None:
+        """Release partitions of a snapshot, after its commit or because it could not be saved."""
+        with self.changed:
+            self.offsets.release(partitions)
+            self.changed.notify_all()
+
+    def assigned(self) -> dict[Partition, int | None]:
+        """Return our partitions, each with the next offset to train if that is known."""
+        with self.changed:
+            return self.offsets.assigned()
+
+    def end_offsets(self) -> Positions:
+        """Return the offset after the last record of each of our partitions, as far as is known."""
+        return self.source.end_positions() if self.source is not None else {}
+
+    def lag(self) -> dict[Partition, int]:
+        """Return for each of our partitions how many offsets are not trained yet."""
+        ends = self.end_offsets()
+        return {p: max(0, ends[p] - at) for p, at in self.assigned().items() if at is not None and p in ends}
+
+    @property
+    def queued_events(self) -> int:
+        """How many events wait to be trained."""
+        with self.changed:
+            return self.batcher.queued_events

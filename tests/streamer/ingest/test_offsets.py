@@ -1,0 +1,169 @@
+"""The ledger: where reading resumes, and what may be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.ingest.offsets import OffsetLedger
+from streamer.sources.base import AtLeast, Partition, Positions
+
+P0, P1, P2 = (Partition("clicks", number) for number in range(3))
+
+
+def everything(positions: Positions) -> Positions:
+    """Other trainers that have acknowledged all."""
+    return positions
+
+
+def up_to(offset: int) -> Callable[[Positions], Positions]:
+    """Other trainers that have acknowledged what is before an offset."""
+    return lambda positions: {p: min(position, offset) for p, position in positions.items()}
+
+
+def reading(positions: Positions) -> OffsetLedger:
+    """A ledger of partitions that are assigned and read from these positions."""
+    ledger = OffsetLedger()
+    ledger.assign(positions)
+    ledger.start(positions)
+    return ledger
+
+
+class TestResuming:
+    def test_the_first_assignment_is_ruled_by_the_checkpoint_and_later_ones_are_not(self):
+        ledger = OffsetLedger({P0: 10, P1: 20}, released={P2: 5})
+        assert ledger.assign([]) == {}
+        assert ledger.snapshot() == ({P0: 10, P1: 20}, {P2: 5}, {})
+        first = ledger.assign([P0])
+        assert first == {P0: 10}
+        assert not isinstance(first[P0], AtLeast)
+        assert ledger.snapshot() == ({P0: 10}, {P1: 20, P2: 5}, {}), "what others got is not ours any more"
+        later = ledger.assign([P1, P2])
+        assert later == {P1: 20, P2: 5}
+        assert all(isinstance(position, AtLeast) for position in later.values())
+
+    def test_what_comes_back_resumes_where_we_or_others_came_furthest(self):
+        ledger = OffsetLedger()
+        assert ledger.assign([P0]) == {}
+        ledger.start({P0: 3})
+        ledger.train({P0: 7})
+        ledger.revoke([P0])
+        assert ledger.snapshot() == ({}, {P0: 7}, {P0: 7})
+        ledger.release([P0])
+        assert ledger.snapshot() == ({}, {P0: 7}, {})
+        assert isinstance(ledger.assign([P0])[P0], AtLeast)
+        assert ledger.snapshot() == ({}, {P0: 7}, {}), "where others came is not known before the source has started"
+        assert ledger.assigned() == {P0: None}
+        ledger.start({P0: 12})
+        assert ledger.snapshot() == ({P0: 12}, {}, {})
+
+    def test_nobody_resumes_beyond_what_must_be_read_again(self):
+        assert OffsetLedger({P0: 40}).assign([P0, P1], {P0: 15}) == {P0: 15}
+        assert OffsetLedger({P0: 10}).assign([P0], {P0: 15}) == {P0: 10}
+        (position,) = OffsetLedger({}, {P0: 40}).assign([P0], {P0: 15}).values()
+        assert isinstance(position, AtLeast)
+        assert position == 15
+        assert OffsetLedger().assign([P0], {P0: 15}) == {}, "the group knows where"
+
+    def test_a_start_is_noted_once_and_not_of_partitions_that_are_not_ours(self):
+        ledger = reading({P0: 3})
+        ledger.start({P0: 9, P1: 1})
+        ledger.train({P1: 2})
+        assert ledger.snapshot() == ({P0: 3}, {}, {})
+        ledger.revoke([P1])
+        assert ledger.releasing() == {}
+
+    def test_a_partition_that_goes_before_it_was_read_leaves_no_trace(self):
+        ledger = OffsetLedger(released={P1: 5})
+        ledger.assign([P0, P1])
+        ledger.revoke([P0, P1])
+        assert ledger.snapshot() == ({}, {P1: 5}, {}), "nothing was trained, so there is nothing to hand over"
+
+
+class TestCommitting:
+    def test_what_is_saved_is_committed_once_as_far_as_it_is_acknowledged(self):
+        ledger = reading({P0: 0, P1: 0})
+        ledger.train({P0: 10, P1: 4})
+        assert ledger.take_commit(everything) == {}, "trained is not saved"
+        ledger.save({P0: 10, P1: 4})
+        assert ledger.take_commit(up_to(6)) == {P0: 6, P1: 4}
+        assert ledger.take_commit(up_to(6)) == {}
+        assert ledger.take_commit(everything) == {P0: 10}
+        assert ledger.take_commit(everything) == {}
+
+    def test_others_are_asked_only_while_something_waits(self):
+        asked: list[Positions] = []
+        ledger = reading({P0: 0, P1: 0})
+        ledger.save({P0: 3, P1: 5})
+        for _ in range(3):
+            ledger.take_commit(lambda positions: asked.append(dict(positions)) or up_to(3)(positions))  # type: ignore
+        assert asked == [{P0: 3, P1: 5}, {P1: 5}, {P1: 5}]
+
+    def test_a_partition_that_is_releasing_is_committed_and_one_that_is_released_is_not(self):
+        ledger = reading({P0: 0})
+        ledger.train({P0: 10})
+        ledger.revoke([P0])
+        ledger.save({P0: 10})
+        assert ledger.take_commit(up_to(4)) == {P0: 4}
+        ledger.release([P0])
+        assert ledger.take_commit(everything) == {}, "whoever has it now commits it"
+        ledger.save({P0: 10})
+        assert ledger.take_commit(everything) == {}
+
+    def test_what_was_committed_before_others_had_it_is_committed_again(self):
+        ledger = reading({P0: 5})
+        ledger.save({P0: 5})
+        assert ledger.take_commit(everything) == {P0: 5}
+        ledger.revoke([P0])
+        ledger.release([P0])
+        ledger.assign([P0])
+        ledger.start({P0: 5})
+        ledger.save({P0: 5})
+        assert ledger.take_commit(everything) == {P0: 5}
+
+    def test_a_checkpoint_that_is_saved_late_releases_nothing_that_came_back(self):
+        ledger = reading({P0: 5})
+        ledger.revoke([P0])
+        ledger.release([P0])  # it was waited for long enough
+        ledger.assign([P0])
+        ledger.start({P0: 8})
+        ledger.save({P0: 8})
+        ledger.release([P0])  # the checkpoint of the handover is saved now
+        assert ledger.take_commit(everything) == {P0: 8}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["assign", "start", "train", "save", "commit", "revoke", "release"]),
+        st.sets(st.sampled_from([P0, P1, P2]), min_size=1),
+        st.integers(0, 20),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS, st.dictionaries(st.sampled_from([P0, P1, P2]), st.integers(0, 20)))
+def test_under_any_steps_only_what_is_saved_and_ours_is_committed(steps, checkpoint):
+    ledger = OffsetLedger(checkpoint)
+    saved: dict[Partition, int] = {}
+    for step, partitions, offset in steps:
+        ours = ledger.assigned().keys() | ledger.releasing()
+        positions = dict.fromkeys(partitions, offset)
+        if step == "commit":
+            for partition, committed in ledger.take_commit(up_to(offset)).items():
+                assert partition in ours
+                assert committed <= min(offset, saved[partition])
+        elif step == "save":
+            ledger.save(positions)
+            saved |= {p: offset for p in partitions if p in ours}
+        else:
+            getattr(ledger, step)(positions if step in ("start", "train") else partitions)
+        snapshot = ledger.snapshot()
+        assert not snapshot.positions.keys() & snapshot.released
+        assert snapshot.releasing.items() <= snapshot.released.items()
+        assert {p: at for p, at in ledger.assigned().items() if at is not None}.items() <= snapshot.positions.items()
+        again = OffsetLedger(snapshot.positions, snapshot.released)
+        assert again.snapshot() == (snapshot.positions, snapshot.released, {}), "a restart knows the same"
+        assert again.assign([P0, P1, P2]) == snapshot.positions | snapshot.released
