@@ -259,7 +259,12 @@ class TestCommits:
     def test_a_commit_follows_its_checkpoint_and_never_runs_ahead(self, tmp_path):
         log = memory_log(values_of(events(600)), partitions=2)
         store = SlowStore(tmp_path, log)
-        Line(log, store=store, checkpoint_every_events=50).run()
+        pipeline = Line(log, store=store, checkpoint_every_events=50).pipeline
+        pipeline.start()
+        while not pipeline._ingest.finished:
+            pipeline.step()
+            until(lambda: len(store.saved) > 3 or not pipeline._checkpoints._saver.busy)
+        pipeline.close()
         saved = [{Partition(topic, n): offset for topic, n, offset in meta["positions"]} for meta in store.saved]
         assert len(saved) > 3
         assert store.committed_before == [{}, *saved[:-1]], "while one is written, the one before is committed"
