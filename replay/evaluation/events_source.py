@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from streamer.replay.events import Events
-from streamer.sources.base import Chunk, Listener, Partition, Positions
+from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 
 
 class EventsSource:
@@ -17,7 +17,7 @@ class EventsSource:
         topic: what the stream is called.
     """
 
-    settled = True
+    all_assigned = True
 
     def __init__(self, chunks: Iterable[Events], total: int, topic: str = "events") -> None:
         self.partition, self._total = Partition(topic, 0), total
@@ -25,7 +25,7 @@ class EventsSource:
         self._events, self._taken, self._position = Events([], []), 0, 0
         self.at_end = False
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: RebalanceListener) -> None:
         """Read from the first event."""
         listener.on_assigned([self.partition])
 
@@ -53,7 +53,7 @@ class EventsSource:
     def commit(self, positions: Positions) -> None:
         """Nothing is kept."""
 
-    def end_positions(self) -> Positions:
+    def end_offsets(self) -> Positions:
         """As many as there are said to be."""
         return {self.partition: max(self._total, self._position)}
 

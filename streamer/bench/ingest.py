@@ -23,7 +23,7 @@ from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learner
 from streamer.settings import RunSettings
-from streamer.sources.base import Listener, Source
+from streamer.sources.base import RebalanceListener, Source
 from streamer.sources.embedded.log import EmbeddedLog
 
 TOPIC = "bench"
@@ -109,7 +109,7 @@ class _Stopwatch:
             source = make()
             opening = source.open
 
-            def open_and_start(listener: Listener) -> None:
+            def open_and_start(listener: RebalanceListener) -> None:
                 opening(listener)
                 self._opened = time.perf_counter()
 

@@ -122,7 +122,7 @@ class Ingest:
 
     def end_offsets(self) -> Positions:
         """Return the offset after the last record of each of our partitions, as far as is known."""
-        return self.source.end_positions() if self.source is not None else {}
+        return self.source.end_offsets() if self.source is not None else {}
 
     def lag(self) -> dict[Partition, int]:
         """Return for each of our partitions how many offsets are not trained yet."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamer.sources.base import AtLeast, Partition, Positions
+from streamer.sources.base import Partition, PositionOrCommitted, Positions
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class OffsetLedger:
             offsets.assigned, offsets.releasing = True, False
             if offsets.position is not None:
                 offsets.position = min(offsets.position, (at_most or {}).get(partition, offsets.position))
-                resume[partition] = AtLeast(offsets.position) if offsets.released else offsets.position
+                resume[partition] = PositionOrCommitted(offsets.position) if offsets.released else offsets.position
         for offsets in self._partitions.values() if new else ():
             offsets.released |= not offsets.assigned  # the checkpoint's others are not ours any more
         return resume

@@ -33,12 +33,12 @@ class StopCondition:
         self._note_ends(source, assigned)
         read = source.positions()
         ours = all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
-        return ours and source.settled
+        return ours and source.all_assigned
 
     def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
         """Keep the end that a partition had when it was first assigned, also if it goes and comes back."""
         new = [p for p in assigned if p not in self._ends]
-        ends = source.end_positions() if new else {}
+        ends = source.end_offsets() if new else {}
         for partition in sorted(p for p in new if p in ends):
             self._ends[partition] = ends[partition]
             logger.info("reading %s to its end at %s", partition, f"{ends[partition]:,}")

@@ -1,7 +1,7 @@
-"""What a source of events is: a few partitions of records, each read in order from an offset.
+"""What a source of events is: partitions of records, each read in order from an offset.
 
 Kafka, the embedded log, files and memory all look like this to the rest of Streamer. A source knows nothing of events:
-it moves bytes. Positions are always "the next offset to read", as in Kafka.
+it moves bytes. As in Kafka, a position is the next offset to read, and a committed offset the next one to be processed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Positions = Mapping[Partition, int]
 """For each partition the next offset to read."""
 
 
-class AtLeast(int):
-    """A position that others may have passed meanwhile: where the group has committed a later one, that one counts.
+class PositionOrCommitted(int):
+    """A position to resume at, or at the group's committed offset if that is later.
 
-    It stands for a partition that was ours before. A source without groups takes it as it is.
+    It is for a partition that was ours before: others may have read on meanwhile. A source without groups takes it as
+    a plain position.
     """
 
 
@@ -49,20 +50,20 @@ class Chunk:
         return len(self.offsets)
 
 
-class Listener(Protocol):
-    """Who is told when partitions come and go. Both calls happen inside `open` or `poll`, on the polling thread."""
+class RebalanceListener(Protocol):
+    """Takes partitions over and gives them up. A source calls it inside `open` and `poll`, on the polling thread."""
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        """Answer where to go on reading; a partition left out starts where the source's own policy says.
+        """Return where to resume these partitions, which are ours now; without a position the source's policy decides.
 
-        A plain position rules over what the group has committed, an `AtLeast` does not.
+        A plain position rules over the committed offset, a `PositionOrCommitted` does not.
         """
         ...
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        """These partitions are no longer ours; nothing of them that is not trained yet may be trained.
+        """Give up these partitions: nothing more of them may be trained.
 
-        What is committed before this returns is there for whoever gets them next, if the source has groups.
+        What is committed before this returns is there for whoever is assigned them next, if the source has groups.
         """
         ...
 
@@ -70,11 +71,11 @@ class Listener(Protocol):
 class Source(Protocol):
     """A stream of records.
 
-    `open`, `poll` and `close` are called by one thread. `commit` and `end_positions` may be called by any thread.
+    `open`, `poll` and `close` are called by one thread. `commit` and `end_offsets` may be called by any thread.
     """
 
-    def open(self, listener: Listener) -> None:
-        """Connect, and learn which partitions are ours.
+    def open(self, listener: RebalanceListener) -> None:
+        """Connect, and have our first partitions assigned.
 
         Raises:
             SourceUnavailable: the other side does not answer.
@@ -85,18 +86,18 @@ class Source(Protocol):
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """Return the next records, at most `max_records` in all, after waiting at most `timeout_s` for the first.
 
-        With `max_records=0` nothing is read, but membership of a group is kept alive and rebalances are served.
+        With `max_records=0` nothing is read, but we stay a member of the group, and rebalances are served.
         """
         ...
 
     @property
     def at_end(self) -> bool:
-        """True when no record will ever come again: the end of a file or a pipe. A topic never ends."""
+        """Whether no record will ever come again: the end of a file or a pipe. A topic never ends."""
         ...
 
     @property
-    def settled(self) -> bool:
-        """Whether no more partitions will come: all are ours, or others that live read them.
+    def all_assigned(self) -> bool:
+        """Whether every partition is assigned: to us, or to another reader that lives.
 
         False in the middle of a rebalance, and while a reader that died is not yet known to be dead. For the polling
         thread; may take a moment.
@@ -104,17 +105,17 @@ class Source(Protocol):
         ...
 
     def positions(self) -> Positions:
-        """For each of our partitions the offset that `poll` reads next. Called by the polling thread."""
+        """Return for each of our partitions the offset that `poll` reads next. Called by the polling thread."""
         ...
 
     def commit(self, positions: Positions) -> None:
-        """Tell the other side how far we have come, for lag monitors. Never blocks, never raises; may come late."""
+        """Commit these positions as the group's offsets. Never waits, never raises; it may be done later."""
         ...
 
-    def end_positions(self) -> Positions:
-        """The position after the last record of each of our partitions, as far as is known now."""
+    def end_offsets(self) -> Positions:
+        """Return the offset after the last record of each of our partitions, as far as is known now."""
         ...
 
     def close(self) -> None:
-        """Send what was committed, leave the group, let go of the connection. May be called twice."""
+        """Send commits that wait, leave the group, and close the connection. May be called twice."""
         ...

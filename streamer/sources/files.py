@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import Chunk, Listener, Partition, Positions
+from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class FileSource:
         self._position = 0
         self.partition = Partition("stdin" if self._is_stdin else self._path.name, 0)
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`."""
         self._input = self._open_input()
         if isinstance(self._input, _Pipe):
@@ -93,7 +93,7 @@ class FileSource:
                 break
         return self._take(max_records)
 
-    settled = True
+    all_assigned = True
 
     @property
     def at_end(self) -> bool:
@@ -107,7 +107,7 @@ class FileSource:
     def commit(self, positions: Positions) -> None:
         """A file keeps no positions."""
 
-    def end_positions(self) -> Positions:
+    def end_offsets(self) -> Positions:
         """The position after the last line that is not blank; a pipe's end is not known before it comes.
 
         The first call on a large file takes the time of reading it.

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import AtLeast, Chunk, Listener, Partition, Positions
+from streamer.sources.base import Chunk, Partition, PositionOrCommitted, Positions, RebalanceListener
 from streamer.sources.positions import Partitioner, Record, as_topics, checked_partitions, checked_position
 
 
@@ -67,7 +67,7 @@ class MemoryLog:
         with self.changed:
             return {name: len(ends) for name, ends in self._ends.items()}
 
-    def end_positions(self, topic: str) -> dict[Partition, int]:
+    def end_offsets(self, topic: str) -> dict[Partition, int]:
         """The position after the last record of each partition."""
         with self.changed:
             return {Partition(topic, number): end for number, end in enumerate(self._ends_of(topic))}
@@ -103,13 +103,13 @@ class MemorySource:
         self._wanted = partitions
         self._start = start
         self._group = group
-        self._listener: Listener | None = None
+        self._listener: RebalanceListener | None = None
         self._rebalances: deque[tuple[bool, list[Partition]]] = deque()
         self._positions: dict[Partition, int] = {}
-        self._settled = True
+        self._all_assigned = True
         self._cursor = 0  # index into log.stored; everything of ours before it was returned
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: RebalanceListener) -> None:
         """Take the wanted partitions, or all. See `Source.open`."""
         existing = self._log.topics()
         for topic in self._topics:
@@ -140,9 +140,9 @@ class MemorySource:
     at_end = False
 
     @property
-    def settled(self) -> bool:
-        """See `Source.settled`. Who had to let go of everything waits for what comes next."""
-        return self._settled
+    def all_assigned(self) -> bool:
+        """See `Source.all_assigned`. A reader from which everything was revoked waits for what is assigned next."""
+        return self._all_assigned
 
     def positions(self) -> Positions:
         """See `Source.positions`."""
@@ -153,15 +153,15 @@ class MemorySource:
         with self._log.changed:
             self._log.committed.setdefault(self._group, {}).update(positions)
 
-    def end_positions(self) -> Positions:
-        """See `Source.end_positions`."""
+    def end_offsets(self) -> Positions:
+        """See `Source.end_offsets`."""
         ends: dict[Partition, int] = {}
         for topic in self._topics:
-            ends.update(self._log.end_positions(topic))
+            ends.update(self._log.end_offsets(topic))
         return {partition: ends[partition] for partition in tuple(self._positions)}
 
     def close(self) -> None:
-        """Let go of all partitions; the listener is not told, as it is the one who closes."""
+        """Give up all partitions, without a call of the listener: it is the one who closes."""
         self._positions = {}
         self._listener = None
 
@@ -182,16 +182,16 @@ class MemorySource:
         assert self._listener is not None, "open comes first"
         answered = self._listener.on_assigned(partitions)
         for partition in partitions:
-            end = self._log.end_positions(partition.topic)[partition]
+            end = self._log.end_offsets(partition.topic)[partition]
             position = self._starting_position(partition, answered.get(partition), end)
             self._positions[partition] = checked_position(partition, position, 0, end)
-        self._settled = True
+        self._all_assigned = True
         self._cursor = 0  # what was returned before is left out by its position
 
     def _starting_position(self, partition: Partition, answer: int | None, end: int) -> int:
         """As Kafka has it: the answer; what the group committed; the policy."""
         committed = self._log.committed.get(self._group, {}).get(partition)
-        if isinstance(answer, AtLeast):
+        if isinstance(answer, PositionOrCommitted):
             return max(answer, committed or 0)
         if answer is not None:
             return answer
@@ -203,7 +203,7 @@ class MemorySource:
         assert self._listener is not None, "open comes first"
         for partition in partitions:
             self._positions.pop(partition, None)
-        self._settled = bool(self._positions)
+        self._all_assigned = bool(self._positions)
         self._listener.on_revoked(partitions)
 
     def _take(self, max_records: int) -> list[Chunk]:

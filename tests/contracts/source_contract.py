@@ -217,10 +217,10 @@ class SourceContract:
         harness.append(topic, 0, json_lines(0, 4))
         source, _ = opened(topic)
         rows = read(source, 4)
-        assert source.end_positions() == {rows[-1][0]: rows[-1][1] + 1}
+        assert source.end_offsets() == {rows[-1][0]: rows[-1][1] + 1}
         harness.append(topic, 0, json_lines(4, 3))
         rows = read(source, 3)
-        assert source.end_positions() == {rows[-1][0]: rows[-1][1] + 1}
+        assert source.end_offsets() == {rows[-1][0]: rows[-1][1] + 1}
 
     def test_end_positions_may_be_asked_by_another_thread(self, harness, opened):
         topic = harness.make_topic(1)
@@ -228,10 +228,10 @@ class SourceContract:
         source, _ = opened(topic)
         read(source, 4)
         answers: list[Positions] = []
-        thread = threading.Thread(target=lambda: answers.append(source.end_positions()))
+        thread = threading.Thread(target=lambda: answers.append(source.end_offsets()))
         thread.start()
         thread.join()
-        assert answers == [source.end_positions()]
+        assert answers == [source.end_offsets()]
 
     def test_a_chunk_holds_columns_of_equal_length_with_ascending_offsets(self, harness, opened):
         topic = harness.make_topic(self.max_partitions)

@@ -12,7 +12,7 @@ from contracts.source_contract import RecordingListener, rows_of
 from kafka import KafkaConsumer, KafkaProducer
 from servers.kafka import KafkaServer
 
-from streamer.sources.base import Listener, Partition, Positions
+from streamer.sources.base import Partition, Positions, RebalanceListener
 from streamer.sources.kafka.source import KafkaSettings, KafkaSource
 
 PATIENCE_S = 60.0
@@ -76,7 +76,7 @@ class KafkaHarness:
         bootstrap = changes.pop("bootstrap_servers", self.server.bootstrap)
         return KafkaSettings(bootstrap, topics, group_id=group, client=client, **changes)
 
-    def source(self, settings: KafkaSettings, listener: Listener) -> KafkaSource:
+    def source(self, settings: KafkaSettings, listener: RebalanceListener) -> KafkaSource:
         """A source that is open."""
         source = KafkaSource(settings)
         self._sources.append(source)

@@ -167,12 +167,12 @@ def test_a_source_is_settled_once_all_is_its_own_or_is_read_by_others_that_live(
     settings = kafka.settings(topic, client={**QUICK, "session_timeout_ms": 1_000})
     first = members.start(settings)
     until(lambda: len(first.ours) == 2)
-    until(lambda: first.source.settled)
+    until(lambda: first.source.all_assigned)
     second = members.start(settings)
     until(lambda: len(first.ours) == len(second.ours) == 1)
-    assert not first.source.settled, "the second may have died meanwhile"
-    assert not second.source.settled
-    until(lambda: first.source.settled and second.source.settled)
+    assert not first.source.all_assigned, "the second may have died meanwhile"
+    assert not second.source.all_assigned
+    until(lambda: first.source.all_assigned and second.source.all_assigned)
 
 
 def test_who_reads_what_is_asked_of_the_broker(kafka: KafkaHarness, members: Members) -> None:
@@ -250,7 +250,7 @@ def test_member_without_partitions_opens_and_waits(kafka: KafkaHarness, members:
     listener = RecordingListener({})
     spare = kafka.source(settings, listener)
     assert listener.assigned == []
-    assert spare.end_positions() == {}
+    assert spare.end_offsets() == {}
     assert spare.poll(10, 0.05) == []
     first.stop()
     until(lambda: bool(listener.assigned), lambda: spare.poll(10, 0.1))

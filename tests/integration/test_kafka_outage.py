@@ -56,7 +56,7 @@ def test_reading_and_commits_go_on_after_an_outage_with_nothing_lost_and_one_war
     broker.kill()
     source.commit({zero: 7})
     until(lambda: bool(said(caplog, "does not answer")), step)
-    assert source.end_positions() == {zero: 20, one: 20}
+    assert source.end_offsets() == {zero: 20, one: 20}
     source.commit({zero: 8})
 
     broker.restart()

@@ -80,14 +80,14 @@ class TestRecords:
         topic = kafka.make_topic(1)
         transaction(kafka, topic, [b"a", b"b"])
         source, _ = kafka.open_source(topic)
-        assert source.end_positions() == {Partition(topic, 0): 3}
+        assert source.end_offsets() == {Partition(topic, 0): 3}
         rows = read(source, 2)
         assert [row[1:] for row in rows] == [(0, b"a"), (1, b"b")]
         until(lambda: source.positions() == {Partition(topic, 0): 3}, lambda: source.poll(10, 0.1))
-        assert source.end_positions() == {Partition(topic, 0): 2}
+        assert source.end_offsets() == {Partition(topic, 0): 2}
         kafka.append(topic, 0, [b"c"])
         assert [row[1:] for row in read(source, 1)] == [(3, b"c")]
-        assert source.end_positions() == {Partition(topic, 0): 4}
+        assert source.end_offsets() == {Partition(topic, 0): 4}
 
     def test_aborted_records_are_left_out_when_only_committed_ones_are_wanted(self, kafka: KafkaHarness) -> None:
         topic = kafka.make_topic(1)
@@ -200,7 +200,7 @@ class TestStart:
         remove_records(kafka, topic, before=5)
         for _ in range(3):
             assert source.poll(10, 0.3) == []
-        assert source.end_positions() == {Partition(topic, 0): 5}
+        assert source.end_offsets() == {Partition(topic, 0): 5}
         kafka.append(topic, 0, [b"new"])
         assert read(source, 1) == [(Partition(topic, 0), 5, b"new")]
 
@@ -286,13 +286,13 @@ class TestEnds:
         kafka.append(topic, 0, numbered(4))
         kafka.append(topic, 2, numbered(1))
         source, _ = kafka.open_source(topic)
-        assert source.end_positions() == {Partition(topic, 0): 4, Partition(topic, 1): 0, Partition(topic, 2): 1}
+        assert source.end_offsets() == {Partition(topic, 0): 4, Partition(topic, 1): 0, Partition(topic, 2): 1}
 
     def test_ends_follow_the_writers_though_nothing_is_read(self, kafka: KafkaHarness) -> None:
         topic = kafka.make_topic(1)
         source, _ = kafka.open_source(topic)
         kafka.append(topic, 0, numbered(7))
-        until(lambda: source.end_positions() == {Partition(topic, 0): 7}, lambda: source.poll(0, 0.05))
+        until(lambda: source.end_offsets() == {Partition(topic, 0): 7}, lambda: source.poll(0, 0.05))
 
 
 class TestRefusals:
@@ -377,4 +377,4 @@ class TestRefusals:
         source.close()
         with pytest.raises(SourceError, match="not open"):
             source.poll(1, 0)
-        assert source.end_positions() == {}
+        assert source.end_offsets() == {}

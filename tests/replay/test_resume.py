@@ -313,7 +313,7 @@ def test_stopped_it_says_how_to_go_on_and_does(tmp_path: Path, number: int):
         if not (tmp_path / "log.sqlite3").exists():
             return False
         with contextlib.suppress(SourceError), EmbeddedLog(tmp_path) as log:
-            return sum(log.end_positions("t").values()) > 0
+            return sum(log.end_offsets("t").values()) > 0
         return False
 
     with Command([*arguments, "--rate", 2_000], tmp_path / "said") as command:

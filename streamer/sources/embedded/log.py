@@ -101,7 +101,7 @@ class EmbeddedLog:
         with self._lock, translated_errors(self._path):
             return topics_of(self._db)
 
-    def end_positions(self, topic: str) -> dict[Partition, int]:
+    def end_offsets(self, topic: str) -> dict[Partition, int]:
         """The position after the last record of each partition."""
         with self._lock, translated_errors(self._path):
             rows = rows_of(self._db, topic)

@@ -43,7 +43,7 @@ from typing import Literal
 import msgspec
 
 from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import Chunk, Listener, Partition, Positions
+from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 from streamer.sources.embedded.database import (
     BUSY_TIMEOUT_S,
     LOG_FILE,
@@ -103,7 +103,7 @@ class EmbeddedSource:
         self._wait_for_topic = wait_for_topic
         self._commits = Commits(Path(data_dir) / GROUPS_FILE, group)
         self._ends = _EndPositions(self._path)
-        self._listener: Listener | None = None
+        self._listener: RebalanceListener | None = None
         self._db: sqlite3.Connection | None = None
         self._inode = 0
         self._partitions: dict[int, Partition] = {}  # by the id of its row
@@ -112,7 +112,7 @@ class EmbeddedSource:
         self._idle = False  # the last fetch found nothing
         self._pending: deque[Chunk] = deque()  # fetched, not returned yet
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`."""
         self._listener = listener
         try:
@@ -139,7 +139,7 @@ class EmbeddedSource:
             time.sleep(min(IDLE_SLEEP_S, remaining_s))
 
     at_end = False
-    settled = True
+    all_assigned = True
 
     def positions(self) -> Positions:
         """See `Source.positions`."""
@@ -152,8 +152,8 @@ class EmbeddedSource:
         """Store the positions for lag monitors (`committed_positions`) at the next poll, or at `close`."""
         self._commits.add(positions)
 
-    def end_positions(self) -> Positions:
-        """See `Source.end_positions`."""
+    def end_offsets(self) -> Positions:
+        """See `Source.end_offsets`."""
         return self._ends.read(self._partitions)
 
     def close(self) -> None:

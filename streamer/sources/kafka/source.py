@@ -19,7 +19,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, T
 from kafka.structs import MemberState
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
-from streamer.sources.base import Chunk, Listener, Partition, Positions
+from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 from streamer.sources.kafka.client import connect, explained, in_our_words, is_transient
 from streamer.sources.kafka.group import Group
 from streamer.sources.kafka.progress import Progress
@@ -70,7 +70,7 @@ class KafkaSource:
         self._where = f"Kafka at {', '.join(settings.bootstrap_servers)}"
         self._progress = Progress()
         self._consumer: Any = None
-        self._listener: Listener | None = None
+        self._listener: RebalanceListener | None = None
         self._listener_error: BaseException | None = None
         self._joined = False
         self._closing = False
@@ -79,7 +79,7 @@ class KafkaSource:
 
     # ----------------------------------------------------------------------------------------- open
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: RebalanceListener) -> None:
         """Connect, join the group, and begin.
 
         1. connect; 2. see that the topics are there; 3. subscribe, and wait for the group and for our
@@ -190,8 +190,8 @@ class KafkaSource:
         return self._progress.positions()
 
     @property
-    def settled(self) -> bool:
-        """See `Source.settled`."""
+    def all_assigned(self) -> bool:
+        """See `Source.all_assigned`."""
         existing = {topic: self._consumer.partitions_for_topic(topic) for topic in self._settings.topics}
         if not all(existing.values()):
             return False
@@ -350,8 +350,8 @@ class KafkaSource:
         """See `Source.commit`. Sent by the next `poll`, or by `close`; what is not ours is left out."""
         self._progress.want_commit(positions)
 
-    def end_positions(self) -> Positions:
-        """See `Source.end_positions` and `Progress.ends`."""
+    def end_offsets(self) -> Positions:
+        """See `Source.end_offsets` and `Progress.ends`."""
         return self._progress.ends()
 
     def _send_commits(self) -> None:

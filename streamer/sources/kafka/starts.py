@@ -9,7 +9,7 @@ from typing import Any
 from kafka import TopicPartition
 
 from streamer.errors import SourceError
-from streamer.sources.base import AtLeast, Partition, Positions
+from streamer.sources.base import Partition, PositionOrCommitted, Positions
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class Starts:
     def of(self, answers: Mapping[Partition, int | None]) -> tuple[Positions, Positions]:
         """Where each partition starts, and where it ends now.
 
-        1. the answer, if there is one; 2. the committed offset, also if it is later than an answer of `AtLeast`;
-        3. the start time; 4. the reset policy.
+        1. the answer, if there is one; 2. the committed offset, also if it is later than an answer that is a
+        `PositionOrCommitted`; 3. the start time; 4. the reset policy.
         """
         first, ends = self._range(answers)
         starts: dict[Partition, int] = {}
@@ -53,7 +53,7 @@ class Starts:
         return _by_partition(first), _by_partition(ends)
 
     def _answered_or_committed(self, partition: Partition, answer: int | None) -> int | None:
-        if answer is not None and not isinstance(answer, AtLeast):
+        if answer is not None and not isinstance(answer, PositionOrCommitted):
             return answer
         committed = self._committed(partition)
         return committed if answer is None else max(answer, committed or 0)

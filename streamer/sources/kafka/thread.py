@@ -1,6 +1,6 @@
 """The thread that runs the Kafka consumer, so that the polling thread is free to answer its questions.
 
-kafka-python calls a rebalance listener on its I/O thread, while the caller of `poll` is blocked. A `Listener`
+kafka-python calls a rebalance listener on its I/O thread, while the caller of `poll` is blocked. A `RebalanceListener`
 is promised the polling thread. So the polling thread has `poll` run here, and answers meanwhile.
 """
 

@@ -248,7 +248,7 @@ class TestSource:
                 offsets += chunk.offsets
         assert values == [value for _, value, _ in LOG.records()]
         assert offsets == list(range(900))
-        assert source.positions() == source.end_positions() == {Partition("events", 0): 900}
+        assert source.positions() == source.end_offsets() == {Partition("events", 0): 900}
 
     def test_a_poll_for_nothing_takes_nothing(self):
         source = EventsSource(cut(LOG, 64), len(LOG))

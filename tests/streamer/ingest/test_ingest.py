@@ -21,7 +21,7 @@ from streamer.ingest.ingest import Ingest, Owner, SingleTrainer
 from streamer.ingest.offsets import OffsetLedger
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
-from streamer.sources.base import Chunk, Listener, Partition
+from streamer.sources.base import Chunk, Partition, RebalanceListener
 from streamer.sources.memory import MemoryLog, MemorySource
 
 P0, P1, P2 = (Partition(TOPIC, number) for number in range(3))
@@ -128,7 +128,7 @@ def started(line: Line) -> Iterator[Line]:
 
 
 def all_of(log: MemoryLog) -> list[tuple[Partition, int]]:
-    return sorted((p, offset) for p, end in log.end_positions(TOPIC).items() for offset in range(end))
+    return sorted((p, offset) for p, end in log.end_offsets(TOPIC).items() for offset in range(end))
 
 
 # the queue ------------------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ class Failing(Watched):
         self.fail_open, self.fail_poll = fail_open, fail_poll
         self.failed_at: list[float] = []
 
-    def open(self, listener: Listener) -> None:
+    def open(self, listener: RebalanceListener) -> None:
         self._maybe_fail("fail_open")
         super().open(listener)
 

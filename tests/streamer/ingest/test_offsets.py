@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.ingest.offsets import OffsetLedger
-from streamer.sources.base import AtLeast, Partition, Positions
+from streamer.sources.base import Partition, PositionOrCommitted, Positions
 
 P0, P1, P2 = (Partition("clicks", number) for number in range(3))
 
@@ -38,11 +38,11 @@ class TestResuming:
         assert ledger.snapshot() == ({P0: 10, P1: 20}, {P2: 5}, {})
         first = ledger.assign([P0])
         assert first == {P0: 10}
-        assert not isinstance(first[P0], AtLeast)
+        assert not isinstance(first[P0], PositionOrCommitted)
         assert ledger.snapshot() == ({P0: 10}, {P1: 20, P2: 5}, {}), "what others got is not ours any more"
         later = ledger.assign([P1, P2])
         assert later == {P1: 20, P2: 5}
-        assert all(isinstance(position, AtLeast) for position in later.values())
+        assert all(isinstance(position, PositionOrCommitted) for position in later.values())
 
     def test_what_comes_back_resumes_where_we_or_others_came_furthest(self):
         ledger = OffsetLedger()
@@ -53,7 +53,7 @@ class TestResuming:
         assert ledger.snapshot() == ({}, {P0: 7}, {P0: 7})
         ledger.release([P0])
         assert ledger.snapshot() == ({}, {P0: 7}, {})
-        assert isinstance(ledger.assign([P0])[P0], AtLeast)
+        assert isinstance(ledger.assign([P0])[P0], PositionOrCommitted)
         assert ledger.snapshot() == ({}, {P0: 7}, {}), "where others came is not known before the source has started"
         assert ledger.assigned() == {P0: None}
         ledger.start({P0: 12})
@@ -63,7 +63,7 @@ class TestResuming:
         assert OffsetLedger({P0: 40}).assign([P0, P1], {P0: 15}) == {P0: 15}
         assert OffsetLedger({P0: 10}).assign([P0], {P0: 15}) == {P0: 10}
         (position,) = OffsetLedger({}, {P0: 40}).assign([P0], {P0: 15}).values()
-        assert isinstance(position, AtLeast)
+        assert isinstance(position, PositionOrCommitted)
         assert position == 15
         assert OffsetLedger().assign([P0], {P0: 15}) == {}, "the group knows where"
 

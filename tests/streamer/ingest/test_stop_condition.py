@@ -16,14 +16,14 @@ A, B = Partition("t", 0), Partition("t", 1)
 class FakeSource:
     """Says where it reads and where it ends."""
 
-    def __init__(self, read: Positions, ends: Positions, settled: bool = True) -> None:
-        self.read, self.ends, self.settled = dict(read), dict(ends), settled
+    def __init__(self, read: Positions, ends: Positions, all_assigned: bool = True) -> None:
+        self.read, self.ends, self.all_assigned = dict(read), dict(ends), all_assigned
         self.at_end = False
 
     def positions(self) -> Positions:
         return self.read
 
-    def end_positions(self) -> Positions:
+    def end_offsets(self) -> Positions:
         return self.ends
 
 
@@ -52,9 +52,9 @@ class TestUntilEnd:
 
     @pytest.mark.parametrize("ours", [{}, {A: 3}])
     def test_partitions_that_may_still_come_are_waited_for(self, ours):
-        condition, source = StopCondition(until_end=True), FakeSource(ours, ours, settled=False)
+        condition, source = StopCondition(until_end=True), FakeSource(ours, ours, all_assigned=False)
         assert not condition.reached(source, set(ours))
-        source.settled = True
+        source.all_assigned = True
         assert condition.reached(source, set(ours))
 
     def test_without_it_only_the_source_knows_an_end(self):

@@ -183,7 +183,7 @@ def test_a_reader_of_some_partitions_sees_only_those(log, open_embedded):
     source, listener = open_embedded("t", partitions=[1])
     assert values_of(source, 1) == [b"b"]
     assert listener.assigned == [Partition("t", 1)]
-    assert source.end_positions() == {Partition("t", 1): 1}
+    assert source.end_offsets() == {Partition("t", 1): 1}
 
 
 def test_a_partition_that_does_not_exist_is_refused(open_embedded, log):
@@ -235,7 +235,7 @@ def test_an_append_to_a_missing_topic_or_partition_is_refused(log):
 def test_an_append_with_a_bad_record_leaves_nothing(log, bad):
     with pytest.raises(TypeError):
         log.append("t", [(b"k", b"v", 0), bad])
-    assert set(log.end_positions("t").values()) == {0}
+    assert set(log.end_offsets("t").values()) == {0}
     log.append("t", [(b"k", b"v", 0)])
 
 
@@ -267,7 +267,7 @@ def test_readers_are_not_blocked_by_a_writer_in_the_middle_of_an_append(tmp_path
     other.execute("UPDATE partitions SET next_offset = 99")
     source, _ = open_embedded("t")
     assert values_of(source, 1) == [b"a"]
-    assert source.end_positions()[Partition("t", 0)] == 1
+    assert source.end_offsets()[Partition("t", 0)] == 1
     other.close()
 
 
@@ -362,7 +362,7 @@ def test_reading_creates_nothing(tmp_path):
 def test_a_topic_that_appears_later_is_read_from_its_beginning(tmp_path, open_embedded, start):
     source, listener = open_embedded("t", start=start, wait_for_topic=True)
     assert source.poll(10, 0.02) == []
-    assert source.end_positions() == {}
+    assert source.end_offsets() == {}
     with EmbeddedLog(tmp_path) as log:
         log.create_topic("other", 1)
         assert source.poll(10, 0.02) == []
@@ -530,9 +530,9 @@ def test_a_commit_that_cannot_be_stored_now_is_stored_later(log, tmp_path, open_
 def test_end_positions_are_the_last_known_ones_after_close(log, open_embedded):
     log.append("t", records(json_lines(0, 2)))
     source, _ = open_embedded("t")
-    ends = source.end_positions()
+    ends = source.end_offsets()
     source.close()
-    assert source.end_positions() == ends == {Partition("t", 0): 1, Partition("t", 1): 1}
+    assert source.end_offsets() == ends == {Partition("t", 0): 1, Partition("t", 1): 1}
 
 
 def test_a_log_that_is_removed_while_it_is_read_is_reported(log, tmp_path, open_embedded):
@@ -587,4 +587,4 @@ def test_threads_can_share_a_writer(log):
         thread.start()
     for thread in threads:
         thread.join()
-    assert log.end_positions("t")[Partition("t", 0)] == 3 * 20 * 3
+    assert log.end_offsets("t")[Partition("t", 0)] == 3 * 20 * 3

@@ -92,12 +92,12 @@ def reference(content, start=0):
 def test_blank_lines_are_left_out_but_counted(open_file):
     source = open_file(b'{"a":1}\n\n  \t\r\n{"b":2}\n\n')
     assert numbered(source) == [(0, b'{"a":1}'), (3, b'{"b":2}')]
-    assert source.end_positions() == {Partition("events.jsonl", 0): 4}
+    assert source.end_offsets() == {Partition("events.jsonl", 0): 4}
 
 
 def test_a_last_line_without_a_newline_is_a_record(open_file):
     source = open_file(b"a\nb")
-    assert source.end_positions() == {Partition("events.jsonl", 0): 2}
+    assert source.end_offsets() == {Partition("events.jsonl", 0): 2}
     assert numbered(source) == [(0, b"a"), (1, b"b")]
 
 
@@ -105,7 +105,7 @@ def test_an_empty_file_ends_at_once(open_file):
     source = open_file(b"")
     assert source.poll(10, 0) == []
     assert source.at_end
-    assert source.end_positions() == {Partition("events.jsonl", 0): 0}
+    assert source.end_offsets() == {Partition("events.jsonl", 0): 0}
 
 
 def test_the_end_is_reached_only_after_the_last_record_was_returned(open_file):
@@ -132,7 +132,7 @@ def test_lines_and_end_equal_the_slow_obvious_way(tmp_path_factory, text, block,
         source.open(RecordingListener({Partition(path.name, 0): start}))
         everything = reference(text)
         end = everything[-1][0] + 1 if everything else 0
-        assert source.end_positions() == {Partition(path.name, 0): max(end, start)}
+        assert source.end_offsets() == {Partition(path.name, 0): max(end, start)}
         assert numbered(source, max_records) == reference(text, start)
         source.close()
 
@@ -188,11 +188,11 @@ def test_a_gzip_file_cannot_be_followed(open_file):
 def test_a_followed_file_holds_back_a_line_until_its_newline_came(open_file, tmp_path):
     source = open_file(b"a\n{half", follow=True)
     assert [value for _, _, value in read(source, 1)] == [b"a"]
-    assert source.end_positions() == {Partition("events.jsonl", 0): 1}
+    assert source.end_offsets() == {Partition("events.jsonl", 0): 1}
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b" whole}\nb")
     assert read(source, 1) == [(Partition("events.jsonl", 0), 1, b"{half whole}")]
-    assert source.end_positions() == {Partition("events.jsonl", 0): 2}
+    assert source.end_offsets() == {Partition("events.jsonl", 0): 2}
     assert not source.at_end
 
 
@@ -226,7 +226,7 @@ def test_a_pipe_without_data_does_not_hold_up_a_poll(pipe):
     assert (chunk.partition, chunk.offsets) == (Partition("stdin", 0), [0, 1])
     assert chunk.values == [b"half a line", b"next"]
     assert chunk.timestamps_ms == [1_700_000_000_500] * 2
-    assert source.end_positions() == {}, "there may be more"
+    assert source.end_offsets() == {}, "there may be more"
 
 
 def test_a_pipe_ends_when_its_writer_closes_it(pipe):
@@ -234,7 +234,7 @@ def test_a_pipe_ends_when_its_writer_closes_it(pipe):
     file.write(b"a\nb")
     file.close()
     assert numbered(source) == [(0, b"a"), (1, b"b")]
-    assert source.end_positions() == {Partition("stdin", 0): 2}
+    assert source.end_offsets() == {Partition("stdin", 0): 2}
 
 
 def test_standard_input_stays_open_when_the_source_is_closed():
@@ -257,6 +257,6 @@ def test_a_named_pipe_is_read_like_standard_input(tmp_path):
     source = FileSource(path)
     source.open(RecordingListener({}))
     assert numbered(source) == [(0, b"a"), (2, b"b")]
-    assert source.end_positions() == {Partition("events", 0): 3}
+    assert source.end_offsets() == {Partition("events", 0): 3}
     writer.join()
     source.close()

@@ -1,4 +1,4 @@
-"""The tables behind `commit` and `end_positions` of a Kafka source."""
+"""The tables behind `commit` and `end_offsets` of a Kafka source."""
 
 from __future__ import annotations
 

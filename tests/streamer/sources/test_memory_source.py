@@ -111,7 +111,7 @@ def test_a_revoked_partition_is_not_read_any_more_and_has_no_end(log):
     log.append("t", records([b"gone"]), partition=0)
     log.append("t", records([b"ours"]), partition=1)
     assert rows_of(source.poll(10, 0)) == [(Partition("t", 1), 0, b"ours")]
-    assert source.end_positions() == {Partition("t", 1): 1}
+    assert source.end_offsets() == {Partition("t", 1): 1}
 
 
 def test_an_assigned_partition_starts_at_the_listeners_position(log):
