@@ -99,6 +99,11 @@ class _QueuedChunk:
             self._letter_bytes = [totals[count] for count in self.letters]
         self._columns = (self.events, self.filtered, self._letter_bytes)
 
+    @property
+    def consumed(self) -> int:
+        """How many events the queued records hold, whatever becomes of them."""
+        return sum(column[self.end] - column[self.start] for column in (self.events, self.filtered, self.letters))
+
     def amount(self, start: int, stop: int) -> _Amount:
         """What the records `start` to `stop` amount to."""
         return _Amount(*(column[stop] - column[start] for column in self._columns))
@@ -175,16 +180,15 @@ class Batcher:
         return self._close() if self._queue else None
 
     def drop(self, partitions: Collection[Partition]) -> int:
-        """Drop all that is queued of these partitions, and return how many events that was.
+        """Drop all that is queued of these partitions, and return how many events that was, also those not to train.
 
         They are in no batch's accounting or positions; whoever gets the partitions next consumes them.
         """
-        before = self.queued_events
+        dropped = [chunk for chunk in self._queue if chunk.decoded.partition in partitions]
         self._queue = deque(chunk for chunk in self._queue if chunk.decoded.partition not in partitions)
-        self._queued = _Amount()
-        for chunk in self._queue:
-            self._queued = self._queued.plus(chunk.amount(chunk.start, chunk.end))
-        return before - self.queued_events
+        for chunk in dropped:
+            self._queued = self._queued.minus(chunk.amount(chunk.start, chunk.end))
+        return sum(chunk.consumed for chunk in dropped)
 
     def next_deadline(self) -> float | None:
         """Return when `take` has a batch at the latest, by the clock; None: not before more is added."""

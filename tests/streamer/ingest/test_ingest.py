@@ -319,6 +319,16 @@ class TestMaxEvents:
             line.run()
         assert line.trained == [(P1, k) for k in range(100)]
 
+    def test_nor_do_filtered_events_and_dead_letters_that_it_drops(self):
+        values = [encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "buy", "view", "view")] + [b"no event"] * 2
+        source = Watched(memory_log(values * 50, partitions=2), TOPIC)
+        line = Line(source, 10, EventSettings(event_types=("buy",)), max_events=90)
+        with started(line):
+            until(lambda: line.queued == 30)
+            line.lose(P0)
+            line.run()
+        assert (len(line.trained), line.accounted) == (30, 90)
+
     def test_filtered_events_and_dead_letters_count(self):
         values = [encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "view")] * 10 + [b"no event"] * 5
         line = Line(Watched(memory_log(values), TOPIC), 8, EventSettings(event_types=("buy",)), max_events=22)
