@@ -11,7 +11,7 @@ from streamer.ingest.batcher import MicroBatch
 
 @dataclass(slots=True)
 class Accounting:
-    """Totals over the life of a model, through all restarts."""
+    """How many events became what, over the life of a model and through all restarts."""
 
     trained: int = 0
     filtered: int = 0
@@ -19,22 +19,22 @@ class Accounting:
 
     @property
     def dead_lettered(self) -> int:
-        """Dead letters of all reasons."""
+        """How many events became dead letters, for whatever reason."""
         return sum(self.dead_letters.values())
 
     @property
     def consumed(self) -> int:
-        """Events that were taken in, whatever became of them."""
+        """How many events were read, whatever became of them."""
         return self.trained + self.filtered + self.dead_lettered
 
     def add(self, batch: MicroBatch) -> None:
-        """Count a batch that is done."""
+        """Count the events of a batch that is trained."""
         self.trained += len(batch)
         self.filtered += batch.filtered
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint or a summary."""
+        """Return the totals for a checkpoint or a summary."""
         return {
             "consumed": self.consumed,
             "trained": self.trained,
@@ -45,5 +45,5 @@ class Accounting:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Accounting:
-        """From a checkpoint."""
+        """Return what `to_json` has put into a checkpoint."""
         return cls(value["trained"], value["filtered"], Counter(value["dead_letters"]))

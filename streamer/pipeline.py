@@ -23,7 +23,7 @@ from typing import Any
 from streamer.accounting import Accounting
 from streamer.cache_store.base import CacheStore, StoreStatus
 from streamer.checkpoint import CheckpointStore
-from streamer.checkpoint.checkpointer import Checkpointer, Saves
+from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
 from streamer.dead_letters.base import DeadLetter, DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 0.5
 COMPOSITION_PAUSE = 50
-"""Between two looks at the cache's composition pass so many times what a look takes."""
+"""The pause after a look at the cache's composition, in multiples of the time that the look took."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Status:
     most_popular_hit_rate: float | None = None
     cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
     partitions: dict[Partition, int | None] = field(default_factory=dict)
-    """Those that are ours, and the next offset to train of each."""
+    """Those that are assigned to us, and the next offset to train of each."""
     lag: dict[Partition, int] = field(default_factory=dict)
     rebalances: int = 0
     queued_events: int = 0
@@ -65,7 +65,7 @@ class Status:
     users: int = 0
     items: int = 0
     checkpoint_age_s: float | None = None
-    saves: Saves = field(default_factory=Saves)
+    saves: SaveStats = field(default_factory=SaveStats)
     store: StoreStatus = field(default_factory=StoreStatus)
     accounting: dict[str, Any] = field(default_factory=dict)
     at_s: float = 0.0
@@ -155,7 +155,7 @@ class Pipeline:
         self._sharing.start()
         self._started = time.monotonic()
         if self.last_checkpoint is not None:
-            logger.info("going on from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
+            logger.info("resuming from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
         self._reader.start()
 
     def step(self, timeout_s: float = 0.2) -> None:
@@ -176,7 +176,7 @@ class Pipeline:
                 self._watch.trained(batch)
         # 6. what a person wants to see
         self._refresh_status()
-        # 7. everything with its positions, now and then; committed when it is safe
+        # 7. everything is saved with its positions, now and then; they are committed when it is safe
         if self._checkpoint_is_due():
             with self._watch.phase("checkpoint"):
                 self.checkpoint()
@@ -218,11 +218,11 @@ class Pipeline:
         return self._checkpoints is not None and self._checkpoints.is_due(self.accounting.consumed)
 
     def checkpoint(self) -> None:
-        """Save everything, commit its positions when it is safe, and let partitions go that wait for that.
+        """Save everything, commit its positions when it is safe, and release partitions that wait for that.
 
-        1. the dead letters before our positions must be safe first; if they cannot be, this is tried again later;
-        2. what is trained belongs to these positions;
-        3. a copy of it is written while training goes on.
+        1. flush the dead letters before our positions; if they cannot be made safe, try again later;
+        2. take the offsets, which belong to what is trained;
+        3. write a copy of both while training goes on.
         """
         # 1.
         flushed = self._flush_dead_letters()
@@ -256,7 +256,7 @@ class Pipeline:
     # the end, and what is seen until then ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Tell others, save, commit, leave the group. In this order: a position is committed when its state is safe.
+        """Flush to other trainers, save, commit, leave the group: a position is committed when its state is safe.
 
         Raises:
             StreamerError: the last checkpoint or the last dead letters could not be written.
@@ -297,7 +297,7 @@ class Pipeline:
         status.lag, status.queued_events = self._ingest.lag(), self._ingest.queued_events
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
-        status.saves = self._checkpoints.saves(done) if self._checkpoints is not None else Saves()
+        status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()
         status.store = self._sharing.status()
         status.accounting, status.at_s = self.accounting.to_json(), now
         self._watch.refreshed(status)

@@ -1,4 +1,4 @@
-"""The recovery unit of a line: when it is saved, what is in it, and how a run goes on from it."""
+"""The recovery unit of a run: when it is saved, what is in it, and how a run resumes from it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
-    """What a checkpoint says besides what was learned."""
+    """What a checkpoint holds besides what was learned."""
 
     accounting: Accounting
     offsets: OffsetLedger
 
 
 @dataclass(frozen=True, slots=True)
-class Saves:
+class SaveStats:
     """What became of the checkpoints of this process.
 
     Args:
-        saved: how many are safe.
+        saved: how many are safe on disk.
         failed: how many could not be written.
         unsaved_events: events that no safe checkpoint holds.
-        seconds: from the copy of the state until the latest one was safe; None before the first.
-        size_bytes: of the latest one.
+        seconds: how long the latest one took, from the copy of the state until it was safe; None before the first.
+        size_bytes: the size of the latest one.
     """
 
     saved: int = 0
@@ -50,10 +50,10 @@ class Saves:
 
 
 class Checkpointer:
-    """Saves learner, accounting and positions together, behind the trainer's back.
+    """Saves learner, accounting and offsets as one checkpoint, while training goes on.
 
     Args:
-        store: where; closed together with this.
+        store: where checkpoints are kept; closed together with this.
         every_s: seconds between checkpoints; None for none by time.
         every_events: events between checkpoints; None for none by count.
         clock: monotonic seconds.
@@ -71,12 +71,12 @@ class Checkpointer:
         self._last: Future[Path] | None = None
         self._tried_at, self._tried_events = clock(), 0
         self._safe_at, self._safe_events = clock(), 0
-        self._saves = Saves()
+        self._stats = SaveStats()
         self.path: Path | None = None
-        """The newest checkpoint that is safe."""
+        """The newest checkpoint that is safe on disk."""
 
     def restore(self, learner: Learner, sharing: Sharing) -> Restored:
-        """Go on from the newest checkpoint that is sound, if there is one.
+        """Put learner and sharing in the state of the newest sound checkpoint, and return the rest of it.
 
         Raises:
             CheckpointError: there are some, but none can be used.
@@ -91,18 +91,18 @@ class Checkpointer:
         return restored
 
     def is_due(self, events: int) -> bool:
-        """Whether to save now, with so many events consumed."""
+        """Return whether to save now, when `events` are consumed."""
         if self.is_safe(events) or self._saver.busy:
             return False
         by_time = self._every_s is not None and self._clock() - self._tried_at >= self._every_s
         return by_time or (self._every_events is not None and events - self._tried_events >= self._every_events)
 
     def is_safe(self, events: int) -> bool:
-        """Whether a checkpoint holds all of so many events."""
+        """Return whether the newest safe checkpoint holds all of the `events` that are consumed."""
         return events == self._safe_events
 
     def postpone(self, events: int) -> None:
-        """It was due, but cannot be saved now: try again when it is due again."""
+        """Wait until a checkpoint is due again, because the one that was due cannot be saved."""
         self._tried_at, self._tried_events = self._clock(), events
 
     def save(
@@ -117,18 +117,18 @@ class Checkpointer:
 
         Args:
             learner: what was learned.
-            sharing: what others must know of it, and what it knows of others.
-            accounting: of the same events.
-            offsets: of the same events.
-            done: called on another thread, when it is safe (True) or has failed.
+            sharing: what is not acknowledged by the other trainers yet, and what came from them.
+            accounting: what became of the events that were learned.
+            offsets: where those events end.
+            done: called on another thread, with True when the checkpoint is safe, with False when it failed.
         """
         shared, shared_values = sharing.state()
         tensors, values = learner.snapshot()
         tensors |= {f"sharing.{name}": array for name, array in shared.items()}
         meta = checkpoint_meta(learner, values) | {
             "sharing": shared_values,
-            "positions": _listed(offsets.positions),
-            "released": _listed(offsets.released),
+            "positions": _to_json(offsets.positions),
+            "released": _to_json(offsets.released),
             "accounting": accounting.to_json(),
         }
         events, taken_at = accounting.consumed, self._clock()
@@ -140,28 +140,23 @@ class Checkpointer:
         safe = not future.cancelled() and future.exception() is None
         if safe:
             self.path, self._safe_events, self._safe_at = future.result(), events, taken_at
-        if not future.cancelled():
-            self._note(safe, taken_at)
+            seconds, size_bytes = self._clock() - taken_at, _size_bytes(self.path)
+            self._stats = SaveStats(self._stats.saved + 1, self._stats.failed, 0, seconds, size_bytes)
+        elif not future.cancelled():
+            self._stats = replace(self._stats, failed=self._stats.failed + 1)
         done(safe)
 
-    def _note(self, safe: bool, taken_at: float) -> None:
-        seconds, size_bytes = self._saves.seconds, self._saves.size_bytes
-        if safe and self.path is not None:
-            seconds, size_bytes = self._clock() - taken_at, _size_bytes(self.path)
-        saved, failed = self._saves.saved + safe, self._saves.failed + (not safe)
-        self._saves = Saves(saved, failed, 0, seconds, size_bytes)
-
-    def saves(self, events: int) -> Saves:
-        """What became of the checkpoints so far, with so many events consumed."""
-        return replace(self._saves, unsaved_events=events - self._safe_events)
+    def stats(self, events: int) -> SaveStats:
+        """Return what became of the checkpoints so far, when `events` are consumed."""
+        return replace(self._stats, unsaved_events=events - self._safe_events)
 
     @property
     def age_s(self) -> float | None:
-        """How old the state in the newest safe checkpoint is; None if there is none."""
+        """The age of the state in the newest safe checkpoint; None if there is none."""
         return self._clock() - self._safe_at if self.path is not None else None
 
     def close(self) -> None:
-        """Wait until everything is saved or has failed, and let go of the store.
+        """Wait until everything is saved or has failed, and close the store.
 
         Raises:
             CheckpointError: the last one could not be saved.
@@ -176,28 +171,29 @@ def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored
     meta = found.meta
     if meta.get("format") != FORMAT:
         raise IncompatibleCheckpoint(
-            f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}"
+            f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}: "
+            "use the version that wrote it, or another checkpoint directory"
         )
     learner.restore(found.tensors, meta["learner"])
     if "sharing" in meta:
         prefix = "sharing."
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
         sharing.load_state(arrays, meta["sharing"])
-    offsets = OffsetLedger(_positions(meta["positions"]), _positions(meta["released"]))
+    offsets = OffsetLedger(_from_json(meta["positions"]), _from_json(meta["released"]))
     return Restored(Accounting.from_json(meta["accounting"]), offsets)
 
 
 def _size_bytes(directory: Path) -> int | None:
-    """Of all its files; None if it is gone: a newer one took its place."""
+    """The size of a checkpoint's files; None if it is gone, because newer ones took its place."""
     try:
         return sum(file.stat().st_size for file in directory.iterdir())
     except OSError:
         return None
 
 
-def _listed(positions: Positions) -> list[list[Any]]:
+def _to_json(positions: Positions) -> list[list[Any]]:
     return [[p.topic, p.number, offset] for p, offset in sorted(positions.items())]
 
 
-def _positions(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, int]:
+def _from_json(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, int]:
     return {Partition(topic, number): offset for topic, number, offset in listed}

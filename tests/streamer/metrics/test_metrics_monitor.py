@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from watched_line import WatchedLine
 
 from streamer.cache_store.base import StoreStatus
-from streamer.checkpoint.checkpointer import Saves
+from streamer.checkpoint.checkpointer import SaveStats
 from streamer.event import encode
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE
@@ -250,7 +250,7 @@ class TestStates:
         assert monitor.instruments.value("streamer_store_errors_total", reason="other") == 13
 
     def test_failed_checkpoints_are_counted_and_unsaved_events_shown(self, monitor):
-        monitor.refreshed(Status(saves=Saves(saved=1, failed=2, unsaved_events=30, seconds=0.5, size_bytes=40)))
+        monitor.refreshed(Status(saves=SaveStats(saved=1, failed=2, unsaved_events=30, seconds=0.5, size_bytes=40)))
         value = monitor.instruments.value
         assert value("streamer_checkpoints_total", result="failed") == 2
         assert value("streamer_checkpoint_unsaved_events") == 30
