@@ -40,9 +40,9 @@ class SingleTrainer(Owner):
 class Ingest:
     """What a `Reader` fills and the trainer takes. The methods are for the trainer.
 
-    One lock, `changed`, for everything here, the batcher and the ledger: it is held while a field is used (a look at a
-    flag may do without), and notified of changes that the other thread may wait for. Nobody holds it while waiting for
-    somebody else: in the source's `open` and `poll`, in the owner's `claim` and `flush`, or while decoding.
+    One lock, `changed`, guards everything here, the batcher and the ledger included: a thread holds it while it uses a
+    field (a look at a flag may do without), and notifies it of what the other thread may wait for. Nobody waits for
+    others while holding it: neither in the source's `open` and `poll`, nor in the owner's `claim` and `flush`.
 
     Args:
         batcher: from events to micro-batches.
@@ -56,8 +56,8 @@ class Ingest:
         self.source: Source | None = None  # once it is open
         self.in_training: frozenset[Partition] = frozenset()  # of the batch that the trainer has
         self.handover_wanted = False  # the trainer should take a snapshot, save and commit it, and call `handed_over`
-        self.at_end = False  # everything that is to be read is queued
-        self.finished = False  # and taken
+        self.at_end = False  # everything that is to be read is read
+        self.finished = False  # and everything that was read is taken
         self.stopping = False
         self.error: BaseException | None = None  # with which reading ended
         self.rebalances = 0

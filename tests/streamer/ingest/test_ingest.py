@@ -16,6 +16,7 @@ from line_harness import TOPIC, append, events, memory_log, until, values_of
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder, EventSettings, encode
+from streamer.ingest import handover
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest, Owner, SingleTrainer
 from streamer.ingest.offsets import OffsetLedger
@@ -451,6 +452,21 @@ class TestRevocation:
             assert source.polls.total() == polls
             line.ingest.handed_over(offsets.releasing)
             until(lambda: source.polls.total() > polls)
+
+    def test_it_does_not_wait_for_ever(self, monkeypatch, caplog):
+        monkeypatch.setattr(handover, "HANDOVER_S", 0.05)
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10)
+        with started(line):
+            until(lambda: line.step() is not None)
+            source.revoke([P0])
+            until(lambda: "released interactions[0] at offset 10, not saved in" in caplog.text)
+            polls = source.polls.total()
+            until(lambda: source.polls.total() > polls)
+            assert line.ingest.take_snapshot() == ({}, {P0: 10}, {})
+            line.ingest.commit({P0: 10})
+        assert log.committed == {}, "what is saved too late is not ours to commit"
 
     def test_a_stop_does_not_wait_for_it(self):
         source = Watched(memory_log(values_of(events(100))), TOPIC)
