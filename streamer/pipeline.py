@@ -123,6 +123,7 @@ class Pipeline:
         self._started = self._status_at = self._composed_at = time.monotonic()
         self._first_events = self._status_events = self.accounting.consumed
         self._learned: Learned | None = None
+        self._on_batch: Callable[[MicroBatch], None] | None = None
 
     def watch(self, observer: Observer) -> None:
         """Report everything that happens to an observer; call it before `run`."""
@@ -133,12 +134,16 @@ class Pipeline:
         """Ask the line to end after the step that runs; may be called from a signal handler."""
         self._stop.set()
 
-    def run(self) -> None:
+    def run(self, on_batch: Callable[[MicroBatch], None] | None = None) -> None:
         """Train until the end, or until `stop`; then save, commit and leave.
+
+        Args:
+            on_batch: called after each batch with events, when it is trained and accounted for.
 
         Raises:
             StreamerError: the source or the store cannot be used, or the last checkpoint could not be written.
         """
+        self._on_batch = on_batch
         self.start()
         try:
             while not self._stop.is_set() and not self._ingest.finished:
@@ -174,6 +179,8 @@ class Pipeline:
                 # 5. every event is accounted for
                 self.accounting.add(batch)
                 self._watch.trained(batch)
+        if self._on_batch is not None and batch is not None and len(batch):
+            self._on_batch(batch)
         # 6. what a person wants to see
         self._refresh_status()
         # 7. everything is saved with its positions, now and then; they are committed when it is safe
