@@ -1,19 +1,21 @@
-"""Events on their way to a topic: columns, as readers make them, and records, as topics hold them."""
+"""Events on their way to a topic: columns, as readers make them, records, as topics hold them, and what is neither."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from streamer.event import Features, encode_all
 from streamer.sources.positions import Record
 
-__all__ = ["Events", "Record"]
+__all__ = ["MOST_EXAMPLES", "Events", "Malformed", "Record"]
 
-Column = Sequence[Features | None]
+MOST_EXAMPLES = 20
+"""Malformed lines that are kept, and shown."""
 
 
 @dataclass(slots=True)
@@ -23,16 +25,16 @@ class Events:
     Args:
         users: id of each event's user.
         items: id of each event's item.
-        timestamps_s: seconds since the epoch; None if the log has no time, events then take that of writing.
-        user_features: what is known of each user; None if nothing is known of any.
-        item_features: the same of each item.
+        timestamps_s: seconds since the epoch; None if the log has no times: records then get the time of writing.
+        user_features: features of each event's user; None if no event has any.
+        item_features: features of each event's item; None if no event has any.
     """
 
     users: list[str]
     items: list[str]
     timestamps_s: list[float] | None = None
-    user_features: Column | None = None
-    item_features: Column | None = None
+    user_features: Sequence[Features | None] | None = None
+    item_features: Sequence[Features | None] | None = None
 
     def __len__(self) -> int:
         return len(self.users)
@@ -43,14 +45,37 @@ class Events:
         return Events(self.users[part], self.items[part], *(None if c is None else c[part] for c in columns))  # type: ignore[arg-type]
 
     def records(self, clock: Callable[[], float] = time.time) -> list[Record]:
-        """Each event in the wire format, keyed by its user, at its time."""
+        """Each event as a record: keyed by its user, at its time."""
         times_s = self.timestamps_s or None
         values = encode_all(self.users, self.items, times_s, self.user_features, self.item_features)
         return list(zip([user.encode() for user in self.users], values, self.times_ms(clock), strict=True))
 
     def times_ms(self, clock: Callable[[], float] = time.time) -> list[int]:
-        """The time of each event in milliseconds; that of the clock where the log has none."""
+        """The time of each event in milliseconds; that of the clock if the log has no times."""
         if not self.timestamps_s:
             return [round(clock() * 1000)] * len(self)
         found: list[int] = np.rint(np.multiply(self.timestamps_s, 1000)).astype(np.int64).tolist()
         return found
+
+
+@dataclass(slots=True)
+class Malformed:
+    """What a reader found that is not an event: the number for each reason, and the first ones as examples."""
+
+    by_reason: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    """`line 7: not_json: JSON is malformed`."""
+
+    @property
+    def total(self) -> int:
+        """The number of events, or of whole lines, that were left out."""
+        return self.by_reason.total()
+
+    def add(self, reason: str, count: int = 1) -> None:
+        """Count what was left out for a reason."""
+        self.by_reason[reason] += count
+
+    def add_example(self, text: str) -> None:
+        """Keep an example, if there is room."""
+        if len(self.examples) < MOST_EXAMPLES:
+            self.examples.append(text)

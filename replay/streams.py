@@ -12,7 +12,8 @@ from streamer.replay.resume import replay_name
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import Log, LogOptions
-    from streamer.replay.lines import JsonLines, Malformed
+    from streamer.replay.events import Malformed
+    from streamer.replay.json_lines import JsonLines
 
 PASS_GAP_S = 1.0
 """Between the last event of a pass and the first one of the next."""

@@ -227,7 +227,7 @@ def _paths(options: Options) -> dict[str, str]:
         SourceError: one is not there.
     """
     from streamer.errors import SettingsError
-    from streamer.replay.datasets.files import Origin
+    from streamer.replay.datasets.files import Location
 
     paths, names = options["data"], options["names"] or [_name(path) for path in options["data"]]
     if len(names) != len(paths):
@@ -236,7 +236,7 @@ def _paths(options: Options) -> dict[str, str]:
     if alike:
         raise SettingsError([f"several --data are called {n!r}: give each its own by --name" for n in alike])
     for path in paths:
-        Origin(path, Path()).close()
+        Location(path, Path()).close()
     return dict(zip(names, paths, strict=True))
 
 

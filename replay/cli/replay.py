@@ -239,7 +239,7 @@ def jsonl(path: str, in_order: bool, **options: Any) -> None:
     _check_in_order()
     from streamer.event import EventSettings
     from streamer.replay.cli.writing import finish, report, write
-    from streamer.replay.lines import JsonLines, check_readable
+    from streamer.replay.json_lines import JsonLines, check_readable
     from streamer.replay.resume import replay_name
     from streamer.replay.streams import LinesStream
 

@@ -16,7 +16,7 @@ import click
 from streamer.replay.pacing import make_pace
 
 if TYPE_CHECKING:
-    from streamer.replay.lines import Malformed
+    from streamer.replay.events import Malformed
     from streamer.replay.producer import EventSink
     from streamer.replay.streams import Stream
 
@@ -121,10 +121,10 @@ def finish(result: Result, options: Options, malformed: Malformed | None = None)
 
 def report(malformed: Malformed, path: object) -> None:
     """Print what was no event, and where."""
-    for place in malformed.places:
-        click.echo(f"{path}, {place}", err=True)
+    for example in malformed.examples:
+        click.echo(f"{path}, {example}", err=True)
     if malformed.total:
-        listed = len(malformed.places)
+        listed = len(malformed.examples)
         more = f", the first {listed} are listed" if malformed.total > listed else ""
         click.echo(f"{malformed.total:,} malformed events were left out{more}", err=True)
 

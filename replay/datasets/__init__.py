@@ -1,14 +1,12 @@
-"""Logs of the past as streams: formats, filters, and an order that a seed determines.
+"""Offline logs as streams of events: a reader for each format, filters, and an order that a seed determines.
 
-with open_log("loc-gowalla_totalCheckins.txt.gz", "gowalla", LogOptions(min_user_events=10)) as log:
-    for events in log.batches():
-        ...
+Belongs here: whatever knows a file format, or turns files into `Events`; topics, paces and methods do not.
+May import: `streamer.event`, `streamer.errors`, `replay.events`, DuckDB; nothing else of `replay`, no torch.
 """
 
 from streamer.replay.datasets.base import DatasetFormat
-from streamer.replay.datasets.interactions import Interactions
-from streamer.replay.datasets.log import Log
-from streamer.replay.datasets.opening import DATASETS, open_log
+from streamer.replay.datasets.formats import DATASETS, open_log
+from streamer.replay.datasets.log import Interactions, Log
 from streamer.replay.datasets.options import LogOptions
 
 __all__ = ["DATASETS", "DatasetFormat", "Interactions", "Log", "LogOptions", "open_log"]

@@ -1,21 +1,24 @@
-"""Amazon's ratings: user, item, rating, time; without a header (2014), the item first (2018), with a header (2023).
+"""Amazon's ratings: user, item, rating, time.
 
-As in the paper, what a user rated above their own average counts as an interaction, unless a threshold is given.
+    A1N4O8VOJZTDVB,B004A9SDD8,4.0,1383350400
+
+The files of 2014 have the user first, those of 2018 the item first, both without a header; those of 2023 have a header
+and milliseconds. Reviews are also read as JSON lines. Only what a user rated above their own average becomes an event,
+as in the paper, unless a threshold is given.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from streamer.replay.datasets.base import DatasetFormat, Opened
-from streamer.replay.datasets.delimited import delimited, has_header, is_number, most_lines, names_parts, split
-from streamer.replay.datasets.files import Peek
-from streamer.replay.datasets.generic import JSONL, KNOWN, jsonl_layout
-from streamer.replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.base import COMMON_NAMES, ColumnNames, DatasetFormat, EventColumns, find_columns
+from streamer.replay.datasets.delimited import delimited_table
+from streamer.replay.datasets.files import LogFiles
+from streamer.replay.datasets.first_lines import FirstLines, is_number
+from streamer.replay.datasets.jsonl import jsonl_columns
 
-_KNOWN = Known(
+_NAMES = ColumnNames(
     ("user_id", "user", "reviewerID"),
     ("parent_asin", "asin", "item_id", "item"),
     ("timestamp", "unixReviewTime", "time"),
@@ -24,43 +27,37 @@ _KNOWN = Known(
 )
 _USER_FIRST = ("user_id", "item_id", "rating", "timestamp")
 _ITEM_FIRST = ("item_id", "user_id", "rating", "timestamp")
-_ASIN = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
+_PRODUCT = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
+"""The id of a product; that of a book is its ISBN."""
 
 
-def _amazon(log: Opened) -> Layout:
-    if JSONL.recognises(log.peek):
-        return replace(jsonl_layout(log, _KNOWN), above_average=True)
-    names = _ITEM_FIRST if _items(log.peek, 0) > _items(log.peek, 1) else _USER_FIRST
-    layout = layout_of(delimited(log, _KNOWN, ",", names), _KNOWN, log.options, log.where)
-    return replace(layout, above_average=True)
+class Amazon(DatasetFormat):
+    """Amazon ratings: ratings_Books.csv and the like; ratings above the user's average, unless there is a threshold."""
+
+    name = "amazon"
+    file_names = (("ratings_*.csv",),)
+
+    def columns(self, log: LogFiles) -> EventColumns:
+        if log.first_lines.is_json:
+            return replace(jsonl_columns(log, _NAMES), above_average=True)
+        order = _ITEM_FIRST if _products(log.first_lines, 0) > _products(log.first_lines, 1) else _USER_FIRST
+        table = delimited_table(log, _NAMES, ",", order)
+        return replace(find_columns(log, table, _NAMES), above_average=True)
+
+    def recognises(self, first_lines: FirstLines) -> bool:
+        is_header = COMMON_NAMES.are_header(first_lines.cells(first_lines.delimiter))
+        if is_header and not any(first_lines.name_columns(",", name, "rating") for name in ("asin", "parent_asin")):
+            return False
+        rows = first_lines.rows(",")
+        products = max(_products(first_lines, column) for column in (0, 1))
+        return all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
+
+    def may_have(self, first_lines: FirstLines) -> bool:
+        return first_lines.are_mostly(
+            ",", lambda cells: len(cells) == 4 and is_number(cells[2], 5) and is_number(cells[3])
+        )
 
 
-def _items(peek: Peek, column: int) -> int:
-    """How many of the first lines have the id of a product in a column: ten characters, B... or a book's number."""
-    return sum(len(cells) > column and _ASIN.fullmatch(cells[column]) is not None for cells in _rows(peek))
-
-
-def _rows(peek: Peek) -> list[Sequence[str]]:
-    return [split(line, ",") for line in peek.lines if line.strip()]
-
-
-def _is_amazon(peek: Peek) -> bool:
-    if names_parts(peek, KNOWN) and not any(has_header(peek, ",", name, "rating") for name in ("asin", "parent_asin")):
-        return False
-    rows = _rows(peek)
-    products = max(_items(peek, 0), _items(peek, 1))
-    return bool(rows) and all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
-
-
-def _may_be_amazon(peek: Peek) -> bool:
-    return most_lines(peek, ",", lambda cells: len(cells) == 4 and is_number(cells[2], 5) and is_number(cells[3]))
-
-
-AMAZON = DatasetFormat(
-    "amazon",
-    "Amazon ratings: ratings_Books.csv and the like; ratings above the user's average, unless there is a threshold.",
-    _amazon,
-    (("ratings_*.csv",),),
-    _is_amazon,
-    _may_be_amazon,
-)
+def _products(first_lines: FirstLines, column: int) -> int:
+    """The number of lines with the id of a product in a column."""
+    return sum(len(row) > column and bool(_PRODUCT.fullmatch(row[column])) for row in first_lines.rows(","))

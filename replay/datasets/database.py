@@ -1,63 +1,87 @@
-"""The database that reads, filters and sorts: DuckDB, within a limit of memory, the rest in temporary files."""
+"""DuckDB, which reads, filters and sorts a log within a memory limit; what does not fit goes to temporary files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import duckdb
+from numpy.typing import NDArray
 
 from streamer.errors import SettingsError, SourceError
 from streamer.replay.datasets.options import LogOptions
+from streamer.replay.datasets.temporary import LockedDirectory
 
-Connection = duckdb.DuckDBPyConnection
 
+class Database:
+    """An empty database in memory, with a directory for temporary files; `close` removes both.
 
-def connect(options: LogOptions, scratch: Path) -> Connection:
-    """An empty database, that keeps what memory cannot hold in a directory.
+    Args:
+        options: its memory limit, threads, and where temporary files go.
 
     Raises:
-        SettingsError: the limit of memory is none.
+        SettingsError: one of these options cannot be used.
     """
-    config = {"temp_directory": str(scratch / "spilled"), "autoinstall_known_extensions": "false"}
-    if options.threads is not None:
-        config["threads"] = str(options.threads)
-    connection = duckdb.connect(":memory:", config=config)  # type: ignore[arg-type]
-    try:
-        connection.execute(f"SET memory_limit = {quoted(options.memory_limit)}")
-    except duckdb.Error:
-        connection.close()
-        raise SettingsError([f"memory_limit is {options.memory_limit!r}: write it as 500MB or 4GB"]) from None
-    connection.execute("SET TimeZone = 'UTC'")
-    return connection
+
+    def __init__(self, options: LogOptions) -> None:
+        try:
+            self._temporary = LockedDirectory(options.temp_dir)
+        except OSError as error:
+            problem = f"temp_dir {options.temp_dir} cannot be used: {error}; name a directory that exists"
+            raise SettingsError([problem]) from error
+        self.directory = self._temporary.path
+        config = {"temp_directory": str(self.directory / "spilled"), "autoinstall_known_extensions": "false"}
+        if options.threads is not None:
+            config["threads"] = str(options.threads)
+        self._connection = duckdb.connect(":memory:", config=config)  # type: ignore[arg-type]
+        try:
+            self._connection.execute(f"SET memory_limit = {quoted(options.memory_limit)}")
+        except duckdb.Error:
+            self.close()
+            raise SettingsError([f"memory_limit is {options.memory_limit!r}: write it as 500MB or 4GB"]) from None
+        self._connection.execute("SET TimeZone = 'UTC'")
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run some SQL, and return all rows of its result."""
+        return self._connection.execute(sql).fetchall()
+
+    def value(self, sql: str) -> Any:
+        """Run some SQL, and return the single value of its result."""
+        return self.rows(sql)[0][0]
+
+    def arrays(self, sql: str) -> dict[str, NDArray[Any]]:
+        """Run some SQL, and return the columns of its result."""
+        return self._connection.execute(sql).fetchnumpy()
+
+    def drop_rejects(self, prefix: str = "reject") -> None:
+        """Drop the tables in which `read_csv` keeps the lines that it could not read."""
+        self._connection.execute(f"DROP TABLE IF EXISTS {prefix}_errors; DROP TABLE IF EXISTS {prefix}_scans")
+
+    def close(self) -> None:
+        """Close it and remove its temporary files. May be called twice."""
+        self._connection.close()
+        self._temporary.close()
 
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """What the database says of a file that it cannot read, in our words.
+    """Turns an error of the database into one that names the file and what to try.
 
     Raises:
-        SourceError: it cannot.
+        SourceError: the file cannot be read.
     """
     try:
         yield
-    except duckdb.OutOfMemoryException as error:
-        raise SourceError(f"{path}: memory_limit is too small to read it: {first_line(error)}") from error
     except duckdb.Error as error:
-        raise SourceError(f"{path}: {_said_of(error)}") from error
-
-
-def _said_of(error: duckdb.Error) -> str:
-    text = first_line(error)
-    if "end of GZIP stream" in text or "zstd" in text.lower():
-        return f"the compressed file is cut off or damaged ({text}): get it once more, or unpack what is there"
-    return f"it cannot be read: {text}"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of a message, without the kind of error."""
-    return str(error).strip().split("\n")[0].split("Error: ", 1)[-1]
+        text = str(error).strip().split("\n")[0].split("Error: ", 1)[-1]
+        if isinstance(error, duckdb.OutOfMemoryException):
+            problem = f"memory_limit is too small to read it: {text}"
+        elif "end of GZIP stream" in text or "zstd" in text.lower():
+            problem = f"the compressed file is cut off or damaged ({text}): get it once more, or unpack what is there"
+        else:
+            problem = f"it cannot be read: {text}"
+        raise SourceError(f"{path}: {problem}") from error
 
 
 def quoted(text: object) -> str:

@@ -1,124 +1,187 @@
-"""Features of events: columns of the log, and what other files say of users and items.
+"""Features of events: from columns of the log, and from files about its users or items.
 
-The database sees the features of an event as one text, all values with a separator between. There are few different
-ones beside the events, so they get codes as ids do, and are taken apart once.
+The database holds the features of an event as one text, all values with a separator between. Few of these texts are
+different, so they get codes as ids do, and each is taken apart once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.errors import SourceError
 from streamer.event import Features
 from streamer.event.fields import normal_features
-from streamer.replay.datasets.layout import LONGEST_FEATURE, FeatureColumn
+from streamer.replay.datasets.base import SEPARATOR, FeatureColumn, first_match, number_sql
+from streamer.replay.datasets.database import Database, reading
+from streamer.replay.datasets.delimited import DelimitedTable, LineByLineTable
+from streamer.replay.datasets.files import LogFile
 
 MOST_SHARED = 1_000_000
-"""Up to so many different ones are kept taken apart, and shared by the events."""
-SEPARATOR = "\x1f"
+"""Up to this number of different features are kept taken apart, and shared by the events."""
+MOST_IN_SMALL_FILE = 10
+"""A column with no more different values than this holds features, however few lines there are."""
+LONGEST_FEATURE = 256
+"""Characters; a longer value is cut."""
 
-Column = list[Features | None]
-Codes = NDArray[np.integer[Any]]
-Make = Callable[[str], Features | None]
-_decode = msgspec.json.Decoder().decode
+EventFeatures = list[Features | None]
+"""The features of each of some events."""
+_decode_json = msgspec.json.Decoder().decode
 
 
-def packed_sql(features: Sequence[FeatureColumn]) -> str:
-    """SQL of the features of an event as one text."""
-    between = f", '{SEPARATOR}', "
-    return f"concat({between.join(feature.sql for feature in features)})"  # null becomes an empty text
+# columns of the log ---------------------------------------------------------------------------------------------------
 
 
 class FeatureReader:
-    """Features of the items, or of the users. Treat what it answers as read-only: it is shared.
+    """Reads features of items, or of users. Events share the features that it returns: treat them as read-only.
 
     Args:
-        features: the columns.
-        texts: all different features in the log as texts, by their codes.
-        about: what other files say, by id.
+        columns: the columns of the log.
+        texts: all different features in the log, joined, by their codes.
+        by_id: features from other files.
     """
 
-    def __init__(self, features: Sequence[FeatureColumn], texts: NDArray[Any], about: Mapping[str, Features]) -> None:
-        self._make, self._texts, self._about = _maker(features), texts, about
+    def __init__(self, columns: Sequence[FeatureColumn], texts: NDArray[Any], by_id: Mapping[str, Features]) -> None:
+        self._columns, self._texts, self._by_id = columns, texts, by_id
         self._shared: NDArray[Any] | None = None
         if len(texts) <= MOST_SHARED:
             self._shared = np.empty(len(texts), object)
-            self._shared[:] = _all_plain(features, texts) or [self._make(text) for text in texts]
-        self.any = bool(features) or bool(about)
+            self._shared[:] = self._split_plain() or [self._split(text) for text in texts]
 
-    def read(self, ids: Sequence[str], codes: Codes | None) -> Column | None:
-        """The features of some events; None if none has any.
+    def read(self, ids: Sequence[str], codes: NDArray[np.integer[Any]] | None) -> EventFeatures | None:
+        """The features of some events; None if none of them has any.
 
         Args:
             ids: of their items or users.
-            codes: of their features in the log; None if that has none.
+            codes: of their features in the log; None if that has no features.
         """
-        if not self.any:
-            return None
-        column: Column = list(map(self._about.get, ids)) if self._about else [None] * len(ids)
+        found: EventFeatures = list(map(self._by_id.get, ids)) if self._by_id else []
         if codes is not None:
-            column = list(map(_joined, column, self._own(codes))) if self._about else self._own(codes)
-        return column if any(features is not None for features in column) else None
+            own: EventFeatures
+            own = [self._split(t) for t in self._texts[codes]] if self._shared is None else self._shared[codes].tolist()
+            found = [a | b if a and b else a or b for a, b in zip(found, own, strict=True)] if found else own
+        return found if any(features is not None for features in found) else None
 
-    def _own(self, codes: Codes) -> Column:
-        """Features from the log itself."""
-        if self._shared is None:
-            return [self._make(text) for text in self._texts[codes]]
-        own: Column = self._shared[codes].tolist()
-        return own
+    def _split_plain(self) -> EventFeatures | None:
+        """All texts taken apart at once, if they are plain: no value is empty, padded, quoted or too long."""
+        if any(column.kind != "category" for column in self._columns) or not len(self._texts):
+            return None
+        joined = SEPARATOR.join(self._texts)
+        values = joined.split(SEPARATOR)
+        names = [column.name for column in self._columns]
+        if len(values) != len(names) * len(self._texts) or values != joined.split() or '"' in joined:
+            return None
+        if max(map(len, values)) > LONGEST_FEATURE:
+            return None
+        rows = zip(*(values[k :: len(names)] for k in range(len(names))), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
-
-def _all_plain(features: Sequence[FeatureColumn], texts: NDArray[Any]) -> Column | None:
-    """Features of many texts at once, if they are plain: no value is empty, padded, quoted or too long."""
-    if any(feature.kind != "category" for feature in features) or not len(texts):
-        return None
-    together = SEPARATOR.join(texts)
-    values = together.split(SEPARATOR)
-    names = [feature.name for feature in features]
-    if len(values) != len(names) * len(texts) or values != together.split() or '"' in together:
-        return None
-    if max(map(len, values)) > LONGEST_FEATURE:
-        return None
-    rows = zip(*(values[k :: len(names)] for k in range(len(names))), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _maker(features: Sequence[FeatureColumn]) -> Make:
-    """What makes features of a text."""
-    if any(feature.kind == "object" for feature in features):
-        return _from_json
-    names = [feature.name for feature in features]
-    kinds: list[Callable[[str], str | float]] = [float if f.kind == "number" else unpadded for f in features]
-
-    def make(text: str) -> Features | None:
-        values = text.split(SEPARATOR, len(names) - 1)
-        return {name: kind(v) for name, kind, v in zip(names, kinds, values, strict=True) if v.strip('" ')} or None
-
-    return make
+    def _split(self, text: str) -> Features | None:
+        """One text taken apart."""
+        if any(column.kind == "object" for column in self._columns):
+            return _from_json(text)
+        values = zip(self._columns, text.split(SEPARATOR, len(self._columns) - 1), strict=True)
+        found = {c.name: float(v) if c.kind == "number" else _trimmed(v) for c, v in values if v.strip('" ')}
+        return found or None
 
 
 def _from_json(text: str) -> Features | None:
-    """Features of an object as on the wire; what is no feature is left out."""
-    value = _decode(text) if text else None
+    """The features in a JSON object, as in events; what is not a feature is left out."""
+    value = _decode_json(text) if text else None
     if type(value) is not dict:
         return None
     plain = {_cut(name): v for name, v in value.items() if name and type(v) not in (list, dict)}
-    return normal_features({n: _cut(v) if type(v) is str else v for n, v in plain.items()}, LONGEST_FEATURE)
+    return normal_features({name: _cut(v) for name, v in plain.items()}, LONGEST_FEATURE)
 
 
-def unpadded(text: str) -> str:
+def _trimmed(text: str) -> str:
     """A category without spaces around it, and without quotes if it begins with one; not too long."""
     text = text.strip()
-    return _cut(text.strip('" ') if text.startswith('"') else text)
+    return (text.strip('" ') if text.startswith('"') else text)[:LONGEST_FEATURE]
 
 
-def _cut(text: str) -> str:
-    return text[:LONGEST_FEATURE]
+def _cut(value: Any) -> Any:
+    return value[:LONGEST_FEATURE] if isinstance(value, str) else value
 
 
-def _joined(about: Features | None, own: Features | None) -> Features | None:
-    return about | own if about and own else about or own
+# files about users or items -------------------------------------------------------------------------------------------
+
+
+def read_feature_file(
+    database: Database,
+    file: LogFile,
+    table: DelimitedTable,
+    id_names: Sequence[str],
+    asked: tuple[str, ...] | None,
+    numbers: Sequence[str] = (),
+) -> dict[str, Features]:
+    """Features by id, from a file with a line for each user or item.
+
+    Args:
+        file: the file.
+        table: its columns.
+        id_names: what the column with the id may be called.
+        asked: the columns to take; None: all but those with a different value in more than half of the lines, which
+            are names or titles rather than features.
+        numbers: columns that hold numbers; so does `price:float` among those asked for.
+
+    Raises:
+        SourceError: it cannot be read, or a column is missing.
+    """
+
+    def column(candidates: Sequence[str]) -> str:
+        if found := first_match(candidates, table.names):
+            return found
+        raise SourceError(
+            f"{file.name}: there is no column {' or '.join(map(repr, candidates[:3]))}; "
+            f"the columns are {', '.join(table.names)}: name one of them"
+        )
+
+    # 1. which columns
+    key = column(id_names)
+    plain = [name.removesuffix(":float") for name in asked or ()]
+    names = [name for name in table.names if name != key] if asked is None else [column([name]) for name in plain]
+    floats = {*numbers, *(name.removesuffix(":float") for name in asked or () if name.endswith(":float"))}
+    # 2. their values
+    values = [number_sql(table.trimmed(name)) if name in floats else table.trimmed(name) for name in names]
+    with reading(file.name):
+        rows = _read_rows(database, file, table, [table.trimmed(key), *values])
+
+    # 3. those that are features
+    def is_feature(number: int, name: str) -> bool:
+        different = len({row[number] for row in rows})
+        return asked is not None or name in floats or different <= max(MOST_IN_SMALL_FILE, len(rows) // 2)
+
+    used = [(number, name) for number, name in enumerate(names, 1) if is_feature(number, name)]
+    found = {row[0]: {name: _cut(row[number]) for number, name in used if row[number] is not None} for row in rows}
+    return {id_: features for id_, features in found.items() if id_ and features}
+
+
+def missing_feature(where: str, name: str, files: str) -> SourceError:
+    """The log has no column for a feature that is asked for, and the file that may have it is not there."""
+    return SourceError(
+        f"{where}: there is no column {name!r}, and no {files} beside it that might have it; "
+        "put that file beside the log, or leave the feature out"
+    )
+
+
+def _read_rows(
+    database: Database, file: LogFile, table: DelimitedTable, columns: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Some columns of a file; damaged lines are left out."""
+    rows: list[tuple[Any, ...]] = []
+
+    def read(file: LogFile, table: DelimitedTable) -> None:
+        database.drop_rejects()
+        where = f"WHERE {table.problem} IS NULL" if isinstance(table, LineByLineTable) else ""
+        rows[:] = database.rows(f"SELECT {', '.join(columns)} FROM {table.scan(file)} {where}")
+
+    if table.damage(database, partial(read, file, table)) is not None:
+        read(file.with_mixed_line_ends(database, table.encoding), table.line_by_line())
+    database.drop_rejects()
+    return rows

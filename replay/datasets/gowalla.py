@@ -1,42 +1,38 @@
-"""Gowalla's check-ins as SNAP has them: user, time, latitude, longitude, location; tabs between, no header."""
+"""Gowalla's check-ins as SNAP publishes them: user, time, latitude, longitude, location; tab-separated, no header.
+
+    0   2010-10-19T23:55:27Z    30.2359091167   -97.7951395833  22847
+
+The newest check-ins of a user stand first. Coordinates become features only if asked for.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from streamer.replay.datasets import times
-from streamer.replay.datasets.base import DatasetFormat, Opened
-from streamer.replay.datasets.delimited import delimited, has_header, most_lines, split
-from streamer.replay.datasets.files import Peek
-from streamer.replay.datasets.layout import Known, Layout, layout_of
+from streamer.replay.datasets.base import ISO_TIME, ColumnNames
+from streamer.replay.datasets.delimited import DelimitedFormat
+from streamer.replay.datasets.first_lines import FirstLines
 
-_LAYOUT = ("user_id", "timestamp", "latitude", "longitude", "location_id")
-_KNOWN = Known(("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time"))
-_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-def _gowalla(log: Opened) -> Layout:
-    return layout_of(delimited(log, _KNOWN, "\t", _LAYOUT), _KNOWN, log.options, log.where, times.iso)
+class Gowalla(DelimitedFormat):
+    """Gowalla check-ins (SNAP): loc-gowalla_totalCheckins.txt."""
 
+    name = "gowalla"
+    file_names = (("loc-gowalla_totalcheckins*.txt",),)
+    delimiter = "\t"
+    order = ("user_id", "timestamp", "latitude", "longitude", "location_id")
+    names = ColumnNames(("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time"))
+    time_format = ISO_TIME
 
-def _is_gowalla(peek: Peek) -> bool:
-    return _is_check_in(split(peek.first, "\t"))
+    def recognises(self, first_lines: FirstLines) -> bool:
+        return _is_check_in(first_lines.cells("\t"))
 
-
-def _may_be_gowalla(peek: Peek) -> bool:
-    return has_header(peek, "\t", "location_id") or most_lines(peek, "\t", _is_check_in)
+    def may_have(self, first_lines: FirstLines) -> bool:
+        return first_lines.name_columns("\t", "location_id") or first_lines.are_mostly("\t", _is_check_in)
 
 
 def _is_check_in(cells: Sequence[str]) -> bool:
-    return len(cells) == 5 and _ISO.fullmatch(cells[1]) is not None
-
-
-GOWALLA = DatasetFormat(
-    "gowalla",
-    "Gowalla check-ins (SNAP): loc-gowalla_totalCheckins.txt.",
-    _gowalla,
-    (("loc-gowalla_totalcheckins*.txt",),),
-    _is_gowalla,
-    _may_be_gowalla,
-)
+    return len(cells) == 5 and _TIME.fullmatch(cells[1]) is not None

@@ -1,32 +1,49 @@
-"""Adjacency lists as LightGCN has them: a user and its items a line, spaces between; no time."""
+"""Adjacency lists as LightGCN publishes them: a user and its items a line, separated by spaces; no header, no time.
+
+    0 1 2 3
+    1 7
+
+A line with a user alone has no events.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from streamer.errors import SourceError
-from streamer.replay.datasets.base import DatasetFormat, Opened
-from streamer.replay.datasets.delimited import DELIMITERS
-from streamer.replay.datasets.files import Peek
-from streamer.replay.datasets.generic import KNOWN
-from streamer.replay.datasets.layout import Layout
-from streamer.replay.datasets.tables import AdjacencyTable
+from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat, EventColumns, Table
+from streamer.replay.datasets.files import LogFile, LogFiles
+from streamer.replay.datasets.first_lines import DELIMITERS, FirstLines
 
 
-def _lightgcn(log: Opened) -> Layout:
-    if not any(len(line.split()) > 1 for line in log.peek.lines):
-        raise SourceError(f"{log.where}: none of its first lines is a user and items: {log.peek.first[:60]!r}")
-    return Layout(AdjacencyTable(), "user_id", "item_id")
+class LightGcn(DatasetFormat):
+    """Adjacency lists: a user and its items a line (train.txt, test.txt)."""
+
+    name = "lightgcn"
+    file_names = (("train.txt", "test.txt"),)
+
+    def columns(self, log: LogFiles) -> EventColumns:
+        if not any(len(line.split()) > 1 for line in log.first_lines.lines):
+            raise SourceError(
+                f"{log.where}: none of its first lines is a user and its items: {log.first_lines.quoted_first}; "
+                "choose another format"
+            )
+        return EventColumns(AdjacencyTable(names=("user_id", "item_id")), "user_id", "item_id")
+
+    def may_have(self, first_lines: FirstLines) -> bool:
+        words = first_lines.first.lower().split()
+        delimited = any(mark in first_lines.first for mark in DELIMITERS)
+        return not delimited and not any(word in COMMON_NAMES.user_id for word in words)
 
 
-def _may_be_lightgcn(peek: Peek) -> bool:
-    """Whether the first line has spaces between and is no header."""
-    words = peek.first.lower().split()
-    return not any(mark in peek.first for mark in DELIMITERS) and not any(word in KNOWN.user_id for word in words)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdjacencyTable(Table):
+    """A row for each item of each line."""
 
+    def scan(self, file: LogFile) -> str:
+        words = r"string_split_regex(trim(line, chr(9) || ' '), '[ \t]+')"
+        lines = f"SELECT {words} AS words FROM {file.lines_sql('utf-8')} WHERE line IS NOT NULL"
+        return f"(SELECT words[1] AS user_id, unnest(words[2:]) AS item_id FROM ({lines}))"
 
-LIGHTGCN = DatasetFormat(
-    "lightgcn",
-    "Adjacency lists: a user and its items a line (train.txt, test.txt).",
-    _lightgcn,
-    (("train.txt", "test.txt"),),
-    fits=_may_be_lightgcn,
-)
+    def untrimmed(self, name: str) -> str:
+        return name

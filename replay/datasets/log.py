@@ -1,8 +1,9 @@
-"""A log that was read, filtered and sorted: a stream that can be run through again and again."""
+"""A log that was read, filtered and put in order: a stream that can be read again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,45 +11,61 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.replay.datasets.base import Opened
-from streamer.replay.datasets.database import Connection, reading
+from streamer.replay.datasets.base import EventColumns
+from streamer.replay.datasets.database import reading
 from streamer.replay.datasets.features import FeatureReader
-from streamer.replay.datasets.interactions import Interactions, by_first_appearance
-from streamer.replay.datasets.layout import Layout
-from streamer.replay.datasets.loading import coded, load, sort
-from streamer.replay.datasets.scratch import Scratch
-from streamer.replay.events import Events
-from streamer.replay.lines import Malformed
+from streamer.replay.datasets.files import LogFiles
+from streamer.replay.datasets.rows import read_rows
+from streamer.replay.datasets.stream import make_stream, ordered_sql
+from streamer.replay.events import Events, Malformed
 
 CHUNK = 65_536
 
 
-class Log:
-    """The events of a log, in the order of the stream: by time, equal times shuffled by the seed.
+@dataclass(slots=True)
+class Interactions:
+    """All events of a log as arrays, in the order of the stream. Codes count ids in the order of their first event."""
 
-    A log without time is shuffled by the seed. The order is the same on any machine and with any number of threads.
+    users: NDArray[np.int64]  # [E]
+    items: NDArray[np.int64]  # [E]
+    user_ids: list[str]
+    item_ids: list[str]
+    timestamps_s: NDArray[np.float64] | None = None  # [E]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+class Log:
+    """The events of a log in the order of the stream: by time, events of equal time shuffled by the seed.
+
+    A log without times is shuffled as a whole. The order is the same on any machine and with any number of threads.
     Used by one thread; `close` removes the temporary files.
 
     Args:
         name: of its format.
         log: its files, open.
-        layout: what its columns are.
-        scratch: the directory of temporary files.
+        columns: those that hold the parts of an event.
 
     Raises:
-        SourceError: it cannot be read, or holds no event.
+        SourceError: it cannot be read, or does not hold an event.
     """
 
-    def __init__(self, name: str, log: Opened, layout: Layout, scratch: Scratch) -> None:
-        self.name, self.path = name, Path(log.origin.path)
-        self._log, self._layout, self._scratch = log, layout, scratch
-        self._connection: Connection = log.connection
-        self.malformed: Malformed = load(log, layout)
-        self.has_time, self.seed = layout.time is not None, log.options.seed
-        self._length = int(self._one("SELECT count(*) FROM stream")[0])
-        self._user_ids, self._item_ids = self._ids("u"), self._ids("i")
-        self._item_features = FeatureReader(layout.item_features, self._ids("a"), layout.about_items)
-        self._user_features = FeatureReader(layout.user_features, self._ids("b"), layout.about_users)
+    def __init__(self, name: str, log: LogFiles, columns: EventColumns) -> None:
+        self.name, self.path, self.seed = name, log.location.path, log.options.seed
+        self.has_time = columns.time is not None
+        self._log, self._database = log, log.database
+        self.malformed: Malformed = read_rows(log, columns)
+        make_stream(log, columns)
+        self._length = int(self._database.value("SELECT count(*) FROM stream"))
+        self._user_ids, self._item_ids = self._values("user_id"), self._values("item_id")
+        self._item_features, self._user_features = (
+            FeatureReader(own, self._values(name) if own else np.empty(0, object), by_id)
+            for name, own, by_id in (
+                ("item_features", columns.item_features, columns.features_by_item),
+                ("user_features", columns.user_features, columns.features_by_user),
+            )
+        )
         self._passes = 0
 
     def __len__(self) -> int:
@@ -63,28 +80,27 @@ class Log:
         self.close()
 
     def close(self) -> None:
-        """Let go of everything, and remove temporary files. May be called twice."""
-        self._connection.close()
-        self._log.origin.close()
-        self._scratch.close()
+        """Close its files and remove the temporary ones. May be called twice."""
+        self._log.close()
 
     @property
     def files(self) -> list[Path]:
-        """All files that were read, those beside the log too; of an archive the archive."""
-        return self._log.origin.opened
+        """All files that were read, those with features too; of an archive the archive."""
+        return self._log.location.opened
 
     def describe(self) -> dict[str, Any]:
-        """How much there is of everything."""
-        times = "min(t), max(t)" if self.has_time else "NULL, NULL"
-        users, items, first, last = self._one(f"SELECT count(DISTINCT u), count(DISTINCT i), {times} FROM stream")
+        """The numbers of users, items, events and malformed rows, and the first and the last time."""
+        times = "min(time_s), max(time_s)" if self.has_time else "NULL, NULL"
+        sql = f"SELECT count(DISTINCT user_id), count(DISTINCT item_id), {times} FROM stream"
+        users, items, first_s, last_s = self._database.rows(sql)[0]
         return {
             "name": self.name,
             "path": str(self.path),
             "users": users,
             "items": items,
             "events": len(self),
-            "first_s": first,
-            "last_s": last,
+            "first_s": first_s,
+            "last_s": last_s,
             "malformed": self.malformed.total,
             "reasons": dict(self.malformed.by_reason),
         }
@@ -94,63 +110,64 @@ class Log:
 
         Args:
             chunk: events at once.
-            pass_seed: another order of equal times, for a further pass; None: that of the options.
-            start: leave out so many events.
+            pass_seed: for a further pass, in which events of equal time have another order; None: that of the options.
+            start: position of the first event.
 
         Raises:
-            ValueError: chunk or start are no good.
-            SourceError: there is no room to sort.
+            ValueError: chunk or start are too small.
+            SourceError: there is not enough memory to sort.
         """
         if chunk < 1 or start < 0:
             raise ValueError(f"chunk is {chunk} and start is {start}: they must be at least 1 and 0")
-        return self._batches(chunk, pass_seed, start)
+        return self._batches(chunk, self.seed if pass_seed is None else pass_seed, start)
 
-    def interactions(self) -> Interactions:
-        """All events as arrays; features are left out."""
-        columns = "u, i, t" if self.has_time else "u, i"
-        with reading(self.path):
-            arrays = self._connection.execute(f"SELECT {columns} FROM stream ORDER BY rowid").fetchnumpy()
-        users, user_ids = by_first_appearance(arrays["u"].astype(np.int64), self._user_ids)
-        items, item_ids = by_first_appearance(arrays["i"].astype(np.int64), self._item_ids)
-        return Interactions(users, items, user_ids, item_ids, arrays.get("t"))
-
-    def _batches(self, chunk: int, pass_seed: int | None, start: int) -> Iterator[Events]:
-        with reading(self.path):
-            table, drop = self._ordered(pass_seed)
+    def _batches(self, chunk: int, seed: int, start: int) -> Iterator[Events]:
+        table = "stream"
+        if seed != self.seed:
+            self._passes += 1
+            table = f"pass_{self._passes}"
+            with reading(self.path):
+                self._database.rows(f"CREATE TABLE {table} AS {ordered_sql('stream', seed, self.has_time)}")
         try:
             for begin in range(start, len(self), chunk):
                 with reading(self.path):
                     events = self._read(table, begin, begin + chunk)
                 yield events
         finally:
-            drop()
-
-    def _ordered(self, pass_seed: int | None) -> tuple[str, Callable[[], object]]:
-        """A table in the order of a seed, and what to call when it is not needed any more."""
-        if pass_seed is None or pass_seed == self._log.options.seed:
-            return "stream", lambda: None
-        self._passes += 1
-        table = f"pass_{self._passes}"
-        sort(self._log, self._layout, "stream", table, pass_seed)
-        return table, lambda: self._connection.execute(f"DROP TABLE {table}")
+            if table != "stream":
+                self._database.rows(f"DROP TABLE {table}")
 
     def _read(self, table: str, begin: int, end: int) -> Events:
-        """The events at some positions."""
-        sql = f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {end}"
-        columns = self._connection.execute(sql).fetchnumpy()
-        users = self._user_ids[columns["u"]].tolist()
-        items = self._item_ids[columns["i"]].tolist()
-        times = columns["t"].tolist() if self.has_time else None
-        about_users = self._user_features.read(users, columns.get("b"))
-        about_items = self._item_features.read(items, columns.get("a"))
-        return Events(users, items, times, about_users, about_items)
+        columns = self._database.arrays(f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {end}")
+        users: list[str] = self._user_ids[columns["user_id"]].tolist()
+        items: list[str] = self._item_ids[columns["item_id"]].tolist()
+        return Events(
+            users,
+            items,
+            columns["time_s"].tolist() if self.has_time else None,
+            self._user_features.read(users, columns.get("user_features")),
+            self._item_features.read(items, columns.get("item_features")),
+        )
 
-    def _ids(self, column: str) -> NDArray[Any]:
-        """All values of a column by their codes; empty, if there is none."""
-        if column not in coded(self._layout):
-            return np.empty(0, object)
-        ids = self._connection.execute(f"SELECT id FROM ids_{column} ORDER BY code").fetchnumpy()["id"]
-        return np.ma.getdata(ids)
+    def interactions(self) -> Interactions:
+        """All events as arrays, without features."""
+        times = ", time_s" if self.has_time else ""
+        with reading(self.path):
+            arrays = self._database.arrays(f"SELECT user_id, item_id {times} FROM stream ORDER BY rowid")
+        users, user_ids = _by_first_event(arrays["user_id"].astype(np.int64), self._user_ids)
+        items, item_ids = _by_first_event(arrays["item_id"].astype(np.int64), self._item_ids)
+        return Interactions(users, items, user_ids, item_ids, arrays.get("time_s"))
 
-    def _one(self, sql: str) -> tuple[Any, ...]:
-        return self._connection.execute(sql).fetchall()[0]
+    def _values(self, column: str) -> NDArray[Any]:
+        """All values of a column by their codes."""
+        return np.ma.getdata(self._database.arrays(f"SELECT value FROM codes_{column} ORDER BY code")["value"])
+
+
+def _by_first_event(codes: NDArray[np.int64], ids: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
+    """Codes that count ids in the order of their first event, and the ids in that order."""
+    first = np.full(len(ids), len(codes))
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of equal codes the last assignment counts: the first position
+    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
+    new_codes = np.empty(len(ids), np.int64)
+    new_codes[order] = np.arange(len(order))
+    return new_codes[codes], ids[order].tolist()

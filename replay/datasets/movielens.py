@@ -1,24 +1,26 @@
-"""MovieLens: `u.data` (100k), `ratings.dat` (1m, 10m), `ratings.csv` (20m and later); genres and people beside them."""
+"""MovieLens: ratings of movies, with genres and people from the files beside them.
+
+    196     242     3       881250949                  u.data (100k), tab-separated
+    196::242::3::881250949                             ratings.dat (1m, 10m)
+    userId,movieId,rating,timestamp                    ratings.csv (20m and later), with a header
+
+movies.dat and u.item are Latin-1. u.item has a column for each genre, 1 if the movie has it: they become one feature
+`genres`, `Animation|Comedy`, as in the other files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from streamer.errors import SourceError
 from streamer.event import Features
-from streamer.replay.datasets.base import DatasetFormat, Opened
-from streamer.replay.datasets.delimited import delimited, guess_delimiter, has_header, is_number, most_lines
-from streamer.replay.datasets.files import LogFile, Peek, bare_name
-from streamer.replay.datasets.layout import Known, Layout, layout_of
-from streamer.replay.datasets.side import about
-from streamer.replay.datasets.tables import DelimitedTable
+from streamer.replay.datasets.base import ColumnNames, EventColumns
+from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
+from streamer.replay.datasets.features import missing_feature, read_feature_file
+from streamer.replay.datasets.files import LogFiles, bare_name
+from streamer.replay.datasets.first_lines import FirstLines, is_number
 
 HIGHEST_RATING = 10
-_LAYOUT = ("userId", "movieId", "rating", "timestamp")
-_KNOWN = Known(("userId",), ("movieId",), ("timestamp",), ("rating",))
-
-
 _GENRES = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
@@ -26,103 +28,98 @@ _GENRES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """A file that says something of movies or people."""
+class _FeatureFile:
+    """A file about movies or people."""
 
     name: str
-    columns: tuple[str, ...]
     delimiter: str
+    columns: tuple[str, ...]
+    """The first one holds the id."""
     features: tuple[str, ...]
+    """What is read of it unless the options name other columns."""
     header: bool = False
+    """Whether it has one; then values are also quoted."""
     encoding: str | None = None
     """None: as its first lines show."""
-    flags: tuple[str, ...] = ()
-    """Genres that are columns of their own, 1 if the movie has them; instead of the feature `genres`."""
 
 
 _MOVIES = (
-    _Beside("movies.csv", ("movieId", "title", "genres"), ",", ("genres",), header=True),
-    _Beside("movies.dat", ("movieId", "title", "genres"), "::", ("genres",)),
-    _Beside(
+    _FeatureFile("movies.csv", ",", ("movieId", "title", "genres"), ("genres",), header=True),
+    _FeatureFile("movies.dat", "::", ("movieId", "title", "genres"), ("genres",)),
+    _FeatureFile(
         "u.item",
-        ("movieId", "title", "released", "video_released", "url", *_GENRES),
         "|",
+        ("movieId", "title", "released", "video_released", "url", *_GENRES),
         ("genres",),
         encoding="latin-1",
-        flags=_GENRES,
     ),
 )
 _PEOPLE = (
-    _Beside("users.dat", ("userId", "gender", "age", "occupation", "zip"), "::", ("gender", "age", "occupation")),
-    _Beside("u.user", ("userId", "age", "gender", "occupation", "zip"), "|", ("gender", "age", "occupation")),
+    _FeatureFile("users.dat", "::", ("userId", "gender", "age", "occupation", "zip"), ("gender", "age", "occupation")),
+    _FeatureFile("u.user", "|", ("userId", "age", "gender", "occupation", "zip"), ("gender", "age", "occupation")),
 )
 
 
-def _movielens(log: Opened) -> Layout:
-    asked = log.options.item_features, log.options.user_features
-    log = replace(log, options=replace(log.options, item_features=(), user_features=()))
-    table = delimited(log, _KNOWN, guess_delimiter(log.peek), _LAYOUT)
-    return replace(
-        layout_of(table, _KNOWN, log.options, log.where),
-        about_items=_read(log, _MOVIES, asked[0]),
-        about_users=_read(log, _PEOPLE, asked[1]),
-    )
+class MovieLens(DelimitedFormat):
+    """MovieLens: u.data, ratings.dat or ratings.csv; genres and people from the files beside it."""
 
+    name = "movielens"
+    file_names = (("ratings.csv",), ("ratings.dat",), ("u.data",))
+    order = ("userId", "movieId", "rating", "timestamp")
+    names = ColumnNames(("userId",), ("movieId",), ("timestamp",), ("rating",))
 
-def _read(log: Opened, candidates: Sequence[_Beside], asked: tuple[str, ...] | None) -> dict[str, Features]:
-    """What the first of some files that is there says.
+    def columns(self, log: LogFiles) -> EventColumns:
+        own = replace(log, options=replace(log.options, item_features=(), user_features=()))
+        return replace(
+            super().columns(own),
+            features_by_item=_features(log, _MOVIES, log.options.item_features),
+            features_by_user=_features(log, _PEOPLE, log.options.user_features),
+        )
 
-    Raises:
-        SourceError: a column is asked for, and there is none of the files, or none of them has it.
-    """
-    if asked == ():
-        return {}
-    for beside in candidates:
-        name = next((name for name in log.origin.names if bare_name(name).lower() == beside.name), None)
-        if name is not None:
-            return _said(log, log.origin.open(name), beside, beside.features if asked is None else asked)
-    if asked:
-        names = " or ".join(beside.name for beside in candidates)
-        raise SourceError(f"{log.where}: there is no column {asked[0]!r}, and no {names} beside it that might have it")
-    return {}
+    def recognises(self, first_lines: FirstLines) -> bool:
+        return first_lines.name_columns(first_lines.delimiter, "userId", "movieId")
 
-
-def _said(log: Opened, file: LogFile, beside: _Beside, asked: tuple[str, ...]) -> dict[str, Features]:
-    """What a file says."""
-    encoding = beside.encoding or file.peek(log.connection).encoding
-    table = DelimitedTable(beside.columns, beside.delimiter, beside.header, beside.header, encoding)
-    if not beside.flags or "genres" not in asked:
-        return about(log.connection, file, table, beside.columns[:1], asked)
-    others = tuple(name for name in asked if name != "genres")
-    said = about(log.connection, file, table, beside.columns[:1], (*others, *beside.flags))
-    return {id_: joined for id_, features in said.items() if (joined := _with_genres(features, beside.flags))}
-
-
-def _with_genres(features: Features, flags: Sequence[str]) -> Features:
-    """Features with the genres as one, `Animation|Comedy`, instead of a flag for each."""
-    genres = "|".join(name for name in flags if features.get(name) == "1")
-    others = {name: value for name, value in features.items() if name not in flags}
-    return others | {"genres": genres} if genres else others
-
-
-def _is_movielens(peek: Peek) -> bool:
-    return has_header(peek, guess_delimiter(peek), "userId", "movieId")
-
-
-def _may_be_movielens(peek: Peek) -> bool:
-    """Whether the lines have a user, a movie, a rating and a time."""
-    return most_lines(peek, guess_delimiter(peek), _is_rating)
+    def may_have(self, first_lines: FirstLines) -> bool:
+        return first_lines.are_mostly(first_lines.delimiter, _is_rating)
 
 
 def _is_rating(cells: Sequence[str]) -> bool:
-    return len(cells) == len(_LAYOUT) and is_number(cells[2], HIGHEST_RATING) and is_number(cells[3])
+    return len(cells) == 4 and is_number(cells[2], HIGHEST_RATING) and is_number(cells[3])
 
 
-MOVIELENS = DatasetFormat(
-    "movielens",
-    "MovieLens: u.data, ratings.dat or ratings.csv; genres and people from the files beside it.",
-    _movielens,
-    (("ratings.csv",), ("ratings.dat",), ("u.data",)),
-    _is_movielens,
-    _may_be_movielens,
-)
+def _features(log: LogFiles, candidates: Sequence[_FeatureFile], asked: tuple[str, ...] | None) -> dict[str, Features]:
+    """Features by id, from the first of some files that is there.
+
+    Raises:
+        SourceError: none of the files is there, or the one that is there does not have a column that is asked for.
+    """
+    if asked == ():
+        return {}
+    there = {bare_name(name).lower(): name for name in reversed(log.location.names)}
+    known = next((known for known in candidates if known.name in there), None)
+    if known is None:
+        if asked:
+            raise missing_feature(log.where, asked[0], " or ".join(known.name for known in candidates))
+        return {}
+    wanted = known.features if asked is None else asked
+    flags = [name for name in known.columns if name in _GENRES] if "genres" in wanted else []
+    columns = (*(name for name in wanted if name != "genres"), *flags) if flags else wanted
+    file = log.location.open(there[known.name])
+    table = DelimitedTable(
+        names=known.columns,
+        delimiter=known.delimiter,
+        header=known.header,
+        quotes=known.header,
+        encoding=known.encoding or file.first_lines(log.database).encoding,
+    )
+    found = read_feature_file(log.database, file, table, known.columns[:1], columns)
+    if flags:
+        found = {id_: _with_genres(features) for id_, features in found.items()}
+    return {id_: features for id_, features in found.items() if features}
+
+
+def _with_genres(features: Features) -> Features:
+    """Features with one for all genres instead of a flag for each."""
+    genres = "|".join(name for name in _GENRES if features.get(name) == "1")
+    others = {name: value for name, value in features.items() if name not in _GENRES}
+    return others | {"genres": genres} if genres else others

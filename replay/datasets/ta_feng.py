@@ -1,71 +1,59 @@
-"""Ta-Feng's purchases, November 2000 to February 2001.
+"""Ta-Feng's purchases, November 2000 to February 2001, in two forms with the same columns.
 
-`ta_feng_all_months_merged.csv` has a header and quotes all values. The files D11, D12, D01 and D02, one a month, have
-semicolons between, a header in Chinese (Big5), and values padded with spaces. The columns are the same.
+`ta_feng_all_months_merged.csv` quotes all values:
+
+    "TRANSACTION_DT","CUSTOMER_ID","AGE_GROUP","PIN_CODE","PRODUCT_SUBCLASS","PRODUCT_ID","AMOUNT","ASSET","SALES_PRICE"
+    "11/1/2000","01104905","45-49","115","110411","4710199010372","2","24","30"
+
+D11, D12, D01 and D02, a file a month, have semicolons, a header in Chinese (Big5), and values padded with spaces:
+
+    2000-11-01 00:00:00;00046855  ;D ;E ;110411;4710085120468;3;51;57
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from streamer.errors import SourceError
-from streamer.replay.datasets import times
-from streamer.replay.datasets.base import DatasetFormat, Opened
-from streamer.replay.datasets.delimited import guess_delimiter, has_header, most_lines, same_columns, split
-from streamer.replay.datasets.files import Peek
-from streamer.replay.datasets.layout import Known, Layout, layout_of
-from streamer.replay.datasets.tables import DelimitedTable
+from streamer.replay.datasets.base import ColumnNames, EventColumns, TimeFormat, find_columns
+from streamer.replay.datasets.delimited import DelimitedFormat, delimited_table
+from streamer.replay.datasets.files import LogFiles
+from streamer.replay.datasets.first_lines import FirstLines
 
-_LAYOUT = (
-    "TRANSACTION_DT",
-    "CUSTOMER_ID",
-    "AGE_GROUP",
-    "PIN_CODE",
-    "PRODUCT_SUBCLASS",
-    "PRODUCT_ID",
-    "AMOUNT",
-    "ASSET",
-    "SALES_PRICE",
-)
-_KNOWN = Known(
-    ("CUSTOMER_ID",),
-    ("PRODUCT_ID",),
-    ("TRANSACTION_DT",),
-    item_features=("PRODUCT_SUBCLASS",),
-    user_features=("AGE_GROUP", "PIN_CODE"),
-)
+_DATES = ["%m/%d/%Y", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d", "%Y/%m/%d"]
 _DATE = re.compile(r"\d{1,2}/\d{1,2}/\d{4}|\d{4}[-/]\d{1,2}[-/]\d{1,2}")
 
 
-def _ta_feng(log: Opened) -> Layout:
-    delimiter = log.options.delimiter or guess_delimiter(log.peek)
-    cells = split(log.peek.first, delimiter)
-    if len(cells) != len(_LAYOUT):
-        raise SourceError(
-            f"{log.where}: its first line has {len(cells)} columns, expected {len(_LAYOUT)}: "
-            f"{delimiter.join(_LAYOUT)}; it has {log.peek.first[:60]!r}"
+class TaFeng(DelimitedFormat):
+    """Ta-Feng groceries: ta_feng_all_months_merged.csv, or a directory with D11, D12, D01, D02."""
+
+    name = "ta-feng"
+    file_names = (("ta_feng_all_months_merged.csv",), ("D11", "D12", "D01", "D02"))
+    order = (
+        "TRANSACTION_DT", "CUSTOMER_ID", "AGE_GROUP", "PIN_CODE", "PRODUCT_SUBCLASS", "PRODUCT_ID",
+        "AMOUNT", "ASSET", "SALES_PRICE",
+    )  # fmt: skip
+    names = ColumnNames(
+        ("CUSTOMER_ID",),
+        ("PRODUCT_ID",),
+        ("TRANSACTION_DT",),
+        item_features=("PRODUCT_SUBCLASS",),
+        user_features=("AGE_GROUP", "PIN_CODE"),
+    )
+    time_format = TimeFormat(f"epoch(try_strptime(time_text, {_DATES}))", "time_parsed")
+
+    def columns(self, log: LogFiles) -> EventColumns:
+        # The names in the header do not count: it may be in Chinese.
+        table = delimited_table(replace(log, options=replace(log.options, header=False)), self.names, order=self.order)
+        header = log.options.header
+        if header is None:
+            header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()
+        return find_columns(log, replace(table, header=header), self.names, self.time_format)
+
+    def recognises(self, first_lines: FirstLines) -> bool:
+        return first_lines.name_columns(first_lines.delimiter, "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
+
+    def may_have(self, first_lines: FirstLines) -> bool:
+        return first_lines.are_mostly(
+            first_lines.delimiter, lambda cells: len(cells) == len(self.order) and _DATE.match(cells[0]) is not None
         )
-    header = log.options.header if log.options.header is not None else not cells[0][:1].isdecimal()
-    same_columns(log, delimiter, len(_LAYOUT))
-    skipped = log.peek.empty_before_first
-    table = DelimitedTable(_LAYOUT, delimiter, header, encoding=log.peek.encoding, skipped=skipped)
-    dates = times.pattern("%m/%d/%Y", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d", "%Y/%m/%d")
-    return layout_of(table, _KNOWN, log.options, log.where, dates)
-
-
-def _is_ta_feng(peek: Peek) -> bool:
-    return has_header(peek, guess_delimiter(peek), "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
-
-
-def _may_be_ta_feng(peek: Peek) -> bool:
-    return most_lines(peek, guess_delimiter(peek), lambda c: len(c) == len(_LAYOUT) and _DATE.match(c[0]) is not None)
-
-
-TA_FENG = DatasetFormat(
-    "ta-feng",
-    "Ta-Feng groceries: ta_feng_all_months_merged.csv, or a directory with D11, D12, D01, D02.",
-    _ta_feng,
-    (("ta_feng_all_months_merged.csv",), ("D11", "D12", "D01", "D02")),
-    _is_ta_feng,
-    _may_be_ta_feng,
-)

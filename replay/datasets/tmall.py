@@ -1,59 +1,51 @@
-"""Tmall's user log of the IJCAI-15 challenge: `user_log_format1.csv`, from May to November 2014, by day."""
+"""Tmall's user log of the IJCAI-15 challenge: clicks, carts, purchases and favourites, May to November 2014.
+
+    user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type
+    328862,323294,833,2882,2661,829,0
+
+Times are only days of 2014, month and day in three or four digits. The seller is also called merchant_id, brands may
+be missing, and the header may be.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from streamer.replay.datasets.base import DatasetFormat, Opened
-from streamer.replay.datasets.delimited import delimited, has_header, is_number, most_lines
-from streamer.replay.datasets.files import Peek
-from streamer.replay.datasets.layout import Known, Layout, layout_of
-from streamer.replay.datasets.times import Time
+from streamer.replay.datasets.base import ColumnNames, EventColumns, TimeFormat
+from streamer.replay.datasets.delimited import DelimitedFormat
+from streamer.replay.datasets.files import LogFiles
+from streamer.replay.datasets.first_lines import FirstLines, is_number
 
-YEAR = 2014
-_LAYOUT = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "time_stamp", "action_type")
-_KNOWN = Known(
-    ("user_id",),
-    ("item_id",),
-    ("time_stamp",),
-    event_type=("action_type",),
-    item_features=("cat_id", "seller_id", "merchant_id", "brand_id"),
-)
 _ACTIONS = {
-    "click": "0",
-    "cart": "1",
-    "add_to_cart": "1",
-    "purchase": "2",
-    "buy": "2",
-    "favourite": "3",
-    "favorite": "3",
-}
+    "click": "0", "cart": "1", "add_to_cart": "1", "purchase": "2", "buy": "2", "favourite": "3", "favorite": "3",
+}  # fmt: skip
 
 
-def _tmall(log: Opened) -> Layout:
-    layout = layout_of(delimited(log, _KNOWN, ",", _LAYOUT), _KNOWN, log.options, log.where, _day)
-    return replace(layout, type_names=_ACTIONS)
+class Tmall(DelimitedFormat):
+    """Tmall's user log (IJCAI-15): user_log_format1.csv; types click, cart, purchase, favourite."""
 
+    name = "tmall"
+    file_names = (("*user_log_format*.csv",),)
+    delimiter = ","
+    order = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "time_stamp", "action_type")
+    names = ColumnNames(
+        ("user_id",),
+        ("item_id",),
+        ("time_stamp",),
+        event_type=("action_type",),
+        item_features=("cat_id", "seller_id", "merchant_id", "brand_id"),
+    )
+    time_format = TimeFormat(
+        "epoch(try_strptime('2014' || lpad(time_text, 4, '0'), '%Y%m%d'))",
+        "CASE WHEN length(time_text) BETWEEN 3 AND 4 THEN time_parsed END",
+    )
 
-def _day(value: str) -> Time:
-    """Of a month and a day in four digits, the first of which may be missing."""
-    day = f"epoch(try_strptime('{YEAR}' || lpad(x, 4, '0'), '%Y%m%d'))"
-    return Time(value, day, "CASE WHEN length(x) BETWEEN 3 AND 4 THEN y END")
+    def columns(self, log: LogFiles) -> EventColumns:
+        return replace(super().columns(log), event_type_names=_ACTIONS)
 
+    def recognises(self, first_lines: FirstLines) -> bool:
+        names = ("user_id", "time_stamp", "action_type")
+        return any(first_lines.name_columns(",", *names, seller) for seller in ("seller_id", "merchant_id"))
 
-def _is_tmall(peek: Peek) -> bool:
-    return any(has_header(peek, ",", "user_id", of, "time_stamp", "action_type") for of in ("seller_id", "merchant_id"))
-
-
-def _may_be_tmall(peek: Peek) -> bool:
-    return most_lines(peek, ",", lambda cells: len(cells) == len(_LAYOUT) and is_number(cells[5], 1231))
-
-
-TMALL = DatasetFormat(
-    "tmall",
-    "Tmall's user log (IJCAI-15): user_log_format1.csv; types click, cart, purchase, favourite.",
-    _tmall,
-    (("*user_log_format*.csv",),),
-    _is_tmall,
-    _may_be_tmall,
-)
+    def may_have(self, first_lines: FirstLines) -> bool:
+        return first_lines.are_mostly(",", lambda cells: len(cells) == len(self.order) and is_number(cells[5], 1231))

@@ -19,7 +19,7 @@ from contracts.source_contract import RecordingListener
 from streamer.errors import SettingsError, SourceError
 from streamer.event import EventSettings
 from streamer.replay.cli.replay import replay
-from streamer.replay.lines import JsonLines
+from streamer.replay.json_lines import JsonLines
 from streamer.replay.streams import SyntheticReplay
 from streamer.sources.embedded.source import EmbeddedSource
 

@@ -1,9 +1,8 @@
-"""Reads events from JSON lines: what `streamer run --source` would train, and nothing else."""
+"""Reads events from JSON lines in the order of the lines: exactly those that `streamer run --source` would train."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,74 +11,45 @@ from typing import Any
 import msgspec
 
 from streamer.errors import SourceError
-from streamer.event import DeadLetter, Decoded, EventDecoder, EventSettings
-from streamer.replay.events import Record
+from streamer.event import Decoded, EventDecoder, EventSettings
+from streamer.replay.events import Malformed, Record
 from streamer.sources.base import Chunk
 from streamer.sources.files import FileSource
 
 LINES_AT_ONCE = 4096
-MOST_REPORTED = 20
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _GZIP = b"\x1f\x8b"
-_PACKED = {
-    _GZIP: "packed by gzip, but not named .gz",
+_COMPRESSED = {
+    _GZIP: "compressed by gzip, but not named .gz",
     b"PK\x03\x04": "a zip archive",
-    b"\x28\xb5\x2f\xfd": "packed by zstd",
-    b"BZh": "packed by bzip2",
-    b"\xfd7zXZ": "packed by xz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
 }
 
 
 def check_readable(path: Path) -> None:
-    """See that a file is plain, or packed in the way that can be read line by line.
+    """See that a file is plain, or compressed in the one way that can be read line by line.
 
     Raises:
-        SourceError: it is packed in another way, or cannot be read.
+        SourceError: it is compressed in another way, or cannot be read.
     """
     try:
         with path.open("rb") as file:
             start = file.read(8)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
-    packed = next((what for magic, what in _PACKED.items() if start.startswith(magic)), None)
-    if packed is not None and not (path.suffix == ".gz" and start.startswith(_GZIP)):
-        raise SourceError(
-            f"{path} is {packed}: lines are read in their order from plain files and .gz. Unpack it first"
-        )
-
-
-class Malformed:
-    """What was no event: how much of it, and where it was found.
-
-    Args:
-        most: so many places are kept.
-    """
-
-    def __init__(self, most: int = MOST_REPORTED) -> None:
-        self._most = most
-        self.by_reason: Counter[str] = Counter()
-        self.places: list[str] = []
-        """`line 7: not_json: JSON is malformed`, of the first ones."""
-
-    @property
-    def total(self) -> int:
-        """Events, or whole lines, that could not be used."""
-        return self.by_reason.total()
-
-    def add(self, letter: DeadLetter) -> None:
-        """Count one."""
-        self.by_reason[str(letter.reason)] += 1
-        if len(self.places) < self._most:
-            element = "" if letter.index is None else f", element {letter.index + 1}"
-            self.places.append(f"line {letter.offset + 1}{element}: {letter.reason}: {letter.detail}")
+    kind = next((kind for magic, kind in _COMPRESSED.items() if start.startswith(magic)), None)
+    if kind is not None and not (path.suffix == ".gz" and start.startswith(_GZIP)):
+        raise SourceError(f"{path} is {kind}: lines are read in their order from plain files and .gz. Unpack it first")
 
 
 class JsonLines:
     """The events of a file of JSON lines, or of standard input, as records by our own field names.
 
-    A line is an event or an array of events; it is checked by the decoder that the trainer uses. An event without a
-    time gets that of its file.
+    A line is an event or an array of events; the decoder that the trainer uses checks it. An event without a time gets
+    that of its file.
 
     Args:
         path: the file, plain or `.gz`; `-` for standard input.
@@ -108,30 +78,27 @@ class JsonLines:
     def _records(self, chunk: Chunk) -> list[Record]:
         decoded = self._decoder.decode(chunk)
         for letter in decoded.letters:
-            self.malformed.add(letter)
+            self.malformed.add(str(letter.reason))
+            element = "" if letter.index is None else f", element {letter.index + 1}"
+            self.malformed.add_example(f"line {letter.offset + 1}{element}: {letter.reason}: {letter.detail}")
         times_ms = [round(time_s * 1000) for time_s in decoded.timestamps_s]
         keys = [user.encode() for user in decoded.users]
         return list(zip(keys, self._values(chunk, decoded), times_ms, strict=True))
 
     def _values(self, chunk: Chunk, decoded: Decoded) -> list[bytes]:
         """The value of each event: the line as it is, where that is an event by our own names."""
-        one_each = decoded.offsets == chunk.offsets and not any(map(_is_array, chunk.values))
-        if one_each and not self._fields:
+        if decoded.offsets == chunk.offsets and not self._fields and not any(map(_is_array, chunk.values)):
             return chunk.values
         values: list[bytes] = []
         start = start_of_letters = 0
         for line, end, end_of_letters in zip(chunk.values, decoded.events_upto, decoded.letters_upto, strict=True):
-            if end > start:
+            if end > start and _is_array(line):
                 bad = {letter.index for letter in decoded.letters[start_of_letters:end_of_letters]}
-                values += self._events_of(line, bad)
+                values += [self._renamed(event) for index, event in enumerate(_decode(line)) if index not in bad]
+            elif end > start:
+                values.append(self._renamed(_decode(line)) if self._fields else line)
             start, start_of_letters = end, end_of_letters
         return values
-
-    def _events_of(self, line: bytes, bad: set[int | None]) -> list[bytes]:
-        """The events of a line that has some."""
-        if not _is_array(line):
-            return [self._renamed(_decode(line)) if self._fields else line]
-        return [self._renamed(event) for index, event in enumerate(_decode(line)) if index not in bad]
 
     def _renamed(self, event: dict[str, Any]) -> bytes:
         """An event by our names. A field that has one of them but means something else is left out."""
@@ -146,7 +113,7 @@ class _FromTheStart:
         return {}
 
     def on_revoked(self, partitions: object) -> None:
-        """A file is never taken away."""
+        """A file is never revoked."""
 
 
 def _is_array(line: bytes) -> bool:

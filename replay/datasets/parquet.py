@@ -1,0 +1,46 @@
+"""Parquet files, with any columns.
+
+Floating-point columns are features that are numbers; all others, whole numbers too, are categories, as in events.
+Times may be time stamps, dates, numbers or texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat, EventColumns, Table, find_columns
+from streamer.replay.datasets.database import quoted, reading
+from streamer.replay.datasets.files import LogFile, LogFiles
+
+
+class Parquet(DatasetFormat):
+    """A Parquet file; name its columns."""
+
+    name = "parquet"
+    file_names = (("*.parquet",),)
+    is_text = False
+
+    def columns(self, log: LogFiles) -> EventColumns:
+        with reading(log.where):
+            sql = f"DESCRIBE SELECT * FROM read_parquet({quoted(log.files[0].path)})"
+            types = {row[0]: row[1] for row in log.database.rows(sql)}
+
+        def as_numbers(features: tuple[str, ...] | None) -> tuple[str, ...] | None:
+            if features is None:
+                return None
+            return tuple(f"{name}:float" if types.get(name) in ("DOUBLE", "FLOAT") else name for name in features)
+
+        item, user = as_numbers(log.options.item_features), as_numbers(log.options.user_features)
+        log = replace(log, options=replace(log.options, item_features=item, user_features=user))
+        return find_columns(log, ParquetTable(names=tuple(types), encoding=None), COMMON_NAMES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetTable(Table):
+    """The rows of a Parquet file."""
+
+    def scan(self, file: LogFile) -> str:
+        return f"read_parquet({quoted(file.path)})"
+
+    def untrimmed(self, name: str) -> str:
+        return '"' + name.replace('"', '""') + '"::VARCHAR'

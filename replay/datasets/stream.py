@@ -1,0 +1,127 @@
+"""From the rows of a log to its stream: ids as codes, filters, and the order of the events.
+
+raw       rows of the files, see `rows`                                  dropped when `events` is filled
+codes_C   value, code: of all values of the column C of `raw`            C: user_id, item_id, features
+events    row (its number in `raw`), time_s, and codes                   what the filters leave; dropped at the end
+stream    the same in the order of the stream                            its rowid is the position
+"""
+
+from __future__ import annotations
+
+from streamer.replay.datasets.base import EventColumns
+from streamer.replay.datasets.database import Database, quoted, reading
+from streamer.replay.datasets.files import LogFiles
+from streamer.replay.datasets.options import LogOptions
+
+_MASK = 0xFFFFFFFF
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of a multiply-xorshift mixer with little bias
+
+
+def make_stream(log: LogFiles, columns: EventColumns) -> None:
+    """Fill the tables `stream` and `codes_...` from `raw`, and drop `raw`.
+
+    Raises:
+        SourceError: there is not enough memory.
+    """
+    options, database = log.options, log.database
+    with reading(log.where):
+        _fill_events(database, columns, options)
+        _sample_users(database, options)
+        _drop_rare(database, {"user_id": options.min_user_events, "item_id": options.min_item_events})
+        limit = "" if options.limit is None else f"LIMIT {options.limit}"
+        database.rows(f"CREATE TABLE stream AS {ordered_sql('events', options.seed, columns.time is not None)} {limit}")
+        database.rows("DROP TABLE events")
+
+
+def _fill_events(database: Database, columns: EventColumns, options: LogOptions) -> None:
+    """Give codes to ids and features, and apply the filters that look at one event."""
+    coded = columns.coded
+    for name in coded:
+        database.rows(
+            f"CREATE TABLE codes_{name} AS SELECT value, (row_number() OVER () - 1)::INTEGER AS code FROM"
+            f" (SELECT DISTINCT {name} AS value FROM raw WHERE problem IS NULL)"
+        )
+    selected = ["raw.rowid AS row", *(f"codes_{name}.code AS {name}" for name in coded)]
+    joins = [f"JOIN codes_{name} ON raw.{name} = codes_{name}.value" for name in coded]
+    conditions = ["problem IS NULL"]
+    if columns.time is not None:
+        selected.append("time_s")
+    if options.event_types:
+        types = [columns.event_type_names.get(name.lower(), name) for name in options.event_types]
+        conditions.append(f"event_type IN ({', '.join(map(quoted, types))})")
+    if options.min_rating is not None:
+        conditions.append(f"rating >= {options.min_rating!r}")
+    elif columns.above_average:
+        average = "SELECT user_id, avg(rating) AS mean FROM raw WHERE problem IS NULL GROUP BY user_id"
+        joins.append(f"JOIN ({average}) AS average ON average.user_id = raw.user_id")
+        conditions.append("rating > mean + 1e-9")
+    if options.since_s is not None:
+        conditions.append(f"time_s >= {options.since_s!r}")
+    if options.until_s is not None:
+        conditions.append(f"time_s < {options.until_s!r}")
+    database.rows(
+        f"CREATE TABLE events AS SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
+    )
+    database.rows("DROP TABLE raw")
+
+
+def _sample_users(database: Database, options: LogOptions) -> None:
+    """Keep the users that the seed chooses; a small sample is part of any larger one."""
+    sample = options.sample_users
+    if sample is None:
+        return
+    users = database.value("SELECT count(DISTINCT user_id) FROM events")
+    chosen = max(1, round(sample * users)) if sample < 1 else int(sample)
+    database.rows(
+        f"""DELETE FROM events WHERE user_id NOT IN (
+            SELECT code FROM codes_user_id WHERE code IN (SELECT user_id FROM events)
+            ORDER BY md5('{options.seed}:' || value), value LIMIT {chosen})"""
+    )
+
+
+def _drop_rare(database: Database, min_events: dict[str, int]) -> None:
+    """Drop the users and items with too few events, again and again until none is left."""
+    dropped = True
+    while dropped:
+        dropped = False
+        for column, least in min_events.items():
+            rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {least}"
+            if least > 1 and database.value(f"DELETE FROM events WHERE {column} IN ({rare})"):
+                dropped = True
+
+
+def ordered_sql(table: str, seed: int, by_time: bool) -> str:
+    """SQL of the events of a table in the order of the stream: by time, equal times shuffled by a seed."""
+    by = "time_s, shuffle_key, row" if by_time else "shuffle_key, row"
+    return f"SELECT * EXCLUDE (shuffle_key) FROM ({shuffled_sql(table, seed)}) ORDER BY {by}"
+
+
+def shuffled_sql(table: str, seed: int) -> str:
+    """SQL of a table with a column `shuffle_key`, made from its column `row` and a seed.
+
+    It is our own shuffle, not the database's, so that a seed means the same order for ever: the number of the row,
+    mixed twice by a bijection of 32 bits. Rows beyond 2^32 share keys, and then stand in the order of the file. Each
+    step is a subquery: in one expression, each would hold the one before several times. The product of two numbers of
+    32 bits fits in 64.
+    """
+    low, high = _salts(seed)
+    mix = (
+        f"(xor(shuffle_key, shuffle_key >> 16) * {_FIRST}::UBIGINT) & {_MASK}",
+        f"(xor(shuffle_key, shuffle_key >> 15) * {_SECOND}::UBIGINT) & {_MASK}",
+        "xor(shuffle_key, shuffle_key >> 16)",
+    )
+    start = f"xor(xor(row::UBIGINT & {_MASK}, row::UBIGINT >> 32), {low}::UBIGINT)"
+    sql = f"SELECT *, {start} AS shuffle_key FROM {table}"
+    for step in (*mix, f"(shuffle_key + {high}::UBIGINT) & {_MASK}", *mix):
+        sql = f"SELECT * REPLACE ({step} AS shuffle_key) FROM ({sql})"
+    return sql
+
+
+def _salts(seed: int) -> tuple[int, int]:
+    """Two numbers of 32 bits that neighbouring seeds do not share: the first output of splitmix64."""
+    mask = (1 << 64) - 1
+    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return z & _MASK, z >> 32
