@@ -41,23 +41,20 @@ class Amazon(DatasetFormat):
         if log.first_lines.is_json:
             return replace(jsonl_columns(log, _NAMES), above_average=True)
         order = _ITEM_FIRST if _products(log.first_lines, 0) > _products(log.first_lines, 1) else _USER_FIRST
-        table = delimited_table(log, _NAMES, ",", order)
-        return replace(find_columns(log, table, _NAMES), above_average=True)
+        return replace(find_columns(log, delimited_table(log, _NAMES, ",", order), _NAMES), above_average=True)
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        is_header = COMMON_NAMES.are_header(first_lines.cells(first_lines.delimiter))
-        if is_header and not any(first_lines.name_columns(",", name, "rating") for name in ("asin", "parent_asin")):
+    def recognises(self, start: FirstLines) -> bool:
+        is_header = COMMON_NAMES.are_header(start.cells(start.delimiter))
+        if is_header and not any(start.has_header(",", name, "rating") for name in ("asin", "parent_asin")):
             return False
-        rows = first_lines.rows(",")
-        products = max(_products(first_lines, column) for column in (0, 1))
+        rows = start.rows(",")
+        products = max(_products(start, column) for column in (0, 1))
         return all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        return first_lines.are_mostly(
-            ",", lambda cells: len(cells) == 4 and is_number(cells[2], 5) and is_number(cells[3])
-        )
+    def accepts(self, start: FirstLines) -> bool:
+        return start.most_rows_match(",", lambda row: len(row) == 4 and is_number(row[2], 5) and is_number(row[3]))
 
 
-def _products(first_lines: FirstLines, column: int) -> int:
+def _products(start: FirstLines, column: int) -> int:
     """The number of lines with the id of a product in a column."""
-    return sum(len(row) > column and bool(_PRODUCT.fullmatch(row[column])) for row in first_lines.rows(","))
+    return sum(len(row) > column and bool(_PRODUCT.fullmatch(row[column])) for row in start.rows(","))

@@ -44,11 +44,11 @@ class DatasetFormat(ABC):
             SourceError: the log is not of this format, or a column is missing.
         """
 
-    def recognises(self, first_lines: FirstLines) -> bool:
+    def recognises(self, start: FirstLines) -> bool:
         """Whether a file with these lines is of this format, whatever its name."""
         return False
 
-    def may_have(self, first_lines: FirstLines) -> bool:
+    def accepts(self, start: FirstLines) -> bool:
         """Whether a file with these lines is of this format if it is also named like one."""
         return False
 

@@ -23,11 +23,11 @@ class EchoNest(DelimitedFormat):
     order = ("user_id", "song_id", "play_count")
     names = ColumnNames(("user_id", "user"), ("song_id", "song"), rating=("play_count", "plays"))
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        cells = first_lines.cells("\t")
+    def recognises(self, start: FirstLines) -> bool:
+        cells = start.cells("\t")
         return len(cells) == 3 and re.fullmatch(r"SO[0-9A-Z]{16}", cells[1]) is not None
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        if first_lines.name_columns("\t", "song_id") or first_lines.name_columns("\t", "song"):
+    def accepts(self, start: FirstLines) -> bool:
+        if start.has_header("\t", "song_id") or start.has_header("\t", "song"):
             return True
-        return first_lines.are_mostly("\t", lambda cells: len(cells) == 3 and is_number(cells[2]))
+        return start.most_rows_match("\t", lambda cells: len(cells) == 3 and is_number(cells[2]))

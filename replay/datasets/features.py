@@ -48,6 +48,7 @@ class FeatureReader:
 
     def __init__(self, columns: Sequence[FeatureColumn], texts: NDArray[Any], by_id: Mapping[str, Features]) -> None:
         self._columns, self._texts, self._by_id = columns, texts, by_id
+        self._split = _from_json if any(column.kind == "object" for column in columns) else self._split_values
         self._shared: NDArray[Any] | None = None
         if len(texts) <= MOST_SHARED:
             self._shared = np.empty(len(texts), object)
@@ -81,10 +82,8 @@ class FeatureReader:
         rows = zip(*(values[k :: len(names)] for k in range(len(names))), strict=True)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _split(self, text: str) -> Features | None:
+    def _split_values(self, text: str) -> Features | None:
         """One text taken apart."""
-        if any(column.kind == "object" for column in self._columns):
-            return _from_json(text)
         values = zip(self._columns, text.split(SEPARATOR, len(self._columns) - 1), strict=True)
         found = {c.name: float(v) if c.kind == "number" else _trimmed(v) for c, v in values if v.strip('" ')}
         return found or None
@@ -151,13 +150,13 @@ def read_feature_file(
     values = [number_sql(table.trimmed(name)) if name in floats else table.trimmed(name) for name in names]
     with reading(file.name):
         rows = _read_rows(database, file, table, [table.trimmed(key), *values])
-
     # 3. those that are features
-    def is_feature(number: int, name: str) -> bool:
-        different = len({row[number] for row in rows})
-        return asked is not None or name in floats or different <= max(MOST_IN_SMALL_FILE, len(rows) // 2)
-
-    used = [(number, name) for number, name in enumerate(names, 1) if is_feature(number, name)]
+    most = max(MOST_IN_SMALL_FILE, len(rows) // 2)
+    used = [
+        (number, name)
+        for number, name in enumerate(names, 1)
+        if asked is not None or name in floats or len({row[number] for row in rows}) <= most
+    ]
     found = {row[0]: {name: _cut(row[number]) for number, name in used if row[number] is not None} for row in rows}
     return {id_: features for id_, features in found.items() if id_ and features}
 

@@ -9,7 +9,7 @@ import lzma
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -93,9 +93,8 @@ class LogFile:
     def _first_lines(self, database: Database, encoding: str) -> tuple[tuple[str, ...], list[int]]:
         """The first lines that are of an encoding, and the numbers of those that are not."""
         try:
-            lines = database.rows(
-                f"SELECT line FROM {self.lines_sql(encoding, 2_000_000, 'first')} LIMIT {FIRST_LINES}"
-            )
+            sql = self.lines_sql(encoding, max_line=2_000_000, rejects="first")
+            lines = database.rows(f"SELECT line FROM {sql} LIMIT {FIRST_LINES}")
             others = database.rows(f"SELECT line FROM first_errors WHERE line <= {FIRST_LINES}")
         finally:
             database.drop_rejects("first")
@@ -144,7 +143,7 @@ class Location:
         """The files that were opened, or the archive that they are in."""
         return [self.path] if self._archive is not None else [self._files[name] for name in self._opened]
 
-    def choose(self, groups: Iterable[Sequence[str]]) -> list[str]:
+    def choose(self, groups: Sequence[Sequence[str]]) -> list[str]:
         """The files of the log: those that the user named, or else all that match the first group with a match.
 
         Args:
@@ -161,9 +160,7 @@ class Location:
         if len(self.names) == 1:
             return self.names
         expected = " or ".join(" and ".join(group) for group in groups)
-        raise SourceError(
-            f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name the file itself"
-        )
+        raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name a file")
 
     def open(self, name: str) -> LogFile:
         """A file of this place, unpacked if the database cannot do that.

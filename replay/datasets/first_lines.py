@@ -61,11 +61,11 @@ class FirstLines:
         """The cells of all lines that are not empty, or of the first `most` of them."""
         return [split_line(line, delimiter) for line in [line for line in self.lines if line.strip()][:most]]
 
-    def name_columns(self, delimiter: str, *names: str) -> bool:
+    def has_header(self, delimiter: str, *names: str) -> bool:
         """Whether the first line is a header with these columns, in any order and case."""
         return {name.lower() for name in names} <= {cell.lower() for cell in self.cells(delimiter)}
 
-    def are_mostly(self, delimiter: str, matches: Callable[[Sequence[str]], bool]) -> bool:
+    def most_rows_match(self, delimiter: str, matches: Callable[[Sequence[str]], bool]) -> bool:
         """Whether the cells of half of the lines, or more, match: a header or a damaged line may be among them."""
         rows = self.rows(delimiter, EXAMINED)
         return 2 * sum(map(matches, rows)) >= max(1, len(rows))

@@ -115,7 +115,7 @@ def _by_first_lines(names: Sequence[str], first_lines: FirstLines) -> DatasetFor
     if COMMON_NAMES.are_header(first_lines.cells(delimiter)):
         return _by_name(names, (CSV, TSV)) or (TSV if delimiter == "\t" else CSV)
     # 3. a name, if the lines are as it says
-    fitting = [format for format in SPECIAL if format.may_have(first_lines)]
+    fitting = [format for format in SPECIAL if format.accepts(first_lines)]
     return _by_name(names, fitting) or (JSONL if first_lines.is_json else None)
 
 

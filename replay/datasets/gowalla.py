@@ -27,11 +27,11 @@ class Gowalla(DelimitedFormat):
     names = ColumnNames(("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time"))
     time_format = ISO_TIME
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        return _is_check_in(first_lines.cells("\t"))
+    def recognises(self, start: FirstLines) -> bool:
+        return _is_check_in(start.cells("\t"))
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        return first_lines.name_columns("\t", "location_id") or first_lines.are_mostly("\t", _is_check_in)
+    def accepts(self, start: FirstLines) -> bool:
+        return start.has_header("\t", "location_id") or start.most_rows_match("\t", _is_check_in)
 
 
 def _is_check_in(cells: Sequence[str]) -> bool:

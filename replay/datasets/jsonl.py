@@ -42,8 +42,8 @@ class Jsonl(DatasetFormat):
     def columns(self, log: LogFiles) -> EventColumns:
         return jsonl_columns(log, COMMON_NAMES)
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        return first_lines.is_json
+    def recognises(self, start: FirstLines) -> bool:
+        return start.is_json
 
 
 def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:

@@ -30,9 +30,9 @@ class LightGcn(DatasetFormat):
             )
         return EventColumns(AdjacencyTable(names=("user_id", "item_id")), "user_id", "item_id")
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        words = first_lines.first.lower().split()
-        delimited = any(mark in first_lines.first for mark in DELIMITERS)
+    def accepts(self, start: FirstLines) -> bool:
+        words = start.first.lower().split()
+        delimited = any(mark in start.first for mark in DELIMITERS)
         return not delimited and not any(word in COMMON_NAMES.user_id for word in words)
 
 

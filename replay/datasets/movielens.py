@@ -10,8 +10,8 @@ movies.dat and u.item are Latin-1. u.item has a column for each genre, 1 if the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from streamer.event import Features
 from streamer.replay.datasets.base import ColumnNames, EventColumns
@@ -27,37 +27,17 @@ _GENRES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _FeatureFile:
-    """A file about movies or people."""
-
-    name: str
-    delimiter: str
-    columns: tuple[str, ...]
-    """The first one holds the id."""
-    features: tuple[str, ...]
-    """What is read of it unless the options name other columns."""
-    header: bool = False
-    """Whether it has one; then values are also quoted."""
-    encoding: str | None = None
-    """None: as its first lines show."""
-
-
-_MOVIES = (
-    _FeatureFile("movies.csv", ",", ("movieId", "title", "genres"), ("genres",), header=True),
-    _FeatureFile("movies.dat", "::", ("movieId", "title", "genres"), ("genres",)),
-    _FeatureFile(
-        "u.item",
-        "|",
-        ("movieId", "title", "released", "video_released", "url", *_GENRES),
-        ("genres",),
-        encoding="latin-1",
+_MOVIES = {
+    "movies.csv": DelimitedTable(names=("movieId", "title", "genres"), delimiter=",", header=True, quotes=True),
+    "movies.dat": DelimitedTable(names=("movieId", "title", "genres"), delimiter="::"),
+    "u.item": DelimitedTable(
+        names=("movieId", "title", "released", "video_released", "url", *_GENRES), delimiter="|", encoding="latin-1"
     ),
-)
-_PEOPLE = (
-    _FeatureFile("users.dat", "::", ("userId", "gender", "age", "occupation", "zip"), ("gender", "age", "occupation")),
-    _FeatureFile("u.user", "|", ("userId", "age", "gender", "occupation", "zip"), ("gender", "age", "occupation")),
-)
+}
+_PEOPLE = {
+    "users.dat": DelimitedTable(names=("userId", "gender", "age", "occupation", "zip"), delimiter="::"),
+    "u.user": DelimitedTable(names=("userId", "age", "gender", "occupation", "zip"), delimiter="|"),
+}
 
 
 class MovieLens(DelimitedFormat):
@@ -72,53 +52,47 @@ class MovieLens(DelimitedFormat):
         own = replace(log, options=replace(log.options, item_features=(), user_features=()))
         return replace(
             super().columns(own),
-            features_by_item=_features(log, _MOVIES, log.options.item_features),
-            features_by_user=_features(log, _PEOPLE, log.options.user_features),
+            features_by_item=_features(log, _MOVIES, log.options.item_features, ("genres",)),
+            features_by_user=_features(log, _PEOPLE, log.options.user_features, ("gender", "age", "occupation")),
         )
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        return first_lines.name_columns(first_lines.delimiter, "userId", "movieId")
+    def recognises(self, start: FirstLines) -> bool:
+        return start.has_header(start.delimiter, "userId", "movieId")
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        return first_lines.are_mostly(first_lines.delimiter, _is_rating)
-
-
-def _is_rating(cells: Sequence[str]) -> bool:
-    return len(cells) == 4 and is_number(cells[2], HIGHEST_RATING) and is_number(cells[3])
+    def accepts(self, start: FirstLines) -> bool:
+        return start.most_rows_match(start.delimiter, _is_rating)
 
 
-def _features(log: LogFiles, candidates: Sequence[_FeatureFile], asked: tuple[str, ...] | None) -> dict[str, Features]:
+def _is_rating(row: Sequence[str]) -> bool:
+    return len(row) == 4 and is_number(row[2], HIGHEST_RATING) and is_number(row[3])
+
+
+def _features(
+    log: LogFiles, tables: Mapping[str, DelimitedTable], asked: tuple[str, ...] | None, usual: tuple[str, ...]
+) -> dict[str, Features]:
     """Features by id, from the first of some files that is there.
 
     Raises:
-        SourceError: none of the files is there, or the one that is there does not have a column that is asked for.
+        SourceError: a feature is asked for, and none of the files is there, or it does not have the column.
     """
-    if asked == ():
-        return {}
     there = {bare_name(name).lower(): name for name in reversed(log.location.names)}
-    known = next((known for known in candidates if known.name in there), None)
-    if known is None:
-        if asked:
-            raise missing_feature(log.where, asked[0], " or ".join(known.name for known in candidates))
+    known = next((name for name in tables if name in there), None)
+    if known is None and asked:
+        raise missing_feature(log.where, asked[0], " or ".join(tables))
+    if known is None or asked == ():
         return {}
-    wanted = known.features if asked is None else asked
-    flags = [name for name in known.columns if name in _GENRES] if "genres" in wanted else []
-    columns = (*(name for name in wanted if name != "genres"), *flags) if flags else wanted
-    file = log.location.open(there[known.name])
-    table = DelimitedTable(
-        names=known.columns,
-        delimiter=known.delimiter,
-        header=known.header,
-        quotes=known.header,
-        encoding=known.encoding or file.first_lines(log.database).encoding,
-    )
-    found = read_feature_file(log.database, file, table, known.columns[:1], columns)
-    if flags:
-        found = {id_: _with_genres(features) for id_, features in found.items()}
-    return {id_: features for id_, features in found.items() if features}
+    file, table = log.location.open(there[known]), tables[known]
+    if table.encoding == "utf-8":  # movies.dat is not
+        table = replace(table, encoding=file.first_lines(log.database).encoding)
+    wanted = usual if asked is None else asked
+    if "genres" not in wanted or _GENRES[0] not in table.names:
+        return read_feature_file(log.database, file, table, table.names[:1], wanted)
+    wanted = (*(name for name in wanted if name != "genres"), *_GENRES)
+    found = read_feature_file(log.database, file, table, table.names[:1], wanted)
+    return {id_: joined for id_, features in found.items() if (joined := _join_genres(features))}
 
 
-def _with_genres(features: Features) -> Features:
+def _join_genres(features: Features) -> Features:
     """Features with one for all genres instead of a flag for each."""
     genres = "|".join(name for name in _GENRES if features.get(name) == "1")
     others = {name: value for name, value in features.items() if name not in _GENRES}

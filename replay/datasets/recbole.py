@@ -45,8 +45,8 @@ class RecBole(DatasetFormat):
             features_by_user=_features(log, ".user", names.user_id, of_user),
         )
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        cells = first_lines.cells("\t")
+    def recognises(self, start: FirstLines) -> bool:
+        cells = start.cells("\t")
         return len(cells) > 1 and all(cell.rpartition(":")[2] in _TYPES for cell in cells)
 
 

@@ -111,7 +111,8 @@ class _RowReader:
             not_events.append("WHEN rating IS NULL OR NOT isfinite(rating) THEN 'bad_rating'")
         if self._log.options.event_types:
             values["event_type"] = str(columns.event_type)
-        sql = f"SELECT {', '.join(f'{value} AS {name}' for name, value in values.items())} FROM {columns.table.scan(file)}"
+        selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
+        sql = f"SELECT {selected} FROM {columns.table.scan(file)}"
         if columns.time is not None:
             sql = f"SELECT *, {columns.time_format.parsed} AS time_parsed FROM ({sql})"
             sql = f"SELECT * EXCLUDE (time_text, time_parsed), {columns.time_format.seconds} AS time_s FROM ({sql})"

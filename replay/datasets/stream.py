@@ -59,9 +59,8 @@ def _fill_events(database: Database, columns: EventColumns, options: LogOptions)
         conditions.append(f"time_s >= {options.since_s!r}")
     if options.until_s is not None:
         conditions.append(f"time_s < {options.until_s!r}")
-    database.rows(
-        f"CREATE TABLE events AS SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
-    )
+    rows = f"SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
+    database.rows(f"CREATE TABLE events AS {rows}")
     database.rows("DROP TABLE raw")
 
 

@@ -50,10 +50,10 @@ class TaFeng(DelimitedFormat):
             header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()
         return find_columns(log, replace(table, header=header), self.names, self.time_format)
 
-    def recognises(self, first_lines: FirstLines) -> bool:
-        return first_lines.name_columns(first_lines.delimiter, "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
+    def recognises(self, start: FirstLines) -> bool:
+        return start.has_header(start.delimiter, "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        return first_lines.are_mostly(
-            first_lines.delimiter, lambda cells: len(cells) == len(self.order) and _DATE.match(cells[0]) is not None
+    def accepts(self, start: FirstLines) -> bool:
+        return start.most_rows_match(
+            start.delimiter, lambda cells: len(cells) == len(self.order) and _DATE.match(cells[0]) is not None
         )

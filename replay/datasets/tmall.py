@@ -43,9 +43,9 @@ class Tmall(DelimitedFormat):
     def columns(self, log: LogFiles) -> EventColumns:
         return replace(super().columns(log), event_type_names=_ACTIONS)
 
-    def recognises(self, first_lines: FirstLines) -> bool:
+    def recognises(self, start: FirstLines) -> bool:
         names = ("user_id", "time_stamp", "action_type")
-        return any(first_lines.name_columns(",", *names, seller) for seller in ("seller_id", "merchant_id"))
+        return any(start.has_header(",", *names, seller) for seller in ("seller_id", "merchant_id"))
 
-    def may_have(self, first_lines: FirstLines) -> bool:
-        return first_lines.are_mostly(",", lambda cells: len(cells) == len(self.order) and is_number(cells[5], 1231))
+    def accepts(self, start: FirstLines) -> bool:
+        return start.most_rows_match(",", lambda cells: len(cells) == len(self.order) and is_number(cells[5], 1231))
