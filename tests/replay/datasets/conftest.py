@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Write = Callable[[str, str | bytes], Path]
+from contracts.dataset_contract import Write
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a file, compressed if its name says so; answers its path."""
+    """Writes a file, compressed if its name says so, and returns its path."""
 
     def write(name: str, content: str | bytes) -> Path:
         path = tmp_path / name

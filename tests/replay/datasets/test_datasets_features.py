@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamer.replay.datasets.features import SEPARATOR, FeatureReader
-from streamer.replay.datasets.layout import LONGEST_FEATURE, FeatureColumn
+from streamer.replay.datasets.base import SEPARATOR, FeatureColumn
+from streamer.replay.datasets.features import LONGEST_FEATURE, FeatureReader
 
 NAMES = ("brand", "seller")
 plain = st.text("ab1", min_size=1, max_size=3)

@@ -7,21 +7,30 @@ import random
 import duckdb
 import numpy as np
 import pytest
+from contracts.dataset_contract import rows_in, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.replay.datasets import Log, LogOptions, open_log
-from streamer.replay.datasets.order import keyed_sql, keys
-from streamer.replay.events import Events
+from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets.stream import shuffled_sql
+
+FIRST, SECOND, MASK = 0x7FEB352D, 0x846CA68B, 0xFFFFFFFF
 
 
-def rows_of(log: Log, **arguments) -> list[tuple]:
-    """All events of a log as tuples."""
-    return [row for events in log.batches(**arguments) for row in tuples(events)]
+def mixed(x: np.ndarray) -> np.ndarray:
+    x = ((x ^ (x >> 16)) * FIRST) & MASK
+    x = ((x ^ (x >> 15)) * SECOND) & MASK
+    return x ^ (x >> 16)
 
 
-def tuples(events: Events) -> list[tuple]:
-    return list(zip(events.users, events.items, events.timestamps_s or [None] * len(events), strict=True))
+def keys(rows: np.ndarray, seed: int) -> np.ndarray:
+    """The keys by which rows of equal time are shuffled: each row's number, mixed twice."""
+    state = (seed + 0x9E3779B97F4A7C15) % 2**64  # splitmix64
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+    salt = state ^ (state >> 31)
+    x = rows.astype(np.uint64)
+    return mixed((mixed((x & MASK) ^ (x >> 32) ^ (salt & MASK)) + (salt >> 32)) & MASK)
 
 
 def csv_of(times: list[int]) -> str:
@@ -40,7 +49,7 @@ def slow_order(times: list[int] | None, rows: int, seed: int) -> list[int]:
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50), st.integers(0, 2**70))
 @settings(max_examples=15)
 def test_database_and_numpy_compute_the_same_keys(rows, seed):
-    sql = keyed_sql(f"(SELECT unnest({rows}) AS n)", seed)
+    sql = shuffled_sql(f"(SELECT unnest({rows}) AS row)", seed)
     assert duckdb.connect().execute(sql).fetchall() == list(zip(rows, keys(np.array(rows), seed).tolist(), strict=True))
 
 
@@ -101,7 +110,7 @@ def test_order_is_the_same_when_memory_does_not_hold_the_log(ties):
         assert rows_of(plenty) == rows_of(little)
 
 
-def test_start_leaves_out_so_many_events(write):
+def test_start_is_the_position_of_the_first_event(write):
     with open_log(write("log.csv", csv_of([3, 1, 2, 2, 2, 9])), "csv") as log:
         everything = rows_of(log)
         for start in range(8):
@@ -128,7 +137,7 @@ def test_pass_with_a_seed_is_the_order_that_the_seed_gives_from_the_start(write)
 def test_passes_may_run_at_the_same_time(write):
     with open_log(write("log.csv", csv_of([1] * 50)), "csv") as log:
         one, two = log.batches(10, pass_seed=1), log.batches(10, pass_seed=2)
-        mixed = [(tuples(a), tuples(b)) for a, b in zip(one, two, strict=True)]
+        mixed = [(rows_in(a), rows_in(b)) for a, b in zip(one, two, strict=True)]
         assert [row for a, _ in mixed for row in a] == rows_of(log, pass_seed=1)
         assert [row for _, b in mixed for row in b] == rows_of(log, pass_seed=2)
 
@@ -142,7 +151,7 @@ def test_limit_is_the_beginning_of_the_stream_in_every_pass(write):
 
 
 @pytest.mark.parametrize("arguments", [{"chunk": 0}, {"start": -1}])
-def test_batches_that_cannot_be_are_refused_at_once(write, arguments):
+def test_chunk_or_start_that_is_too_small_is_refused_at_once(write, arguments):
     with open_log(write("log.csv", csv_of([1])), "csv") as log, pytest.raises(ValueError, match="must be at least"):
         log.batches(**arguments)
 

@@ -1,4 +1,4 @@
-"""Temporary directories: none of a killed process stays, none that is used goes."""
+"""Temporary directories: that of a killed process is removed, one that is in use is not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from streamer.replay.datasets import LogOptions, open_log
-from streamer.replay.datasets.scratch import LOCK, PREFIX, Scratch, remove_abandoned
+from streamer.replay.datasets.temporary import LOCK, PREFIX, LockedDirectory, remove_abandoned
 
 OWNER = """
 import sys
 from pathlib import Path
-from streamer.replay.datasets.scratch import Scratch
-scratch = Scratch(Path(sys.argv[1]))
-print(scratch.path, flush=True)
+from streamer.replay.datasets.temporary import LockedDirectory
+directory = LockedDirectory(Path(sys.argv[1]))
+print(directory.path, flush=True)
 input()
 """
 
@@ -59,7 +59,7 @@ def test_process_that_ends_leaves_nothing(owner, tmp_path):
 
 
 def test_two_directories_of_one_process_leave_each_other_alone(tmp_path):
-    one, other = Scratch(tmp_path), Scratch(tmp_path)
+    one, other = LockedDirectory(tmp_path), LockedDirectory(tmp_path)
     remove_abandoned(tmp_path)
     assert one.path.exists()
     assert other.path.exists()
@@ -79,7 +79,7 @@ def test_directory_that_was_removed_before_it_was_locked_is_made_again(tmp_path,
         remove_abandoned(tmp_path)
 
     monkeypatch.setattr(Path, "touch", removed_at_first)
-    scratch = Scratch(tmp_path)
-    assert [path.name for path in scratch.path.iterdir()] == [LOCK]
-    scratch.close()
+    directory = LockedDirectory(tmp_path)
+    assert [path.name for path in directory.path.iterdir()] == [LOCK]
+    directory.close()
     assert list(tmp_path.iterdir()) == []
