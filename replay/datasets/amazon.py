@@ -12,36 +12,42 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from streamer.replay.datasets.base import COMMON_NAMES, ColumnNames, DatasetFormat, EventColumns, find_columns
-from streamer.replay.datasets.delimited import delimited_table
+from streamer.replay.datasets.base import COMMON_NAMES, ColumnNames, EventColumns
+from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.first_lines import FirstLines, is_number
 from streamer.replay.datasets.jsonl import jsonl_columns
 
-_NAMES = ColumnNames(
-    ("user_id", "user", "reviewerID"),
-    ("parent_asin", "asin", "item_id", "item"),
-    ("timestamp", "unixReviewTime", "time"),
-    ("rating", "overall"),
-    required=("user_id", "item_id", "rating"),
-)
-_USER_FIRST = ("user_id", "item_id", "rating", "timestamp")
-_ITEM_FIRST = ("item_id", "user_id", "rating", "timestamp")
 _PRODUCT = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
 """The id of a product; that of a book is its ISBN."""
 
 
-class Amazon(DatasetFormat):
+class Amazon(DelimitedFormat):
     """Amazon ratings: ratings_Books.csv and the like; ratings above the user's average, unless there is a threshold."""
 
     name = "amazon"
     file_names = (("ratings_*.csv",),)
+    delimiter = ","
+    order = ("user_id", "item_id", "rating", "timestamp")
+    names = ColumnNames(
+        ("user_id", "user", "reviewerID"),
+        ("parent_asin", "asin", "item_id", "item"),
+        ("timestamp", "unixReviewTime", "time"),
+        ("rating", "overall"),
+        required=("user_id", "item_id", "rating"),
+    )
 
     def columns(self, log: LogFiles) -> EventColumns:
         if log.first_lines.is_json:
-            return replace(jsonl_columns(log, _NAMES), above_average=True)
-        order = _ITEM_FIRST if _products(log.first_lines, 0) > _products(log.first_lines, 1) else _USER_FIRST
-        return replace(find_columns(log, delimited_table(log, _NAMES, ",", order), _NAMES), above_average=True)
+            return replace(jsonl_columns(log, self.names), above_average=True)
+        return replace(super().columns(log), above_average=True)
+
+    def table(self, log: LogFiles) -> DelimitedTable:
+        table = super().table(log)
+        if not table.header and _products(log.first_lines, 0) > _products(log.first_lines, 1):
+            user, item, *others = table.names
+            return replace(table, names=(item, user, *others))
+        return table
 
     def recognises(self, start: FirstLines) -> bool:
         is_header = COMMON_NAMES.are_header(start.cells(start.delimiter))

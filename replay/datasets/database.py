@@ -17,11 +17,8 @@ from streamer.replay.datasets.temporary import LockedDirectory
 class Database:
     """An empty database in memory, with a directory for temporary files; `close` removes both.
 
-    Args:
-        options: its memory limit, threads, and where temporary files go.
-
     Raises:
-        SettingsError: one of these options cannot be used.
+        SettingsError: the memory limit or the directory for temporary files cannot be used.
     """
 
     def __init__(self, options: LogOptions) -> None:

@@ -37,36 +37,6 @@ _MIXED_LINE_ENDS = "state machine reached an invalid state"
 """What the database says of lines that end in different ways."""
 
 
-class DelimitedFormat(DatasetFormat):
-    """Delimited text, see `delimited_table` and `find_columns`."""
-
-    names: ClassVar[ColumnNames] = COMMON_NAMES
-    delimiter: ClassVar[str | None] = None
-    order: ClassVar[tuple[str, ...]] = ()
-    quotes: ClassVar[bool] = False
-    time_format: ClassVar[TimeFormat] = ANY_TIME
-
-    def columns(self, log: LogFiles) -> EventColumns:
-        table = delimited_table(log, self.names, self.delimiter, self.order, self.quotes)
-        return find_columns(log, table, self.names, self.time_format)
-
-
-class Csv(DelimitedFormat):
-    """Any delimited text; name its columns unless they are user_id, item_id, timestamp."""
-
-    name = "csv"
-    file_names = (("*.csv",),)
-    quotes = True
-
-
-class Tsv(DelimitedFormat):
-    """The same with tabs between, and no quotes."""
-
-    name = "tsv"
-    file_names = (("*.tsv",),)
-    delimiter = "\t"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelimitedTable(Table):
     """Lines of cells with a delimiter between.
@@ -165,104 +135,93 @@ class LineByLineTable(DelimitedTable):
         )
 
 
-def delimited_table(
-    log: LogFiles,
-    names: ColumnNames,
-    delimiter: str | None = None,
-    order: Sequence[str] = (),
-    quotes: bool = False,
-) -> DelimitedTable:
-    """The table in a log of delimited text.
+class DelimitedFormat(DatasetFormat):
+    """A format of delimited text."""
 
-    Args:
-        log: the files.
-        names: what the format calls its columns; a first line that names a user and an item by them is a header.
-        delimiter: between columns, unless the options name one; None: as the first lines show.
-        order: the columns of a file without a header; empty: they are called 1, 2, 3.
-        quotes: whether cells may be quoted, with delimiters inside.
+    names: ClassVar[ColumnNames] = COMMON_NAMES
+    """A first line that names a user and an item by these is a header."""
+    delimiter: ClassVar[str | None] = None
+    """Unless the options name one; None: as the first lines show."""
+    order: ClassVar[tuple[str, ...]] = ()
+    """The columns of a file without a header; empty: they are called 1, 2, 3."""
+    quotes: ClassVar[bool] = False
+    """Whether cells may be quoted, with delimiters inside."""
+    time_format: ClassVar[TimeFormat] = ANY_TIME
 
-    Raises:
-        SourceError: it has too few columns, two of one name, or others in another file.
-    """
-    options, start = log.options, log.first_lines
-    mark = options.delimiter or delimiter or start.delimiter
-    cells = start.cells(mark)
-    # 1. is the first line a header?
-    header = options.header if options.header is not None else _is_header(cells, names, options.columns, bool(order))
-    # 2. the names of the columns
-    if header:
-        _check_distinct(log, cells, names)
-        columns = cells
-    else:  # as many as most of the first lines have
-        count = Counter(map(len, start.rows(mark))).most_common(1)[0][0]
-        if count < len(order):
-            raise SourceError(
-                f"{log.where}: its lines have {count} columns, e.g. {start.quoted_first}; expected "
-                f"{mark.join(order)!r}: choose another format"
-            )
-        columns = [*order, *(str(number) for number in range(len(order) + 1, count + 1))]
-    if len(columns) < 2:
-        raise SourceError(
-            f"{log.where}: its lines have no two columns with {mark!r} between: {start.quoted_first}; "
-            "choose another delimiter or format"
-        )
-    # 3. the same in all files
-    check_same_columns(log, mark, len(columns), cells if header else None)
-    return DelimitedTable(
-        names=_distinct(columns),
-        delimiter=mark,
-        header=header,
-        quotes=quotes,
-        encoding=start.encoding,
-        skipped=start.empty_before_first,
-    )
+    def columns(self, log: LogFiles) -> EventColumns:
+        return find_columns(log, self.table(log), self.names, self.time_format)
 
+    def table(self, log: LogFiles) -> DelimitedTable:
+        """The table in the files of a log.
 
-def check_same_columns(log: LogFiles, delimiter: str, columns: int, header: Sequence[str] | None = None) -> None:
-    """See that all files of a log have the columns of the first.
-
-    Raises:
-        SourceError: one has others.
-    """
-    for file in log.files[1:]:
-        start = file.first_lines(log.database)
+        Raises:
+            SourceError: it has too few columns, two of one name, or others in another file.
+        """
+        options, start = log.options, log.first_lines
+        delimiter = options.delimiter or self.delimiter or start.delimiter
         cells = start.cells(delimiter)
-        if start.first and (len(cells) != columns or (header is not None and cells != header)):
+        # 1. is the first line a header?
+        header = options.header if options.header is not None else self._is_header(cells, options.columns)
+        # 2. the names of the columns
+        if header:
+            self._check_distinct(log, cells)
+            columns = cells
+        else:  # as many as most of the first lines have
+            count = Counter(map(len, start.rows(delimiter))).most_common(1)[0][0]
+            columns = [*self.order, *(str(number) for number in range(len(self.order) + 1, count + 1))]
+            if count < len(columns):
+                raise SourceError(
+                    f"{log.where}: its lines have {count} columns, e.g. {start.quoted_first}; expected "
+                    f"{delimiter.join(self.order)!r}: choose another format"
+                )
+        if len(columns) < 2:
             raise SourceError(
-                f"{log.where}: the files have different columns: {file.name} begins with {start.quoted_first}, "
-                f"{log.files[0].name} with {log.first_lines.quoted_first}; read them one by one"
+                f"{log.where}: its lines have no two columns with {delimiter!r} between: {start.quoted_first}; "
+                "choose another delimiter or format"
             )
+        # 3. the same in all files
+        for file in log.files[1:]:
+            other = file.first_lines(log.database)
+            found = other.cells(delimiter)
+            if other.first and (len(found) != len(columns) or (header and found != cells)):
+                raise SourceError(
+                    f"{log.where}: the files have different columns: {file.name} begins with {other.quoted_first}, "
+                    f"{log.files[0].name} with {start.quoted_first}; read them one by one"
+                )
+        return DelimitedTable(
+            names=_distinct(columns),
+            delimiter=delimiter,
+            header=header,
+            quotes=self.quotes,
+            encoding=start.encoding,
+            skipped=start.empty_before_first,
+        )
 
+    def _is_header(self, cells: Sequence[str], asked: Mapping[str, str]) -> bool:
+        """Whether the first line is a header: it is, if it names a user and an item as the format or the user does.
 
-def _is_header(cells: Sequence[str], names: ColumnNames, asked: Mapping[str, str], has_order: bool) -> bool:
-    """Whether the first line is a header: it is, if it names a user and an item as the format or the user does.
+        If the user counts a column by its number, the other one decides. If nothing does, formats without an order of
+        their own must have a header, unless the user counts all columns.
+        """
+        known: list[bool | None] = []
+        for part, usual in (("user_id", self.names.user_id), ("item_id", self.names.item_id)):
+            name = asked.get(part)
+            counted = name is not None and name.isdecimal()
+            known.append(None if counted else first_match((name,) if name else usual, cells) is not None)
+        if True in known and False not in known:
+            return True
+        return not self.order and not (asked and all(name.isdecimal() for name in asked.values()))
 
-    If the user counts a column by its number, the other one decides. If nothing does, formats without an order of
-    their own must have a header, unless the user counts all columns.
-    """
-    known: list[bool | None] = []
-    for part, usual in (("user_id", names.user_id), ("item_id", names.item_id)):
-        name = asked.get(part)
-        known.append(None if name and name.isdecimal() else first_match((name,) if name else usual, cells) is not None)
-    if True in known and False not in known:
-        return True
-    return not has_order and not (asked and all(name.isdecimal() for name in asked.values()))
-
-
-def _check_distinct(log: LogFiles, cells: Sequence[str], names: ColumnNames) -> None:
-    """See that no two columns of a header have the name of a part of an event.
-
-    Raises:
-        SourceError: two have.
-    """
-    for part in FIELDS:
-        asked = log.options.columns.get(part)
-        found = first_match(getattr(names, part) if asked is None else (asked,), cells)
-        if found is not None and cells.count(found) > 1:
-            raise SourceError(
-                f"{log.where}: two columns are called {found!r}: say which one by its number, "
-                f"e.g. {part}={1 + cells.index(found)}"
-            )
+    def _check_distinct(self, log: LogFiles, cells: Sequence[str]) -> None:
+        """Raise an error if two columns of a header have the name of a part of an event."""
+        for part in FIELDS:
+            asked = log.options.columns.get(part)
+            found = first_match(getattr(self.names, part) if asked is None else (asked,), cells)
+            if found is not None and cells.count(found) > 1:
+                raise SourceError(
+                    f"{log.where}: two columns are called {found!r}: say which one by its number, "
+                    f"e.g. {part}={1 + cells.index(found)}"
+                )
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -271,3 +230,19 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     for number, name in enumerate(names, 1):
         found.append(name if name and name not in found else f"{name or 'column'}_{number}")
     return tuple(found)
+
+
+class Csv(DelimitedFormat):
+    """Any delimited text; name its columns unless they are user_id, item_id, timestamp."""
+
+    name = "csv"
+    file_names = (("*.csv",),)
+    quotes = True
+
+
+class Tsv(DelimitedFormat):
+    """The same with tabs between, and no quotes."""
+
+    name = "tsv"
+    file_names = (("*.tsv",),)
+    delimiter = "\t"

@@ -34,9 +34,6 @@ EventFeatures = list[Features | None]
 _decode_json = msgspec.json.Decoder().decode
 
 
-# columns of the log ---------------------------------------------------------------------------------------------------
-
-
 class FeatureReader:
     """Reads features of items, or of users. Events share the features that it returns: treat them as read-only.
 
@@ -55,11 +52,9 @@ class FeatureReader:
             self._shared[:] = self._split_plain() or [self._split(text) for text in texts]
 
     def read(self, ids: Sequence[str], codes: NDArray[np.integer[Any]] | None) -> EventFeatures | None:
-        """The features of some events; None if none of them has any.
+        """The features of some events, by the ids of their items or users and the codes of their texts.
 
-        Args:
-            ids: of their items or users.
-            codes: of their features in the log; None if that has no features.
+        None if none of them has any.
         """
         found: EventFeatures = list(map(self._by_id.get, ids)) if self._by_id else []
         if codes is not None:
@@ -108,9 +103,6 @@ def _cut(value: Any) -> Any:
     return value[:LONGEST_FEATURE] if isinstance(value, str) else value
 
 
-# files about users or items -------------------------------------------------------------------------------------------
-
-
 def read_feature_file(
     database: Database,
     file: LogFile,
@@ -122,8 +114,6 @@ def read_feature_file(
     """Features by id, from a file with a line for each user or item.
 
     Args:
-        file: the file.
-        table: its columns.
         id_names: what the column with the id may be called.
         asked: the columns to take; None: all but those with a different value in more than half of the lines, which
             are names or titles rather than features.

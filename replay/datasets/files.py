@@ -105,8 +105,7 @@ class Location:
     """Where a log lies: a file and its neighbours, files that match a pattern, a directory, or a zip archive.
 
     Args:
-        path: what the user named.
-        directory: an empty directory, for files that must be unpacked.
+        directory: for files that must be unpacked.
 
     Raises:
         SourceError: nothing is there, or it cannot be read.
@@ -115,7 +114,6 @@ class Location:
     def __init__(self, path: str | Path, directory: Path) -> None:
         self.path, self._directory = Path(path), directory
         self._archive: zipfile.ZipFile | None = None
-        self._files: dict[str, Path] = {}
         self._opened: dict[str, LogFile] = {}
         self.named: tuple[str, ...] = ()
         """The files that the user named; empty for a directory, or an archive of several files."""
@@ -132,34 +130,28 @@ class Location:
         else:
             self._files = _files_in(self.path.parent) | {self.path.name: self.path}
             self.named = (self.path.name,)
-
-    @property
-    def names(self) -> list[str]:
+        self.names = list(self._files)
         """All files that are there."""
-        return list(self._files)
 
     @property
     def opened(self) -> list[Path]:
         """The files that were opened, or the archive that they are in."""
         return [self.path] if self._archive is not None else [self._files[name] for name in self._opened]
 
-    def choose(self, groups: Sequence[Sequence[str]]) -> list[str]:
+    def choose(self, patterns: Sequence[Sequence[str]]) -> list[str]:
         """The files of the log: those that the user named, or else all that match the first group with a match.
-
-        Args:
-            groups: patterns of file names; those of a group belong together.
 
         Raises:
             SourceError: no file matches.
         """
         if self.named:
             return list(self.named)
-        for group in groups:
+        for group in patterns:
             if found := [name for pattern in group for name in self.names if matches(name, pattern)]:
                 return list(dict.fromkeys(found))
         if len(self.names) == 1:
             return self.names
-        expected = " or ".join(" and ".join(group) for group in groups)
+        expected = " or ".join(" and ".join(group) for group in patterns)
         raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name a file")
 
     def open(self, name: str) -> LogFile:
@@ -270,12 +262,9 @@ def _nothing_at(path: Path) -> str:
         return f"{path} does not exist: there is no directory {path.parent}"
     names = sorted(entry.name for entry in path.parent.iterdir())
     near = difflib.get_close_matches(path.name, names, 3, 0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else _listed(names)
-    return f"{path} does not exist; {hint}"
+    return f"{path} does not exist; " + (f"did you mean {' or '.join(near)}?" if near else _listed(names))
 
 
 def _listed(names: Sequence[str]) -> str:
-    if not names:
-        return "there is no file"
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return f"there is {', '.join(names[:MOST_LISTED])}{more}"
+    return f"there is {', '.join(names[:MOST_LISTED]) or 'no file'}{more}"

@@ -68,10 +68,9 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     table = JsonTable(names=tuple(sorted(paths, key=lambda name: len(paths[name]))), paths=paths)
     problem = "CASE WHEN document IS NULL THEN CASE WHEN json_valid(line) THEN 'not_an_event' ELSE 'not_json' END END"
     columns = replace(find_columns(log, table, names), problem=problem)
-    if log.options.item_features is None:
-        columns = replace(columns, item_features=table.object("item_features"))
-    if log.options.user_features is None:
-        columns = replace(columns, user_features=table.object("user_features"))
+    for name in ("item_features", "user_features"):
+        if name in paths and getattr(log.options, name) is None:
+            columns = replace(columns, **{name: (FeatureColumn(name, table.object_sql(name), "object"),)})
     return columns
 
 
@@ -96,11 +95,9 @@ class JsonTable(Table):
     def untrimmed(self, name: str) -> str:
         return f"json_extract_string(document, {self._pointer(name)})"
 
-    def object(self, name: str) -> tuple[FeatureColumn, ...]:
-        """The features in a field that is an object; none if there is no such field."""
-        if name not in self.names:
-            return ()
-        return (FeatureColumn(name, f"json_extract(document, {self._pointer(name)})::VARCHAR", "object"),)
+    def object_sql(self, name: str) -> str:
+        """SQL of a field that is an object, as JSON."""
+        return f"json_extract(document, {self._pointer(name)})::VARCHAR"
 
     def _pointer(self, name: str) -> str:
         return quoted("".join("/" + key.replace("~", "~0").replace("/", "~1") for key in self.paths[name]))

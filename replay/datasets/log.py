@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -42,17 +41,12 @@ class Log:
     A log without times is shuffled as a whole. The order is the same on any machine and with any number of threads.
     Used by one thread; `close` removes the temporary files.
 
-    Args:
-        name: of its format.
-        log: its files, open.
-        columns: those that hold the parts of an event.
-
     Raises:
         SourceError: it cannot be read, or does not hold an event.
     """
 
-    def __init__(self, name: str, log: LogFiles, columns: EventColumns) -> None:
-        self.name, self.path, self.seed = name, log.location.path, log.options.seed
+    def __init__(self, format_name: str, log: LogFiles, columns: EventColumns) -> None:
+        self.name, self.path, self.seed = format_name, log.location.path, log.options.seed
         self.has_time = columns.time is not None
         self._log, self._database = log, log.database
         self.malformed: Malformed = read_rows(log, columns)
@@ -74,9 +68,7 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

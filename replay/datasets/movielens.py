@@ -70,11 +70,7 @@ def _is_rating(row: Sequence[str]) -> bool:
 def _features(
     log: LogFiles, tables: Mapping[str, DelimitedTable], asked: tuple[str, ...] | None, usual: tuple[str, ...]
 ) -> dict[str, Features]:
-    """Features by id, from the first of some files that is there.
-
-    Raises:
-        SourceError: a feature is asked for, and none of the files is there, or it does not have the column.
-    """
+    """Features by id, from the first of some files that is there."""
     there = {bare_name(name).lower(): name for name in reversed(log.location.names)}
     known = next((name for name in tables if name in there), None)
     if known is None and asked:

@@ -1,4 +1,4 @@
-"""What of a log becomes events, and in which order."""
+"""Which events of a log make the stream, and in which order."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 FIELDS = ("user_id", "item_id", "timestamp", "rating", "event_type")
-"""Parts of an event that a column can hold, by our own names."""
+"""The parts of an event that a column can hold, by our own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """How a log is read. The defaults read all of it, as its format says.
 
-    Filters come in the order in which they stand here; `limit` cuts the finished stream.
+    The filters are applied in the order in which they stand here; `limit` cuts the finished stream.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our name -> the file's name of a column, `{"user_id": "uid"}`; a number counts columns from 1."""
+    """Our name of a part -> the name of its column, `{"user_id": "uid"}`, or its number, counted from 1."""
     item_features: tuple[str, ...] | None = None
-    """Columns that say something of the item; `price:float` is a number. None: those that the format knows."""
+    """Columns with features of the item; `price:float` is a number. None: those that the format is known for."""
     user_features: tuple[str, ...] | None = None
-    """The same of the user."""
+    """Columns with features of the user."""
     event_types: tuple[str, ...] = ()
     """Only events of these types; empty: all."""
     min_rating: float | None = None
@@ -39,21 +39,21 @@ class LogOptions:
     sample_users: float | int | None = None
     """A share of the users (below 1), or a number of them, chosen by the seed."""
     min_user_events: int = 0
-    """Only users with so many events, and only items with `min_item_events`, until neither changes any more."""
+    """Only users with at least this many events, and items with `min_item_events`, repeated until both hold."""
     min_item_events: int = 0
     limit: int | None = None
-    """The first so many events of the stream."""
+    """Only the first events of the stream, up to this number."""
 
     seed: int = 0
-    """Orders events of equal time, and chooses users."""
+    """Shuffles events of equal time, and chooses users."""
     delimiter: str | None = None
-    """Between columns. None: as the format says, or as the first line shows."""
+    """Between columns. None: as the format says, or as the first lines show."""
     header: bool | None = None
     """Whether the first line names the columns. None: as the first line shows."""
     memory_limit: str = "1GB"
-    """What sorting may take; the rest goes to `temp_dir`."""
+    """Of reading and sorting; what does not fit goes to `temp_dir`."""
     temp_dir: Path | None = None
-    """Where a directory for temporary files is made. None: where the system has them."""
+    """In which a directory for temporary files is made. None: where the system has temporary files."""
     threads: int | None = None
     """That read and sort. None: one for each core. The order does not depend on it."""
 
@@ -72,11 +72,11 @@ class LogOptions:
         return None if self.until is None else parse_time(self.until)
 
     def _column_problems(self) -> Iterator[str]:
-        for ours, theirs in self.columns.items():
-            if ours not in FIELDS:
-                yield f"columns: there is no field {ours!r}, only {', '.join(FIELDS)}"
-            if not theirs:
-                yield f"columns: {ours} needs the name of a column"
+        for part, column in self.columns.items():
+            if part not in FIELDS:
+                yield f"columns: there is no field {part!r}, only {', '.join(FIELDS)}"
+            if not column:
+                yield f"columns: {part} needs the name of a column"
         for name in ("item_features", "user_features"):
             for column in getattr(self, name) or ():
                 if not column.removesuffix(":float"):
@@ -85,11 +85,10 @@ class LogOptions:
     def _filter_problems(self) -> Iterator[str]:
         if self.min_rating is not None and not math.isfinite(self.min_rating):
             yield f"min_rating is {self.min_rating}: it must be a finite number"
-        for name in ("min_user_events", "min_item_events"):
-            if getattr(self, name) < 0:
-                yield f"{name} is {getattr(self, name)}: it must be 0 or more"
-        if self.limit is not None and self.limit < 1:
-            yield f"limit is {self.limit}: it must be 1 or more"
+        for name, least in (("min_user_events", 0), ("min_item_events", 0), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                yield f"{name} is {value}: it must be {least} or more"
         sample = self.sample_users
         if sample is not None and not (0 < sample < 1 or (sample >= 1 and float(sample).is_integer())):
             yield f"sample_users is {sample}: it must be a share between 0 and 1, or a whole number of users"
@@ -97,9 +96,11 @@ class LogOptions:
     def _time_problems(self) -> Iterator[str]:
         for name in ("since", "until"):
             text = getattr(self, name)
-            if text is not None and _may_be_date(text):
+            if text is None:
+                continue
+            if text.isdecimal() and len(text) in (4, 6, 8):  # 2014, 1111, 201411, 20141111
                 yield f"{name} is {text!r}, a date or seconds? Write 2014-11-11, or {text}.0 for seconds"
-            elif text is not None and _time_or_none(text) is None:
+            elif _time_or_none(text) is None:
                 yield f"{name} is {text!r}: write 2014-11-11, 2014-11-11T08:30:00+08:00 or seconds since the epoch"
         since, until = _time_or_none(self.since or ""), _time_or_none(self.until or "")
         if since is not None and until is not None and since >= until:
@@ -126,13 +127,8 @@ def parse_time(text: str) -> float:
         time = datetime.fromisoformat(text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     if not math.isfinite(seconds):
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     return seconds
-
-
-def _may_be_date(text: str) -> bool:
-    """Whether a number may be meant as a year or a date: 2014, 1111, 201411, 20141111."""
-    return text.isdecimal() and len(text) in (4, 6, 8)
 
 
 def _time_or_none(text: str) -> float | None:

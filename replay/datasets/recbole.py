@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamer.event import Features
-from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat, EventColumns, find_columns, first_match
-from streamer.replay.datasets.delimited import DelimitedTable, delimited_table
+from streamer.replay.datasets.base import EventColumns, find_columns, first_match
+from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
 from streamer.replay.datasets.features import missing_feature, read_feature_file
 from streamer.replay.datasets.files import LogFiles, bare_name
 from streamer.replay.datasets.first_lines import FirstLines
@@ -24,15 +24,16 @@ from streamer.replay.datasets.options import FIELDS, LogOptions
 _TYPES = ("token", "float", "token_seq", "float_seq")
 
 
-class RecBole(DatasetFormat):
+class RecBole(DelimitedFormat):
     """RecBole's .inter, with features from .item and .user beside it."""
 
     name = "recbole"
     file_names = (("*.inter",),)
+    delimiter = "\t"
 
     def columns(self, log: LogFiles) -> EventColumns:
-        names, options = COMMON_NAMES, log.options
-        table, types = _typed_table(replace(log, options=replace(options, header=True)))
+        names, options = self.names, log.options
+        table, types = self._typed_table(replace(log, options=replace(options, header=True)))
         parts = {*(getattr(names, part)[0] for part in FIELDS), *names.timestamp, *names.rating}
         parts |= {name.lower() for name in options.columns.values()}
         tokens = tuple(name for name, kind in types.items() if kind == "token" and name.lower() not in parts)
@@ -41,20 +42,35 @@ class RecBole(DatasetFormat):
         own = replace(log, options=replace(options, item_features=own_of_item, user_features=own_of_user))
         return replace(
             find_columns(own, table, replace(names, item_features=tokens)),
-            features_by_item=_features(log, ".item", names.item_id, of_item),
-            features_by_user=_features(log, ".user", names.user_id, of_user),
+            features_by_item=self._features(log, ".item", names.item_id, of_item),
+            features_by_user=self._features(log, ".user", names.user_id, of_user),
         )
 
     def recognises(self, start: FirstLines) -> bool:
         cells = start.cells("\t")
         return len(cells) > 1 and all(cell.rpartition(":")[2] in _TYPES for cell in cells)
 
+    def _typed_table(self, log: LogFiles) -> tuple[DelimitedTable, dict[str, str]]:
+        """The table of a file whose columns are called `name:type`, by their names alone, and the type of each."""
+        table = self.table(log)
+        types = {name.rpartition(":")[0] or name: name.rpartition(":")[2] for name in table.names}
+        return replace(table, names=tuple(types)), types
 
-def _typed_table(log: LogFiles) -> tuple[DelimitedTable, dict[str, str]]:
-    """The table of a file whose columns are called `name:type`, by their names alone, and the type of each."""
-    table = delimited_table(log, COMMON_NAMES, "\t")
-    types = {name.rpartition(":")[0] or name: name.rpartition(":")[2] for name in table.names}
-    return replace(table, names=tuple(types)), types
+    def _features(
+        self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: tuple[str, ...] | None
+    ) -> dict[str, Features]:
+        """Features by id, from the file with another suffix beside the log."""
+        expected = bare_name(log.files[0].name).removesuffix(".inter") + suffix
+        name = next((name for name in log.location.names if bare_name(name) == expected), None)
+        if name is None and asked:
+            raise missing_feature(log.where, asked[0], expected)
+        if name is None or asked == ():
+            return {}
+        file, options = log.location.open(name), LogOptions(header=True)
+        beside = replace(log, files=(file,), first_lines=file.first_lines(log.database), options=options)
+        table, types = self._typed_table(beside)
+        numbers = [column for column, kind in types.items() if kind == "float"]
+        return read_feature_file(log.database, file, table, id_names, asked, numbers)
 
 
 def _divided(
@@ -65,20 +81,3 @@ def _divided(
         return None, None
     own = tuple(name for name in asked if first_match((name.removesuffix(":float"),), table.names))
     return own, tuple(name for name in asked if name not in own)
-
-
-def _features(
-    log: LogFiles, suffix: str, id_names: Sequence[str], asked: tuple[str, ...] | None
-) -> dict[str, Features]:
-    """Features by id, from the file with another suffix beside the log."""
-    expected = bare_name(log.files[0].name).removesuffix(".inter") + suffix
-    name = next((name for name in log.location.names if bare_name(name) == expected), None)
-    if name is None and asked:
-        raise missing_feature(log.where, asked[0], expected)
-    if name is None or asked == ():
-        return {}
-    file = log.location.open(name)
-    beside = replace(log, files=(file,), first_lines=file.first_lines(log.database), options=LogOptions(header=True))
-    table, types = _typed_table(beside)
-    numbers = tuple(column for column, kind in types.items() if kind == "float")
-    return read_feature_file(log.database, file, table, id_names, asked, numbers)

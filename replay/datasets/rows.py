@@ -58,6 +58,8 @@ def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
 
 
 class _RowReader:
+    """Appends the rows of one file after another to `raw`."""
+
     def __init__(self, log: LogFiles, columns: EventColumns) -> None:
         self._log, self._columns, self._database = log, columns, log.database
         self._needs_rating = columns.above_average or log.options.min_rating is not None
@@ -66,7 +68,7 @@ class _RowReader:
         self.malformed = Malformed()
 
     def read(self, file: LogFile) -> int:
-        """Append the rows of a file, and return how many of them are events. A damaged file is read line by line."""
+        """Append the rows of a file, and return the number of events among them."""
         columns, table = self._columns, self._columns.table
         damage = table.damage(self._database, partial(self._append, file, columns))
         if damage is not None and isinstance(table, DelimitedTable):
@@ -147,10 +149,6 @@ def _lines_of_rows(
 
     Lines that became no row, and are in `reject_errors`, are skipped as in the first reading; of them, those that are
     not of the encoding are not read at all.
-
-    Args:
-        rows: numbers of rows, from 0.
-        header: whether the first line is not a row.
     """
     if not rows:
         return {}

@@ -16,7 +16,7 @@ import re
 from dataclasses import replace
 
 from streamer.replay.datasets.base import ColumnNames, EventColumns, TimeFormat, find_columns
-from streamer.replay.datasets.delimited import DelimitedFormat, delimited_table
+from streamer.replay.datasets.delimited import DelimitedFormat
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.first_lines import FirstLines
 
@@ -44,7 +44,7 @@ class TaFeng(DelimitedFormat):
 
     def columns(self, log: LogFiles) -> EventColumns:
         # The names in the header do not count: it may be in Chinese.
-        table = delimited_table(replace(log, options=replace(log.options, header=False)), self.names, order=self.order)
+        table = self.table(replace(log, options=replace(log.options, header=False)))
         header = log.options.header
         if header is None:
             header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()

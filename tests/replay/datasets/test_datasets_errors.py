@@ -124,7 +124,7 @@ def test_memory_limit_or_directory_that_cannot_be_used_is_reported(write):
     path = write("log.csv", GOOD)
     with pytest.raises(SettingsError, match="memory_limit is 'much'"):
         open_log(path, "csv", LogOptions(memory_limit="much"))
-    with pytest.raises(SettingsError, match="temp_dir .*nowhere cannot be used"):
+    with pytest.raises(SettingsError, match=r"temp_dir .*nowhere cannot be used"):
         open_log(path, "csv", LogOptions(temp_dir=path.parent / "nowhere"))
 
 

@@ -177,10 +177,6 @@ def test_all_wrong_options_are_reported_at_once_and_the_format_too(write):
     assert "did you mean gowalla?" in caught.value.problems[2]
 
 
-@pytest.mark.parametrize("since", ["0", "86400", "2014.0", "1415664000", "2014-11-11"])
-def test_times_that_are_clear_have_no_problems(since):
+@pytest.mark.parametrize("since", [None, "0", "86400", "2014.0", "1415664000", "2014-11-11"])
+def test_defaults_and_times_that_are_clear_have_no_problems(since):
     assert LogOptions(since=since).problems() == []
-
-
-def test_defaults_have_no_problems():
-    assert LogOptions().problems() == []

@@ -1,4 +1,4 @@
-"""Malformed lines are counted and shown with their numbers, damaged files are read as far as possible."""
+"""Malformed lines are counted and shown with their numbers; damaged files are read as far as possible."""
 
 from __future__ import annotations
 
@@ -12,10 +12,64 @@ from hypothesis import strategies as st
 from streamer.replay.datasets import Log, LogOptions, open_log
 
 HEADER = "user_id,item_id,timestamp\n"
+LONGEST = "ü" * 256
+CASES: dict[str, tuple[str | bytes, list[tuple[str, str, float]], list[str]]] = {
+    "malformed lines": (
+        "a,1,1\n\nb,2\nc,3,3,3\n,4,4\ne, ,5\nf,6,soon\ng,7,-7\nh,8,8\n",
+        [("a", "1", 1), ("h", "8", 8)],
+        [
+            "line 4: missing_columns: b,2",
+            "line 5: too_many_columns: c,3,3,3",
+            "line 6: missing_user_id: ,4,4",
+            "line 7: missing_item_id: e, ,5",
+            "line 8: bad_timestamp: f,6,soon",
+            "line 9: bad_timestamp: g,7,-7",
+        ],
+    ),
+    "ids that are too long for an event": (
+        f"{LONGEST},{LONGEST},1\n{LONGEST}x,i,2\nu,{LONGEST}x,3\n",
+        [(LONGEST, LONGEST, 1)],
+        [f"line 3: id_too_long: {80 * 'ü'}", f"line 4: id_too_long: u,{78 * 'ü'}"],
+    ),
+    "carriage return within a line": (
+        "a,b,1\nc,d\re,f,3\ng,h,4\r\nk,l,5\n",
+        [("a", "b", 1), ("e", "f", 3), ("g", "h", 4), ("k", "l", 5)],
+        ["line 3: missing_columns: c,d"],
+    ),
+    "quote that is never closed": (
+        'a,b,1\n"c,d,2\ne,f,3\n"g","h",4\n',
+        [("a", "b", 1), ("c", "d", 2), ("e", "f", 3), ("g", "h", 4)],
+        [],
+    ),
+    "quote that is never closed in a line with other columns": (
+        'a,"x, y",1\nb,"12 inch, long,2\nc,"z, y",3\n"d"\ne,"v",4\n',
+        [("a", "x, y", 1), ("c", "z, y", 3), ("e", "v", 4)],
+        ['line 3: unclosed_quote: b,"12 inch, long,2', 'line 5: missing_columns: "d"'],
+    ),
+    "values that span lines, as a rule": (
+        "".join(f'u{n},"i\n{n}",{n}\n' for n in range(20)) + 'u,"i\nx",5,6\n',
+        [(f"u{n}", f"i\n{n}", n) for n in range(20)],
+        ['line 22: too_many_columns: u,"i\nx",5,6'],
+    ),
+    "spaces and Windows line ends": (b" ann , x y ,1\r\n\r\nbob,z,2\r\n", [("ann", "x y", 1), ("bob", "z", 2)], []),
+    "Latin-1": ("José,Übermut,1\nZoë,Ärger,2\n".encode("latin-1"), [("José", "Übermut", 1), ("Zoë", "Ärger", 2)], []),
+    "UTF-8": ("李,東京 É,1\n", [("李", "東京 É", 1)], []),
+    "times of several units": (
+        "a,x,1415664000500\na,y,1415664000\na,z,2014-11-11T00:00:00.25Z\n",
+        [("a", "y", 1415664000), ("a", "z", 1415664000.25), ("a", "x", 1415664000.5)],
+        [],
+    ),
+}
 
 
-def items_of(log: Log) -> list[str]:
-    return [item for events in log.batches() for item in events.items]
+@pytest.mark.parametrize("case", CASES)
+def test_file_is_read_as_far_as_possible(write, case):
+    lines, rows, examples = CASES[case]
+    raw = HEADER.encode() + (lines.encode() if isinstance(lines, str) else lines)
+    with open_log(write("log.csv", raw), "csv") as log:
+        assert rows_of(log) == rows
+        assert log.malformed.examples == examples
+        assert log.describe()["malformed"] == log.malformed.total >= len(examples)
 
 
 def numbers_and_reasons(log: Log) -> list[tuple[int, str]]:
@@ -23,40 +77,27 @@ def numbers_and_reasons(log: Log) -> list[tuple[int, str]]:
     return [(int(line.removeprefix("line ")), reason) for line, reason, *_ in parts]
 
 
-# malformed lines ------------------------------------------------------------------------------------------------------
+GOOD = b"u,i,7"
+REASONS = {
+    b"u,i": "missing_columns",
+    b"u,,7": "missing_item_id",
+    b"u,i,7,8": "too_many_columns",
+    b"u,\xff,7": "invalid_encoding",
+}
+LINES = st.lists(st.tuples(st.sampled_from([GOOD, GOOD, b"", *REASONS]), st.booleans()), max_size=25)
 
 
-def test_each_malformed_line_is_shown_with_its_number_its_reason_and_its_text(write):
-    lines = ["a,1,1", "", "b,2", "c,3,3,3", ",4,4", "e, ,5", "f,6,soon", "g,7,-7", "h,8,8"]
-    with open_log(write("log.csv", HEADER + "\n".join(lines)), "csv") as log:
-        assert items_of(log) == ["1", "8"]
-        assert log.malformed.examples == [
-            "line 4: missing_columns: b,2",
-            "line 5: too_many_columns: c,3,3,3",
-            "line 6: missing_user_id: ,4,4",
-            "line 7: missing_item_id: e, ,5",
-            "line 8: bad_timestamp: f,6,soon",
-            "line 9: bad_timestamp: g,7,-7",
-        ]
-        assert log.malformed.total == 6
-        assert log.describe()["reasons"]["bad_timestamp"] == 2
-        assert log.describe()["malformed"] == 6
-
-
-GOOD, EMPTY, SHORT, NO_ITEM, NOT_UTF8 = b"u,i,7", b"", b"u,i", b"u,,7", b"u,\xff,7"
-
-
-@given(st.lists(st.sampled_from([GOOD, GOOD, EMPTY, SHORT, NO_ITEM, NOT_UTF8]), max_size=25), st.booleans())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_line_numbers_are_right_in_any_mixture(write, lines, windows):
-    reasons = {SHORT: "missing_columns", NO_ITEM: "missing_item_id", NOT_UTF8: "invalid_encoding"}
-    plenty = [GOOD] * 300 + lines  # if a tenth of them is not UTF-8, none is meant to be
-    content = (b"\r\n" if windows else b"\n").join([HEADER.strip().encode(), *plenty])
+@pytest.mark.parametrize("ends", [(b"\n", b"\n"), (b"\r\n", b"\r\n"), (b"\n", b"\r\n")])
+@given(LINES)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+def test_line_numbers_are_right_in_any_mixture_however_lines_end(write, ends, lines):
+    plenty = [(GOOD, False), (GOOD, True)] * 150 + lines  # if a tenth of them is not UTF-8, none is meant to be
+    content = HEADER.encode() + b"".join(line + ends[end] for line, end in plenty)
     with open_log(write("log.csv", content), "csv") as log:
-        expected = [(number, reasons[line]) for number, line in enumerate(plenty, 2) if line in reasons]
+        expected = [(number, REASONS[line]) for number, (line, _) in enumerate(plenty, 2) if line in REASONS]
         assert numbers_and_reasons(log) == expected[:20]
         assert log.malformed.total == len(expected)
-        assert len(log) == plenty.count(GOOD)
+        assert len(log) == sum(line == GOOD for line, _ in plenty)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -74,16 +115,17 @@ def test_line_numbers_are_right_far_into_a_compressed_file(write, threads):
 
 def test_only_the_first_examples_are_kept(write):
     with open_log(write("log.csv", HEADER + "a,b\n" * 50 + "a,b,1\n"), "csv") as log:
-        assert len(log.malformed.examples) == 20
-        assert log.malformed.total == 50
+        assert (len(log.malformed.examples), log.malformed.total) == (20, 50)
 
 
-def test_examples_in_several_files_name_the_file(write):
-    write("b.csv", HEADER + "u,x,1\nu,y\n")
-    path = write("a.csv", HEADER + "u,,1\nu,z,2\n")
-    with open_log(path.parent / "*.csv", "csv") as log:
-        assert log.malformed.examples == ["a.csv, line 2: missing_item_id: u,,1", "b.csv, line 3: missing_columns: u,y"]
-        assert rows_of(log) == [("u", "x", 1.0), ("u", "z", 2.0)]
+def test_byte_order_mark_is_no_part_of_the_header(write):
+    with open_log(write("log.csv", b"\xef\xbb\xbf" + HEADER.encode() + b"a,b,1\n")) as log:
+        assert rows_of(log) == [("a", "b", 1.0)]
+
+
+def test_empty_lines_before_the_header_count_as_lines(write):
+    with open_log(write("log.csv", "\n\n" + HEADER + "a,b,1\n,c,2\nd,e\n"), "csv") as log:
+        assert log.malformed.examples == ["line 5: missing_user_id: ,c,2", "line 6: missing_columns: d,e"]
 
 
 def test_rating_that_is_not_a_number_matters_only_where_ratings_do(write):
@@ -91,19 +133,7 @@ def test_rating_that_is_not_a_number_matters_only_where_ratings_do(write):
     with open_log(path, "csv") as log:
         assert (len(log), log.malformed.total) == (3, 0)
     with open_log(path, "csv", LogOptions(min_rating=1)) as log:
-        assert (items_of(log), log.malformed.by_reason) == (["x"], {"bad_rating": 2})
-
-
-def test_id_that_is_too_long_for_an_event_is_malformed(write):
-    longest = "ü" * 256
-    path = write("log.csv", f"{HEADER}{longest},{longest},1\n{longest}x,i,2\nu,{longest}x,3\n")
-    with open_log(path, "csv") as log:
-        assert rows_of(log) == [(longest, longest, 1.0)]
-        assert log.malformed.by_reason == {"id_too_long": 2}
-        assert numbers_and_reasons(log) == [(3, "id_too_long"), (4, "id_too_long")]
-
-
-# ends of lines --------------------------------------------------------------------------------------------------------
+        assert (rows_of(log), log.malformed.by_reason) == ([("a", "x", None)], {"bad_rating": 2})
 
 
 @pytest.mark.parametrize("first", ["\n", "\r\n"])
@@ -117,38 +147,13 @@ def test_lines_may_end_in_different_ways(write, first, quote):
         assert log.malformed.total == 0
 
 
-TOO_LONG = b"u,i,7,8"
-ENDED = st.tuples(st.sampled_from([GOOD, EMPTY, SHORT, NO_ITEM, TOO_LONG, NOT_UTF8]), st.sampled_from([b"\n", b"\r\n"]))
-
-
-@given(st.lists(ENDED, min_size=1, max_size=25))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_line_numbers_are_right_however_lines_end(write, lines):
-    reasons = {SHORT: "missing_columns", NO_ITEM: "missing_item_id", NOT_UTF8: "invalid_encoding"}
-    reasons[TOO_LONG] = "too_many_columns"
-    plenty = [(GOOD, b"\n"), (GOOD, b"\r\n")] * 150 + lines
-    content = HEADER.encode() + b"".join(line + end for line, end in plenty)
-    with open_log(write("log.csv", content), "csv") as log:
-        expected = [(number, reasons[line]) for number, (line, _) in enumerate(plenty, 2) if line in reasons]
-        assert numbers_and_reasons(log) == expected[:20]
-        assert log.malformed.total == len(expected)
-        assert len(log) == sum(line == GOOD for line, _ in plenty)
-
-
-def test_carriage_return_within_a_line_takes_nothing_from_others(write):
-    text = HEADER + "a,b,1\nc,d\re,f,3\ng,h,4\r\nk,l,5\n"
-    with open_log(write("log.csv", text), "csv") as log:
-        assert rows_of(log) == [("a", "b", 1.0), ("e", "f", 3.0), ("g", "h", 4.0), ("k", "l", 5.0)]
-        assert log.malformed.by_reason == {"missing_columns": 1}
-
-
 def test_one_of_several_files_may_be_damaged(write):
     write("a.csv", HEADER + "a,1,1\n")
     write("b.csv", HEADER + "b,2,2\r\nb,3\nb,4,4\r\n")
     write("c.csv", HEADER + 'c,"5,5\nc,"6",6\nc,"7, 7",7\n,8,8\n')
     path = write("d.csv", HEADER + "d,9,9\nd,10\n")
     with open_log(path.parent / "*.csv", "csv") as log:
-        assert items_of(log) == ["1", "2", "4", "5", "6", "7, 7", "9"]
+        assert [item for _, item, _ in rows_of(log)] == ["1", "2", "4", "5", "6", "7, 7", "9"]
         assert log.malformed.examples == [
             "b.csv, line 3: missing_columns: b,3",
             "c.csv, line 5: missing_user_id: ,8,8",
@@ -156,77 +161,18 @@ def test_one_of_several_files_may_be_damaged(write):
         ]
 
 
-# quotes ---------------------------------------------------------------------------------------------------------------
-
-
-def test_quote_that_is_never_closed_spoils_no_other_line(write):
-    path = write("log.csv", HEADER + 'a,b,1\n"c,d,2\ne,f,3\n"g","h",4\n')
-    with open_log(path, "csv") as log:
-        assert rows_of(log) == [("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0), ("g", "h", 4.0)]
-
-
-def test_unclosed_quote_in_a_large_file_loses_no_line(write):
-    lines = [f"u{n},i{n},{n}" for n in range(50_000)]
-    lines[100] = '"u100,i100,100'
-    with open_log(write("log.csv", HEADER + "\n".join(lines)), "csv") as log:
-        assert len(log) == 50_000
-
-
-def test_line_with_an_open_quote_spoils_no_quoted_line_and_is_logged(write, caplog):
+def test_unclosed_quote_in_a_large_file_loses_no_line_and_is_logged(write, caplog):
     title = ("plain", '"Title, ""part"" 7"')
-    lines = [f"u{n},i{n},{title[n % 2]},{n}" for n in range(1000)]
+    lines = [f"u{n},i{n},{title[n % 2]},{n}" for n in range(50_000)]
     lines[700] = 'u700,i700,"12 inch,700'
     path = write("log.csv", "user_id,item_id,title,timestamp\n" + "\n".join(lines))
-    with (
-        caplog.at_level("INFO", "streamer.replay.datasets"),
-        open_log(path, "csv", LogOptions(item_features=("title",))) as log,
-    ):
-        assert [e.items for e in log.batches()] == [[f"i{n}" for n in range(1000)]]
-        titles = [f["title"] for e in log.batches() for f in e.item_features]
-        assert titles[700:702] == ["12 inch", 'Title, "part" 7']
-    assert caplog.messages == [
-        "log.csv: the quotes in line 702 do not match, so each of its lines is read alone, which is slower"
-    ]
-
-
-def test_line_with_an_open_quote_that_has_other_columns_is_malformed_alone(write):
-    text = HEADER + 'a,"x, y",1\nb,"12 inch, long,2\nc,"z, y",3\n"d"\ne,"v",4\n'
-    with open_log(write("log.csv", text), "csv") as log:
-        assert rows_of(log) == [("a", "x, y", 1.0), ("c", "z, y", 3.0), ("e", "v", 4.0)]
-        assert log.malformed.examples == ['line 3: unclosed_quote: b,"12 inch, long,2', 'line 5: missing_columns: "d"']
-
-
-def test_values_that_go_over_several_lines_are_kept_where_they_are_the_rule(write):
-    rows = "".join(f'u{n},"i\n{n}",{n}\n' for n in range(20))
-    with open_log(write("log.csv", HEADER + rows + 'u,"i\nx",5,6\n'), "csv") as log:
-        assert (len(log), log.malformed.by_reason) == (20, {"too_many_columns": 1})
-
-
-# bytes ----------------------------------------------------------------------------------------------------------------
-
-
-def test_byte_order_mark_windows_lines_and_spaces_are_no_part_of_ids(write):
-    path = write("log.csv", b"\xef\xbb\xbfuser_id,item_id,timestamp\r\n ann , x y ,1\r\n\r\nbob,z,2\r\n")
-    with open_log(path, "csv") as log:
-        assert rows_of(log) == [("ann", "x y", 1.0), ("bob", "z", 2.0)]
-        assert log.malformed.total == 0
-
-
-def test_empty_lines_before_the_header_do_not_matter(write):
-    with open_log(write("log.csv", "\n\n" + HEADER + "a,b,1\n,c,2\nd,e\n"), "csv") as log:
-        assert items_of(log) == ["b"]
-        assert log.malformed.examples == ["line 5: missing_user_id: ,c,2", "line 6: missing_columns: d,e"]
-
-
-def test_latin_1_is_read_if_the_file_is_that(write):
-    text = HEADER + "José,Übermut,1\nZoë,Ärger,2\n"
-    with open_log(write("log.csv", text.encode("latin-1")), "csv") as log:
-        assert items_of(log) == ["Übermut", "Ärger"]
-
-
-def test_utf_8_beyond_ascii_is_kept(write):
-    with open_log(write("log.csv", HEADER + "李,東京 É,1\n"), "csv") as log:
-        assert rows_of(log) == [("李", "東京 É", 1.0)]
+    with caplog.at_level("INFO", "streamer.replay.datasets"):
+        log = open_log(path, "csv", LogOptions(item_features=("title",)))
+    with log:
+        assert [item for _, item, _ in rows_of(log)] == [f"i{n}" for n in range(50_000)]
+        assert [f["title"] for f in next(log.batches()).item_features[700:702]] == ["12 inch", 'Title, "part" 7']
+    (message,) = caplog.messages
+    assert message.startswith("log.csv: the quotes in line 702 do not match, so each of its lines is read alone")
 
 
 @pytest.mark.parametrize(
@@ -236,8 +182,3 @@ def test_utf_8_beyond_ascii_is_kept(write):
 def test_times_are_read_in_all_units_and_as_text(write, time):
     with open_log(write("log.csv", f"{HEADER}a,b,{time}\n"), "csv") as log:
         assert rows_of(log) == [("a", "b", 1415664000.0)]
-
-
-def test_units_of_time_are_recognised_value_by_value(write):
-    with open_log(write("log.csv", HEADER + "a,x,1415664000500\na,y,1415664000\na,z,2014-11-11T00:00:00.25Z\n")) as log:
-        assert [(i, t) for _, i, t in rows_of(log)] == [("y", 1415664000.0), ("z", 1415664000.25), ("x", 1415664000.5)]
