@@ -71,10 +71,6 @@ class Malformed:
         """The number of events, or of whole lines, that were left out."""
         return self.by_reason.total()
 
-    def add(self, reason: str, count: int = 1) -> None:
-        """Count what was left out for a reason."""
-        self.by_reason[reason] += count
-
     def add_example(self, text: str) -> None:
         """Keep an example, if there is room."""
         if len(self.examples) < MOST_EXAMPLES:

@@ -78,7 +78,7 @@ class JsonLines:
     def _records(self, chunk: Chunk) -> list[Record]:
         decoded = self._decoder.decode(chunk)
         for letter in decoded.letters:
-            self.malformed.add(str(letter.reason))
+            self.malformed.by_reason[str(letter.reason)] += 1
             element = "" if letter.index is None else f", element {letter.index + 1}"
             self.malformed.add_example(f"line {letter.offset + 1}{element}: {letter.reason}: {letter.detail}")
         times_ms = [round(time_s * 1000) for time_s in decoded.timestamps_s]

@@ -104,9 +104,6 @@ class SyntheticSettings:
 class SyntheticStream:
     """An endless stream, made while it is read.
 
-    Args:
-        settings: what it is like.
-
     Raises:
         SettingsError: with every problem at once.
 

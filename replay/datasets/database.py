@@ -73,7 +73,7 @@ def reading(path: object) -> Iterator[None]:
     except duckdb.Error as error:
         text = str(error).strip().split("\n")[0].split("Error: ", 1)[-1]
         if isinstance(error, duckdb.OutOfMemoryException):
-            problem = f"memory_limit is too small to read it: {text}"
+            problem = f"memory_limit is too small to read it ({text}): raise it"
         elif "end of GZIP stream" in text or "zstd" in text.lower():
             problem = f"the compressed file is cut off or damaged ({text}): get it once more, or unpack what is there"
         else:

@@ -203,12 +203,9 @@ class DelimitedFormat(DatasetFormat):
         If the user counts a column by its number, the other one decides. If nothing does, formats without an order of
         their own must have a header, unless the user counts all columns.
         """
-        known: list[bool | None] = []
-        for part, usual in (("user_id", self.names.user_id), ("item_id", self.names.item_id)):
-            name = asked.get(part)
-            counted = name is not None and name.isdecimal()
-            known.append(None if counted else first_match((name,) if name else usual, cells) is not None)
-        if True in known and False not in known:
+        wanted = (asked.get("user_id"), self.names.user_id), (asked.get("item_id"), self.names.item_id)
+        by_name = [(name,) if name else usual for name, usual in wanted if not (name and name.isdecimal())]
+        if by_name and all(first_match(names, cells) for names in by_name):
             return True
         return not self.order and not (asked and all(name.isdecimal() for name in asked.values()))
 
@@ -241,7 +238,7 @@ class Csv(DelimitedFormat):
 
 
 class Tsv(DelimitedFormat):
-    """The same with tabs between, and no quotes."""
+    """Tab-separated text, in which quotes are plain characters; name its columns as for csv."""
 
     name = "tsv"
     file_names = (("*.tsv",),)

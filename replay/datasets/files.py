@@ -152,7 +152,7 @@ class Location:
         if len(self.names) == 1:
             return self.names
         expected = " or ".join(" and ".join(group) for group in patterns)
-        raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name a file")
+        raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name one")
 
     def open(self, name: str) -> LogFile:
         """A file of this place, unpacked if the database cannot do that.

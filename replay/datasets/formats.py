@@ -68,7 +68,7 @@ def open_log(path: str | Path, name: str | None = None, options: LogOptions | No
         first_lines = files[0].first_lines(database) if format.is_text else FirstLines()
         found = LogFiles(database, location, files, first_lines, options)
         if format.is_text and not first_lines.first:
-            raise SourceError(f"{found.where} is empty, or of another format: none of its lines has a text")
+            raise SourceError(f"{found.where} is empty, or of another format: none of its lines has any text")
         # 3. its columns, and the events
         columns = format.columns(found)
         columns.check_filters(options)
@@ -96,8 +96,7 @@ def guess_format(location: Location, database: Database) -> DatasetFormat:
                 found = format if shown is format else None
     found = found or _by_name(location.named or location.names, GENERIC)
     if found is None:
-        known = ", ".join(sorted(DATASETS))
-        raise SourceError(f"{location.path}: its format cannot be guessed; name it: {known}")
+        raise SourceError(f"{location.path}: its format cannot be guessed; name it: {', '.join(sorted(DATASETS))}")
     logger.info("%s is read as %s; name its format if that is wrong", location.path, found.name)
     return found
 

@@ -29,9 +29,6 @@ from streamer.replay.datasets.database import quoted
 from streamer.replay.datasets.files import LogFile, LogFiles
 from streamer.replay.datasets.first_lines import FirstLines
 
-FieldPath = tuple[str, ...]
-"""The keys that lead to a field."""
-
 
 class Jsonl(DatasetFormat):
     """A JSON object a line."""
@@ -54,7 +51,7 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     Raises:
         SourceError: none of the first lines is an object, or a field is missing.
     """
-    paths: dict[str, FieldPath] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for line in log.first_lines.lines:
         with contextlib.suppress(msgspec.DecodeError):
             document = msgspec.json.decode(line)
@@ -68,13 +65,14 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     table = JsonTable(names=tuple(sorted(paths, key=lambda name: len(paths[name]))), paths=paths)
     problem = "CASE WHEN document IS NULL THEN CASE WHEN json_valid(line) THEN 'not_an_event' ELSE 'not_json' END END"
     columns = replace(find_columns(log, table, names), problem=problem)
-    for name in ("item_features", "user_features"):
-        if name in paths and getattr(log.options, name) is None:
-            columns = replace(columns, **{name: (FeatureColumn(name, table.object_sql(name), "object"),)})
+    if "item_features" in paths and log.options.item_features is None:
+        columns = replace(columns, item_features=(table.object("item_features"),))
+    if "user_features" in paths and log.options.user_features is None:
+        columns = replace(columns, user_features=(table.object("user_features"),))
     return columns
 
 
-def _paths(document: dict[str, Any], above: FieldPath = ()) -> Iterator[FieldPath]:
+def _paths(document: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The path to each field of an object; outer ones come last, so that a field `a.b` counts more than `b` in `a`."""
     for key, value in document.items():
         if isinstance(value, dict):
@@ -86,7 +84,8 @@ def _paths(document: dict[str, Any], above: FieldPath = ()) -> Iterator[FieldPat
 class JsonTable(Table):
     """A JSON object a line."""
 
-    paths: Mapping[str, FieldPath]
+    paths: Mapping[str, tuple[str, ...]]
+    """The keys that lead to each field."""
 
     def scan(self, file: LogFile) -> str:
         document = "CASE WHEN json_valid(line) THEN CASE WHEN json_type(line) = 'OBJECT' THEN line END END"
@@ -95,9 +94,9 @@ class JsonTable(Table):
     def untrimmed(self, name: str) -> str:
         return f"json_extract_string(document, {self._pointer(name)})"
 
-    def object_sql(self, name: str) -> str:
-        """SQL of a field that is an object, as JSON."""
-        return f"json_extract(document, {self._pointer(name)})::VARCHAR"
+    def object(self, name: str) -> FeatureColumn:
+        """The features in a field that is an object."""
+        return FeatureColumn(name, f"json_extract(document, {self._pointer(name)})::VARCHAR", "object")
 
     def _pointer(self, name: str) -> str:
         return quoted("".join("/" + key.replace("~", "~0").replace("/", "~1") for key in self.paths[name]))

@@ -20,7 +20,6 @@ from streamer.replay.datasets.features import missing_feature, read_feature_file
 from streamer.replay.datasets.files import LogFiles, bare_name
 from streamer.replay.datasets.first_lines import FirstLines, is_number
 
-HIGHEST_RATING = 10
 _GENRES = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
@@ -64,7 +63,7 @@ class MovieLens(DelimitedFormat):
 
 
 def _is_rating(row: Sequence[str]) -> bool:
-    return len(row) == 4 and is_number(row[2], HIGHEST_RATING) and is_number(row[3])
+    return len(row) == 4 and is_number(row[2], 10) and is_number(row[3])
 
 
 def _features(

@@ -61,16 +61,6 @@ class LogOptions:
         """One sentence for each wrong option."""
         return [*self._column_problems(), *self._filter_problems(), *self._time_problems(), *self._reading_problems()]
 
-    @property
-    def since_s(self) -> float | None:
-        """`since` in seconds."""
-        return None if self.since is None else parse_time(self.since)
-
-    @property
-    def until_s(self) -> float | None:
-        """`until` in seconds."""
-        return None if self.until is None else parse_time(self.until)
-
     def _column_problems(self) -> Iterator[str]:
         for part, column in self.columns.items():
             if part not in FIELDS:

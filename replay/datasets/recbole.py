@@ -21,6 +21,8 @@ from streamer.replay.datasets.files import LogFiles, bare_name
 from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.datasets.options import FIELDS, LogOptions
 
+Asked = tuple[str, ...] | None
+"""The features that the options name; None: the usual ones."""
 _TYPES = ("token", "float", "token_seq", "float_seq")
 
 
@@ -56,9 +58,7 @@ class RecBole(DelimitedFormat):
         types = {name.rpartition(":")[0] or name: name.rpartition(":")[2] for name in table.names}
         return replace(table, names=tuple(types)), types
 
-    def _features(
-        self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: tuple[str, ...] | None
-    ) -> dict[str, Features]:
+    def _features(self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: Asked) -> dict[str, Features]:
         """Features by id, from the file with another suffix beside the log."""
         expected = bare_name(log.files[0].name).removesuffix(".inter") + suffix
         name = next((name for name in log.location.names if bare_name(name) == expected), None)
@@ -73,9 +73,7 @@ class RecBole(DelimitedFormat):
         return read_feature_file(log.database, file, table, id_names, asked, numbers)
 
 
-def _divided(
-    asked: tuple[str, ...] | None, table: DelimitedTable
-) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+def _divided(asked: Asked, table: DelimitedTable) -> tuple[Asked, Asked]:
     """The features that are columns of the `.inter`, and the others, which must be beside it."""
     if asked is None:
         return None, None

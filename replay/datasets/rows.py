@@ -136,7 +136,7 @@ class _RowReader:
             lines = _lines_of_rows(database, file, [row for row, _ in first], table.encoding, table.header)
             examples += [(lines[row][0], f"{reason}: {lines[row][1]}") for row, reason in first if row in lines]
         for reason, rows in counts:
-            self.malformed.add(reason, rows)
+            self.malformed.by_reason[reason] += rows
         prefix = f"{file.name}, " if len(self._log.files) > 1 else ""
         for number, text in sorted(examples):
             self.malformed.add_example(f"{prefix}{unit} {number}: {text}")

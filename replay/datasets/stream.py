@@ -11,7 +11,7 @@ from __future__ import annotations
 from streamer.replay.datasets.base import EventColumns
 from streamer.replay.datasets.database import Database, quoted, reading
 from streamer.replay.datasets.files import LogFiles
-from streamer.replay.datasets.options import LogOptions
+from streamer.replay.datasets.options import LogOptions, parse_time
 
 _MASK = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of a multiply-xorshift mixer with little bias
@@ -55,10 +55,10 @@ def _fill_events(database: Database, columns: EventColumns, options: LogOptions)
         average = "SELECT user_id, avg(rating) AS mean FROM raw WHERE problem IS NULL GROUP BY user_id"
         joins.append(f"JOIN ({average}) AS average ON average.user_id = raw.user_id")
         conditions.append("rating > mean + 1e-9")
-    if options.since_s is not None:
-        conditions.append(f"time_s >= {options.since_s!r}")
-    if options.until_s is not None:
-        conditions.append(f"time_s < {options.until_s!r}")
+    if options.since is not None:
+        conditions.append(f"time_s >= {parse_time(options.since)!r}")
+    if options.until is not None:
+        conditions.append(f"time_s < {parse_time(options.until)!r}")
     rows = f"SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
     database.rows(f"CREATE TABLE events AS {rows}")
     database.rows("DROP TABLE raw")

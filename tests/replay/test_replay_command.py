@@ -143,10 +143,10 @@ def zipped(raw: bytes) -> bytes:
     ("ending", "pack", "told"),
     [
         (".zip", zipped, "a zip archive"),
-        (".zst", lambda raw: b"\x28\xb5\x2f\xfd" + raw, "packed by zstd"),
-        (".bz2", bz2.compress, "packed by bzip2"),
-        (".xz", lzma.compress, "packed by xz"),
-        ("", gzip.compress, "packed by gzip, but not named .gz"),
+        (".zst", lambda raw: b"\x28\xb5\x2f\xfd" + raw, "compressed by zstd"),
+        (".bz2", bz2.compress, "compressed by bzip2"),
+        (".xz", lzma.compress, "compressed by xz"),
+        ("", gzip.compress, "compressed by gzip, but not named .gz"),
     ],
 )
 def test_lines_in_their_order_are_not_taken_from_what_is_packed(tmp_path: Path, ending: str, pack: Any, told: str):
