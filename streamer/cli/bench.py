@@ -64,7 +64,7 @@ def replay(as_json: bool, **options: Any) -> None:
 
 
 @bench.command("store")
-@click.option("--redis-url", help="Redis to use; without it a redis-server from the PATH is started.")
+@click.option("--redis-url", help="Redis to use; without it one is started: redis-server or valkey-server.")
 @click.option("--trainers", "-t", multiple=True, default=(1, 2, 4), show_default=True, help="Numbers of trainers.")
 @click.option("--items", "-N", multiple=True, default=(40_988, 1_000_000), show_default=True, help="Numbers of items.")
 @click.option("--batch-size", "-B", default=2048, show_default=True, help="Events of a micro-batch.")

@@ -72,10 +72,6 @@ class StoreContract:
     """The tests."""
 
     @pytest.fixture
-    def backend(self) -> Backend:
-        raise NotImplementedError("a subclass provides its backend")
-
-    @pytest.fixture
     def server(self, backend: Backend) -> Server:
         return backend.connect()
 

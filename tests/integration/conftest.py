@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kafka_harness import KafkaHarness
 from servers.kafka import KafkaServer
+from servers.redis import LocalRedis
 
 
 @pytest.fixture
@@ -13,3 +14,10 @@ def kafka(kafka_server: KafkaServer) -> Iterator[KafkaHarness]:
     harness = KafkaHarness(kafka_server)
     yield harness
     harness.close()
+
+
+@pytest.fixture
+def redis() -> Iterator[LocalRedis]:
+    """A server that only this test knows."""
+    with LocalRedis() as server:
+        yield server

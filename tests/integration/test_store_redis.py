@@ -1,4 +1,4 @@
-"""The store over Redis: the contract with every server program there is here, and random interleavings with one."""
+"""The store over Redis: the contract, random interleavings, and what only a server does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from contracts.store_trainer import Backend, Trainer, events_before, stored
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from redis_harness import RedisBackend
-from servers.process import ServerUnavailable, skip_or_fail
-from servers.redis import LocalRedis, RedisServer, programs, version
+from servers.redis import RedisServer
 
 from streamer.cache_store import redis as store_redis
 from streamer.cache_store.keys import TYPES
@@ -23,22 +22,15 @@ from streamer.cache_store.view import SharedSettings
 pytestmark = pytest.mark.servers
 
 
-@pytest.fixture(scope="module", params=programs() or [None], ids=lambda path: version(path) if path else "any")
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server of each program that is installed."""
-    try:
-        with LocalRedis(request.param) as server:
-            yield server.url
-    except ServerUnavailable as error:
-        skip_or_fail(f"Redis: {error}")
+@pytest.fixture
+def backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
+    backend = RedisBackend(redis_server.url)
+    yield backend
+    backend.close()
 
 
 class TestRedisStore(StoreContract):
-    @pytest.fixture
-    def backend(self, url: str) -> Iterator[RedisBackend]:
-        backend = RedisBackend(url)
-        yield backend
-        backend.close()
+    """With the module's backend."""
 
 
 def test_random_interleavings(redis_server: RedisServer) -> None:
@@ -52,13 +44,6 @@ def test_random_interleavings(redis_server: RedisServer) -> None:
             self.redis.close()
 
     run_state_machine_as_test(RedisMachine, settings=settings(unhurried, max_examples=10, stateful_step_count=40))
-
-
-@pytest.fixture
-def backend(redis_server: RedisServer) -> Iterator[RedisBackend]:
-    backend = RedisBackend(redis_server.url)
-    yield backend
-    backend.close()
 
 
 @pytest.fixture

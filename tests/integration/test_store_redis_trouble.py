@@ -15,7 +15,6 @@ import pytest
 from contracts.store_contract import P, Q
 from contracts.store_trainer import Stored, Trainer, events_before, stored
 from redis_harness import PATIENCE_S, eventually, returns_soon, started
-from servers.process import ServerUnavailable, skip_or_fail
 from servers.redis import LocalRedis
 
 from streamer.cache_store.errors import Fenced, StoreRefused, StoreUnavailable
@@ -26,16 +25,6 @@ from streamer.cache_store.view import SharedSettings
 
 pytestmark = pytest.mark.servers
 KEYS = Keys("clicks")
-
-
-@pytest.fixture
-def redis() -> Iterator[LocalRedis]:
-    """A server that only this test knows."""
-    try:
-        with LocalRedis() as server:
-            yield server
-    except ServerUnavailable as error:
-        skip_or_fail(f"Redis: {error}")
 
 
 @pytest.fixture
@@ -159,7 +148,7 @@ def test_a_server_that_comes_back_with_old_data_has_everything_again(redis, trai
 def test_a_failover_to_a_replica_that_lags_behind_loses_nothing(redis, trainer):
     """The server becomes a replica of the one that lagged behind, takes over its data, and is promoted again."""
     ada, ben = trainer("ada"), trainer("ben", Q)
-    with LocalRedis(None, "--replicaof", "127.0.0.1", str(redis.port)) as other, other.client() as theirs:
+    with LocalRedis("--replicaof", "127.0.0.1", str(redis.port)) as other, other.client() as theirs:
         ada.train({P: 10})
         everything_arrives(redis, ada, ben)
         at = held(redis)
@@ -183,7 +172,7 @@ def test_a_full_server_is_told_and_gets_the_backlog_later(redis, trainer):
     ada.train({P: 5})
     everything_arrives(redis, ada)
     with redis.client() as client:
-        client.config_set("maxmemory", "1mb")
+        client.config_set("maxmemory", "1kb")  # less than it holds
         client.config_set("maxmemory-policy", "noeviction")
         for _ in range(20):
             ada.train({P: 5})
@@ -306,7 +295,7 @@ class TestAtTheStart:
         store.close()
 
     def test_a_read_only_server_is_told(self, redis):
-        with LocalRedis(None, "--replicaof", "127.0.0.1", str(redis.port)) as replica:
+        with LocalRedis("--replicaof", "127.0.0.1", str(redis.port)) as replica:
             with replica.client() as client:
                 eventually(lambda: client.info("replication")["master_link_status"] == "up")
             with pytest.raises(StoreUnavailable, match="only lets us read") as caught:

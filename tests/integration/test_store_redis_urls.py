@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 from contracts.store_contract import P, Q
 from contracts.store_trainer import Trainer, events_before
 from redis_harness import PATIENCE_S, eventually, started
-from servers.process import ServerUnavailable, skip_or_fail
-from servers.redis import LocalRedis, LocalSentinel, LocalTls, local_cluster, make_certificate, programs, speaks_tls
+from servers.redis import LocalRedis, LocalSentinel, TlsEndpoint, local_cluster
 
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
 from streamer.cache_store.keys import Keys
@@ -20,21 +20,9 @@ KEYS = Keys("clicks")
 
 
 @pytest.fixture
-def redis() -> Iterator[LocalRedis]:
-    try:
-        with LocalRedis() as server:
-            yield server
-    except ServerUnavailable as error:
-        skip_or_fail(f"Redis: {error}")
-
-
-@pytest.fixture(scope="module")
-def tls() -> Iterator[LocalTls]:
-    path = next(filter(speaks_tls, programs()), None)
-    if path is None:
-        skip_or_fail("no server program here speaks TLS")
-    with LocalTls(path) as server:
-        yield server
+def tls(redis: LocalRedis, tmp_path: Path) -> Iterator[TlsEndpoint]:
+    with TlsEndpoint(redis, tmp_path / "authority.pem") as endpoint:
+        yield endpoint
 
 
 def assert_shared(url: str) -> None:
@@ -97,12 +85,12 @@ def test_something_else_under_the_names_of_all_models_is_told_before_anything_is
         assert client.keys() == [KEYS.models.encode()]
 
 
-def test_a_server_by_tls(tls: LocalTls) -> None:
-    assert_shared(f"rediss://127.0.0.1:{tls.port}/0?ssl_ca_certs={tls.ca}")
+def test_a_server_by_tls(tls: TlsEndpoint) -> None:
+    assert_shared(f"rediss://127.0.0.1:{tls.port}/0?ssl_ca_certs={tls.authority}")
 
 
-def test_a_server_by_tls_that_somebody_else_has_signed_is_not_trusted(tls: LocalTls, tmp_path: Path) -> None:
-    make_certificate(tmp_path / "other.pem", tmp_path / "other.key")
+def test_a_server_by_tls_that_somebody_else_has_signed_is_not_trusted(tls: TlsEndpoint, tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
     for ca in (f"?ssl_ca_certs={tmp_path / 'other.pem'}", "", f"?ssl_ca_certs={tmp_path / 'missing.pem'}"):
         with pytest.raises(StoreUnavailable) as caught:
             started(f"rediss://127.0.0.1:{tls.port}/0{ca}", KEYS)
@@ -133,7 +121,7 @@ def test_the_master_that_sentinels_name(redis: LocalRedis) -> None:
 
 def test_a_failover_by_sentinels_loses_nothing(redis: LocalRedis) -> None:
     with (
-        LocalRedis(None, "--replicaof", "127.0.0.1", str(redis.port)) as replica,
+        LocalRedis("--replicaof", "127.0.0.1", str(redis.port)) as replica,
         replica.client() as theirs,
         LocalSentinel(redis, "clicks") as sentinel,
         sentinel.client() as watcher,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -16,18 +15,12 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
-from servers.process import (
-    Process,
-    ServerUnavailable,
-    apt_install,
-    cache_dir,
-    docker_answers,
-    free_ports,
-    started,
-)
+from servers.process import LocalServer, ServerUnavailable, apt_install, cache_dir, free_ports
+from servers.shared import SharedServer
 
 KAFKA_VERSION = "4.3.1"
 SLF4J_VERSION = "1.7.36"
+MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 MIN_JAVA = 17
 SASL_USER, SASL_PASSWORD = "streamer", "streamer-secret"
 
@@ -80,73 +73,72 @@ group.min.session.timeout.ms=500
 """
 
 
-class KafkaServer:
-    """One broker, from the first of these that works:
-
-    1. the address in `STREAMER_TEST_KAFKA` (`host:port`),
-    2. a container, where a Docker engine answers,
-    3. a process on this machine: Kafka in KRaft mode, broker and controller in one, on Java 17 or newer.
-
-    Only the third can be killed and restarted, and only it has a listener that wants a password.
-    """
+class LocalKafka(LocalServer):
+    """Broker and controller in one process, with ports and data of its own, on Java 17 or newer."""
 
     def __init__(self) -> None:
-        self.bootstrap = ""
-        self.sasl_bootstrap: str | None = None
-        self._local: LocalKafka | None = None
-        self._container: Any = None
+        self._java = java()
+        self._jars = jars()
+        plain, sasl, controller = free_ports(3)
+        super().__init__("kafka", f"127.0.0.1:{plain}")
+        self.sasl_bootstrap = f"127.0.0.1:{sasl}"
+        self._properties = self.home / "server.properties"
+        self._properties.write_text(
+            PROPERTIES.format(
+                plain=plain,
+                sasl=sasl,
+                controller=controller,
+                logs=self.home / "logs",
+                user=SASL_USER,
+                password=SASL_PASSWORD,
+            )
+        )
 
-    def start(self) -> KafkaServer:
-        """Find or start the broker.
+    def start(self) -> None:
+        if self._process is None:
+            self._format()
+        self._run(
+            self._command("kafka.Kafka", self._properties),
+            lambda: "Kafka Server started" in self.log.read_text(errors="replace"),
+        )
 
-        Raises:
-            ServerUnavailable: none of the three ways works.
-        """
-        if address := os.environ.get("STREAMER_TEST_KAFKA"):
-            self.bootstrap = address
-        elif container := _start_container():
-            self._container = container
-            self.bootstrap = container.get_bootstrap_server()
-        else:
-            self._local = LocalKafka()
-            self._local.start()
-            self.bootstrap, self.sasl_bootstrap = self._local.bootstrap, self._local.sasl_bootstrap
-        return self
+    def _format(self) -> None:
+        command = self._command(
+            "kafka.tools.StorageTool", "format", "-t", "c3RyZWFtZXItdGVzdHMtMQ", "-c", self._properties
+        )
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise ServerUnavailable(f"Kafka's storage cannot be formatted: {(done.stdout + done.stderr)[-2000:]}")
+
+    def _command(self, main: str, *arguments: str | Path) -> list[str | Path]:
+        """A small heap and the quick compiler only: it is up sooner and leaves the cores to the tests."""
+        options = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+        return [self._java, *options, "-cp", f"{self._jars}/*", main, *arguments]
+
+
+class KafkaServer(SharedServer[LocalKafka]):
+    """A broker: that of `STREAMER_TEST_KAFKA` (`host:port`), in a container, or Kafka in KRaft mode on this machine.
+
+    Only the last has a listener that wants a password.
+    """
+
+    VARIABLE, LOCAL = "STREAMER_TEST_KAFKA", LocalKafka
 
     @property
-    def can_restart(self) -> bool:
-        return self._local is not None
+    def bootstrap(self) -> str:
+        return self.address
 
     @property
-    def running(self) -> bool:
-        return self._local is None or self._local.running()
+    def sasl_bootstrap(self) -> str | None:
+        return self._local.sasl_bootstrap if self._local else None
 
-    def stop(self) -> None:
-        """Shut the broker down in good order, ready for `restart`. A broker not ours is left alone."""
-        if self._local:
-            self._local.stop()
-        if self._container:
-            self._container.stop()
-            self._container = None
+    def _make_container(self) -> Any:
+        from testcontainers.community.kafka import KafkaContainer
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._needs_local().kill()
+        return KafkaContainer().with_kraft().with_env("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", "500")
 
-    def restart(self) -> None:
-        """Start again on the same ports and data."""
-        self._needs_local().start()
-
-    def delete(self) -> None:
-        """Stop the broker and remove its data."""
-        self.stop()
-        if self._local:
-            self._local.delete()
-
-    def _needs_local(self) -> LocalKafka:
-        if self._local is None:
-            raise RuntimeError("only a broker that runs as a local process can be killed and restarted")
-        return self._local
+    def _address_of(self, container: Any) -> str:
+        return str(container.get_bootstrap_server())
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
@@ -167,64 +159,6 @@ class KafkaServer:
     def delete_topic(self, name: str) -> None:
         with self.admin() as admin:
             admin.delete_topics([name])
-
-
-class LocalKafka:
-    """Kafka as a process of this machine, with ports and data of its own."""
-
-    def __init__(self) -> None:
-        self._java = java()
-        self._jars = jars()
-        self._home = Path(tempfile.mkdtemp(prefix="streamer-kafka-"))
-        plain, sasl, controller = free_ports(3)
-        self.bootstrap, self.sasl_bootstrap = f"127.0.0.1:{plain}", f"127.0.0.1:{sasl}"
-        self._properties = self._home / "server.properties"
-        self._properties.write_text(
-            PROPERTIES.format(
-                plain=plain,
-                sasl=sasl,
-                controller=controller,
-                logs=self._home / "logs",
-                user=SASL_USER,
-                password=SASL_PASSWORD,
-            )
-        )
-        self._process: Process | None = None
-
-    def start(self) -> None:
-        if self._process is None:
-            self._format()
-        log = self._home / "server.log"
-        log.write_bytes(b"")
-        self._process = Process(self._command("kafka.Kafka", self._properties), log)
-        self._process.wait_until(lambda: "Kafka Server started" in log.read_text(errors="replace"), timeout_s=60)
-
-    def stop(self) -> None:
-        if self._process:
-            self._process.stop()
-
-    def kill(self) -> None:
-        if self._process:
-            self._process.kill()
-
-    def running(self) -> bool:
-        return self._process is not None and self._process.running()
-
-    def delete(self) -> None:
-        shutil.rmtree(self._home, ignore_errors=True)
-
-    def _format(self) -> None:
-        command = self._command(
-            "kafka.tools.StorageTool", "format", "-t", "c3RyZWFtZXItdGVzdHMtMQ", "-c", self._properties
-        )
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode:
-            raise ServerUnavailable(f"Kafka's storage cannot be formatted: {(done.stdout + done.stderr)[-2000:]}")
-
-    def _command(self, main: str, *arguments: str | Path) -> list[str | Path]:
-        """A small heap and the quick compiler only: it is up sooner and leaves the cores to the tests."""
-        options = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
-        return [self._java, *options, "-cp", f"{self._jars}/*", main, *arguments]
 
 
 def java() -> str:
@@ -267,17 +201,7 @@ def _download(work: Path) -> None:
     if not shutil.which("mvn"):
         apt_install("maven", "default-jre-headless")
     (work / "pom.xml").write_text(POM)
-    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
+    command = ["mvn", "-q", "-B", f"{MAVEN_PLUGIN}:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode or not list((work / "jars").glob(f"kafka_*-{KAFKA_VERSION}.jar")):
         raise ServerUnavailable(f"Maven cannot download Kafka {KAFKA_VERSION}: {(done.stdout + done.stderr)[-2000:]}")
-
-
-def _start_container() -> Any:
-    """A running container, or None where Docker cannot give one."""
-    if not docker_answers():
-        return None
-    from testcontainers.community.kafka import KafkaContainer
-
-    container = KafkaContainer().with_kraft().with_env("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", "500")
-    return started(lambda: container.start(timeout=120), container.stop)

@@ -1,20 +1,19 @@
-"""What the servers have in common: a process that never outlives the tests, and how to get its program."""
+"""A server's process, which never outlives the tests, its folder, and how to get its program."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, Self
 
 import pytest
 
@@ -45,29 +44,6 @@ def free_ports(count: int) -> list[int]:
         for sock in sockets:
             sock.bind(("127.0.0.1", 0))
         return [sock.getsockname()[1] for sock in sockets]
-
-
-@functools.cache
-def docker_answers() -> bool:
-    """True if a Docker engine answers within two seconds."""
-    try:
-        import docker
-
-        with contextlib.closing(docker.from_env(timeout=2)) as client:
-            return bool(client.ping())
-    except Exception:  # no engine, no permission, no module: for the tests it is all the same
-        return False
-
-
-def started(start: Callable[[], Any], stop: Callable[[], Any]) -> Any:
-    """What `start()` returns; or None, with a warning, after undoing a start that failed (no image, ...)."""
-    try:
-        return start()
-    except Exception as error:
-        warnings.warn(f"Docker answers but the container does not start: {error}", stacklevel=2)
-        with contextlib.suppress(Exception):
-            stop()
-        return None
 
 
 def apt_install(*packages: str) -> None:
@@ -168,3 +144,61 @@ class Process:
         if self.running():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
+
+
+class LocalServer:
+    """A server that runs as a process of this machine, with a folder of its own. A `with` block removes both.
+
+    Args:
+        name: what it is, for the name of its folder.
+        address: where clients find it.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self.address = address
+        self.home = Path(tempfile.mkdtemp(prefix=f"streamer-{name}-"))
+        self.log = self.home / "server.log"
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        """Start it, also again after `stop` or `kill`, and wait until it can be used.
+
+        Raises:
+            ServerUnavailable: it does not start; with its last words.
+        """
+        raise NotImplementedError
+
+    def _run(self, command: Sequence[str | Path], ready: Callable[[], bool]) -> None:
+        self.log.write_bytes(b"")
+        self._process = Process(command, self.log)
+        self._process.wait_until(ready, timeout_s=60)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running()
+
+    def stop(self) -> None:
+        """Shut it down in good order."""
+        if self._process:
+            self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process:
+            self._process.kill()
+
+    def delete(self) -> None:
+        """Stop it and remove its files."""
+        self.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.delete()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from servers.process import Process, ServerUnavailable, apt_install, free_ports
+from servers.process import LocalServer, ServerUnavailable, apt_install, free_ports
 
 Series = dict[str, float]
 """Values by one label."""
 
 
-class PrometheusServer:
+class PrometheusServer(LocalServer):
     """Prometheus as a process of this machine, with a port and data of its own.
 
     It is never looked for elsewhere: what it scrapes are processes that the tests start.
@@ -28,35 +27,13 @@ class PrometheusServer:
 
     def __init__(self, config: Path) -> None:
         self._program = program("prometheus")
+        super().__init__("prometheus", f"127.0.0.1:{free_ports(1)[0]}")
         self._config = config
-        self._home = Path(tempfile.mkdtemp(prefix="streamer-prometheus-"))
-        (port,) = free_ports(1)
-        self._address = f"127.0.0.1:{port}"
-        self._process: Process | None = None
 
-    def start(self) -> PrometheusServer:
-        """Start it, and wait until it answers.
-
-        Raises:
-            ServerUnavailable: it does not.
-        """
-        options = [f"--config.file={self._config}", f"--storage.tsdb.path={self._home / 'data'}"]
-        options += [f"--web.listen-address={self._address}", "--log.level=warn"]
-        self._process = Process([self._program, *options], self._home / "server.log")
-        self._process.wait_until(self._answers, timeout_s=60)
-        return self
-
-    def delete(self) -> None:
-        """Stop it and remove its data."""
-        if self._process:
-            self._process.stop()
-        shutil.rmtree(self._home, ignore_errors=True)
-
-    def __enter__(self) -> PrometheusServer:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.delete()
+    def start(self) -> None:
+        options = [f"--config.file={self._config}", f"--storage.tsdb.path={self.home / 'data'}"]
+        options += [f"--web.listen-address={self.address}", "--log.level=warn"]
+        self._run([self._program, *options], self._answers)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """What an expression is now: a list of series, each with `metric` (its labels) and `value` (time, text).
@@ -82,7 +59,7 @@ class PrometheusServer:
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
 
     def _ask(self, what: str, **parameters: str) -> dict[str, Any]:
-        url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:
                 found: dict[str, Any] = json.load(answer)["data"]
@@ -92,7 +69,7 @@ class PrometheusServer:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=2):
+            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=2):
                 return True
         except OSError:
             return False

