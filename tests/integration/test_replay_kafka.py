@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from contracts.source_contract import RecordingListener
 from crash_harness import Zygote
+from generated_logs import TIMED, write_log
 from kafka import KafkaConsumer, errors
 from kafka.partitioner.default import murmur2
 from kafka_harness import KafkaHarness, until
@@ -27,8 +28,6 @@ from streamer.replay.streams import SyntheticReplay
 from streamer.sources.base import Partition
 
 pytestmark = pytest.mark.servers
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 Rows = list[tuple[bytes | None, bytes | None]]
 
@@ -379,13 +378,11 @@ def test_killed_at_any_moment_and_started_again_every_event_is_there_once_and_in
     assert zygote.summary(command)["written"] == 0
 
 
-@pytest.mark.parametrize("name", ["gowalla-time", "tmall", "ml-100k"])
-def test_a_real_log_arrives_in_the_order_of_its_times(topic: Topic, name: str):
-    path = DATA / f"{name}.inter.gz"
-    if not path.exists():
-        pytest.skip(f"there is no {path}")
+@pytest.mark.parametrize("name", TIMED)
+def test_a_log_arrives_in_the_order_of_its_times(topic: Topic, name: str, tmp_path: Path):
+    log = write_log(name, tmp_path)
     servers = ["--bootstrap-servers", topic.kafka.server.bootstrap, "--topic", topic.name]
-    command = ["recbole", "--path", path, "--limit", 5_000, *servers]
+    command = [log.kind, "--path", log.path, "--limit", 5_000, *servers]
     assert invoked(*command)["written"] == 5_000
     assert invoked(*command)["written"] == 0
     found = in_topic(topic.kafka, topic.name, 5_000)

@@ -9,12 +9,14 @@ import os
 import threading
 import time
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from contracts.source_contract import RecordingListener
+from generated_logs import TIMED, write_log
 
 from streamer.errors import SettingsError, SourceError
 from streamer.event import EventSettings
@@ -466,32 +468,19 @@ def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, file: P
     assert json.loads(invoked(*command).stdout)["written"] == 3
 
 
-# real logs ------------------------------------------------------------------------------------------------------------
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
+# whole logs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "events"),
-    [
-        ("recbole", "gowalla-time.inter.gz", 153_563),
-        ("recbole", "tmall.inter.gz", 217_620),
-        ("recbole", "ml-100k.inter.gz", 100_000),
-        ("tmall", "tmall_user_log_format1.sample.csv.gz", 10_000),
-    ],
-)
-def test_a_real_log_is_written_whole_and_in_order(tmp_path: Path, kind: str, name: str, events: int):
-    if not (DATA / name).exists():
-        pytest.skip(f"there is no {DATA / name}")
-    result = invoked(kind, "--path", DATA / name, "--data-dir", tmp_path, "--partitions", 1, "--json")
+@pytest.mark.parametrize("name", TIMED)
+def test_a_log_is_written_whole_and_in_order(tmp_path: Path, name: str):
+    log = write_log(name, tmp_path)
+    result = invoked(log.kind, "--path", log.path, "--data-dir", tmp_path, "--partitions", 1, "--json")
     assert result.exit_code == 0, repr(result.exception)
-    assert json.loads(result.stdout)["written"] == events
-    source = EmbeddedSource(tmp_path, "interactions")
-    source.open(RecordingListener({}))
-    times = [time_ms for chunk in source.poll(1_000_000, 0.5) for time_ms in chunk.timestamps_ms]
-    source.close()
-    assert len(times) == events
-    assert times == sorted(times)
+    assert json.loads(result.stdout)["written"] == len(log.rows)
+    times_ms = record_times_ms(tmp_path)
+    assert times_ms == sorted(1000 * int(row.time_s or 0) for row in log.rows)
+    found = Counter((event["user_id"], event["item_id"], event["timestamp"]) for _, event in in_topic(tmp_path))
+    assert found == Counter((row.user, row.item, row.time_s) for row in log.rows)
 
 
 # Kafka ----------------------------------------------------------------------------------------------------------------
