@@ -15,6 +15,26 @@ settings.register_profile("busy machine", deadline=None, suppress_health_check=[
 settings.load_profile("busy machine")
 
 
+SERVERS = {"kafka_server", "redis_server", "redis", "broker", "browser", "promtool"}
+"""Fixtures that start or install a server. Tests that use one have the mark `servers`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("servers")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """A test whose server can neither be found nor started is skipped, or fails under CI."""
+    try:
+        return (yield)
+    except ServerUnavailable as error:
+        skip_or_fail(str(error))
+
+
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     """A running Kafka broker. A test that stops it starts it again."""
@@ -40,7 +60,5 @@ def _running(server):
     try:
         server.start()
         yield server
-    except ServerUnavailable as error:
-        skip_or_fail(f"{type(server).__name__}: {error}")
     finally:
         server.delete()

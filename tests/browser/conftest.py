@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from chromium import Browser
 from live_run import LiveRun
-from servers.process import ServerUnavailable, skip_or_fail
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Headless Chromium."""
-    try:
-        found = Browser(tmp_path_factory.mktemp("profile"))
-    except ServerUnavailable as error:
-        skip_or_fail(f"the live page in a browser: {error}")
-    yield found
-    found.close()
+    with closing(Browser(tmp_path_factory.mktemp("profile"))) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

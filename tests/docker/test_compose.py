@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kafka import KafkaProducer
 from servers.kafka import KAFKA_VERSION, LocalKafka
-from servers.process import ServerUnavailable, free_ports, skip_or_fail
+from servers.process import free_ports
 
 from streamer.cli.main import cli
 
@@ -24,10 +24,7 @@ SERVICES = deployment.services()
 
 def compose_schema() -> dict[str, Any]:
     """The specification's own, which an installed package carries."""
-    package = importlib.util.find_spec("check_jsonschema")
-    if package is None or package.origin is None:
-        skip_or_fail("there is no schema of compose files; the package check-jsonschema carries it")
-    path = Path(package.origin).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    path = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
     schema: dict[str, Any] = json.loads(path.read_text())
     return schema
 
@@ -131,10 +128,10 @@ class ComposedKafka(LocalKafka):
     def __init__(self) -> None:
         super().__init__()
         plain, controller = free_ports(2)
-        self.bootstrap = f"127.0.0.1:{plain}"
+        self.address = f"127.0.0.1:{plain}"
         places = {":9092": f":{plain}", ":9093": f":{controller}", "//:": "//127.0.0.1:", "kafka:": "127.0.0.1:"}
         settings = properties(SERVICES["kafka"]["environment"])
-        settings["log.dirs"] = str(self._home / "logs")
+        settings["log.dirs"] = str(self.home / "logs")
         lines = [f"{name}={value}" for name, value in settings.items()]
         for theirs, here in places.items():
             lines = [line.replace(theirs, here) for line in lines]
@@ -143,20 +140,14 @@ class ComposedKafka(LocalKafka):
 
 @pytest.fixture
 def broker() -> Iterator[ComposedKafka]:
-    try:
-        broker = ComposedKafka()
-        broker.start()
-    except ServerUnavailable as error:
-        skip_or_fail(str(error))
-    yield broker
-    broker.stop()
-    broker.delete()
+    with ComposedKafka() as broker:
+        yield broker
 
 
 @pytest.mark.servers
 @pytest.mark.slow
 def test_a_broker_with_these_settings_starts_and_creates_topics_with_four_partitions(broker: ComposedKafka):
-    producer: Any = KafkaProducer(bootstrap_servers=broker.bootstrap, max_block_ms=60_000)
+    producer: Any = KafkaProducer(bootstrap_servers=broker.address, max_block_ms=60_000)
     try:
         assert producer.partitions_for("interactions") == {0, 1, 2, 3}
         assert producer.send("interactions", b"{}").get(timeout=60).topic == "interactions"

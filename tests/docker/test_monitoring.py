@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import deployment
 import pytest
 import yaml
 from deployment import Expression
-from servers.process import ServerUnavailable, skip_or_fail
 from servers.prometheus import program
 
 from streamer.metrics.catalogue import CATALOGUE
@@ -24,12 +24,16 @@ SCRAPED_LABELS = {"job", "instance", "le"}
 EXPRESSIONS = list(deployment.expressions())
 
 
-def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
-    try:
-        command = [program("promtool"), *map(str, arguments)]
-    except ServerUnavailable as error:
-        skip_or_fail(str(error))
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+Promtool = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def promtool() -> Promtool:
+    """Runs Prometheus' own tool with these arguments."""
+    path = program("promtool")
+    return lambda *arguments: subprocess.run(
+        [path, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 # rules ----------------------------------------------------------------------------------------------------------------
@@ -40,12 +44,12 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     [("check", "config", deployment.CONFIG), ("check", "rules", deployment.ALERTS)],
     ids=["config", "rules"],
 )
-def test_promtool_accepts(arguments: tuple[object, ...]):
+def test_promtool_accepts(promtool: Promtool, arguments: tuple[object, ...]):
     done = promtool(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_alerts_fire_when_they_should_and_only_then():
+def test_alerts_fire_when_they_should_and_only_then(promtool: Promtool):
     done = promtool("test", "rules", deployment.ALERT_TESTS)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -116,7 +120,7 @@ def test_the_dashboard_is_what_its_source_says():
     assert (deployment.DOCKER / "grafana" / "dashboards" / "streamer.json").read_text() == written, message
 
 
-def test_queries_of_the_dashboard_are_promql(tmp_path: Path):
+def test_queries_of_the_dashboard_are_promql(promtool: Promtool, tmp_path: Path):
     rules = [{"record": f"query{k}", "expr": expression.text} for k, expression in enumerate(deployment.drawn())]
     path = tmp_path / "rules.yml"
     path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))  # JSON is YAML

@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import deployment
 import pytest
 from crash_harness import Command
 from kafka_harness import KafkaHarness
-from servers.process import ServerUnavailable, free_ports, skip_or_fail
+from servers.process import free_ports
 from servers.prometheus import PrometheusServer
 from servers.redis import RedisServer
 
@@ -143,20 +143,15 @@ def topology(
     kafka_server: Any, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Topology]:
     """Two trainers that have learned all of a stream with a few bad records in it."""
-    harness = KafkaHarness(kafka_server)
-    try:
-        with Topology(harness, redis_server.url, tmp_path_factory.mktemp("topology")) as topology:
-            topology.becomes("streamer_partitions", dict.fromkeys(topology.instances, topology.partitions / 2))
-            assert topology.replay(EVENTS) == EVENTS
-            topology.write_nonsense(BAD)
-            topology.becomes("sum(streamer_events_consumed_total)", EVENTS + BAD)
-            topology.becomes("sum(streamer_lag_records)", 0)
-            topology.becomes("count(streamer_checkpoint_size_bytes > 0)", len(topology.instances))
-            yield topology
-    except ServerUnavailable as error:
-        skip_or_fail(str(error))
-    finally:
-        harness.close()
+    folder = tmp_path_factory.mktemp("topology")
+    with closing(KafkaHarness(kafka_server)) as harness, Topology(harness, redis_server.url, folder) as topology:
+        topology.becomes("streamer_partitions", dict.fromkeys(topology.instances, topology.partitions / 2))
+        assert topology.replay(EVENTS) == EVENTS
+        topology.write_nonsense(BAD)
+        topology.becomes("sum(streamer_events_consumed_total)", EVENTS + BAD)
+        topology.becomes("sum(streamer_lag_records)", 0)
+        topology.becomes("count(streamer_checkpoint_size_bytes > 0)", len(topology.instances))
+        yield topology
 
 
 def users(events: int) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from line_harness import run_settings
+from pyarrow import parquet
 
 from streamer.build import build_pipeline
 from streamer.checkpoint import unpack_strings
@@ -506,7 +507,6 @@ def test_parquet_without_pyarrow_says_what_to_install(trained, tmp_path, monkeyp
 
 
 def test_parquet_holds_the_same_as_npz(trained, tmp_path, monkeypatch):
-    parquet = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(export_module, "BLOCK_ROWS", 5)
     output("export", "--data-dir", trained.data_dir, "--out", tmp_path / "vectors.parquet")
     arrays = exported(trained, tmp_path / "vectors.npz")
