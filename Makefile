@@ -6,7 +6,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint con
 SOURCES := streamer model cache_store replay tests benchmarks docker docs examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench clean
+.PHONY: help setup demo check test lint format docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,7 +16,10 @@ setup: $(VENV)/.installed ## create .venv and install streamer into it
 demo: $(VENV)/.installed ## learn from a synthetic stream on embedded defaults: no broker, no Redis, no GPU
 	$(BIN)/streamer demo
 
-test: $(VENV)/.installed-dev lint ## lint, type-check and run every test, real servers included
+check: lint ## lint and the quick tests, without servers: for the inner loop, under two minutes
+	$(BIN)/pytest -n 2 --dist loadfile -m "not servers and not slow"
+
+test: lint ## lint and every test, real servers included, which the tests install and start
 	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the import contract

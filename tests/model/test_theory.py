@@ -25,6 +25,7 @@ import torch
 
 from streamer.model.kernels import Sampling, blocks_torch
 
+pytestmark = pytest.mark.slow
 N, D = 12, 4
 SIZES = (8, 32, 128)
 BATCHES = 2000

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from streamer.cli.bench import bench
@@ -32,6 +33,7 @@ def test_both_ways_of_reading_find_the_same_features(tmp_path: Path):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow
 def test_each_figure_stands_beside_a_named_alternative():
     result = CliRunner().invoke(bench, ["replay", "--events", "2000", "--rounds", "1", "--json"])
     assert result.exit_code == 0, repr(result.exception)

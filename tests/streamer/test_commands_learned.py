@@ -527,12 +527,14 @@ def streamer(*arguments: object, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
+@pytest.mark.slow
 def test_the_program_answers_and_takes_the_directory_from_the_environment(trained):
     done = streamer("recommend", "--user", "u3", "--json", STREAMER_CHECKPOINT_DIR=str(trained.directory))
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["recommendations"] == answers(trained, "--user", "u3")
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line_and_exit_code_1(tmp_path):
     done = streamer("inspect", "--checkpoint-dir", tmp_path)
     assert done.returncode == 1

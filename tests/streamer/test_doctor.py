@@ -418,6 +418,7 @@ def test_all_is_well(here, monkeypatch):
     assert invoke("--source", here / "events.jsonl").stdout.splitlines()[-1] == "all is well"
 
 
+@pytest.mark.slow
 def test_the_program_exits_with_1_if_anything_failed(here):
     command = [sys.executable, "-m", "streamer", "doctor", "--source", "nothing.jsonl"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=here, check=False)

@@ -215,6 +215,7 @@ class TestRuns:
         again = zygote.summary(arguments)
         assert (again["trained"], again["events_this_run"]) == (200, 50)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("more", [[], ["--until-end"]])
     def test_standard_input(self, tmp_path, more):
         arguments = ["run", "--source", "-", "--data-dir", tmp_path / "data", *QUICK, *more]

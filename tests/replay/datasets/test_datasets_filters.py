@@ -98,6 +98,7 @@ def test_sample_has_that_number_of_users_with_all_their_events(write, rows, numb
     assert found == Counter(r for r in rows if r.user in users)
 
 
+@pytest.mark.slow
 @SOME
 @given(ROWS, st.integers(1, 3), st.sampled_from([1.0, 2.5]), st.integers(0, 3))
 def test_filters_come_before_the_sample_and_the_core_comes_last(write, rows, core, least, seed):

@@ -20,6 +20,7 @@ from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.settings import RunSettings
 
 
+@pytest.mark.slow
 class TestCompare:
     def test_rows_have_every_field_and_every_method_and_floor(self, log, tmp_path):
         out = tmp_path / "out"
@@ -153,6 +154,7 @@ class TestCompare:
             streamer("compare", "--data", log, "--methods", "bir", "--out", "/proc/nowhere", *TINY)
 
 
+@pytest.mark.slow
 class TestEvaluateAndSweep:
     def test_one_method_as_json(self, log):
         rows = json.loads(streamer("evaluate", "--data", log, "--method", "bir", "--json", *TINY))
