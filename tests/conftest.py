@@ -16,14 +16,17 @@ settings.load_profile("busy machine")
 
 
 SERVERS = {"kafka_server", "redis_server", "redis", "broker", "browser", "promtool"}
-"""Fixtures that start or install a server. Tests that use one have the mark `servers`."""
+"""Fixtures that start or install a server. Tests that use one have the mark `servers`, those with a zygote `slow`."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SERVERS & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & SERVERS:
             item.add_marker("servers")
+        if "zygote" in fixtures:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -67,6 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         yield built
 
 
+@pytest.mark.slow
 def test_the_image_has_every_module_and_every_file_that_modules_read(wheel: zipfile.ZipFile):
     packages = [name for name in deployment.copied() if (ROOT / name).is_dir()]
     files = [path for package in packages for path in (ROOT / package).rglob("*") if path.is_file()]

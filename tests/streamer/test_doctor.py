@@ -267,6 +267,7 @@ def test_a_file_that_is_no_log_is_a_failure(here):
 # --- Kafka ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_is_a_failure_and_the_rest_is_checked(closed_port):
     code, checks = examined("--bootstrap-servers", f"127.0.0.1:{closed_port}")
     assert (code, states(checks["kafka"])) == (1, ["failure"])

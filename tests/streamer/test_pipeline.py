@@ -382,6 +382,7 @@ class TestRestart:
         Line(memory_log(values, partitions), directory).run()
         return newest(directory)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("partitions", [1, 3])
     def test_many_restarts_end_with_the_same_bits(self, tmp_path, partitions):
         values = mixed(600)

@@ -720,6 +720,7 @@ SCHEDULES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(SCHEDULES)
 def test_the_view_is_the_replica_and_what_waits_whatever_happens(

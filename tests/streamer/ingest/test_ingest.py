@@ -525,6 +525,7 @@ class Coordinator:
         self.rng.choice(self.lines).step(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_under_any_schedule_of_rebalances_every_event_is_trained_exactly_once(members, seed):
