@@ -44,13 +44,16 @@ def trained_items(values: Sequence[bytes]) -> Counter[str]:
     return Counter(event["item_id"] for event in found if event["event_type"] == "buy")
 
 
-class Zygote:
-    """Runs the command, each time in a process of its own, without the seconds that imports take."""
+class Forker:
+    """A process that has everything loaded, and forks for what it is asked to start: one line of JSON each way.
 
-    def __init__(self, directory: Path) -> None:
-        self._output = directory / "run"
+    Args:
+        script: its name, in this folder.
+    """
+
+    def __init__(self, script: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(TESTS / "run_zygote.py")],
+            [sys.executable, "-W", "ignore", str(TESTS / script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(),
@@ -58,13 +61,33 @@ class Zygote:
         )
         assert self._answer() == "ready"
 
-    def run(self, arguments: Sequence[Any], kill_after_s: float | None = None) -> int:
-        """Run to the end, or until SIGKILL; answers the return code."""
+    def ask(self, job: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
-        job = {"output": str(self._output), "arguments": [str(a) for a in arguments], "kill_after_s": kill_after_s}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return int(self._answer())
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process that starts others has died"
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE_S)
+
+
+class Zygote(Forker):
+    """Runs the command, each time in a process of its own, without the seconds that imports take."""
+
+    def __init__(self, directory: Path) -> None:
+        self._output = directory / "run"
+        super().__init__("run_zygote.py")
+
+    def run(self, arguments: Sequence[Any], kill_after_s: float | None = None) -> int:
+        """Run to the end, or until SIGKILL; returns the return code."""
+        job = {"output": str(self._output), "arguments": [str(a) for a in arguments], "kill_after_s": kill_after_s}
+        return int(self.ask(job))
 
     def summary(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Run undisturbed; answers the summary that is printed at the end."""
@@ -104,19 +127,6 @@ class Zygote:
     def errors(self) -> str:
         """The last run's standard error."""
         return Path(f"{self._output}.err").read_text()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
-        self._process.stdout.close()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the zygote has died"
-        return line.strip()
 
 
 def environment(**more: str) -> dict[str, str]:

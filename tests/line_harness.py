@@ -23,6 +23,7 @@ from streamer.sources.memory import MemoryLog
 
 NOON_MS = 1_700_000_000_000
 PATIENCE_S = 60.0
+"""When to give up on what should happen; no test waits this long unless it fails."""
 TOPIC = "interactions"
 
 Event = tuple[str, str]
@@ -126,9 +127,9 @@ def assert_closed(accounting: dict[str, Any]) -> None:
     assert accounting["dead_lettered"] == sum(accounting["dead_letters"].values())
 
 
-def until(done: Callable[[], Any], step: Callable[[], Any] = lambda: time.sleep(0.005)) -> None:
-    """Repeat `step` until `done()`."""
+def until(done: Callable[[], Any], step: Callable[[], Any] = lambda: time.sleep(0.02), what: str = "") -> None:
+    """Repeat `step` until `done()`; `what` is to happen."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, f"it did not happen: {what}"
         step()

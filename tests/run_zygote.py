@@ -66,7 +66,7 @@ def ended(pid: int, kill_after_s: float | None) -> int:
 
 def serve() -> None:
     warm_up()
-    print("ready", flush=True)
+    print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()

@@ -6,13 +6,10 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,10 @@ from typing import Any
 import numpy as np
 import redis
 from contracts.store_trainer import Stored, by_id, stored
-from crash_harness import TESTS, TINY, environment, records, trained_items
+from crash_harness import TINY, Forker, records, trained_items
 from kafka.errors import KafkaError
-from kafka_harness import KafkaHarness
-from line_harness import PATIENCE_S, popularity_counts
+from kafka_harness import KafkaHarness, WrittenTopic
+from line_harness import popularity_counts, until
 
 from streamer.cache_store.keys import Keys
 from streamer.cache_store.redis import RedisServer
@@ -31,7 +28,6 @@ from streamer.cache_store.shared import SharedStore
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.learner import Learner
 from streamer.sharing.sharing import Sharing
-from streamer.sources.base import Partition
 
 QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200"]
 """Client settings that make tests quick."""
@@ -41,20 +37,13 @@ BRISK = ["--max-age", "0.05", "--checkpoint-every", "0.15", "--max-queued-events
 """Small batches soon trained, saved and told."""
 
 
-class Members:
+class Members(Forker):
     """Starts trainers. They do not outlive it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._started: list[Member] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(TESTS / "shared_member.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-            text=True,
-        )
-        assert self._answer() == "ready"
+        super().__init__("shared_member.py")
 
     def start(self, name: str, arguments: Sequence[Any]) -> Member:
         """A process with this command line."""
@@ -73,23 +62,7 @@ class Members:
 
     def close(self) -> None:
         self.kill_all()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
-        self._process.stdout.close()
-
-    def ask(self, job: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the process that starts trainers has died"
-        return json.loads(line)
+        super().close()
 
 
 class Member:
@@ -114,7 +87,7 @@ class Member:
 
     def ended(self) -> int:
         """Its return code, once it has ended."""
-        wait_until(lambda: self.code is not None, f"{self.name} ends")
+        until(lambda: self.code is not None, what=f"{self.name} ends")
         code = self.code
         assert code is not None
         return code
@@ -144,15 +117,6 @@ class Member:
         return written[: written.rfind(b"\n") + 1].splitlines()
 
 
-def wait_until(done: Callable[[], Any], what: str, meanwhile: Callable[[], Any] = lambda: None) -> None:
-    """Wait for something to happen."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, f"it did not happen: {what}"
-        meanwhile()
-        time.sleep(0.05)
-
-
 class Company:
     """A topic, a model in Redis, and the trainers of both."""
 
@@ -160,10 +124,9 @@ class Company:
         self, kafka: KafkaHarness, redis_url: str, members: Members, directory: Path, partitions: int = 4
     ) -> None:
         self.kafka, self.redis_url, self.directory, self._members = kafka, redis_url, directory, members
-        self.topic = kafka.make_topic(partitions)
+        self.topic = WrittenTopic(kafka, partitions)
         self.group = f"group-{uuid.uuid4().hex[:12]}"
         self.model = f"model-{uuid.uuid4().hex[:12]}"
-        self.values: dict[Partition, list[bytes]] = {Partition(self.topic, n): [] for n in range(partitions)}
         self.server = RedisServer(redis_url, Keys(self.model), timeout_s=2.0)
         self.everybody: list[Member] = []
         self.entries: dict[str, bytes] = {}
@@ -173,11 +136,7 @@ class Company:
 
     def append(self, count: int) -> None:
         """Append records, in turn on each partition."""
-        values = records(count)
-        for partition, written in self.values.items():
-            share = values[partition.number :: len(self.values)]
-            self.kafka.append(self.topic, partition.number, share)
-            written += share
+        self.topic.append(records(count))
 
     @contextmanager
     def writing(self, count: int = 120, every_s: float = 0.1) -> Iterator[None]:
@@ -197,10 +156,6 @@ class Company:
             stop.set()
             writer.join()
 
-    @property
-    def all_values(self) -> list[bytes]:
-        return [value for written in self.values.values() for value in written]
-
     # trainers ---------------------------------------------------------------------------------------------------------
 
     def start(self, name: str, *more: Any) -> Member:
@@ -208,7 +163,7 @@ class Company:
         member = self._members.start(
             name,
             [
-                *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.topic, *QUICK, *TINY),
+                *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.topic.name, *QUICK, *TINY),
                 *("--group-id", self.group, "--redis-url", self.redis_url, "--model", self.model, *BRISK),
                 *("--checkpoint-dir", self.directory / name, "--evaluation-share", 0, "--method", "xir", *more),
             ],
@@ -219,7 +174,7 @@ class Company:
     def start_all(self, count: int, *more: Any) -> list[Member]:
         """So many trainers, all in the group."""
         members = [self.start(f"trainer-{k}", *more) for k in range(count)]
-        wait_until(lambda: self.size == count, f"all {count} have joined")
+        until(lambda: self.size == count, what=f"all {count} have joined")
         return members
 
     @property
@@ -251,14 +206,15 @@ class Company:
     @property
     def reached(self) -> dict[str, int]:
         """For each partition the offset after its last event."""
-        return {str(p): max(k for k, v in enumerate(vs) if trained_items([v])) + 1 for p, vs in self.values.items()}
+        values = self.topic.values.items()
+        return {str(p): max(k for k, v in enumerate(written) if trained_items([v])) + 1 for p, written in values}
 
     def wait_until_all_is_told(self) -> Stored:
         """Wait until every event of the topic is in the store, and committed."""
         wanted = self.reached
-        ends = {partition: len(written) for partition, written in self.values.items()}
-        wait_until(lambda: self.following() == wanted, f"the store has everything, {wanted}")
-        wait_until(lambda: self.kafka.committed(self.group) == ends, f"everything is committed, {ends}")
+        ends = self.topic.ends
+        until(lambda: self.following() == wanted, what=f"the store has everything, {wanted}")
+        until(lambda: self.kafka.committed(self.group) == ends, what=f"everything is committed, {ends}")
         self.note_log()
         found = stored(self.server)
         assert found is not None
@@ -267,7 +223,7 @@ class Company:
     # checks -----------------------------------------------------------------------------------------------------------
 
     def assert_every_event_is_counted_once(self, found: Stored) -> None:
-        assert found.counts == trained_items(self.all_values)
+        assert found.counts == trained_items(self.topic.all_values)
 
     def learned(self) -> list[dict[str, Any]]:
         """What every process has learned and contributed, in its own words."""
@@ -299,7 +255,7 @@ class Company:
         assert checkpoint is not None
         learner, sharing = restored(checkpoint, RedisServer(self.redis_url, Keys(self.model)))
         sharing.start()
-        wait_until(lambda: not sharing.status().backlog_events, "what waited in the checkpoint is told")
+        until(lambda: not sharing.status().backlog_events, what="what waited in the checkpoint is told")
         sharing.receive()
         sharing.close()
         return view(learner)

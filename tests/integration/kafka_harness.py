@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from contracts.source_contract import RecordingListener, rows_of
 from kafka import KafkaConsumer, KafkaProducer
+from line_harness import NOON_MS, PATIENCE_S, until
 from servers.kafka import KafkaServer
 
 from streamer.sources.base import Partition, Positions, RebalanceListener
 from streamer.sources.kafka.source import KafkaSettings, KafkaSource
-
-PATIENCE_S = 60.0
-NOON_MS = 1_700_000_000_000
 
 QUICK: dict[str, Any] = {"retry_backoff_ms": 20, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
 """Client settings that make tests quick."""
@@ -108,12 +105,29 @@ class KafkaHarness:
             return len(admin.describe_groups([group])[group]["members"])
 
 
-def until(done: Callable[[], bool], step: Callable[[], Any] = lambda: time.sleep(0.05)) -> None:
-    """Repeat `step` until `done()`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, "it did not happen"
-        step()
+class WrittenTopic:
+    """A topic, and what was written to each of its partitions."""
+
+    def __init__(self, kafka: KafkaHarness, partitions: int) -> None:
+        self.kafka = kafka
+        self.name = kafka.make_topic(partitions)
+        self.values: dict[Partition, list[bytes]] = {Partition(self.name, n): [] for n in range(partitions)}
+
+    def append(self, values: Sequence[bytes], **how: Any) -> None:
+        """Append records, in turn on each partition."""
+        for partition, written in self.values.items():
+            share = list(values[partition.number :: len(self.values)])
+            self.kafka.append(self.name, partition.number, share, **how)
+            written += share
+
+    @property
+    def all_values(self) -> list[bytes]:
+        return [value for written in self.values.values() for value in written]
+
+    @property
+    def ends(self) -> dict[Partition, int]:
+        """For each partition the offset after its last record."""
+        return {partition: len(written) for partition, written in self.values.items()}
 
 
 def values_read(source: KafkaSource, count: int) -> list[bytes]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import redis
 from contracts.store_trainer import Trainer
+from line_harness import PATIENCE_S
 
 from streamer.cache_store.keys import Keys
 from streamer.cache_store.redis import RedisServer
 from streamer.cache_store.shared import SharedStore
 from streamer.cache_store.view import SharedSettings
 
-PATIENCE_S = 60.0
-"""When to give up on what should happen; no test waits this long unless it fails."""
 _numbers = itertools.count()
 
 
@@ -57,14 +55,6 @@ class RedisBackend:
         for server in self._servers:
             server.close()
         self._client.close()
-
-
-def eventually(holds: Callable[[], Any]) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def returns_soon(call: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from contracts.source_contract import read
 from crash_harness import TINY, Command, Zygote, records, trained_items
-from kafka_harness import KafkaHarness, letters_of, until
+from kafka_harness import KafkaHarness, WrittenTopic, letters_of, until
 from line_harness import assert_closed, assert_same_checkpoint, newest, popularity_counts
 
 from streamer.checkpoint import CheckpointStore
@@ -36,21 +36,16 @@ START_MS = int(time.time() * 1000) - 600_000
 """When the records were written: not long ago, or the broker removes them for their age."""
 
 
-class Topic:
+class Topic(WrittenTopic):
     """A topic with records, and the arguments of runs that read it."""
 
     def __init__(self, kafka: KafkaHarness, directory: Path, partitions: int) -> None:
-        self.kafka, self.directory, self.partitions = kafka, directory, partitions
-        self.name = kafka.make_topic(partitions)
+        super().__init__(kafka, partitions)
+        self.directory = directory
         self.group = f"group-{uuid.uuid4().hex[:12]}"
-        self.values: dict[Partition, list[bytes]] = {Partition(self.name, n): [] for n in range(partitions)}
 
     def append(self, values: Sequence[bytes], **how: Any) -> None:
-        """Append records, in turn on each partition."""
-        for partition, written in self.values.items():
-            share = list(values[partition.number :: self.partitions])
-            self.kafka.append(self.name, partition.number, share, first_time_ms=START_MS, **how)
-            written += share
+        super().append(values, first_time_ms=START_MS, **how)
 
     def run(self, name: str, *more: Any, group: str | None = None) -> list[Any]:
         """A run with a name of its own, which is that of its checkpoint directory."""
@@ -59,14 +54,6 @@ class Topic:
             *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.name, *client, *TINY),
             *("--group-id", group or self.group, "--checkpoint-dir", self.directory / name, *more),
         ]
-
-    @property
-    def all_values(self) -> list[bytes]:
-        return [value for written in self.values.values() for value in written]
-
-    @property
-    def ends(self) -> dict[Partition, int]:
-        return {partition: len(written) for partition, written in self.values.items()}
 
 
 @pytest.fixture

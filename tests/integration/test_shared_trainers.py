@@ -12,8 +12,9 @@ import pytest
 import redis
 from contracts.store_trainer import Stored
 from kafka_harness import KafkaHarness
+from line_harness import until
 from servers.redis import RedisServer
-from shared_harness import IMPATIENT, Company, Member, Members, summed, wait_until
+from shared_harness import IMPATIENT, Company, Member, Members, summed
 
 from streamer.cache_store.keys import Keys
 from streamer.cache_store.redis import RedisServer as StoreServer
@@ -54,7 +55,7 @@ def have_learned(trainers: Sequence[Member], batches: int = 3) -> None:
             assert trainer.code is None, f"{trainer.name} has ended: {trainer.said()}"
         return all(trainer.batches >= count for trainer, count in wanted.items())
 
-    wait_until(done, "all of them learn")
+    until(done, what="all of them learn")
 
 
 def assert_all_agree(company: Company, found: Stored, trainers: Sequence[Member]) -> None:
@@ -182,7 +183,7 @@ def test_without_redis_training_goes_on(company: Company, restartable: RedisServ
         have_learned(trainers)
         _stop_with_everything_saved(restartable)
         for trainer in trainers:
-            wait_until(lambda t=trainer: "training goes on with the last view" in t.said(), "it tells")
+            until(lambda t=trainer: "training goes on with the last view" in t.said(), what="it tells")
         have_learned(trainers, 30)
         restartable.restart()
         have_learned(trainers, 3)
@@ -259,10 +260,10 @@ def test_a_trainer_that_was_frozen_while_others_took_over_counts_nothing_twice(c
     with company.writing():
         have_learned([zombie, other])
         zombie.signal(signal.SIGSTOP)
-        wait_until(lambda: len(set(company.owners().values())) == 1, "the other one has claimed everything")
+        until(lambda: len(set(company.owners().values())) == 1, what="the other one has claimed everything")
         have_learned([other], 5)
         zombie.signal(signal.SIGCONT)
-        wait_until(lambda: zombie.code is not None or len(set(company.owners().values())) == 2, "it stops or rejoins")
+        until(lambda: zombie.code is not None or len(set(company.owners().values())) == 2, what="it stops or rejoins")
         if zombie.code is not None:
             assert zombie.code == 1
             assert "another trainer has taken over" in zombie.said()

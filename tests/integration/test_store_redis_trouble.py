@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from contracts.store_contract import P, Q
 from contracts.store_trainer import Stored, Trainer, events_before, stored
-from redis_harness import PATIENCE_S, eventually, returns_soon, started
+from line_harness import PATIENCE_S, until
+from redis_harness import returns_soon, started
 from servers.redis import LocalRedis
 
 from streamer.cache_store.errors import Fenced, StoreRefused, StoreUnavailable
@@ -33,7 +34,7 @@ def trainer(redis: LocalRedis) -> Iterator[Callable[..., Trainer]]:
 
     def make(name: str = "ada", partition: str = P, url: str = redis.url, **more: Any) -> Trainer:
         made.append(started(url, KEYS, name, **more))
-        eventually(lambda: made[-1].claim(partition, timeout_s=PATIENCE_S))
+        until(lambda: made[-1].claim(partition, timeout_s=PATIENCE_S))
         return made[-1]
 
     yield make
@@ -61,13 +62,22 @@ def everything_arrives(redis: LocalRedis, *trainers: Trainer) -> None:
             trainer.store.status().backlog_events for trainer in trainers
         )
 
-    eventually(all_there)
+    until(all_there)
     found = held(redis)
     assert found is not None
     assert found.counts == events_before(reached)
     assert all(trainer.view() == (found.counts, found.drawn) for trainer in trainers)
     batches = {f"{t.store.view.trainer}:{k + 1}" for t in trainers for k in range(t.batches)}
     assert all(found.drawn[raw] == 1 for raw in batches), "what a batch has resampled is missing, or counted twice"
+
+
+@pytest.fixture
+def ada(redis: LocalRedis, trainer: Callable[..., Trainer]) -> Trainer:
+    """A trainer whose first five events have arrived."""
+    ada = trainer()
+    ada.train({P: 5})
+    everything_arrives(redis, ada)
+    return ada
 
 
 def test_training_never_waits_for_a_server_that_does_not_answer(redis, trainer):
@@ -96,7 +106,7 @@ def test_a_slow_server_is_told_and_the_backlog_stays_bounded(redis, trainer):
     ada = trainer(timeout_s=0.2, most_waiting=8)
     redis.pause()
     ada.train({P: 1})
-    eventually(lambda: ada.store.status().errors.get("slow"))
+    until(lambda: ada.store.status().errors.get("slow"))
     for _ in range(100):
         ada.train({P: 3})
     status = ada.store.status()
@@ -104,13 +114,13 @@ def test_a_slow_server_is_told_and_the_backlog_stays_bounded(redis, trainer):
     assert status.backlog_events == 301
     assert status.trouble is not None
     assert "did not answer in time" in status.trouble
-    eventually(lambda: not ada.receive().live)
+    until(lambda: not ada.receive().live)
     assert ada.store.status().staleness_s > 0
     assert ada.store.claim({Q: None}, PATIENCE_S) is False, "a server that is out of touch is not waited for"
     assert ada.store.flush(PATIENCE_S) is False
     redis.resume()
     everything_arrives(redis, ada)
-    eventually(lambda: ada.store.status().trouble is None and ada.receive().live)
+    until(lambda: ada.store.status().trouble is None and ada.receive().live)
 
 
 def test_a_server_that_is_gone_is_told_and_found_again_empty(redis, trainer):
@@ -121,9 +131,9 @@ def test_a_server_that_is_gone_is_told_and_found_again_empty(redis, trainer):
     redis.kill()
     for _ in range(5):
         ada.train({P: 3}), ben.train({Q: 2})
-    eventually(lambda: ada.store.status().errors.get("unreachable"))
+    until(lambda: ada.store.status().errors.get("unreachable"))
     assert "cannot be reached" in (ada.store.status().trouble or "")
-    eventually(lambda: not ada.receive().live)
+    until(lambda: not ada.receive().live)
     redis.start()
     everything_arrives(redis, ada, ben)
     assert ada.store.status().seeded + ben.store.status().seeded >= 2
@@ -152,31 +162,28 @@ def test_a_failover_to_a_replica_that_lags_behind_loses_nothing(redis, trainer):
         ada.train({P: 10})
         everything_arrives(redis, ada, ben)
         at = held(redis)
-        eventually(lambda: (found := held(other)) is not None and at is not None and found.counts == at.counts)
+        until(lambda: (found := held(other)) is not None and at is not None and found.counts == at.counts)
         theirs.execute_command("REPLICAOF", "NO", "ONE")
         ada.train({P: 5}), ben.train({Q: 5})
         everything_arrives(redis, ada, ben)
         with redis.client() as ours:
             ours.execute_command("REPLICAOF", "127.0.0.1", str(other.port))
             ada.train({P: 5})
-            eventually(lambda: ours.info("replication")["master_link_status"] == "up")
+            until(lambda: ours.info("replication")["master_link_status"] == "up")
             ben.train({Q: 5})
-            eventually(lambda: "is it a replica?" in (ben.store.status().trouble or ""))
+            until(lambda: "is it a replica?" in (ben.store.status().trouble or ""))
             assert ben.store.status().errors["read-only"] > 0
             ours.execute_command("REPLICAOF", "NO", "ONE")
         everything_arrives(redis, ada, ben)
 
 
-def test_a_full_server_is_told_and_gets_the_backlog_later(redis, trainer):
-    ada = trainer()
-    ada.train({P: 5})
-    everything_arrives(redis, ada)
+def test_a_full_server_is_told_and_gets_the_backlog_later(redis, ada):
     with redis.client() as client:
         client.config_set("maxmemory", "1kb")  # less than it holds
         client.config_set("maxmemory-policy", "noeviction")
         for _ in range(20):
             ada.train({P: 5})
-        eventually(lambda: ada.store.status().errors.get("full"))
+        until(lambda: ada.store.status().errors.get("full"))
         assert "maxmemory" in (ada.store.status().trouble or "")
         found = held(redis)
         assert found is not None
@@ -185,44 +192,35 @@ def test_a_full_server_is_told_and_gets_the_backlog_later(redis, trainer):
     everything_arrives(redis, ada)
 
 
-def test_a_server_that_asks_for_a_password_from_now_on(redis, trainer):
-    ada = trainer()
-    ada.train({P: 5})
-    everything_arrives(redis, ada)
+def test_a_server_that_asks_for_a_password_from_now_on(redis, ada):
     with redis.client() as client:
         client.config_set("requirepass", "secret")
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         ada.train({P: 5})
-        eventually(lambda: ada.store.status().errors.get("refused"))
+        until(lambda: ada.store.status().errors.get("refused"))
         assert "Check user and password" in (ada.store.status().trouble or "")
         assert ada.view()[0] == events_before({P: 10})
         client.config_set("requirepass", "")
     everything_arrives(redis, ada)
 
 
-def test_something_else_under_a_key_of_ours_at_run_time_is_named(redis, trainer):
-    ada = trainer()
-    ada.train({P: 5})
-    everything_arrives(redis, ada)
+def test_something_else_under_a_key_of_ours_at_run_time_is_named(redis, ada):
     with redis.client() as client:
         client.rename(KEYS.next, "aside")
         client.set(KEYS.next, "somebody else's")
         ada.train({P: 5})
-        eventually(lambda: KEYS.next in (ada.store.status().trouble or ""))
+        until(lambda: KEYS.next in (ada.store.status().trouble or ""))
         assert "is a string, not a hash" in (ada.store.status().trouble or "")
         client.rename("aside", KEYS.next)
     everything_arrives(redis, ada)
 
 
-def test_an_entry_that_cannot_be_read_is_told_with_its_place(redis, trainer):
-    ada = trainer()
-    ada.train({P: 5})
-    everything_arrives(redis, ada)
+def test_an_entry_that_cannot_be_read_is_told_with_its_place(redis, ada):
     with redis.client() as client:
         tip = client.hgetall(KEYS.meta)
         entry = client.xadd(KEYS.log, {"n": int(tip[b"number"]) + 1, "b": tip[b"chain"], "c": "x", "d": b"nonsense"})
         client.hset(KEYS.meta, mapping={"number": int(tip[b"number"]) + 1, "chain": "x"})
-        eventually(lambda: ada.store.status().errors.get("broken"))
+        until(lambda: ada.store.status().errors.get("broken"))
     assert f"entry {entry.decode()} of the store's log" in (ada.store.status().trouble or "")
     ada.train({P: 5})
     assert ada.receive() is not None
@@ -232,7 +230,7 @@ def test_a_zombie_finds_out_by_itself(redis, trainer):
     ada, ben = trainer("ada"), trainer("ben", Q)
     ada.train({P: 5})
     everything_arrives(redis, ada, ben)
-    eventually(lambda: ben.claim(P, position=5, timeout_s=PATIENCE_S))
+    until(lambda: ben.claim(P, position=5, timeout_s=PATIENCE_S))
     ada.train({P: 5})
 
     def is_fenced() -> bool:
@@ -242,7 +240,7 @@ def test_a_zombie_finds_out_by_itself(redis, trainer):
             return True
         return False
 
-    eventually(is_fenced)
+    until(is_fenced)
     assert "fenced" in ada.store.status().errors
     ben.train({P: 2})
     everything_arrives(redis, ben)
@@ -289,15 +287,15 @@ class TestAtTheStart:
         again.train({P: 5})
         assert again.view()[0] == events_before({P: 15})
         redis.start()
-        eventually(lambda: store.status().live)
+        until(lambda: store.status().live)
         found_all = events_before({P: 15})
-        eventually(lambda: (found := held(redis)) is not None and found.counts == found_all)
+        until(lambda: (found := held(redis)) is not None and found.counts == found_all)
         store.close()
 
     def test_a_read_only_server_is_told(self, redis):
         with LocalRedis("--replicaof", "127.0.0.1", str(redis.port)) as replica:
             with replica.client() as client:
-                eventually(lambda: client.info("replication")["master_link_status"] == "up")
+                until(lambda: client.info("replication")["master_link_status"] == "up")
             with pytest.raises(StoreUnavailable, match="only lets us read") as caught:
                 started(replica.url, KEYS)
             assert caught.value.reason == "read-only"
@@ -339,9 +337,9 @@ class TestAtTheStart:
         store = SharedStore(RedisServer(redis.url, KEYS), SharedSettings(every_s=0.01))
         again = Trainer.resumed(store, "ada", saved)
         store.start()
-        eventually(lambda: again.claim(P, position=10, timeout_s=PATIENCE_S))
+        until(lambda: again.claim(P, position=10, timeout_s=PATIENCE_S))
         again.train({P: 2})
-        eventually(lambda: store.flush(PATIENCE_S))
+        until(lambda: store.flush(PATIENCE_S))
         found = held(redis)
         assert found is not None
         assert found.counts == events_before({P: 12})

@@ -9,7 +9,8 @@ import pytest
 import trustme
 from contracts.store_contract import P, Q
 from contracts.store_trainer import Trainer, events_before
-from redis_harness import PATIENCE_S, eventually, started
+from line_harness import PATIENCE_S, until
+from redis_harness import started
 from servers.redis import LocalRedis, LocalSentinel, TlsEndpoint, local_cluster
 
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
@@ -29,10 +30,10 @@ def assert_shared(url: str) -> None:
     """Two trainers count together."""
     ada, ben = started(url, KEYS, "ada", timeout_s=10), started(url, KEYS, "ben", timeout_s=10)
     try:
-        eventually(lambda: ada.claim(P, timeout_s=PATIENCE_S))
-        eventually(lambda: ben.claim(Q, timeout_s=PATIENCE_S))
+        until(lambda: ada.claim(P, timeout_s=PATIENCE_S))
+        until(lambda: ben.claim(Q, timeout_s=PATIENCE_S))
         ada.train({P: 5}, cache=["a"]), ben.train({Q: 3})
-        eventually(lambda: both_have(ada, ben, {P: 5, Q: 3}))
+        until(lambda: both_have(ada, ben, {P: 5, Q: 3}))
         assert ben.cache == ["a"]
     finally:
         ada.store.close(), ben.store.close()
@@ -126,17 +127,17 @@ def test_a_failover_by_sentinels_loses_nothing(redis: LocalRedis) -> None:
         LocalSentinel(redis, "clicks") as sentinel,
         sentinel.client() as watcher,
     ):
-        eventually(lambda: theirs.info("replication")["master_link_status"] == "up")
+        until(lambda: theirs.info("replication")["master_link_status"] == "up")
         url = f"redis+sentinel://127.0.0.1:{sentinel.port}/clicks"
         ada, ben = started(url, KEYS, "ada"), started(url, KEYS, "ben")
-        eventually(lambda: ada.claim(P, timeout_s=PATIENCE_S))
-        eventually(lambda: ben.claim(Q, timeout_s=PATIENCE_S))
+        until(lambda: ada.claim(P, timeout_s=PATIENCE_S))
+        until(lambda: ben.claim(Q, timeout_s=PATIENCE_S))
         ada.train({P: 5}), ben.train({Q: 3})
-        eventually(lambda: both_have(ada, ben, {P: 5, Q: 3}))
-        eventually(lambda: len(watcher.execute_command("SENTINEL", "REPLICAS", "clicks")) == 1)
+        until(lambda: both_have(ada, ben, {P: 5, Q: 3}))
+        until(lambda: len(watcher.execute_command("SENTINEL", "REPLICAS", "clicks")) == 1)
         redis.kill()
         ada.train({P: 5}), ben.train({Q: 3})
-        eventually(lambda: theirs.info("replication")["role"] == "master")
-        eventually(lambda: both_have(ada, ben, {P: 10, Q: 6}))
-        eventually(lambda: not ada.store.status().backlog_events and not ben.store.status().backlog_events)
+        until(lambda: theirs.info("replication")["role"] == "master")
+        until(lambda: both_have(ada, ben, {P: 10, Q: 6}))
+        until(lambda: not ada.store.status().backlog_events and not ben.store.status().backlog_events)
         ada.store.close(), ben.store.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,28 +10,27 @@ from click.testing import CliRunner
 from streamer.cli.bench import bench
 from streamer.replay.bench import features_by_hand, read_by_hand, write_csv, write_tmall
 from streamer.replay.datasets import open_log
+from streamer.replay.events import Events
 
 
-def test_both_ways_of_reading_find_the_same_events(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "write", "by_hand"),
+    [("csv", write_csv, read_by_hand), ("tmall", write_tmall, features_by_hand)],
+)
+def test_both_ways_of_reading_find_the_same(tmp_path: Path, name: str, write: Callable, by_hand: Callable):
     path = tmp_path / "log.csv"
-    write_csv(path, 3_000)
-    by_hand = read_by_hand(path)
-    with open_log(path, "csv") as log:
+    write(path, 3_000)
+    expected = by_hand(path)
+    with open_log(path, name) as log:
         [ours] = log.batches()
-    assert ours.timestamps_s == by_hand.timestamps_s
-    rows = [sorted(zip(e.users, e.items, e.timestamps_s or (), strict=True)) for e in (ours, by_hand)]
-    assert rows[0] == rows[1]
+    assert ours.timestamps_s == expected.timestamps_s
+    assert rows_of(ours) == rows_of(expected)
 
 
-def test_both_ways_of_reading_find_the_same_features(tmp_path: Path):
-    path = tmp_path / "user_log_format1.csv"
-    write_tmall(path, 3_000)
-    by_hand = features_by_hand(path)
-    with open_log(path, "tmall") as log:
-        [ours] = log.batches()
-    assert ours.timestamps_s == by_hand.timestamps_s
-    rows = [sorted(map(repr, zip(e.users, e.items, e.item_features or (), strict=True))) for e in (ours, by_hand)]
-    assert rows[0] == rows[1]
+def rows_of(events: Events) -> list[str]:
+    """In any order: equal times may stand in another."""
+    about = events.item_features or [None] * len(events.items)
+    return sorted(map(repr, zip(events.users, events.items, events.timestamps_s or (), about, strict=True)))
 
 
 @pytest.mark.slow

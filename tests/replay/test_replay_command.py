@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from contracts.source_contract import RecordingListener
+from embedded_topic import chunks_in
 from generated_logs import TIMED, write_log
 
 from streamer.errors import SettingsError, SourceError
@@ -23,7 +23,6 @@ from streamer.event import EventSettings
 from streamer.replay.cli.replay import replay
 from streamer.replay.json_lines import JsonLines
 from streamer.replay.streams import SyntheticReplay
-from streamer.sources.embedded.source import EmbeddedSource
 
 
 def invoked(*arguments: object) -> Result:
@@ -32,23 +31,12 @@ def invoked(*arguments: object) -> Result:
 
 def in_topic(data_dir: Path, topic: str = "interactions") -> list[tuple[Any, Any]]:
     """Key and value of each record, values parsed."""
-    source = EmbeddedSource(data_dir, topic)
-    source.open(RecordingListener({}))
-    rows = [
-        (key, json.loads(value))
-        for chunk in source.poll(100_000, 0.5)
-        for key, value in zip(chunk.keys, chunk.values, strict=True)
-    ]
-    source.close()
-    return rows
+    chunks = chunks_in(data_dir, topic)
+    return [(key, json.loads(value)) for c in chunks for key, value in zip(c.keys, c.values, strict=True)]
 
 
 def record_times_ms(data_dir: Path, topic: str = "interactions") -> list[int]:
-    source = EmbeddedSource(data_dir, topic)
-    source.open(RecordingListener({}))
-    times_ms = [time_ms for chunk in source.poll(100_000, 0.5) for time_ms in chunk.timestamps_ms]
-    source.close()
-    return times_ms
+    return [time_ms for chunk in chunks_in(data_dir, topic) for time_ms in chunk.timestamps_ms]
 
 
 @pytest.fixture

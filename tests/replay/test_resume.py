@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.source_contract import RecordingListener
 from crash_harness import Command, Zygote
+from embedded_topic import chunks_in
 
 from streamer.errors import SourceError
 from streamer.replay.datasets import LogOptions, open_log
@@ -20,7 +20,7 @@ from streamer.replay.events import Events, Record
 from streamer.replay.producer import EmbeddedSink, EventSink, MemorySink, produce
 from streamer.replay.resume import ReplayLog, replay_name
 from streamer.replay.streams import LogStream, SyntheticReplay, log_name, up_to
-from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
+from streamer.sources.embedded.source import EmbeddedLog
 
 
 def records(count: int) -> list[Record]:
@@ -29,12 +29,9 @@ def records(count: int) -> list[Record]:
 
 def in_topic(data_dir: Path, topic: str = "t") -> dict[int, list[tuple[bytes | None, bytes]]]:
     """Key and value of all records, by partition."""
-    source, found = EmbeddedSource(data_dir, topic), dict[int, list[tuple[bytes | None, bytes]]]()
-    source.open(RecordingListener({}))
-    while chunks := source.poll(100_000, 0.2):
-        for chunk in chunks:
-            found.setdefault(chunk.partition.number, []).extend(zip(chunk.keys, chunk.values, strict=True))
-    source.close()
+    found = dict[int, list[tuple[bytes | None, bytes]]]()
+    for chunk in chunks_in(data_dir, topic):
+        found.setdefault(chunk.partition.number, []).extend(zip(chunk.keys, chunk.values, strict=True))
     return found
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from generated_logs import LOGS, Row, feature_of, write_log
+from generated_logs import LOGS, feature_of, write_log
 
 from streamer.replay.datasets import LogOptions, open_log
 from streamer.replay.events import Events
@@ -58,23 +58,3 @@ def test_features_of_ratings_come_from_the_files_beside_them_without_names_of_si
         "release_year": str(1960 + item % 40),
         "class": "Drama Comedy" if item % 2 else "Drama",
     }
-
-
-def test_core_of_good_ratings_leaves_out_users_and_items_until_none_is_rare(tmp_path: Path):
-    known = write_log("ratings", tmp_path)
-    options = LogOptions(min_rating=4, min_user_events=6, min_item_events=6)
-    with open_log(known.path, "recbole", options) as log:
-        (events,) = log.batches()
-    wanted = core([row for row in known.rows if row.rating is not None and row.rating >= 4], 6)
-    assert Counter(rows_of(events)) == Counter((row.user, row.item, row.time_s) for row in wanted)
-    assert 0 < len(wanted) < len(known.rows) / 2
-
-
-def core(rows: list[Row], least: int) -> list[Row]:
-    """The slow, obvious way."""
-    while True:
-        users, items = Counter(row.user for row in rows), Counter(row.item for row in rows)
-        kept = [row for row in rows if users[row.user] >= least and items[row.item] >= least]
-        if len(kept) == len(rows):
-            return kept
-        rows = kept

@@ -18,6 +18,8 @@ import pytest
 from contracts.source_contract import RecordingListener, SourceContract, json_lines, read, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from line_harness import NOON_MS
+from log_harness import LogHarness, records
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.sources.base import Partition
@@ -26,38 +28,12 @@ from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource, commit
 from streamer.sources.memory import MemoryLog, MemorySource
 from streamer.sources.positions import partition_of_key
 
-NOW_MS = 1_700_000_000_000
-
-
-def records(values, key=None):
-    return [(key, value, NOW_MS) for value in values]
-
-
-class EmbeddedHarness:
-    def __init__(self, data_dir):
-        self.data_dir = data_dir
-        self.log = EmbeddedLog(data_dir)
-
-    def make_topic(self, partitions):
-        name = f"topic-{len(self.log.topics())}"
-        self.log.create_topic(name, partitions)
-        return name
-
-    def append(self, topic, partition, values):
-        self.log.append(topic, records(values), partition=partition)
-
-    def open_source(self, topic, positions):
-        source, listener = EmbeddedSource(self.data_dir, topic), RecordingListener(positions)
-        source.open(listener)
-        return source, listener
-
 
 class TestEmbeddedSource(SourceContract):
     @pytest.fixture
     def harness(self, tmp_path):
-        harness = EmbeddedHarness(tmp_path)
-        yield harness
-        harness.log.close()
+        with EmbeddedLog(tmp_path) as log:
+            yield LogHarness(log, lambda topic: EmbeddedSource(tmp_path, topic))
 
 
 @pytest.fixture
@@ -96,7 +72,7 @@ appends = st.lists(st.lists(keyed, max_size=12), max_size=8)
 def fill(log, partitions, batches):
     log.create_topic("t", partitions)
     for number, batch in enumerate(batches):
-        log.append("t", [(key, value, NOW_MS + number) for key, value in batch])
+        log.append("t", [(key, value, NOON_MS + number) for key, value in batch])
 
 
 def read_all(source, poll_sizes=(1_000_000,)):
@@ -438,7 +414,7 @@ def test_a_position_beyond_the_end_is_refused(log, open_embedded):
 
 def append_singly(log, count, partition=0):
     for number in range(count):
-        log.append("t", [(None, b"%d" % number, NOW_MS + number)], partition=partition)
+        log.append("t", [(None, b"%d" % number, NOON_MS + number)], partition=partition)
 
 
 def test_trimming_keeps_the_newest_records(log, open_embedded):
@@ -450,7 +426,7 @@ def test_trimming_keeps_the_newest_records(log, open_embedded):
 
 def test_trimming_by_time_removes_what_is_older(log, open_embedded):
     append_singly(log, 10)
-    assert log.trim("t", older_than_ms=NOW_MS + 4) == 4
+    assert log.trim("t", older_than_ms=NOON_MS + 4) == 4
     source, _ = open_embedded("t")
     assert values_of(source, 6) == [b"4", b"5", b"6", b"7", b"8", b"9"]
 

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import pytest
 from contracts.source_contract import RecordingListener, SourceContract, json_lines, read, rows_of
+from log_harness import LogHarness, records
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
-NOW_MS = 1_700_000_000_000
-
-
-def records(values, key=None):
-    return [(key, value, NOW_MS) for value in values]
-
-
-class MemoryHarness:
-    def __init__(self):
-        self.log = MemoryLog()
-
-    def make_topic(self, partitions):
-        name = f"topic-{len(self.log.topics())}"
-        self.log.create_topic(name, partitions)
-        return name
-
-    def append(self, topic, partition, values):
-        self.log.append(topic, records(values), partition=partition)
-
-    def open_source(self, topic, positions):
-        source, listener = MemorySource(self.log, topic), RecordingListener(positions)
-        source.open(listener)
-        return source, listener
-
 
 class TestMemorySource(SourceContract):
     @pytest.fixture
     def harness(self):
-        return MemoryHarness()
+        log = MemoryLog()
+        return LogHarness(log, lambda topic: MemorySource(log, topic))
 
 
 @pytest.fixture
