@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from servers.process import ServerUnavailable, apt_install
+from servers.process import program
 
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -69,18 +68,3 @@ class Browser:
     def close(self) -> None:
         """End the browser."""
         self.driver.quit()
-
-
-def program(*names: str, package: str) -> str:
-    """The first of these programs that is there; installed from Debian's package if none is."""
-    found = _first(names)
-    if found is None:
-        apt_install(package)
-        found = _first(names)
-    if found is None:
-        raise ServerUnavailable(f"there is no {' or '.join(names)} on the PATH")
-    return found
-
-
-def _first(names: tuple[str, ...]) -> str | None:
-    return next((path for name in names if (path := shutil.which(name))), None)

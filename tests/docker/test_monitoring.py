@@ -15,7 +15,7 @@ import deployment
 import pytest
 import yaml
 from deployment import Expression
-from servers.prometheus import program
+from servers.process import program
 
 from streamer.metrics.catalogue import CATALOGUE
 
@@ -30,7 +30,7 @@ Promtool = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def promtool() -> Promtool:
     """Runs Prometheus' own tool with these arguments."""
-    path = program("promtool")
+    path = program("promtool", package="prometheus")
     return lambda *arguments: subprocess.run(
         [path, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import tempfile
 import uuid
@@ -15,7 +14,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
-from servers.process import LocalServer, ServerUnavailable, apt_install, cache_dir, free_ports
+from servers.process import LocalServer, ServerUnavailable, alone, cache_dir, free_ports, program
 from servers.shared import SharedServer
 
 KAFKA_VERSION = "4.3.1"
@@ -167,11 +166,7 @@ def java() -> str:
     Raises:
         ServerUnavailable: there is none and it cannot be installed.
     """
-    if not shutil.which("java"):
-        apt_install("default-jre-headless")
-    path = shutil.which("java")
-    if not path:
-        raise ServerUnavailable("Kafka needs Java, and there is no `java` on the PATH")
+    path = program("java", package="default-jre-headless")
     said = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
     version = re.search(r'version "(\d+)', said)
     if not version or int(version[1]) < MIN_JAVA:
@@ -182,26 +177,25 @@ def java() -> str:
 def jars() -> Path:
     """The folder with Kafka and what it needs, downloaded by Maven once.
 
-    The download goes to a folder of its own that gets its name when it is complete, so that an interrupted
-    one is never taken for a whole one, and two runs at once do no harm.
+    The download goes to a folder of its own that gets its name when it is complete, so that an interrupted one is
+    never taken for a whole one.
 
     Raises:
         ServerUnavailable: there is no Maven and it cannot be installed, or the download failed.
     """
     done = cache_dir() / f"kafka-{KAFKA_VERSION}"
     if not done.is_dir():
-        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="kafka-download-") as work:
-            _download(Path(work))
-            with contextlib.suppress(OSError):  # another run was quicker; its folder is as good
+        maven = program("mvn", package="maven")
+        with alone(), tempfile.TemporaryDirectory(dir=cache_dir(), prefix="kafka-download-") as work:
+            if not done.is_dir():  # another process may have been quicker
+                _download(maven, Path(work))
                 (Path(work) / "jars").rename(done)
     return done
 
 
-def _download(work: Path) -> None:
-    if not shutil.which("mvn"):
-        apt_install("maven", "default-jre-headless")
+def _download(maven: str, work: Path) -> None:
     (work / "pom.xml").write_text(POM)
-    command = ["mvn", "-q", "-B", f"{MAVEN_PLUGIN}:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
+    command = [maven, "-q", "-B", f"{MAVEN_PLUGIN}:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode or not list((work / "jars").glob(f"kafka_*-{KAFKA_VERSION}.jar")):
         raise ServerUnavailable(f"Maven cannot download Kafka {KAFKA_VERSION}: {(done.stdout + done.stderr)[-2000:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -46,6 +47,34 @@ def free_ports(count: int) -> list[int]:
         return [sock.getsockname()[1] for sock in sockets]
 
 
+def program(*names: str, package: str) -> str:
+    """The first of these programs that is on the PATH. If there is none, Debian's package is installed.
+
+    Raises:
+        ServerUnavailable: it cannot be installed.
+    """
+    if not _first(names):
+        with alone():
+            if not _first(names):  # another process may have been quicker
+                apt_install(package)
+    found = _first(names)
+    if not found:
+        raise ServerUnavailable(f"there is no {' or '.join(names)} on the PATH, though {package} is installed")
+    return found
+
+
+def _first(names: Sequence[str]) -> str | None:
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Of all tests that run on this machine, only one at a time installs something."""
+    with (cache_dir() / "installing.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def apt_install(*packages: str) -> None:
     """Install Debian packages if we may; no service that they bring is started.
 
@@ -69,7 +98,7 @@ def _apt(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 @contextlib.contextmanager
-def _no_services():
+def _no_services() -> Iterator[None]:
     """Debian asks this script whether a package may start its service; if there is none yet, ours says no."""
     policy = Path("/usr/sbin/policy-rc.d")
     if policy.exists():

@@ -1,16 +1,15 @@
-"""A real Prometheus for tests, with a configuration of theirs; and `promtool`, which comes with it."""
+"""A real Prometheus for tests, with a configuration of theirs."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from servers.process import LocalServer, ServerUnavailable, apt_install, free_ports
+from servers.process import LocalServer, free_ports, program
 
 Series = dict[str, float]
 """Values by one label."""
@@ -26,7 +25,7 @@ class PrometheusServer(LocalServer):
     """
 
     def __init__(self, config: Path) -> None:
-        self._program = program("prometheus")
+        self._program = program("prometheus", package="prometheus")
         super().__init__("prometheus", f"127.0.0.1:{free_ports(1)[0]}")
         self._config = config
 
@@ -73,17 +72,3 @@ class PrometheusServer(LocalServer):
                 return True
         except OSError:
             return False
-
-
-def program(name: str) -> str:
-    """The path of `prometheus` or `promtool`; installed if it is missing.
-
-    Raises:
-        ServerUnavailable: it is not there and cannot be installed.
-    """
-    if not shutil.which(name):
-        apt_install("prometheus")
-    path = shutil.which(name)
-    if not path:
-        raise ServerUnavailable(f"there is no `{name}` on the PATH")
-    return path
