@@ -38,8 +38,9 @@ docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/streamer bench step
 
-clean: ## remove the virtual environment and caches
+clean: ## remove the virtual environment and caches, compiled kernels too
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/uv: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
