@@ -50,6 +50,7 @@ def test_importing_streamer_loads_nothing_heavy():
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.py", "replay.py", "cache_store/__init__.py"])
 def test_a_module_of_the_users_own_does_not_break_it(tmp_path, name):
     """A notebook's directory comes first on the path; what stands there is the user's, and theirs to import."""
@@ -60,6 +61,7 @@ def test_a_module_of_the_users_own_does_not_break_it(tmp_path, name):
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path, tmp_path):
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=240)
