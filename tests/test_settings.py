@@ -54,6 +54,7 @@ def test_names_outside_of_python_are_unique():
     assert len(set(options)) == len(options)
 
 
+@pytest.mark.slow
 def test_the_documentation_is_generated_from_the_code():
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -202,6 +202,7 @@ def big_step(method: str, size: int, device: str = "cpu", resampler: str = "syst
     return trainer, batch, StreamState(popularity, cache, co_occurrence=co_occurrence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["compiled", "torch"])
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "full-softmax"])
 def test_no_matrix_of_batch_by_batch_is_ever_held(method, backend, monkeypatch):

@@ -14,7 +14,7 @@ def chunks_in(data_dir: Path, topic: str) -> list[Chunk]:
     """All records of a topic."""
     source, found = EmbeddedSource(data_dir, topic), list[Chunk]()
     source.open(RecordingListener({}))
-    while chunks := source.poll(100_000, 0.2):
+    while chunks := source.poll(100_000, 0):
         found += chunks
     source.close()
     return found
