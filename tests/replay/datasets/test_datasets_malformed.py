@@ -87,6 +87,7 @@ REASONS = {
 LINES = st.lists(st.tuples(st.sampled_from([GOOD, GOOD, b"", *REASONS]), st.booleans()), max_size=25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [(b"\n", b"\n"), (b"\r\n", b"\r\n"), (b"\n", b"\r\n")])
 @given(LINES)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -100,6 +101,7 @@ def test_line_numbers_are_right_in_any_mixture_however_lines_end(write, ends, li
         assert len(log) == sum(line == GOOD for line, _ in plenty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_line_numbers_are_right_far_into_a_compressed_file(write, threads):
     rng, lines, expected = random.Random(1), [HEADER.strip()], []

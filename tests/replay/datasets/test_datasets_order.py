@@ -68,6 +68,7 @@ def test_log_without_time_is_shuffled_by_the_seed(write):
         assert log.interactions().timestamps_s is None
 
 
+@pytest.mark.slow
 def test_order_does_not_depend_on_threads_or_on_memory(write):
     rng = random.Random(0)
     path = write("log.csv", csv_of([rng.randrange(50) for _ in range(300_000)]))
