@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from streamer.model.batch import Rows
+
 
 class PlainTrainer:
     """Two embedding tables and one method.
@@ -46,8 +48,9 @@ class PlainTrainer:
         parameters = [self.user.weight, self.item.weight]
         self.optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=l2)
 
-    def step(self, users: Tensor, items: Tensor) -> Tensor:
+    def step(self, user_rows: Rows, item_rows: Rows) -> Tensor:
         """Forward, backward, update."""
+        users, items = torch.from_numpy(user_rows), torch.from_numpy(item_rows)
         self.optimizer.zero_grad()
         loss = self.loss(self.user(users), self.item(items), items)
         loss.backward()  # type: ignore[no-untyped-call]
