@@ -34,10 +34,9 @@ ROUNDS = 3
 def measure(bench: MetricsBench) -> dict[str, Any]:
     """`share` is the time inside the monitor over that of its line's steps; `ratio` compares the two lines."""
     turn = -(-bench.steps // ROUNDS)
+    steps = turn * ROUNDS + WARM_UP_STEPS + 2  # lines read ahead
     with tempfile.TemporaryDirectory() as directory:
-        _write_stream(
-            bench, directory, events=(turn * ROUNDS + WARM_UP_STEPS + 2) * bench.batch_size
-        )  # they read ahead
+        _write_stream(bench, directory, steps * bench.batch_size)
         monitor = TimedMonitor(CollectorRegistry())
         with (
             _line(bench, directory, "plain", Observer()) as plain,
