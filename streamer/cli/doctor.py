@@ -334,7 +334,7 @@ def check_redis(settings: RunSettings) -> Iterator[Finding]:
     found, oldest = f"{shown(url)} answers in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
     if info is None:
         advice = f"see that it is Redis {oldest} or newer, or Valkey, with the maxmemory-policy noeviction"
-        yield Finding("redis", "warning", f"{found}, but lets this user not see its version and memory", advice)
+        yield Finding("redis", "warning", f"{found}, but does not let this user see its version and memory", advice)
         return
     version, limit, policy = info["redis_version"], info["maxmemory"], info["maxmemory_policy"]
     found = f"{found}, version {version}"
