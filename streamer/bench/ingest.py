@@ -104,7 +104,7 @@ def _read(settings: RunSettings, batches: list[MicroBatch]) -> float:
 def _train(settings: RunSettings, batches: Iterable[MicroBatch]) -> float:
     """Seconds to learn from all events, given as batches in memory."""
     learner = Learner(settings)
-    return seconds(lambda: [learner.learn_batch(batch) for batch in batches])
+    return sum(seconds(learner.learn_batch, batch) for batch in batches)
 
 
 def _run(settings: RunSettings, events: int) -> float:
