@@ -73,7 +73,7 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: str
 Format = Callable[[float], str]
 FORMATS: dict[str, Format] = {
     r"bytes$": format_bytes,
-    r"share|^bands$": "{:.2%}".format,
+    r"(^|_)share$|share_(of|lately)|^bands$": "{:.2%}".format,
     r"ago_s$": format_age,
     r"_at$": format_time,
 }
