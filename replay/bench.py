@@ -1,130 +1,72 @@
-"""How fast logs become streams: from a file to events, and from there to a topic."""
+"""How fast logs become streams: a made-up csv file on its way to a topic, each part beside what one writes by hand."""
 
 from __future__ import annotations
 
 import csv
-import gc
 import json
 import sqlite3
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
+from streamer.bench.base import PARTITIONS, interleaved, kafka_topics, long_tailed, seconds
+from streamer.bench.catalogue import ReplayBench
 from streamer.replay.datasets import open_log
 from streamer.replay.events import Events
 from streamer.replay.producer import EmbeddedSink, EventSink, produce
 from streamer.sources.kafka.settings import KafkaSettings
 
 TOPIC = "bench"
-PARTITIONS = 4
 TMALL_HEADER = "user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type"
 LOG, WITH_FEATURES = "log.csv", "user_log_format1.csv"
-Part = Callable[[], object]
-Parts = dict[str, dict[str, tuple[Part, int]]]
-"""What is measured -> who does it, Streamer first -> how, and how many events."""
+STREAMER, PRODUCER = "streamer", "json.dumps, KafkaProducer.send"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """What `streamer bench replay` was asked.
-
-    Args:
-        events: of the log.
-        plain_events: of it that the client's own producer writes; it takes long.
-        bootstrap_servers: a Kafka to measure too.
-        rounds: interleaved rounds; the best of each counts.
-    """
-
-    events: int = 1_000_000
-    plain_events: int = 100_000
-    bootstrap_servers: str | None = None
-    rounds: int = 3
-
-
-class ReplayBench:
-    """A made-up csv file on its way to a topic, and beside each part what one would write by hand."""
-
-    def __init__(self, options: ReplayOptions) -> None:
-        self.options = options
-
-    def run(self) -> dict[str, Any]:
-        """Events per second of each part, of its alternative, and the ratio."""
-        with tempfile.TemporaryDirectory(prefix="streamer-bench-") as name:
-            directory = Path(name)
-            write_csv(directory / LOG, self.options.events)
-            write_tmall(directory / WITH_FEATURES, self.options.events)
-            events = list(_read(directory / LOG))
-            parts = self._embedded(directory, events)
-            if not (servers := self.options.bootstrap_servers):
-                return self._measured(parts)
-            with _topics(servers, 3 * self.options.rounds) as names:
-                return self._measured(parts | self._kafka(servers, names, directory, events))
-
-    def _embedded(self, directory: Path, events: list[Events]) -> Parts:
-        path, count = directory / LOG, self.options.events
-        return {
-            "read": {
-                "streamer": (lambda: list(_read(path)), count),
-                "csv.DictReader, sorted": (lambda: read_by_hand(path), count),
-            },
-            "read_features": {
-                "streamer": (lambda: list(_read(directory / WITH_FEATURES, "tmall")), count),
-                "csv.DictReader, sorted": (lambda: features_by_hand(directory / WITH_FEATURES), count),
-            },
-            "embedded": {
-                "streamer": (lambda: _to_embedded(directory / uuid4().hex, events), count),
-                "json.dumps, a row an event in sqlite3": (
-                    lambda: sqlite_by_hand(directory / uuid4().hex, events),
-                    count,
-                ),
-            },
-            "file_to_embedded": {"streamer": (lambda: _to_embedded(directory / uuid4().hex, _read(path)), count)},
+def measure(bench: ReplayBench) -> dict[str, Any]:
+    """Events per second of each part, of its alternative, and the ratio."""
+    with tempfile.TemporaryDirectory(prefix="streamer-bench-") as name, ExitStack() as stack:
+        directory = Path(name)
+        path, with_features = directory / LOG, directory / WITH_FEATURES
+        write_csv(path, bench.events)
+        write_tmall(with_features, bench.events)
+        events = list(_read(path))
+        calls: dict[tuple[str, str], Callable[[], object]] = {
+            ("read", STREAMER): lambda: list(_read(path)),
+            ("read", "csv.DictReader, sorted"): lambda: read_by_hand(path),
+            ("read_features", STREAMER): lambda: list(_read(with_features, "tmall")),
+            ("read_features", "csv.DictReader, sorted"): lambda: features_by_hand(with_features),
+            ("embedded", STREAMER): lambda: _to_embedded(directory / uuid4().hex, events),
+            ("embedded", "json.dumps, a row an event in sqlite3"): lambda: sqlite_by_hand(
+                directory / uuid4().hex, events
+            ),
+            ("file_to_embedded", STREAMER): lambda: _to_embedded(directory / uuid4().hex, _read(path)),
         }
-
-    def _kafka(self, servers: str, names: Iterator[str], directory: Path, events: list[Events]) -> Parts:
-        count, plain = self.options.events, min(self.options.plain_events, self.options.events)
-        return {
-            "kafka": {
-                "streamer": (lambda: _to_kafka(servers, next(names), events), count),
-                "json.dumps, KafkaProducer.send": (
-                    lambda: producer_by_hand(servers, next(names), _first(events, plain)),
-                    plain,
-                ),
-            },
-            "file_to_kafka": {"streamer": (lambda: _to_kafka(servers, next(names), _read(directory / LOG)), count)},
-        }
-
-    def _measured(self, parts: Parts) -> dict[str, Any]:
-        best = {(part, way): 0.0 for part, ways in parts.items() for way in ways}
-        for _ in range(self.options.rounds):
-            for part, way in best:
-                run, events = parts[part][way]
-                gc.collect()
-                best[part, way] = max(best[part, way], events / _seconds(run))
-        return {
-            "events": self.options.events,
-            "rounds": self.options.rounds,
-            **{part: self._compared({way: best[part, way] for way in ways}) for part, ways in parts.items()},
-        }
-
-    def _compared(self, rates: dict[str, float]) -> dict[str, Any]:
-        ours, *others = rates.items()
-        found: dict[str, Any] = {"events_per_second": round(ours[1])}
-        for name, rate in others:
-            found |= {
-                "alternative": name,
-                "alternative_events_per_second": round(rate),
-                "ratio": round(ours[1] / rate, 2),
+        if servers := bench.bootstrap_servers:
+            topics = iter(stack.enter_context(kafka_topics(servers, 3 * bench.rounds)))
+            calls |= {
+                ("kafka", STREAMER): lambda: _to_kafka(servers, next(topics), events),
+                ("kafka", PRODUCER): lambda: producer_by_hand(servers, next(topics), events, bench.plain_events),
+                ("file_to_kafka", STREAMER): lambda: _to_kafka(servers, next(topics), _read(path)),
             }
-        return found
+        turns = {key: (lambda call=call: [seconds(call)]) for key, call in calls.items()}
+        taken = interleaved(turns, bench.rounds)
+    counts = {("kafka", PRODUCER): min(bench.plain_events, bench.events)}
+    rates = {key: counts.get(key, bench.events) / min(times) for key, times in taken.items()}
+    result: dict[str, Any] = {"events": bench.events, "rounds": bench.rounds}
+    for (part, way), rate in rates.items():
+        if way == STREAMER:
+            result[part] = {"events_per_second": round(rate)}
+        else:
+            ratio = round(rates[part, STREAMER] / rate, 2)
+            result[part] |= {"alternative_events_per_second": round(rate), "ratio": ratio, "alternative": way}
+    return result
 
 
 def write_csv(path: Path, events: int) -> None:
@@ -148,8 +90,7 @@ def write_tmall(path: Path, events: int) -> None:
 
 
 def _users_and_items(rng: np.random.Generator, events: int) -> tuple[list[int], list[int]]:
-    weight = np.cumsum(1.0 / (np.arange(50_000) + 10.0) ** 0.8)
-    items: list[int] = np.searchsorted(weight, rng.random(events) * weight[-1]).tolist()
+    items = long_tailed(rng, 50_000, events, 0.8).tolist()
     return rng.integers(0, 30_000, events).tolist(), items
 
 
@@ -193,10 +134,10 @@ def features_by_hand(path: Path) -> Events:
     with path.open(newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: int(row["time_stamp"]))
     days = {row["time_stamp"] for row in rows}
-    seconds = {d: datetime.strptime(f"2014{int(d):04}+0000", "%Y%m%d%z").timestamp() for d in days}
+    times_s = {d: datetime.strptime(f"2014{int(d):04}+0000", "%Y%m%d%z").timestamp() for d in days}
     features = [{name: row[name] for name in ("cat_id", "seller_id", "brand_id")} for row in rows]
     users, items = [row["user_id"] for row in rows], [row["item_id"] for row in rows]
-    return Events(users, items, [seconds[row["time_stamp"]] for row in rows], item_features=features)
+    return Events(users, items, [times_s[row["time_stamp"]] for row in rows], item_features=features)
 
 
 def sqlite_by_hand(directory: Path, events: list[Events]) -> None:
@@ -211,14 +152,13 @@ def sqlite_by_hand(directory: Path, events: list[Events]) -> None:
     db.close()
 
 
-def producer_by_hand(servers: str, topic: str, events: list[Events]) -> None:
-    """One `send` an event."""
+def producer_by_hand(servers: str, topic: str, events: Iterable[Events], count: int) -> None:
+    """One `send` for each of the first events."""
     from kafka import KafkaProducer
 
     producer = KafkaProducer(bootstrap_servers=servers.split(","), linger_ms=20, batch_size=1 << 17)
-    for chunk in events:
-        for key, value in _encoded_by_hand(chunk):
-            producer.send(topic, value, key)
+    for key, value in islice(chain.from_iterable(map(_encoded_by_hand, events)), count):
+        producer.send(topic, value, key)
     producer.flush()
     producer.close()
 
@@ -227,59 +167,3 @@ def _encoded_by_hand(chunk: Events) -> Iterator[tuple[bytes, bytes]]:
     for user, item, time_s in zip(chunk.users, chunk.items, chunk.timestamps_s or (), strict=True):
         event = {"user_id": user, "item_id": item, "timestamp": time_s}
         yield user.encode(), json.dumps(event).encode()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def _first(events: list[Events], count: int) -> list[Events]:
-    found = []
-    for chunk in events:
-        found.append(chunk[:count])
-        count -= len(found[-1])
-    return found
-
-
-def _seconds(part: Part) -> float:
-    started = time.perf_counter()
-    part()
-    return time.perf_counter() - started
-
-
-@contextmanager
-def _topics(servers: str, count: int) -> Iterator[Iterator[str]]:
-    """Empty topics, deleted afterwards."""
-    from kafka import KafkaAdminClient
-    from kafka.admin import NewTopic
-
-    names = [f"streamer-bench-{uuid4().hex[:12]}" for _ in range(count)]
-    admin = KafkaAdminClient(bootstrap_servers=servers.split(","))
-    try:
-        admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1) for name in names])
-        admin.wait_for_topics(names)
-        yield iter(names)
-    finally:
-        admin.delete_topics(names)
-        admin.close()
-
-
-def table(result: dict[str, Any]) -> str:
-    """The result for a person."""
-    titles = {
-        "read": "file to events",
-        "read_features": "the same with features",
-        "embedded": "events to embedded log",
-        "file_to_embedded": "file to embedded log",
-        "kafka": "events to Kafka",
-        "file_to_kafka": "file to Kafka",
-    }
-    lines = [f"{result['events']:,} events of a csv file, best of {result['rounds']} interleaved rounds", ""]
-    lines.append(f"{'events a second':24} {'streamer':>12} {'by hand':>12} {'ratio':>7}")
-    for part, title in titles.items():
-        if part in result:
-            r = result[part]
-            line = f"{title:24} {r['events_per_second']:12,}"
-            if "ratio" in r:
-                line += f" {r['alternative_events_per_second']:12,} {r['ratio']:7.1f}  {r['alternative']}"
-            lines.append(line)
-    return "\n".join(lines)

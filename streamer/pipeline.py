@@ -130,6 +130,11 @@ class Pipeline:
         self._watch = observer
         observer.begin(self.learner, self._prequential)
 
+    @property
+    def queued_events(self) -> int:
+        """How many events are read and wait to be trained."""
+        return self._ingest.queued_events
+
     def stop(self) -> None:
         """Ask the line to end after the step that runs; may be called from a signal handler."""
         self._stop.set()

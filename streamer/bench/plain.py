@@ -8,46 +8,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from streamer.model.batch import Rows
+
+CACHE_WEIGHT, LEARNING_RATE, L2 = 0.2, 0.001, 1e-6
+
 
 class PlainTrainer:
-    """Two embedding tables and one method.
+    """Two embedding tables, trained by `ssl-pop`, `bir` or `xir`; `log_pop` has the log popularity of each item."""
 
-    Args:
-        method: `ssl-pop`, `bir` or `xir`.
-        users: rows of the user table.
-        items: rows of the item table.
-        dim: size of the embeddings.
-        log_pop: [items] log popularity.
-        cache_size: C.
-        cache_weight: lambda.
-        rate: learning rate.
-        l2: coefficient of the L2 term.
-    """
-
-    def __init__(
-        self,
-        method: str,
-        users: int,
-        items: int,
-        dim: int,
-        log_pop: Tensor,
-        cache_size: int = 2048,
-        cache_weight: float = 0.2,
-        rate: float = 0.001,
-        l2: float = 1e-6,
-    ) -> None:
+    def __init__(self, method: str, users: int, items: int, dim: int, log_pop: Tensor, cache_size: int) -> None:
         self.user, self.item = nn.Embedding(users, dim), nn.Embedding(items, dim)
         nn.init.normal_(self.user.weight, std=0.1)
         nn.init.normal_(self.item.weight, std=0.1)
-        self.log_pop, self.cache_weight = log_pop, cache_weight
-        self.occurrence = torch.ones(items)
+        self.log_pop, self.occurrence = log_pop, torch.ones(items)
         self.cache = torch.randint(0, items, (cache_size,))
         self.loss = {"ssl-pop": self._ssl_pop, "bir": self._bir, "xir": self._xir}[method]
         parameters = [self.user.weight, self.item.weight]
-        self.optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=l2)
+        self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
 
-    def step(self, users: Tensor, items: Tensor) -> Tensor:
+    def step(self, user_rows: Rows, item_rows: Rows) -> Tensor:
         """Forward, backward, update."""
+        users, items = torch.from_numpy(user_rows), torch.from_numpy(item_rows)
         self.optimizer.zero_grad()
         loss = self.loss(self.user(users), self.item(items), items)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -74,7 +55,7 @@ class PlainTrainer:
         self.occurrence += torch.bincount(drawn, minlength=len(self.occurrence))
         touched = torch.unique(drawn)
         self.cache = touched[torch.multinomial(self.occurrence[touched], len(self.cache), replacement=True)]
-        return self.cache_weight * cache_loss + (1 - self.cache_weight) * batch_loss
+        return CACHE_WEIGHT * cache_loss + (1 - CACHE_WEIGHT) * batch_loss
 
     def _resampled(self, scores: Tensor, positive: Tensor, items: Tensor, draws: int) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

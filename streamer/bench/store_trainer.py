@@ -1,4 +1,4 @@
-"""A trainer of `streamer bench store`: a process of its own that joins a model and trains real steps when told to.
+"""A trainer of `streamer bench store`: a process of its own that joins a model and trains real steps when asked.
 
 It trains one learner with two stores by turns: one that it shares through Redis, and a private one in memory, the
 embedded default. So both meet the same machine, the same tables and the same batches.
@@ -6,16 +6,21 @@ embedded default. So both meet the same machine, the same tables and the same ba
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from itertools import cycle
+from multiprocessing import get_context
+from threading import Event
 from typing import Any
 
 import numpy as np
 import torch
 
+from streamer.bench.base import long_tailed
 from streamer.cache_store.base import StoreStatus
 from streamer.cache_store.keys import Keys
 from streamer.cache_store.redis import RedisServer
@@ -23,6 +28,7 @@ from streamer.cache_store.replica import Position, Replica
 from streamer.cache_store.server import Seed
 from streamer.cache_store.shared import SharedStore
 from streamer.cache_store.view import SharedSettings
+from streamer.errors import StreamerError
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.model.settings import id_towers
@@ -30,31 +36,22 @@ from streamer.sharing.sharing import Sharing
 from streamer.sources.base import Partition
 
 BATCHES = 32
-"""So many are made, and used in turn."""
+"""How many are made, and used in turn."""
+SMALL_BATCH = 64
 NEVER_S = 3600.0
 SETTLE_S = 60.0
+RESULT_S = 300.0
+LEAVE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a trainer joins, and how it trains.
-
-    Args:
-        url: of Redis.
-        model: its name; it is there already, with all items.
-        items: how many it has.
-        index: of the trainer; it reads a partition of its own.
-        batch_size: events of a micro-batch.
-        cache_size: items in the cache.
-        dim: size of the embeddings.
-        users: how many there are.
-        share_every_s: seconds between exchanges.
-    """
+    """What a trainer joins, and how it trains."""
 
     url: str
-    model: str
+    model: str  # it is there already, with all items
     items: int
-    index: int = 0
+    index: int = 0  # of the trainer; it reads a partition of its own
     batch_size: int = 2048
     cache_size: int = 2048
     dim: int = 32
@@ -64,26 +61,24 @@ class Job:
 
 @dataclass(slots=True)
 class Measured:
-    """What some steps took. Seconds are sums over all steps.
+    """What some steps took; sums over all of them, but for the first two."""
 
-    Args:
-        step_s: of each step, by the clock on the wall.
-        step_cpu_s: of each step, the time on a core of all threads, divided by how many threads train: what it would
-            take on a machine that does nothing else.
-        calls_s: the training thread inside the store, by the clock on the wall.
-        calls_cpu_s: the same, in time on a core.
-        exchange_cpu_s: the exchange thread, in time on a core; until everything is sent.
-        sent_bytes: to the server.
-        received_bytes: from the server.
-    """
+    step_s: list[float] = field(default_factory=list)  # of each step, on the wall
+    step_cpu_s: list[float] = field(default_factory=list)  # of each step: all threads on a core, over those that train
+    calls_s: float = 0.0  # the training thread inside the store, on the wall
+    calls_cpu_s: float = 0.0  # the same on a core
+    exchange_cpu_s: float = 0.0  # the exchange thread on a core, until everything is sent
+    sent_bytes: int = 0  # to the server
+    received_bytes: int = 0  # from the server
+    server_cpu_s: float = 0.0  # the server on a core, for all trainers; known to one of them
 
-    step_s: list[float] = field(default_factory=list)
-    step_cpu_s: list[float] = field(default_factory=list)
-    calls_s: float = 0.0
-    calls_cpu_s: float = 0.0
-    exchange_cpu_s: float = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
+    @contextmanager
+    def inside_the_store(self) -> Iterator[None]:
+        """Count the time of the block as spent inside the store."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        yield
+        self.calls_cpu_s += time.thread_time() - cpu
+        self.calls_s += time.perf_counter() - wall
 
 
 def item_ids(count: int) -> list[str]:
@@ -99,60 +94,71 @@ def seed_of(items: int, generation: str) -> Seed:
 
 
 class BenchTrainer:
-    """One learner and its two stores. See `Job` for the arguments."""
+    """One learner and its two stores.
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.contributed = job, 0
+    Args:
+        job: what it joins, and how it trains.
+        stop: ends `hurry`.
+    """
+
+    def __init__(self, job: Job, stop: Event) -> None:
+        self.job, self.contributed, self._stop = job, 0, stop
         self._partition, self._offset = Partition("bench", job.index), 0
         self._learner = _learner(job)
-        server, settings = (
-            RedisServer(job.url, Keys(job.model), timeout_s=30.0),
-            SharedSettings(every_s=job.share_every_s),
-        )
+        server, settings = RedisServer(job.url, Keys(job.model), timeout_s=30.0), SharedSettings(every_s=NEVER_S)
         self._shared = SharedStore(server, settings, f"bench-{job.index}")
-        self._sharings = {
-            "redis": Sharing(self._learner, self._shared),
-            "private": _private(self._learner, job.items),
-        }
+        self._sharings = {"redis": Sharing(self._learner, self._shared), "private": _private(self._learner, job.items)}
         for sharing in self._sharings.values():
             sharing.start()
             sharing.claim([self._partition])
-        self._batches = list(_batches(job, job.batch_size))
-        self._small = list(_batches(job, 64))
-        self._pause()
+        self._batches, self._small_batches = (_batches(job, size) for size in (job.batch_size, SMALL_BATCH))
+        self._exchange_every(NEVER_S)
+
+    def set_threads(self, threads: int) -> None:
+        """How many threads train."""
+        torch.set_num_threads(threads)
 
     def train(self, kind: str, seconds: float, stretch: float = 1.0) -> Measured:
-        """Steps with one of the two stores, for so long; what they contribute is sent before it ends.
+        """Train for some seconds with the store `redis` or `private`; what was contributed is sent at the end.
 
         Args:
-            kind: `redis` or `private`.
+            kind: which store.
             seconds: how long.
-            stretch: exchanges are so many times further apart.
+            stretch: factor of the time between exchanges.
         """
-        sharing = self._sharings[kind]
+        sharing, measured = self._sharings[kind], Measured()
         if kind == "redis":
-            self._go_on(stretch * self.job.share_every_s)
-        before, measured = sharing.status(), Measured()
-        deadline = time.perf_counter() + seconds
+            self._exchange_every(stretch * self.job.share_every_s)
+        before, deadline = sharing.status(), time.perf_counter() + seconds
         while time.perf_counter() < deadline:
-            self._step(sharing, self._next_batch(self._batches), measured)
+            self._step(sharing, next(self._batches), measured)
         sharing.flush()
         if kind == "redis":
-            self._pause()
-        _add_difference(measured, before, sharing.status(), inline=kind == "private")
-        self.contributed += kind == "redis" and len(measured.step_s) * self.job.batch_size
+            self._exchange_every(NEVER_S)
+            self.contributed += len(measured.step_s) * self.job.batch_size
+        after = sharing.status()
+        measured.sent_bytes = after.sent_bytes - before.sent_bytes
+        measured.received_bytes = after.received_bytes - before.received_bytes
+        if kind == "redis":  # the private one exchanges inside the calls
+            measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
         return measured
 
-    def hurry(self, connection: Connection, every_s: float) -> int:
-        """Many small steps, each an entry of the log if possible, until something is to be read; answers how many."""
-        self._go_on(every_s)
-        sharing, measured = self._sharings["redis"], Measured()
-        while not connection.poll():
-            self._step(sharing, self._next_batch(self._small), measured)
-        self._go_on(self.job.share_every_s)
-        self._settle()
-        self.contributed += len(measured.step_s) * len(self._small[0])
-        return len(measured.step_s)
+    def hurry(self, every_s: float) -> int:
+        """Train small steps, each an entry of the log if possible, until `stop`; returns the events contributed so far.
+
+        Everything is sent when it returns, also after this process was stopped and has lost touch.
+        """
+        self._exchange_every(every_s)
+        measured = Measured()
+        while not self._stop.is_set():
+            self._step(self._sharings["redis"], next(self._small_batches), measured)
+        self.contributed += len(measured.step_s) * SMALL_BATCH
+        self._exchange_every(self.job.share_every_s)
+        deadline = time.monotonic() + SETTLE_S
+        while self.status().backlog_contributions and time.monotonic() < deadline:
+            if not self._shared.flush(1.0):
+                time.sleep(0.01)
+        return self.contributed
 
     def status(self) -> StoreStatus:
         """Of the store in Redis."""
@@ -163,41 +169,25 @@ class BenchTrainer:
             sharing.close()
 
     def _step(self, sharing: Sharing, batch: MicroBatch, measured: Measured) -> None:
-        """A batch along the line, as `streamer.pipeline` sends it."""
+        """A batch at the offsets that follow, along the line as `streamer.pipeline` sends it."""
+        offsets = list(range(self._offset, self._offset + len(batch)))
+        batch = replace(batch, offsets=offsets, origins=[Origin(self._partition, 0, len(batch))])
+        self._offset += len(batch)
         started, cpu = time.perf_counter(), time.process_time()
-        with _timed(measured):
+        with measured.inside_the_store():
             sharing.receive()
             parts = sharing.parts(batch)
         for part in parts:
             learned = self._learner.learn_batch(part.batch, counted=part.counted)
-            with _timed(measured):
+            with measured.inside_the_store():
                 sharing.contribute(part, learned)
         measured.step_s.append(time.perf_counter() - started)
         measured.step_cpu_s.append((time.process_time() - cpu) / torch.get_num_threads())
 
-    def _next_batch(self, among: list[MicroBatch]) -> MicroBatch:
-        """One of those that are made, at the offsets that follow."""
-        size = len(among[0])
-        chosen = among[(self._offset // size) % len(among)]
-        offsets = list(range(self._offset, self._offset + size))
-        self._offset += size
-        return replace(chosen, offsets=offsets, origins=[Origin(self._partition, 0, size)])
-
-    def _settle(self) -> None:
-        """Wait until everything is sent, also after this process was stopped and has lost touch."""
-        deadline = time.monotonic() + SETTLE_S
-        while self.status().backlog_contributions and time.monotonic() < deadline:
-            if not self._shared.flush(1.0):
-                time.sleep(0.01)
-
-    def _pause(self) -> None:
-        """No exchanges while the other store has its turn."""
-        self._go_on(NEVER_S)
-
-    def _go_on(self, every_s: float) -> None:
+    def _exchange_every(self, every_s: float) -> None:
         view = self._shared.view
         view.settings = replace(view.settings, every_s=every_s)
-        self._shared.flush(30.0)  # wakes the thread, which then waits so long
+        self._shared.flush(30.0)  # wakes the thread, which then waits for the new time
 
 
 def _learner(job: Job) -> Learner:
@@ -218,62 +208,92 @@ def _private(learner: Learner, items: int) -> Sharing:
 
 
 def _batches(job: Job, size: int) -> Iterator[MicroBatch]:
-    """Long-tailed as in `streamer bench step`; each trainer has its own."""
+    """A few batches again and again, long-tailed as in `streamer bench step`; each trainer has its own."""
     rng = np.random.default_rng([job.index, size])
-    weight = np.cumsum(1.0 / (np.arange(job.items) + 10.0) ** 0.6)
     shuffled = np.random.default_rng(0).permutation(job.items)  # popular items are the same for all trainers
+    made = []
     for _ in range(BATCHES):
-        ranks = np.searchsorted(weight, rng.random(size) * weight[-1])
+        rows = shuffled[long_tailed(rng, job.items, size, 0.6)].tolist()
         users = [f"user-{row}" for row in rng.integers(0, job.users, size).tolist()]
-        yield MicroBatch(users=users, items=[f"item-{row}" for row in shuffled[ranks].tolist()])
+        made.append(MicroBatch(users=users, items=[f"item-{row}" for row in rows]))
+    return cycle(made)
 
 
-@contextmanager
-def _timed(measured: Measured) -> Iterator[None]:
-    wall, cpu = time.perf_counter(), time.thread_time()
-    yield
-    measured.calls_cpu_s += time.thread_time() - cpu
-    measured.calls_s += time.perf_counter() - wall
+# processes ------------------------------------------------------------------------------------------------------------
 
 
-def _add_difference(measured: Measured, before: StoreStatus, after: StoreStatus, inline: bool) -> None:
-    measured.sent_bytes = after.sent_bytes - before.sent_bytes
-    measured.received_bytes = after.received_bytes - before.received_bytes
-    if not inline:  # else it happened inside the calls
-        measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
+class TrainerProcess:
+    """A process with a `BenchTrainer`. Its first result is how many seconds joining took."""
 
+    def __init__(self, job: Job) -> None:
+        context = get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.stop = context.Event()
+        self._process = context.Process(target=_serve, args=(theirs, job, self.stop), daemon=True)
+        self._process.start()
+        theirs.close()
 
-def serve(connection: Connection) -> None:
-    """Do what is asked, (name, arguments ...), and answer (True, what came of it) or (False, error); until closed."""
-    trainer: BenchTrainer | None = None
-    while True:
+    def ask(self, method: str, *arguments: Any) -> None:
+        """Have a method of the trainer called."""
+        self._connection.send((method, arguments))
+
+    def result(self) -> Any:
+        """What it returned.
+
+        Raises:
+            StreamerError: it has failed, or does not return for minutes.
+        """
         try:
-            name, *arguments = connection.recv()
-            trainer, answer = _done(trainer, connection, name, arguments)
-        except EOFError:
-            return
-        except Exception as error:
-            connection.send((False, f"{type(error).__name__}: {error}"))
-        else:
-            connection.send((True, answer))
+            if not self._connection.poll(RESULT_S):
+                raise StreamerError(f"a trainer of the benchmark has not responded for {RESULT_S:.0f} s")
+            result, problem = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise StreamerError("a trainer of the benchmark has died: is there enough memory?") from error
+        if problem:
+            raise StreamerError(f"a trainer of the benchmark has failed: {problem}")
+        return result
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the process in the middle of what it does."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Have the trainer leave the model, and end the process."""
+        self.stop.set()
+        self._connection.close()
+        self._process.join(LEAVE_S)
+        self._process.kill()
+        self._process.join()
 
 
-def _done(trainer: BenchTrainer | None, connection: Connection, name: str, arguments: list[Any]) -> Any:
-    """The trainer from then on, and the answer."""
-    if name == "join":
+def _serve(connection: Any, job: Job, stop: Event) -> None:
+    """Send (seconds to join, ""), then (result, "") of each call that is received, until the connection is closed.
+
+    After an error, (None, what happened) is sent and the process ends.
+    """
+    try:
         started = time.perf_counter()
-        return BenchTrainer(*arguments), time.perf_counter() - started
-    if name == "leave":
-        if trainer is not None:
-            trainer.close()
-        return None, None
-    if name == "threads":
-        torch.set_num_threads(*arguments)
-        return trainer, None
-    assert trainer is not None
-    if name == "enough":
-        return trainer, None
-    if name == "hurry":
-        return trainer, trainer.hurry(connection, *arguments)
-    found = getattr(trainer, name)
-    return trainer, found(*arguments) if callable(found) else found
+        trainer = BenchTrainer(job, stop)
+        connection.send((time.perf_counter() - started, ""))
+        while True:
+            try:
+                method, arguments = connection.recv()
+            except EOFError:
+                break
+            connection.send((getattr(trainer, method)(*arguments), ""))
+        trainer.close()
+    except Exception as error:
+        connection.send((None, f"{type(error).__name__}: {error}"))
+
+
+def call_all(trainers: list[TrainerProcess], method: str, *arguments: Any) -> list[Any]:
+    """What a method of each trainer returns; they are called at once."""
+    for trainer in trainers:
+        trainer.ask(method, *arguments)
+    return [trainer.result() for trainer in trainers]

@@ -1,4 +1,4 @@
-"""`streamer doctor`: looks at everything that a run needs, and says what to do about what is wrong.
+"""`streamer doctor`: examines everything that a run needs, and says what to do about what is wrong.
 
 It changes nothing: no directory, topic or key is created, and no consumer group is joined.
 """
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,17 +22,31 @@ from typing import Any, Literal
 
 import click
 
-from streamer.cli.loading import age_shown, size_shown
+from streamer.cache_store.errors import StoreError
 from streamer.cli.options import GroupedCommand, option, settings_options
-from streamer.errors import CorruptCheckpoint, StreamerError
+from streamer.cli.output import format_age, format_bytes
+from streamer.errors import StreamerError
 from streamer.settings import RunSettings
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_REDIS = (6, 2)
-"""XTRIM MINID is of 6.2."""
-LITTLE_SPACE_BYTES = 1_000_000_000
+"""The first with XTRIM MINID."""
+ENOUGH_SPACE_BYTES = 1_000_000_000
 KAFKA_TIMEOUT_S = 4.0
 REDIS_TIMEOUT_S = 2.0
+COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+INDENT = 23
+"""Columns before what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found, and what to do about it."""
+
+    name: str
+    status: Literal["ok", "warning", "failure"]
+    found: str
+    advice: str | None = None
 
 
 @click.command(cls=GroupedCommand)
@@ -43,136 +57,88 @@ def doctor(settings: RunSettings, as_json: bool) -> None:
 
     Give the options that you give to `streamer run`. Nothing is changed. The exit code is 1 if anything failed.
     """
-    checks = []
-    for check in diagnosed(settings):
-        checks.append(check)
+    findings = []
+    for finding in diagnose(settings):
+        findings.append(finding)
         if not as_json:
-            click.echo("\n".join(described(check)))
-    failed = any(check.status == "failure" for check in checks)
-    if as_json:
-        click.echo(json.dumps({"ok": not failed, "checks": [dataclasses.asdict(check) for check in checks]}))
-    else:
-        click.echo(summarised(checks))
-    sys.exit(1 if failed else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What was found, and what to do about it."""
-
-    name: str
-    status: Literal["ok", "warning", "failure"]
-    found: str
-    advice: str | None = None
-
-
-def ok(name: str, found: str) -> Check:
-    return Check(name, "ok", found)
-
-
-def warning(name: str, found: str, advice: str) -> Check:
-    return Check(name, "warning", found, advice)
-
-
-def failure(name: str, found: str, advice: str | None = None) -> Check:
-    return Check(name, "failure", found, advice)
-
-
-COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
-
-
-INDENT = 23
-
-
-def described(check: Check) -> Iterator[str]:
-    """A check for a person; long ones are broken into lines at a terminal."""
-    first, *more = _wrapped(check.found)
-    yield f"{click.style(f'{check.status:<8}', fg=COLOURS[check.status])} {check.name:<12}  {first}"
-    if check.advice:
-        more += _wrapped(f"-> {check.advice}")
-    yield from (f"{'':{INDENT}}{line}" for line in more)
-
-
-def _wrapped(text: str) -> list[str]:
-    if not sys.stdout.isatty():
-        return [text]
-    width = max(shutil.get_terminal_size().columns - INDENT, 40)
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def summarised(checks: Iterable[Check]) -> str:
-    """All checks in one line."""
-    states = [check.status for check in checks]
+            click.echo(describe(finding))
+    states = [finding.status for finding in findings]
     failures, warnings = states.count("failure"), states.count("warning")
-    if not failures and not warnings:
-        return "all is well"
-    return f"{_counted(failures, 'failure')}, {_counted(warnings, 'warning')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def diagnosed(o: RunSettings) -> Iterator[Check]:
-    """All checks that the options ask for. One that breaks is a failure itself, and the others go on."""
-    for name, examine in _examinations(o):
-        try:
-            yield from examine(o)
-        except StreamerError as error:
-            yield failure(name, str(error))
-        except Exception as error:
-            yield failure(name, f"{type(error).__name__}: {error}")
-
-
-def _examinations(o: RunSettings) -> Iterator[tuple[str, Callable[[RunSettings], Iterable[Check]]]]:
-    yield "python", python_checks
-    yield "torch", torch_checks
-    yield "numba", numba_checks
-    yield "cores", core_checks
-    if o.source:
-        yield "source", source_checks
-    elif o.bootstrap_servers:
-        yield "kafka", kafka_checks
+    if as_json:
+        click.echo(json.dumps({"ok": not failures, "checks": [dataclasses.asdict(finding) for finding in findings]}))
+    elif failures or warnings:
+        click.echo(f"{_count(failures, 'failure')}, {_count(warnings, 'warning')}")
     else:
-        yield "topic", embedded_checks
-    if o.source or not o.bootstrap_servers:
-        yield "data", data_checks
-    yield "checkpoints", checkpoint_checks
-    if o.redis_url:
-        yield "redis", redis_checks
+        click.echo("all is well")
+    sys.exit(1 if failures else 0)
+
+
+def describe(finding: Finding) -> str:
+    """A finding for a person; long ones are broken into lines at a terminal."""
+    width = max(shutil.get_terminal_size().columns - INDENT, 40) if sys.stdout.isatty() else sys.maxsize
+    texts = [finding.found, *([f"-> {finding.advice}"] if finding.advice else [])]
+    wrapped = [textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) for text in texts]
+    status = click.style(f"{finding.status:<8}", fg=COLOURS[finding.status])
+    return f"{status} {finding.name:<12}  " + f"\n{'':{INDENT}}".join(line for lines in wrapped for line in lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def diagnose(settings: RunSettings) -> Iterator[Finding]:
+    """The findings of every check that the settings ask for. A check that breaks is a failure; the others go on."""
+    checks: dict[str, Callable[[RunSettings], Iterable[Finding]]] = {
+        "python": check_python,
+        "torch": check_torch,
+        "numba": check_numba,
+        "cores": check_cores,
+    }
+    if settings.source:
+        checks |= {"source": check_source, "data": check_data}
+    elif settings.bootstrap_servers:
+        checks |= {"kafka": check_kafka}
+    else:
+        checks |= {"topic": check_embedded_log, "data": check_data}
+    checks |= {"checkpoints": check_checkpoints} | ({"redis": check_redis} if settings.redis_url else {})
+    for name, check in checks.items():
+        try:
+            yield from check(settings)
+        except (StreamerError, StoreError) as error:
+            yield Finding(name, "failure", str(error))
+        except Exception as error:
+            yield Finding(name, "failure", f"{type(error).__name__}: {error}")
 
 
 # this machine ---------------------------------------------------------------------------------------------------------
 
 
-def python_checks(_: RunSettings) -> Iterator[Check]:
-    version = ".".join(map(str, sys.version_info[:3]))
+def check_python(_: RunSettings) -> Iterator[Finding]:
+    version, oldest = (".".join(map(str, numbers)) for numbers in (sys.version_info[:3], OLDEST_PYTHON))
     if sys.version_info[:2] >= OLDEST_PYTHON:
-        yield ok("python", version)
+        yield Finding("python", "ok", version)
     else:
-        oldest = ".".join(map(str, OLDEST_PYTHON))
-        yield failure("python", f"{version} is too old", f"install Python {oldest} or newer")
+        yield Finding("python", "failure", f"{version} is too old", f"install Python {oldest} or newer")
 
 
-def torch_checks(_: RunSettings) -> Iterator[Check]:
+def check_torch(_: RunSettings) -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:
-        yield failure("torch", f"cannot be imported: {error}", "install it again: pip install --force-reinstall torch")
+        advice = "install it again: pip install --force-reinstall torch"
+        yield Finding("torch", "failure", f"cannot be imported: {error}", advice)
         return
     if torch.cuda.is_available():
-        yield ok("torch", f"{torch.__version__}, trains on {torch.cuda.get_device_name()}")
+        yield Finding("torch", "ok", f"{torch.__version__}, trains on {torch.cuda.get_device_name()}")
     elif shutil.which("nvidia-smi"):
-        yield warning(
-            "torch",
-            f"{torch.__version__}, trains on the CPU although this machine has an NVIDIA driver",
-            "install a torch with CUDA that fits the driver (https://pytorch.org), or choose --device cpu",
-        )
+        found = f"{torch.__version__}, trains on the CPU although this machine has an NVIDIA driver"
+        advice = "install a torch with CUDA that fits the driver (https://pytorch.org), or choose --device cpu"
+        yield Finding("torch", "warning", found, advice)
     else:
-        yield ok("torch", f"{torch.__version__}, trains on the CPU")
+        yield Finding("torch", "ok", f"{torch.__version__}, trains on the CPU")
 
 
-def numba_checks(_: RunSettings) -> Iterator[Check]:
+def check_numba(_: RunSettings) -> Iterator[Finding]:
     """Compile something, and load the project's own compiled code, which wants a place for its cache."""
     try:
         import numba
@@ -185,24 +151,20 @@ def numba_checks(_: RunSettings) -> Iterator[Check]:
         advice = "install it again: pip install --force-reinstall numba"
         if "cache" in str(error) or "locator" in str(error):
             advice = "set NUMBA_CACHE_DIR to a directory that can be written to"
-        yield failure("numba", f"cannot compile: {error}", advice)
+        yield Finding("numba", "failure", f"cannot compile: {error}", advice)
         return
-    yield ok("numba", f"{numba.__version__}, compiles")
+    yield Finding("numba", "ok", f"{numba.__version__}, compiles")
 
 
-def core_checks(_: RunSettings) -> Iterator[Check]:
+def check_cores(_: RunSettings) -> Iterator[Finding]:
     cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     if quota is not None and quota < cores:
-        threads = max(1, int(quota))
-        yield warning(
-            "cores",
-            f"{cores}, but this container may use only {quota:g} of them",
-            f"give `streamer run` --threads {threads}, or the container more",
-        )
+        advice = f"give `streamer run` --threads {max(1, int(quota))}, or the container more"
+        yield Finding("cores", "warning", f"{cores}, but this container may use only {quota:g} of them", advice)
     elif cores == 1:
-        yield warning("cores", "1: reading and training share it", "two let reading run ahead of training")
+        yield Finding("cores", "warning", "1: reading and training share it", "two let reading run ahead of training")
     else:
-        yield ok("cores", str(cores))
+        yield Finding("cores", "ok", str(cores))
 
 
 def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
@@ -217,220 +179,172 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 # directories ----------------------------------------------------------------------------------------------------------
 
 
-def data_checks(o: RunSettings) -> Iterator[Check]:
-    """Where the embedded log is, and dead letters if they go to a file."""
-    yield directory_check("data", Path(o.data_dir), LITTLE_SPACE_BYTES)
-    if o.dead_letters:
-        yield directory_check("dead letters", Path(o.dead_letters).absolute().parent, 0)
+def check_data(settings: RunSettings) -> Iterator[Finding]:
+    """Where the embedded log is, and the file of dead letters."""
+    yield examine_directory("data", Path(settings.data_dir), ENOUGH_SPACE_BYTES)
+    if settings.dead_letters:
+        yield examine_directory("dead letters", Path(settings.dead_letters).absolute().parent, 0)
 
 
-def directory_check(name: str, path: Path, wanted_bytes: int) -> Check:
-    """Whether files can be written into a directory, which may have to be created, and how much space there is."""
-    there = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not there.is_dir():
-        return failure(name, f"{there} is not a directory", "choose another one")
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        advice = "change its permissions, or choose another one"
-        return failure(name, f"cannot write to {there}: {error.strerror}", advice)
-    free = shutil.disk_usage(there).free
-    found = f"{path} {'can be written to' if there == path else 'will be created'}, {size_shown(free)} free"
-    if free < wanted_bytes:
-        return warning(name, found, f"make room: {size_shown(wanted_bytes)} would be safe")
-    return ok(name, found)
-
-
-def checkpoint_checks(o: RunSettings) -> Iterator[Check]:
+def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     """The directory, and whether a run would find a checkpoint in it."""
     from streamer.checkpoint import CheckpointStore
 
-    store = CheckpointStore(o.checkpoints, readonly=True)
-    paths = store.list()
-    yield directory_check("checkpoints", store.directory, max(LITTLE_SPACE_BYTES, 2 * _size(paths[-1:])))
-    try:
-        found = store.load()
-    except CorruptCheckpoint as error:
-        yield failure("checkpoints", str(error))
+    store = CheckpointStore(settings.checkpoints, readonly=True)
+    sizes = {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in store.list()}
+    wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * sizes[max(sizes)] if sizes else 0)
+    yield examine_directory("checkpoints", store.directory, wanted_bytes)
+    loaded = store.load()
+    if loaded is None:
+        yield Finding("checkpoints", "ok", "none yet: a run would begin anew")
         return
-    if found is None:
-        yield ok("checkpoints", "none yet: a run would begin anew")
-        return
-    events, age = found.meta["accounting"]["consumed"], age_shown(found.meta["saved_at"])
-    text = f"{found.path.name} is whole: {events:,} events, {size_shown(_size([found.path]))}, saved {age}"
-    if skipped := [path.name for path in paths if path.name > found.path.name]:
+    name, events = loaded.path.name, loaded.meta["accounting"]["consumed"]
+    age = format_age(time.time() - loaded.meta["saved_at"])
+    found = f"{name} is whole: {events:,} events, {format_bytes(sizes.get(name, 0))}, saved {age} ago"
+    if corrupt := ", ".join(other for other in sorted(sizes) if other > name):
         advice = "a run would go on from the one before; check the disk, then remove the corrupt ones"
-        yield warning("checkpoints", f"{', '.join(skipped)} corrupt; {text}", advice)
+        yield Finding("checkpoints", "warning", f"{corrupt} corrupt; {found}", advice)
     else:
-        yield ok("checkpoints", text)
+        yield Finding("checkpoints", "ok", found)
 
 
-def _size(directories: Iterable[Path]) -> int:
-    """Bytes of the files in these directories."""
-    return sum(file.stat().st_size for directory in directories for file in directory.iterdir())
+def examine_directory(name: str, path: Path, wanted_bytes: int) -> Finding:
+    """Whether files can be written into a directory, which may have to be created, and how much space there is."""
+    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        return Finding(name, "failure", f"{existing} is not a directory", "choose another one")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        advice = "change its permissions, or choose another one"
+        return Finding(name, "failure", f"cannot write to {existing}: {error.strerror}", advice)
+    free = shutil.disk_usage(existing).free
+    found = f"{path} {'can be written to' if existing == path else 'will be created'}, {format_bytes(free)} free"
+    if free < wanted_bytes:
+        return Finding(name, "warning", found, f"make room: {format_bytes(wanted_bytes)} would be safe")
+    return Finding(name, "ok", found)
 
 
 # the stream -----------------------------------------------------------------------------------------------------------
 
 
-def source_checks(o: RunSettings) -> Iterator[Check]:
-    if o.source == "-":
-        yield ok("source", "standard input")
+def check_source(settings: RunSettings) -> Iterator[Finding]:
+    if settings.source == "-":
+        yield Finding("source", "ok", "standard input")
         return
-    path = Path(o.source or "")
+    path = Path(settings.source or "")
     try:
         with path.open("rb") as file:
             file.read(1)
     except OSError as error:
-        yield failure("source", f"cannot read {path}: {error.strerror}", "check the path given by --source")
+        yield Finding("source", "failure", f"cannot read {path}: {error.strerror}", "check the path given by --source")
         return
-    yield ok("source", f"{path}, {size_shown(path.stat().st_size)}")
+    yield Finding("source", "ok", f"{path}, {format_bytes(path.stat().st_size)}")
 
 
-def embedded_checks(o: RunSettings) -> Iterator[Check]:
+def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
     """The topics of the embedded log."""
     from streamer.sources.embedded.database import LOG_FILE, connect, format_of, rows_of, translated_errors
 
-    path = Path(o.data_dir) / LOG_FILE
+    path = Path(settings.data_dir) / LOG_FILE
     if not path.exists():
         advice = "write events with `streamer replay`, or give --source or --bootstrap-servers; a run waits for it"
-        yield warning("topic", f"there is no embedded log in {o.data_dir} yet", advice)
+        yield Finding("topic", "warning", f"there is no embedded log in {settings.data_dir} yet", advice)
         return
     with translated_errors(path), contextlib.closing(connect(path, "ro", busy_timeout_s=2.0)) as db:
-        ready = format_of(db, path) > 0
-        rows = {topic: rows_of(db, topic) if ready else [] for topic in o.topics}
-    for topic, partitions in rows.items():
-        if partitions:
-            records = sum(end for _, end in partitions)
-            yield ok("topic", f"{topic}: {_counted(len(partitions), 'partition')}, {records:,} records, embedded")
+        is_written = format_of(db, path) > 0
+        partitions = {topic: rows_of(db, topic) if is_written else [] for topic in settings.topics}
+    for topic, rows in partitions.items():
+        if rows:
+            found = f"{topic}: {_count(len(rows), 'partition')}, {sum(end for _, end in rows):,} records, embedded"
+            yield Finding("topic", "ok", found)
         else:
             advice = "check --topic, or write it with `streamer replay`; a run waits for it"
-            yield warning("topic", f"{topic} is not in the embedded log {path.parent}", advice)
+            yield Finding("topic", "warning", f"{topic} is not in the embedded log {path.parent}", advice)
 
 
-def kafka_checks(o: RunSettings) -> Iterator[Check]:
-    """Broker, topics, group and dead-letter topic, as a consumer that joins no group sees them."""
-    from kafka import KafkaConsumer
+def check_kafka(settings: RunSettings) -> Iterator[Finding]:
+    """Brokers, topics, committed offsets and dead-letter topic, by the consumer of a run; it joins no group."""
+    from kafka import KafkaConsumer, TopicPartition
 
     from streamer.build import kafka_settings
     from streamer.sources.kafka.client import connect, explained
 
-    given = kafka_settings(o)
-    assert given is not None
-    settings = dataclasses.replace(given, open_timeout_s=KAFKA_TIMEOUT_S)
-    timeouts = {"request_timeout_ms": round(KAFKA_TIMEOUT_S * 1000)}
-    consumer = connect(KafkaConsumer, settings.consumer_config() | timeouts)
+    kafka = kafka_settings(settings)
+    assert kafka is not None
+    consumer, timeout_ms = connect(KafkaConsumer, kafka.consumer_config()), 1000 * KAFKA_TIMEOUT_S
     try:
-        with explained(f"Kafka at {o.bootstrap_servers}"):
+        with explained(f"Kafka at {settings.bootstrap_servers}"):
             existing = consumer.topics()
             version = ".".join(map(str, consumer.config["api_version"]))
-            yield ok("kafka", f"{o.bootstrap_servers} answers, {_counted(len(existing), 'topic')}, version {version}")
-            for topic in settings.topics:
-                yield from topic_checks(consumer, topic, existing)
-            yield from group_checks(consumer, [t for t in settings.topics if t in existing], o.group_id)
-            yield dead_letter_check(o.dead_letters or f"{settings.topics[0]}.dead-letters", existing)
+            found = f"{settings.bootstrap_servers} answers, {_count(len(existing), 'topic')}, version {version}"
+            yield Finding("kafka", "ok", found)
+            ends: dict[Any, int] = {}
+            for topic in kafka.topics:
+                if topic not in existing:
+                    close = " or ".join(get_close_matches(topic, existing))
+                    advice = "Check --topic, create it, or let this user describe it"
+                    advice = f"did you mean {close}? {advice}" if close else advice
+                    yield Finding("topic", "failure", f"{topic} does not exist, or may not be seen", advice)
+                    continue
+                partitions = [TopicPartition(topic, n) for n in sorted(consumer.partitions_for_topic(topic) or ())]
+                begins = consumer.beginning_offsets(partitions, timeout_ms=timeout_ms)
+                ends |= (end := consumer.end_offsets(partitions, timeout_ms=timeout_ms))
+                some = [f"{tp.partition}: {end[tp]:,}" for tp in partitions[:8]] + ["..."] * (len(partitions) > 8)
+                found = f"{topic}: {_count(len(partitions), 'partition')}, "
+                found += f"{sum(end.values()) - sum(begins.values()):,} records, ends {', '.join(some)}"
+                yield Finding("topic", "ok", found)
+            offsets = {tp: consumer.committed(tp, timeout_ms=timeout_ms) for tp in ends}
+            if committed := {tp: offset for tp, offset in offsets.items() if offset is not None}:
+                lag = sum(ends[tp] - offset for tp, offset in committed.items())
+                found = f"positions in {len(committed)} of {len(ends)} partitions, lag {lag:,}"
+                yield Finding("group", "ok", f"{settings.group_id} has {found}")
+            elif ends:
+                yield Finding("group", "ok", f"{settings.group_id} has no positions yet")
+            dead_letters = settings.dead_letters or f"{kafka.topics[0]}.dead-letters"
+            if dead_letters in existing:
+                yield Finding("dead letters", "ok", f"{dead_letters} exists")
+            else:
+                advice = "create it, unless the brokers create topics on writing (auto.create.topics.enable)"
+                yield Finding("dead letters", "warning", f"{dead_letters} does not exist", advice)
     finally:
         consumer.close(autocommit=False, timeout_ms=1000)
-
-
-def topic_checks(consumer: Any, topic: str, existing: Collection[str]) -> Iterator[Check]:
-    if topic not in existing:
-        close = " or ".join(get_close_matches(topic, existing))
-        advice = (f"did you mean {close}? " if close else "") + "Check --topic, create it, or let this user describe it"
-        yield failure("topic", f"{topic} does not exist, or may not be seen", advice)
-        return
-    partitions = _partitions(consumer, topic)
-    first = consumer.beginning_offsets(partitions, timeout_ms=KAFKA_TIMEOUT_S * 1000)
-    end = consumer.end_offsets(partitions, timeout_ms=KAFKA_TIMEOUT_S * 1000)
-    records = sum(end.values()) - sum(first.values())
-    ends = ", ".join(f"{tp.partition}: {end[tp]:,}" for tp in partitions[:8]) + (", ..." if len(partitions) > 8 else "")
-    yield ok("topic", f"{topic}: {_counted(len(partitions), 'partition')}, {records:,} records, ends {ends}")
-
-
-def group_checks(consumer: Any, topics: Iterable[str], group: str) -> Iterator[Check]:
-    """Whether the group's positions can be read, and how far they are behind."""
-    partitions = [tp for topic in topics for tp in _partitions(consumer, topic)]
-    if not partitions:
-        return
-    committed = {tp: consumer.committed(tp, timeout_ms=KAFKA_TIMEOUT_S * 1000) for tp in partitions}
-    known = {tp: offset for tp, offset in committed.items() if offset is not None}
-    if not known:
-        yield ok("group", f"{group} has no positions yet")
-        return
-    end = consumer.end_offsets(list(known), timeout_ms=KAFKA_TIMEOUT_S * 1000)
-    lag = sum(end[tp] - offset for tp, offset in known.items())
-    yield ok("group", f"{group} has positions in {len(known)} of {len(partitions)} partitions, lag {lag:,}")
-
-
-def dead_letter_check(topic: str, existing: Iterable[str]) -> Check:
-    if topic in existing:
-        return ok("dead letters", f"{topic} exists")
-    advice = "create it, unless the brokers create topics on writing (auto.create.topics.enable)"
-    return warning("dead letters", f"{topic} does not exist", advice)
-
-
-def _partitions(consumer: Any, topic: str) -> list[Any]:
-    from kafka import TopicPartition
-
-    return [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
 
 
 # redis ----------------------------------------------------------------------------------------------------------------
 
 
-def redis_checks(o: RunSettings) -> Iterator[Check]:
-    """Whether it answers, its version, and whether it may throw keys away. The URL may hold a password: never shown."""
-    import redis
+def check_redis(settings: RunSettings) -> Iterator[Finding]:
+    """Whether Redis answers, its version, and whether it may evict keys: what is evicted must be learned again."""
+    from redis.exceptions import NoPermissionError
 
+    from streamer.cache_store.connection import ERRORS, connect, shown, translated
+
+    url, info = settings.redis_url or "", None
     try:
-        client = redis.Redis.from_url(
-            o.redis_url or "",
-            retry=None,  # or redis-py tries for seconds
-            socket_connect_timeout=REDIS_TIMEOUT_S,
-            socket_timeout=REDIS_TIMEOUT_S,
-        )
-    except ValueError as error:
-        yield failure("redis", f"--redis-url: {error}", "give it as redis://host:port/0")
-        return
-    where = _address(client.connection_pool.connection_kwargs)
-    try:
-        with client:
+        with contextlib.closing(connect(url, REDIS_TIMEOUT_S)) as client:
             started = time.perf_counter()
             client.ping()
-            answer_ms = (time.perf_counter() - started) * 1000
-            server, memory = client.info("server"), client.info("memory")
-    except redis.AuthenticationError as error:
-        yield failure("redis", f"{where} does not let us in: {error}", "check user and password in --redis-url")
+            milliseconds = 1000 * (time.perf_counter() - started)
+            with contextlib.suppress(NoPermissionError):  # a run does without
+                info = client.info()
+    except ERRORS as error:
+        raise translated(error, shown(url)) from error
+    found, oldest = f"{shown(url)} answers in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
+    if info is None:
+        advice = f"see that it is Redis {oldest} or newer, or Valkey, with the maxmemory-policy noeviction"
+        yield Finding("redis", "warning", f"{found}, but does not let this user see its version and memory", advice)
         return
-    except redis.RedisError as error:
-        yield failure("redis", f"{where} does not answer: {error}", "is it running, and is --redis-url right?")
-        return
-    yield _version_check(f"{where} answers in {answer_ms:.1f} ms", server["redis_version"])
-    yield _memory_check(memory)
-
-
-def _address(settings: dict[str, Any]) -> str:
-    """Where a Redis is, without its password."""
-    if path := settings.get("path"):
-        return str(path)
-    return f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{settings.get('db') or 0}"
-
-
-def _version_check(answer: str, version: str) -> Check:
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < OLDEST_REDIS:
-        oldest = ".".join(map(str, OLDEST_REDIS))
-        return failure(
-            "redis", f"{answer}, version {version} is too old", f"install Redis {oldest} or newer, or Valkey"
-        )
-    return ok("redis", f"{answer}, version {version}")
-
-
-def _memory_check(memory: dict[str, Any]) -> Check:
-    """Shared state must not be evicted: what is gone is learned again, or not at all."""
-    limit, policy = memory["maxmemory"], memory["maxmemory_policy"]
-    found = f"{size_shown(memory['used_memory'])} used of {size_shown(limit) if limit else 'no limit'}, policy {policy}"
-    if policy != "noeviction":
-        return warning("redis memory", found, "CONFIG SET maxmemory-policy noeviction, or keys may be thrown away")
-    return ok("redis memory", found)
+    version, limit, policy = info["redis_version"], info["maxmemory"], info["maxmemory_policy"]
+    found = f"{found}, version {version}"
+    if tuple(map(int, version.split(".")[:2])) >= OLDEST_REDIS:
+        yield Finding("redis", "ok", found)
+    else:
+        yield Finding("redis", "failure", f"{found} is too old", f"install Redis {oldest} or newer, or Valkey")
+    used = f"{format_bytes(info['used_memory'])} used of {format_bytes(limit) if limit else 'no limit'}"
+    if policy == "noeviction":
+        yield Finding("redis memory", "ok", f"{used}, policy {policy}")
+    else:
+        advice = "CONFIG SET maxmemory-policy noeviction, or keys may be evicted"
+        yield Finding("redis memory", "warning", f"{used}, policy {policy}", advice)

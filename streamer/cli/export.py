@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamer.cli.loading import Loaded, checkpoint_options, load, size_shown
+from streamer.cli.loading import Loaded, checkpoint_options, load
 from streamer.cli.options import GroupedCommand, option
+from streamer.cli.output import format_bytes
 from streamer.errors import StreamerError
 from streamer.settings import RunSettings
 
@@ -96,7 +97,7 @@ def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
 def described(summary: dict[str, Any]) -> str:
     """What was written, for a person."""
     counts = " and ".join(f"{summary[name]:,} {name}" for name in ("items", "users") if name in summary)
-    size = size_shown(summary["bytes"])
+    size = format_bytes(summary["bytes"])
     return f"wrote {counts} of {summary['dim']} dimensions to {summary['out']} ({size})\nfrom {summary['checkpoint']}"
 
 

@@ -14,7 +14,7 @@ from streamer.errors import SettingsError, StreamerError
 COMMANDS = {
     "run": "streamer.cli.run:run",
     "recommend": "streamer.cli.recommend:recommend",
-    "inspect": "streamer.cli.inspect_checkpoint:inspect",
+    "inspect": "streamer.cli.inspect:inspect",
     "export": "streamer.cli.export:export",
     "store": "streamer.cli.store:store",
     "doctor": "streamer.cli.doctor:doctor",

@@ -129,7 +129,7 @@ def _help(setting: Setting) -> str:
 
 
 def settings_options(
-    kind: type[Settings], *, only: Iterable[str] | None = None, heading: str | None = None
+    kind: type[Settings], *, only: Iterable[str] | None = None, heading: str | None = None, **changes: Any
 ) -> Callable[[F], F]:
     """Every setting of a class as an option, and `--config`; the command's function gets them as one object first.
 
@@ -137,6 +137,7 @@ def settings_options(
         kind: the settings.
         only: names of those that are offered; all others have their defaults.
         heading: if it is not the settings' own.
+        changes: attributes of the click options that differ.
     """
     names = list(kind.all()) if only is None else list(only)
 
@@ -152,7 +153,7 @@ def settings_options(
 
         decorated: Any = with_settings
         for name in reversed(names):
-            decorated = setting_option(kind, name, heading)(decorated)
+            decorated = setting_option(kind, name, heading, **changes)(decorated)
         found: F = config_option(decorated)
         return found
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamer.cli.loading import age_shown, checkpoint_options, columns, load, shown
+from streamer.cli.loading import checkpoint_options, load
 from streamer.cli.options import GroupedCommand, option
+from streamer.cli.output import format_age, printable, table
 from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
@@ -67,7 +69,7 @@ def recommend(
     for query, items in zip(queries, found, strict=True):
         click.echo("\n".join(described(query, items)))
         click.echo()
-    click.echo(f"from {loaded.path}, saved {age_shown(loaded.meta['saved_at'])}")
+    click.echo(f"from {loaded.path}, saved {format_age(time.time() - loaded.meta['saved_at'])} ago")
 
 
 def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
@@ -75,17 +77,17 @@ def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
     if query.user is None:
         yield f"session of {len(query.recent)} items"
     else:
-        yield f"user {shown(query.user)}" + (f", {len(query.recent)} recent items" if query.recent else "")
+        yield f"user {printable(query.user)}" + (f", {len(query.recent)} recent items" if query.recent else "")
     if query.note:
         yield f"  note: {query.note}"
     if not items:
         yield "  nothing is left to recommend"
         return
     rows = [
-        (str(place), shown(item.item), f"{item.score:.3f}", "recent" if item.recent else "")
+        (str(place), printable(item.item), f"{item.score:.3f}", "recent" if item.recent else "")
         for place, item in enumerate(items, start=1)
     ]
-    yield from columns([("", "item", "score", ""), *rows], "><><")
+    yield from table(rows, ("", "item", "score", ""))
 
 
 def as_object(

@@ -15,8 +15,8 @@ import click
 
 from streamer.build import store_keys
 from streamer.cache_store.errors import Damaged, StoreError, StoreRefused
-from streamer.cli.loading import age_shown, columns, shown, size_shown
 from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.cli.output import format_age, format_bytes, printable, table
 from streamer.errors import SettingsError, SharingError
 from streamer.settings import SharingSettings
 
@@ -59,7 +59,7 @@ def list_models(settings: SharingSettings, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"models": found}))
     elif found:
-        click.echo("\n".join(columns([("model", "items", "log", "at work"), *map(_row, found)], "<>>>", indent="")))
+        click.echo("\n".join(table([_row(model) for model in found], ("model", "items", "log", "at work"), indent="")))
         for problem in (listed["problem"] for listed in found if "problem" in listed):
             click.echo(f"note: {problem}")
     else:
@@ -87,7 +87,7 @@ def _look_or_problem(admin: StoreAdmin) -> Look | str:
 
 def _row(listed: dict[str, Any]) -> tuple[str, ...]:
     figures = ("-" if listed[name] is None else f"{listed[name]:,}" for name in FIGURES)
-    return (shown(listed["model"]), *figures)
+    return (printable(listed["model"]), *figures)
 
 
 @store.command(cls=GroupedCommand)
@@ -102,10 +102,10 @@ def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> N
     """
     with administered(settings) as admin:
         what = _removable(admin, "it would put back what it has", force)
-        confirm(f"remove {shown(admin.keys.model)} ({what}) from {admin.url}", yes)
+        confirm(f"remove {printable(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
     summary = {"model": admin.keys.model, "removed_keys": removed}
-    click.echo(json.dumps(summary) if as_json else f"removed {shown(admin.keys.model)}: {removed} keys")
+    click.echo(json.dumps(summary) if as_json else f"removed {printable(admin.keys.model)}: {removed} keys")
 
 
 def _removable(admin: StoreAdmin, otherwise: str, force: bool) -> str:
@@ -191,15 +191,15 @@ def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, for
         look = admin.look()
         if look is not None:
             _replaceable(admin, look, replace, force)
-            confirm(f"replace {shown(admin.keys.model)} ({look.items:,} items) in {admin.url} by {path}", yes)
+            confirm(f"replace {printable(admin.keys.model)} ({look.items:,} items) in {admin.url} by {path}", yes)
         generation = admin.put(contents, look.generation if look is not None else "")
     summary = {"model": admin.keys.model, "generation": generation, "items": len(contents.ids)}
     summary |= {"events": contents.events, "bytes": path.stat().st_size}
-    click.echo(json.dumps(summary) if as_json else f"{shown(admin.keys.model)} begins with {_amounts(summary)}")
+    click.echo(json.dumps(summary) if as_json else f"{printable(admin.keys.model)} begins with {_amounts(summary)}")
 
 
 def _amounts(summary: dict[str, Any]) -> str:
-    return f"{summary['items']:,} items and {summary['events']:,} events ({size_shown(summary['bytes'])})"
+    return f"{summary['items']:,} items and {summary['events']:,} events ({format_bytes(summary['bytes'])})"
 
 
 def _replaceable(admin: StoreAdmin, look: Look, replace: bool, force: bool) -> None:
@@ -257,7 +257,7 @@ def _missing(admin: StoreAdmin) -> SharingError:
         return SharingError(_gone(admin))
     return SharingError(
         f"there is no model {admin.keys.model!r} in {admin.url} under the namespace {admin.keys.namespace!r}; "
-        f"there are: {', '.join(map(shown, models)) or 'none at all'}. "
+        f"there are: {', '.join(map(printable, models)) or 'none at all'}. "
         "Choose one by --model, or another --redis-namespace"
     )
 
@@ -284,7 +284,7 @@ def _need_quiet(active: Sequence[Seen], now_s: float, otherwise: str, force: boo
 
 def _described(seen: Seen, now_s: float) -> str:
     partitions = f" ({', '.join(seen.partitions)})" if seen.partitions else ""
-    return f"{shown(seen.trainer)}{partitions}, seen {age_shown(seen.at_s, now_s)}"
+    return f"{printable(seen.trainer)}{partitions}, seen {format_age(now_s - seen.at_s)} ago"
 
 
 def confirm(what: str, yes: bool) -> None:

@@ -42,4 +42,4 @@ def test_each_figure_stands_beside_a_named_alternative():
         ratio = found[part]["events_per_second"] / found[part]["alternative_events_per_second"]
         assert found[part]["alternative"]
         assert abs(found[part]["ratio"] - ratio) < 0.02 + 0.01 * ratio
-    assert "file to embedded log" in CliRunner().invoke(bench, ["replay", "--events", "2000", "--rounds", "1"]).stdout
+    assert "file to embedded" in CliRunner().invoke(bench, ["replay", "--events", "2000", "--rounds", "1"]).stdout

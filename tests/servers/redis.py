@@ -19,7 +19,7 @@ import trustme
 
 from servers.process import LocalServer, ServerUnavailable, free_ports
 from servers.shared import SharedServer
-from streamer.bench.store import program_in_wheel
+from streamer.bench.redis_server import program_in_wheel
 
 
 class LocalRedis(LocalServer):

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import closing
+from threading import Event
 
 import pytest
 import redis
@@ -13,13 +14,16 @@ from click.testing import CliRunner
 from servers.redis import RedisServer as Redis
 from servers.redis import program
 
-from streamer.bench import store as bench_module
-from streamer.bench.store import StoreBench, StoreOptions, local_server, table
+from streamer.bench import redis_server
+from streamer.bench.catalogue import StoreBench
+from streamer.bench.redis_server import local_server
+from streamer.bench.store import figures
 from streamer.bench.store_trainer import BenchTrainer, Job, Measured, item_ids, seed_of
 from streamer.cache_store.admin import Contents, StoreAdmin
 from streamer.cache_store.keys import Keys
 from streamer.cache_store.redis import RedisServer
 from streamer.cli.bench import bench
+from streamer.cli.output import render
 from streamer.errors import StreamerError
 
 ITEMS, BATCH = 300, 64
@@ -38,7 +42,7 @@ def model(redis_server: Redis) -> Iterator[str]:
 @pytest.fixture
 def trainer(redis_server: Redis, model: str) -> Iterator[BenchTrainer]:
     job = Job(redis_server.url, model, ITEMS, batch_size=BATCH, cache_size=BATCH, dim=4, users=50, share_every_s=0.01)
-    with closing(BenchTrainer(job)) as trainer:
+    with closing(BenchTrainer(job, Event())) as trainer:
         yield trainer
 
 
@@ -81,11 +85,11 @@ def test_calls_are_a_part_of_the_step(trainer):
 
 def test_figures_are_means_over_steps_and_medians_of_times():
     redis_part = [
-        Measured([0.010, 0.030], [0.1, 0.1], 0.004, 0.002, 0.006, 100, 300),
+        Measured([0.010, 0.030], [0.1, 0.1], 0.004, 0.002, 0.006, 100, 300, 0.009),
         Measured([0.020], [0.1], 0.002, 0.001, 0.0, 50, 0),
     ]
     private = [Measured([0.010, 0.016, 0.016], [0.012, 0.011, 0.013], 0.003, 0.0015)]
-    found = bench_module._figures(redis_part, private, server_s=0.009)
+    found = figures(private, redis_part)
     assert (found["step_ms"], found["private_step_ms"], found["step_cpu_ms"]) == pytest.approx((20.0, 16.0, 12.0))
     assert found["step_over_private"] == pytest.approx(1.25)
     per_step = ("calls_ms", "calls_cpu_ms", "private_calls_cpu_ms", "exchange_cpu_ms", "server_cpu_ms")
@@ -96,7 +100,7 @@ def test_figures_are_means_over_steps_and_medians_of_times():
 @pytest.fixture(scope="module")
 def result(redis_server: Redis) -> dict:
     """A whole run, with trainers in processes of their own."""
-    options = StoreOptions(
+    bench = StoreBench(
         redis_url=redis_server.url,
         trainers=(1, 2),
         items=(ITEMS,),
@@ -105,10 +109,9 @@ def result(redis_server: Redis) -> dict:
         dim=4,
         rounds=2,
         seconds=0.2,
-        small_batch_size=16,
         entries=50,
     )
-    return StoreBench(options).run()
+    return bench.run()
 
 
 @pytest.mark.slow
@@ -133,7 +136,7 @@ class TestAWholeRun:
         assert result["exact"]
 
     def test_the_embedded_default_is_measured_with_both_batch_sizes(self, result):
-        assert [row["batch_size"] for row in result["embedded"]] == [BATCH, 16]
+        assert [row["batch_size"] for row in result["embedded"]] == [BATCH, 512]
         assert all(row["share_of_step"] > 0 for row in result["embedded"])
 
     def test_nothing_is_left_in_redis(self, result, redis_server):
@@ -141,9 +144,9 @@ class TestAWholeRun:
             assert not [key for key in client.scan_iter("{streamer:bench-*") if b"bench-test" not in key]
 
     def test_it_is_readable_and_json(self, result):
-        text = table(result)
+        text = render(result)
         assert f"{result['rows'][1]['share_of_step']:.2%}" in text
-        assert "every event counted once: yes" in text
+        assert ["exact", "yes"] in [line.split() for line in text.splitlines()]
         assert json.loads(json.dumps(result)) == result | {"options": json.loads(json.dumps(result["options"]))}
 
 
@@ -163,6 +166,6 @@ def test_a_local_server_comes_from_the_path_and_else_from_the_wheel(monkeypatch,
 
 def test_without_a_server_program_it_says_which_package_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(bench_module, "WHEEL", "a-package-that-is-not-installed")
+    monkeypatch.setattr(redis_server, "WHEEL", "a-package-that-is-not-installed")
     with pytest.raises(StreamerError, match=r"no redis-server .* PATH: .*`pip install .*--redis-url"):
         CliRunner().invoke(bench, ["store", "--json"], catch_exceptions=False)

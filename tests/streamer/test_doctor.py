@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 from servers.kafka import KafkaServer
-from servers.redis import RedisServer
+from servers.redis import LocalSentinel, RedisServer, local_cluster
 
 from streamer.checkpoint import CheckpointStore
 from streamer.cli import doctor as module
@@ -30,11 +30,10 @@ Checks = dict[str, list[dict]]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory, patience of a moment, and space and cores enough wherever the tests run."""
+    """An empty working directory, and space and cores enough wherever the tests run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "KAFKA_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(module, "LITTLE_SPACE_BYTES", 0)
-    monkeypatch.setattr(module, "core_checks", lambda _: [module.ok("cores", "2")])
+    monkeypatch.setattr(module, "ENOUGH_SPACE_BYTES", 0)
+    monkeypatch.setattr(module, "check_cores", lambda _: [module.Finding("cores", "ok", "2")])
     return tmp_path
 
 
@@ -97,7 +96,7 @@ def test_a_gpu_that_torch_cannot_use_is_warned_of(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for program, status in [(None, "ok"), ("/usr/bin/nvidia-smi", "warning")]:
         monkeypatch.setattr(module.shutil, "which", lambda _, program=program: program)
-        (check,) = module.torch_checks({})
+        (check,) = module.check_torch({})
         assert check.status == status
     assert "--device cpu" in check.advice
 
@@ -115,7 +114,7 @@ def test_a_check_that_breaks_is_a_failure_and_the_rest_is_checked(monkeypatch):
     def broken(_: object) -> list:
         raise ZeroDivisionError("by accident")
 
-    monkeypatch.setattr(module, "torch_checks", broken)
+    monkeypatch.setattr(module, "check_torch", broken)
     code, checks = examined()
     assert code == 1
     assert (states(checks["torch"]), checks["torch"][0]["found"]) == (["failure"], "ZeroDivisionError: by accident")
@@ -137,7 +136,7 @@ def test_a_container_with_fewer_cores_than_the_machine_is_warned_of(monkeypatch)
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(8))
     for quota, status in [(None, "ok"), (2.5, "warning"), (8.0, "ok")]:
         monkeypatch.setattr(module, "cpu_quota", lambda quota=quota: quota)
-        (check,) = module.core_checks({})
+        (check,) = module.check_cores({})
         assert check.status == status
         if status == "warning":
             assert "--threads 2" in check.advice
@@ -163,7 +162,7 @@ def test_a_file_in_the_way_is_a_failure(here):
 
 
 def test_a_directory_that_cannot_be_written_to_is_a_failure():
-    check = module.directory_check("data", Path("/proc/streamer"), 0)  # not even by root
+    check = module.examine_directory("data", Path("/proc/streamer"), 0)  # not even by root
     assert check.status == "failure"
     assert "cannot write to /proc" in check.found
     assert "permissions" in check.advice
@@ -177,8 +176,8 @@ def test_the_directory_of_a_dead_letter_file_is_looked_at(here):
 
 
 def test_little_space_is_warned_of(here):
-    assert module.directory_check("data", here, 1).status == "ok"
-    check = module.directory_check("data", here, 10**18)
+    assert module.examine_directory("data", here, 1).status == "ok"
+    check = module.examine_directory("data", here, 10**18)
     assert (check.status, "make room" in check.advice) == ("warning", True)
 
 
@@ -269,7 +268,8 @@ def test_a_file_that_is_no_log_is_a_failure(here):
 
 @pytest.mark.slow
 def test_a_broker_that_is_away_is_a_failure_and_the_rest_is_checked(closed_port):
-    code, checks = examined("--bootstrap-servers", f"127.0.0.1:{closed_port}")
+    impatient = ["--kafka", "bootstrap_timeout_ms=1000"]
+    code, checks = examined("--bootstrap-servers", f"127.0.0.1:{closed_port}", *impatient)
     assert (code, states(checks["kafka"])) == (1, ["failure"])
     assert f"127.0.0.1:{closed_port}" in checks["kafka"][0]["found"]
     assert "is it running" in whole(checks["kafka"][0])
@@ -337,7 +337,7 @@ def test_a_missing_topic_is_a_failure_and_is_not_created(kafka_server: KafkaServ
 def test_a_redis_that_is_away_is_a_failure_and_its_password_is_not_shown(closed_port):
     code, checks = examined("--redis-url", f"redis://someone:s3cret@127.0.0.1:{closed_port}/2")
     assert (code, states(checks["redis"])) == (1, ["failure"])
-    assert f"127.0.0.1:{closed_port}/2 does not answer" in checks["redis"][0]["found"]
+    assert f"127.0.0.1:{closed_port}/2 cannot be reached" in checks["redis"][0]["found"]
     assert "s3cret" not in json.dumps(checks)
 
 
@@ -346,13 +346,13 @@ def test_a_redis_that_says_nothing_is_a_failure(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, checks = examined("--redis-url", f"redis://127.0.0.1:{silent.getsockname()[1]}")
     assert (code, states(checks["redis"])) == (1, ["failure"])
-    assert "does not answer" in checks["redis"][0]["found"]
+    assert "did not answer in time" in checks["redis"][0]["found"]
 
 
 def test_a_url_that_is_none_is_a_failure():
     code, checks = examined("--redis-url", "localhost")
     assert (code, states(checks["redis"])) == (1, ["failure"])
-    assert "redis://host:port/0" in checks["redis"][0]["advice"]
+    assert "begin with one of redis://" in checks["redis"][0]["found"]
 
 
 @pytest.mark.servers
@@ -385,8 +385,41 @@ def test_a_redis_that_wants_a_password_says_so(redis_server: RedisServer):
         finally:
             client.execute_command("ACL", "DELUSER", "doctor-test")
     assert (code, states(checks["redis"])) == (1, ["failure"])
-    assert "check user and password" in checks["redis"][0]["advice"]
+    assert "Check user and password" in checks["redis"][0]["found"]
     assert "wr0ng" not in json.dumps(checks)
+
+
+@pytest.mark.servers
+def test_a_redis_user_with_the_rights_that_a_run_needs_is_well(redis_server: RedisServer):
+    rights = ["~{streamer:*", "+@all", "-@admin", "-@dangerous"]
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.execute_command("ACL", "SETUSER", "doctor-test", "on", ">right", *rights)
+        try:
+            code, checks = examined("--redis-url", redis_server.url.replace("redis://", "redis://doctor-test:right@"))
+        finally:
+            client.execute_command("ACL", "DELUSER", "doctor-test")
+    assert (code, states(checks["redis"])) == (0, ["warning"])
+    assert "noeviction" in checks["redis"][0]["advice"]
+
+
+@pytest.mark.servers
+def test_a_redis_behind_a_sentinel_is_well(redis_server: RedisServer):
+    if not redis_server.can_restart:
+        pytest.skip("it is not a process of this machine")
+    with LocalSentinel(redis_server.local(), "clicks") as sentinel:
+        code, checks = examined("--redis-url", f"redis+sentinel://127.0.0.1:{sentinel.port}/clicks")
+        assert (code, states(checks["redis"]), states(checks["redis memory"])) == (0, ["ok"], ["ok"])
+        code, checks = examined("--redis-url", f"redis+sentinel://127.0.0.1:{sentinel.port}/nobody")
+        assert (code, states(checks["redis"])) == (1, ["failure"])
+
+
+@pytest.mark.servers
+def test_a_redis_cluster_is_well(closed_port):
+    with local_cluster() as node:
+        code, checks = examined("--redis-url", f"redis+cluster://127.0.0.1:{node.port}")
+    assert (code, states(checks["redis"]), states(checks["redis memory"])) == (0, ["ok"], ["ok"])
+    code, checks = examined("--redis-url", f"redis+cluster://127.0.0.1:{closed_port}")
+    assert (code, states(checks["redis"])) == (1, ["failure"])
 
 
 # --- for a person --------------------------------------------------------------------------------------------
@@ -404,17 +437,17 @@ def test_a_person_sees_status_name_finding_and_advice(here):
 
 
 def test_long_findings_are_broken_into_lines_at_a_terminal(monkeypatch):
-    check = module.failure("kafka", "word " * 40 + "end", "try " * 40 + "again")
-    assert len(list(module.described(check))) == 2
+    check = module.Finding("kafka", "failure", "word " * 40 + "end", "try " * 40 + "again")
+    assert len(module.describe(check).splitlines()) == 2
     monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    lines = [click.unstyle(line) for line in module.described(check)]
+    lines = click.unstyle(module.describe(check)).splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split() == ["failure", "kafka", *check.found.split(), "->", *check.advice.split()]
 
 
 def test_all_is_well(here, monkeypatch):
-    monkeypatch.setattr(module, "torch_checks", lambda _: [])  # a machine with a GPU may lack its torch
+    monkeypatch.setattr(module, "check_torch", lambda _: [])  # a machine with a GPU may lack its torch
     (here / "events.jsonl").write_text("{}\n")
     assert invoke("--source", here / "events.jsonl").stdout.splitlines()[-1] == "all is well"
 

@@ -37,7 +37,7 @@ from streamer.cache_store.redis import RedisServer
 from streamer.cache_store.replica import Position
 from streamer.cache_store.shared import SharedStore
 from streamer.cache_store.view import SharedSettings
-from streamer.cli.inspect_checkpoint import inspect
+from streamer.cli.inspect import inspect
 from streamer.cli.store import store as store_group
 from streamer.errors import SettingsError, SharingError, StreamerError
 from streamer.sharing import store_file
@@ -193,9 +193,9 @@ def test_inspect_of_a_model_with_a_snapshot_counts_what_came_before_it(place):
 def test_inspect_is_readable(place):
     filled(place)
     text = output("inspect", *place.options())
-    for line in ("  tea          4  57.14%", "  7 events", "  4 slots, 2 distinct items: head 75%, torso 0%, tail 25%"):
-        assert " ".join(line.split()) in " ".join(text.split())
-    assert re.search(r"partition +next offset +claimed +owner\n +p\[0\] +7 +\d+ s ago +t", text)
+    for part in ("tea 4 57.14%", "events 7", "slots 4 distinct 2 bands head 75.00% torso 0.00% tail 25.00%"):
+        assert part in " ".join(text.split())
+    assert re.search(r"partition +next +epoch +claimed ago +owner\n +p\[0\] +7 +[\d,]+ +\d+ s +t", text)
     assert "checkpoints" not in text
 
 
@@ -219,8 +219,7 @@ def test_inspect_shows_store_and_checkpoint_if_both_are_given(place, tmp_path):
     both = answer("inspect", *place.options(), "--data-dir", tmp_path)
     assert (both["store"]["events"], both["accounting"]["trained"]) == (5, 5)
     text = output("inspect", *place.options(), "--data-dir", tmp_path)
-    assert "checkpoints" in text
-    assert "shared cache" in text
+    assert {"checkpoints", "store"} <= set(text.splitlines())
     assert answer("inspect", *place.options()).keys() == {"store"}
     assert "store" not in answer("inspect", "--data-dir", tmp_path)
 

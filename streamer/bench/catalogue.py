@@ -1,0 +1,99 @@
+"""Every bench of `streamer bench` with its settings. Nothing here imports torch: `--help` must be quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from streamer.bench.base import Bench
+from streamer.model.setting import setting
+
+BROKERS = "Kafka brokers; without them only the embedded log is measured."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBench(Bench):
+    """Time of a training step, forward + backward + update, for every method.
+
+    `plain` is the same method with whole matrices, torch.multinomial, gather and dense Adam, as the paper's authors
+    write it. Rounds are interleaved, so that all methods meet the same machine.
+    """
+
+    name: ClassVar[str] = "step"
+    module: ClassVar[str] = "streamer.bench.step"
+
+    batch_size: int = setting(2048, "Events of a micro-batch.", at_least=1)
+    cache_size: int = setting(2048, "Items in the cache.", at_least=1)
+    dim: int = setting(32, "Size of the embeddings.", at_least=1)
+    items: int = setting(40_988, "Items in the table.", at_least=1)
+    users: int = setting(29_858, "Users in the table.", at_least=1)
+    many_items: int = setting(10_000_000, "Items of the large table; 0 leaves it out.", at_least=0)
+    threads: int | None = setting(None, "Threads of torch.", at_least=1, if_none="torch decides")
+    rounds: int = setting(10, "Interleaved rounds; the best of each method counts.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestBench(Bench):
+    """Events per second of reading alone, of training alone, and of the whole line, with the defaults of `run`."""
+
+    name: ClassVar[str] = "ingest"
+    module: ClassVar[str] = "streamer.bench.ingest"
+
+    events: int = setting(40_000, "Events of the stream.", at_least=1)
+    batch_size: int | None = setting(None, "Events of a micro-batch.", at_least=1, if_none="that of `streamer run`")
+    bootstrap_servers: str | None = setting(None, BROKERS, option="bootstrap-servers")
+    rounds: int = setting(6, "Interleaved rounds; the best of each counts.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayBench(Bench):
+    """Events per second from a file to events, and from there to a topic, each beside what one would write by hand."""
+
+    name: ClassVar[str] = "replay"
+    module: ClassVar[str] = "streamer.replay.bench"
+
+    events: int = setting(1_000_000, "Events of the log.", at_least=1)
+    plain_events: int = setting(100_000, "Of these, for the client's own producer, which takes long.", at_least=1)
+    bootstrap_servers: str | None = setting(None, BROKERS, option="bootstrap-servers")
+    rounds: int = setting(3, "Interleaved rounds; the best of each counts.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreBench(Bench):
+    """What sharing through Redis costs a training step, and how long the log grows while a reader is stopped.
+
+    Trainers are processes that train real steps. `share_of_step` is what the store takes of a trainer for each step
+    (the training thread inside the store's calls, and all of the exchange thread) over what a step with a private store
+    takes (all threads, divided by how many train); both are times on a core. The ratio beside it is the direct
+    comparison: the median step with Redis over the median step with the private store, on the wall, by turns in the
+    same processes. The server's time is not a trainer's, and has its own column.
+    """
+
+    name: ClassVar[str] = "store"
+    module: ClassVar[str] = "streamer.bench.store"
+
+    redis_url: str | None = setting(None, "Redis to use; without it one is started: redis-server or valkey-server.")
+    trainers: tuple[int, ...] = setting((1, 2, 4), "Numbers of trainers, separated by commas.", at_least=1)
+    items: tuple[int, ...] = setting((40_988, 1_000_000), "Numbers of items, separated by commas.", at_least=1)
+    batch_size: int = setting(2048, "Events of a micro-batch.", at_least=1)
+    cache_size: int = setting(2048, "Items in the cache.", at_least=1)
+    dim: int = setting(32, "Size of the embeddings.", at_least=1)
+    rounds: int = setting(3, "Rounds with and without Redis, by turns.", at_least=1)
+    seconds: float = setting(6.0, "Length of a round.", above=0, unit="seconds")
+    entries: int = setting(1500, "Written to the log while one trainer is stopped.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsBench(Bench):
+    """What all metrics cost: their share of a step of the whole line, beside the same line without them."""
+
+    name: ClassVar[str] = "metrics"
+    module: ClassVar[str] = "streamer.bench.metrics"
+
+    steps: int = setting(300, "Steps of each kind.", at_least=1)
+    batch_size: int = setting(512, "Events of a micro-batch.", at_least=1)
+    items: int = setting(40_000, "Items of the stream.", at_least=1)
+    users: int = setting(20_000, "Users of the stream.", at_least=1)
+
+
+BENCHES: tuple[type[Bench], ...] = (StepBench, IngestBench, ReplayBench, StoreBench, MetricsBench)

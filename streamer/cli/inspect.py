@@ -1,0 +1,210 @@
+"""`streamer inspect`: what is in a checkpoint, and in what trainers share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamer.cli.loading import CHECKPOINT, load
+from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.cli.output import render
+from streamer.cli.store import STORE, administered, there
+from streamer.settings import RunSettings, SharingSettings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from streamer.model.popularity import ExactPopularity
+
+Report = dict[str, Any]
+
+HEAD_ITEMS = 100
+"""The hash estimate is also compared on this many of the most popular items, which it is made for."""
+
+
+@click.command(cls=GroupedCommand)
+@option("Report", "--top", type=click.IntRange(0), default=5, help="How many items to list of each kind.")
+@option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
+@settings_options(RunSettings, only=(*CHECKPOINT, *STORE))
+def inspect(settings: RunSettings, top: int, as_json: bool) -> None:
+    """Show what the newest checkpoint holds: sizes, settings, offsets, accounting, popularity, cache.
+
+    With --redis-url, show what trainers share instead: trainers, partitions, counts, occurrence, cache, log, memory; or
+    both, if the directory is given too. May be called while `streamer run` goes on.
+    """
+    context, default = click.get_current_context(), click.core.ParameterSource.DEFAULT
+    directory_given = any(context.get_parameter_source(name) is not default for name in CHECKPOINT)
+    report: Report = {}
+    if directory_given or not settings.redis_url:
+        report |= inspect_checkpoints(settings.checkpoints, top)
+    if settings.redis_url:
+        report["store"] = inspect_store(settings, top)
+    click.echo(json.dumps(report) if as_json else render(report))
+
+
+# checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+def inspect_checkpoints(directory: Path, top: int) -> Report:
+    """The newest checkpoint that can be read, and a list of all.
+
+    Raises:
+        CheckpointError: there is none that can be read.
+    """
+    import numpy as np
+
+    from streamer.checkpoint import CheckpointStore
+    from streamer.model.popularity import estimation_error
+
+    paths = CheckpointStore(directory, readonly=True).list()  # before loading: whatever is newer then was skipped
+    loaded = load(directory)
+    learner, meta = loaded.learner, loaded.meta
+    model, rows, ids = learner.trainer.model, np.arange(len(learner.items)), learner.items.ids
+    embeddings, dense = sum(t.size * t.dim for t in model.tables.values()), sum(p.numel() for p in model.parameters())
+    counts, occurrence = learner.exact.counts(rows), learner.occurrence.values(rows)
+    head = np.argsort(-counts, kind="stable")
+    lately = learner.prior.counts(rows) / max(learner.prior.total, 1e-12)
+    popular = _top(ids, counts, top, "events")
+    return {
+        "checkpoint": str(loaded.path),
+        "saved_at": meta["saved_at"],
+        "steps": learner.trainer.steps,
+        "checkpoints": [_checkpoint(path, loaded.path) for path in paths],
+        "settings": meta["settings"],
+        "sizes": {
+            "users": len(learner.users),
+            "items": len(learner.items),
+            "parameters": embeddings + dense,
+            "bytes": _size(loaded.path),
+        },
+        "positions": _positions(meta["positions"]),
+        "released": _positions(meta["released"]),
+        "accounting": meta["accounting"],
+        "popularity": {
+            "estimate": "exact" if learner.popularity is learner.exact else "hash",
+            "events": learner.exact.total,
+            "hash_error": estimation_error(learner.hashed, learner.exact, rows),
+            "hash_error_head": estimation_error(learner.hashed, learner.exact, head[:HEAD_ITEMS]),
+            "top": [entry | {"share_lately": float(lately[row])} for entry, row in zip(popular, head, strict=False)],
+        },
+        "cache": _cache(ids, learner.cache, learner.exact, top),
+        "occurrence": _occurrence(ids, occurrence, top),
+    }
+
+
+def _checkpoint(path: Path, newest: Path) -> Report:
+    """A checkpoint from outside; one that is newer than the newest that could be read is corrupt."""
+    from streamer.checkpoint.files import META
+
+    try:
+        found = json.loads((path / META).read_bytes())
+    except (OSError, ValueError):
+        found = None
+    meta = found if isinstance(found, dict) else {}  # damaged, or a trainer has just removed it
+    return {
+        "path": str(path),
+        "bytes": _size(path),
+        "state": "newest" if path == newest else "older" if path < newest else "corrupt",
+        "saved_at": meta.get("saved_at"),
+        "consumed": meta.get("accounting", {}).get("consumed"),
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in path.iterdir())
+    except OSError:
+        return 0
+
+
+def _positions(listed: Sequence[tuple[str, int, int]]) -> list[Report]:
+    return [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset in listed]
+
+
+# what trainers share --------------------------------------------------------------------------------------------------
+
+
+def inspect_store(settings: SharingSettings, top: int) -> Report:
+    """What trainers share of a model; ages are by the server's clock.
+
+    Raises:
+        SettingsError: the URL is missing, or a name is wrong.
+        SharingError: Redis cannot be used, or has no such model.
+    """
+    import numpy as np
+
+    from streamer.model.popularity import ExactPopularity
+
+    with administered(settings) as admin:
+        there(admin)
+        look, contents = admin.contents()
+        memory = admin.memory()
+    popularity = ExactPopularity()
+    popularity.replace(np.arange(len(contents.counts)), contents.counts.astype(np.float64))
+    cache = contents.cache if contents.cache is not None else np.empty(0, np.int64)
+    return {
+        "url": admin.url,
+        "model": admin.keys.model,
+        "namespace": admin.keys.namespace,
+        "generation": look.generation,
+        "generation_ago_s": look.now_s - look.seeded_at_s,
+        "items": look.items,
+        "events": contents.events,
+        "trainers": [
+            {"trainer": seen.trainer, "ago_s": look.now_s - seen.at_s, "partitions": list(seen.partitions)}
+            for seen in look.trainers
+        ],
+        "partitions": [
+            {
+                "partition": name,
+                "next": look.next.get(name),
+                "epoch": look.epochs.get(name),
+                "claimed_ago_s": max(look.now_s - look.epochs[name] / 1000, 0.0) if name in look.epochs else None,
+                "owner": look.owners.get(name),
+            }
+            for name in sorted(look.next.keys() | look.epochs.keys() | look.owners.keys())
+        ],
+        "popularity": {"top": _top(contents.ids, contents.counts, top, "events")},
+        "occurrence": _occurrence(contents.ids, contents.drawn, top),
+        "cache": _cache(contents.ids, cache, popularity, top, contents.note),
+        "log": {"length": look.log_length, "number": look.number},
+        "snapshot": {"number": look.snapshot_number, "ago_s": max(look.now_s - look.snapshot_at_s, 0.0)},
+        "memory_bytes": {"total": sum(size or 0 for size in memory.values()), **memory},
+    }
+
+
+# both -----------------------------------------------------------------------------------------------------------------
+
+
+def _cache(ids: Sequence[str], cache: NDArray[Any], popularity: ExactPopularity, top: int, note: str = "") -> Report:
+    import numpy as np
+
+    from streamer.metrics.composition import composition
+
+    slots = np.bincount(cache, minlength=len(ids))
+    return {
+        "slots": len(cache),
+        "distinct": int((slots > 0).sum()),
+        "note": note or ("" if len(cache) else "empty: only the method xir fills it"),
+        "bands": composition(cache, popularity)._asdict(),
+        "top": _top(ids, slots, top, "slots"),
+    }
+
+
+def _occurrence(ids: Sequence[str], drawn: NDArray[Any], top: int) -> Report:
+    total = drawn.sum().item()
+    note = "" if total else "nothing was resampled: only the methods bir and xir do"
+    return {"total": total, "note": note, "top": _top(ids, drawn, top, "count")}
+
+
+def _top(ids: Sequence[str], amounts: NDArray[Any], top: int, name: str) -> list[Report]:
+    """The items with the largest amounts, and their shares of all."""
+    import numpy as np
+
+    largest = [row for row in np.argsort(-amounts, kind="stable")[:top].tolist() if amounts[row] > 0]
+    total = amounts.sum().item()
+    return [{"item": ids[row], name: amounts[row].item(), "share": amounts[row].item() / total} for row in largest]

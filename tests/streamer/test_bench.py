@@ -1,0 +1,85 @@
+"""`streamer bench`: what all benches have in common, and small runs of those without tests of their own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from streamer.bench.base import interleaved
+from streamer.bench.catalogue import BENCHES
+from streamer.cli.bench import bench
+
+
+def measured(*arguments: str) -> dict:
+    result = CliRunner().invoke(bench, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_every_part_has_its_turn_in_every_round_and_warming_up_does_not_count():
+    calls: list[str] = []
+
+    def part(name: str) -> list[int]:
+        calls.append(name)
+        return [len(calls)]
+
+    found = interleaved({name: lambda name=name: part(name) for name in "ab"}, rounds=2, warm_up=1)
+    assert "".join(calls) == "ababab"
+    assert found == {"a": [3, 5], "b": [4, 6]}
+
+
+@pytest.mark.parametrize("kind", BENCHES, ids=lambda kind: kind.name)
+def test_every_bench_is_a_command_with_the_defaults_of_its_settings(kind, monkeypatch):
+    monkeypatch.setenv("STREAMER_BATCH_SIZE", "7")  # of a run: figures do not depend on it
+    monkeypatch.setenv("STREAMER_REDIS_URL", "redis://in-production")
+    with bench.commands[kind.name].make_context(kind.name, []) as context:
+        assert kind(**{name: context.params[name] for name in kind.all()}) == kind()
+    assert callable(importlib.import_module(kind.module).measure)
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from streamer.cli.main import cli\n"
+        "cli(['bench', 'step', '--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'numba', 'kafka', 'redis'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--many-items" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_price_of_a_step_stands_beside_the_authors_way():
+    small = ["--batch-size", "64", "--cache-size", "64", "--dim", "4", "--items", "500", "--users", "100"]
+    found = measured("step", *small, "--many-items", "1000", "--rounds", "1")
+    assert found.keys() == {"ms", "many_items_ms", "plain_ms", "ratios", "options"}
+    assert found["ms"].keys() == {"ssl", "ssl-pop", "mns", "g-tower", "bir", "xir"}
+    assert found["plain_ms"].keys() == {"ssl-pop", "bir", "xir"}
+    assert found["ratios"]["plain_xir_over_xir"] == pytest.approx(
+        found["plain_ms"]["xir"] / found["ms"]["xir"], rel=0.02
+    )
+    assert found["options"] | {"threads": None} == {
+        "batch_size": 64,
+        "cache_size": 64,
+        "dim": 4,
+        "items": 500,
+        "users": 100,
+        "many_items": 1000,
+        "threads": None,
+        "rounds": 1,
+    }
+
+
+@pytest.mark.slow
+def test_the_whole_line_stands_beside_its_parts():
+    found = measured("ingest", "--events", "2000", "--rounds", "1")
+    embedded = found["embedded"]
+    slower = min(embedded["ingest_only"], embedded["train_only"])
+    assert embedded["whole_line_over_slower"] == pytest.approx(embedded["whole_line"] / slower, abs=0.01)
+    assert (found["events"], found["rounds"]) == (2000, 1)
