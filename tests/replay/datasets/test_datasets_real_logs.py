@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real logs are not at {DATA}")
@@ -34,7 +34,7 @@ def test_tmall_sample_has_features_of_every_item_and_its_actions():
     with open_log(DATA / "tmall_user_log_format1.sample.csv.gz") as log:
         (events,) = log.batches()
     assert all(features.keys() >= {"cat_id", "seller_id"} for features in events.item_features)
-    with open_log(DATA / "tmall_user_log_format1.sample.csv.gz", None, LogOptions(event_types=("purchase",))) as log:
+    with open_log(DATA / "tmall_user_log_format1.sample.csv.gz", None, LogSettings(event_types=("purchase",))) as log:
         assert 0 < len(log) < 10_000
 
 
@@ -46,7 +46,7 @@ def test_ml_100k_features_come_from_the_files_beside_it():
 
 
 def test_ml_100k_ten_core_of_good_ratings_is_one():
-    options = LogOptions(min_rating=4, min_user_events=10, min_item_events=10)
+    options = LogSettings(min_rating=4, min_user_events=10, min_item_events=10)
     with open_log(DATA / "ml-100k.inter.gz", "recbole", options) as log:
         found = log.interactions()
     assert min(Counter(found.users.tolist()).values()) >= 10
