@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from streamer.replay.evaluation.record import Record, Records, result_rows
-from streamer.replay.evaluation.tables import about, offline_table, prequential_table, sweep_table
+from streamer.replay.evaluation.tables import about, main_table, sweep_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MARK = re.compile(r"(<!-- (table|sweep|plain|stream): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -41,21 +41,18 @@ def filled(page: str, records: Sequence[Record]) -> str:
 def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
     records = records if what == TIMED else [_untimed(r) for r in records]
     if kind == "sweep":
-        ours = [r for r in records if r.data == data and what in r.settings]
-        return f"{about(ours)}\n\n{sweep_table(ours, what, 'recall', 10, 'all')}" if ours else "Not run yet."
+        ours = [r for r in records if (r.data, r.protocol) == (data, "offline") and what in r.settings]
+        return f"{about(ours)}\n\n{sweep_table(ours, what)}" if ours else "Not run yet."
     if kind == "stream":
         return stream_table([r for r in records if r.data == data and r.protocol == "prequential"], what)
     if kind == "plain":
         return plain_table([r for r in records if r.protocol == "prequential"], data, what)
     ours = [r for r in records if (r.data, r.protocol) == (data, what) and not r.settings]
-    if not ours:
-        return "Not run yet."
-    table = offline_table(ours) if what == "offline" else prequential_table(ours)
-    return f"{about(ours)}\n\n{table}"
+    return f"{about(ours)}\n\n{main_table(ours)}" if ours else "Not run yet."
 
 
 def _untimed(record: Record) -> Record:
-    return msgspec.structs.replace(record, measures=[m for m in record.measures if m["metric"] != "step-ms"])
+    return msgspec.structs.replace(record, measures=[m for m in record.measures if m.metric != "step-ms"])
 
 
 def stream_table(records: Sequence[Record], parameter: str) -> str:
@@ -98,7 +95,7 @@ def _hits(runs: Iterable[tuple[Key, Record]]) -> dict[Key, tuple[float, float]]:
 
 
 def _hits_of(record: Record) -> tuple[float, float]:
-    found = {m["slice"]: m["value"] for m in record.measures if (m["metric"], m["k"], m["floor"]) == ("hr", 10, None)}
+    found = {m.slice: m.value for m in record.measures if (m.metric, m.k, m.floor) == ("hr", 10, None)}
     return found["second-half/all"], found["second-half/new"]
 
 

@@ -14,6 +14,7 @@ from streamer.metrics.catalogue import GROUPS, Label, Metric
 from streamer.model.setting import Settings, setting_rows
 from streamer.replay.evaluation.offline import OfflineSettings
 from streamer.replay.evaluation.prequential import PrequentialSettings
+from streamer.replay.settings import EvaluationSettings, ReplaySettings
 from streamer.settings import RunSettings
 
 DOCS = Path(__file__).parent
@@ -55,6 +56,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "run": lambda: settings(RunSettings),
         "prequential": lambda: settings(PrequentialSettings, RunSettings),
         "offline": lambda: settings(OfflineSettings, RunSettings),
+        "replay": lambda: settings(ReplaySettings),
+        "evaluation": lambda: settings(EvaluationSettings, ReplaySettings),
     },
 }
 """File -> mark -> what stands between its marks."""

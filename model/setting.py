@@ -34,6 +34,7 @@ class _About(NamedTuple):
     unit: str
     if_none: str
     option: str
+    also: str
     metavar: str
     fixed: bool
 
@@ -48,6 +49,7 @@ def setting(
     unit: str = "",
     if_none: str = "",
     option: str = "",
+    also: str = "",
     metavar: str = "",
     fixed: bool = False,
 ) -> Any:
@@ -62,20 +64,23 @@ def setting(
         unit: what the number counts, for help and documentation.
         if_none: what None stands for.
         option: its name outside of Python, if that is not the field's without `_s` (seconds) or a plural's `s`.
+        also: a second name on the command line.
         metavar: what help shows in place of a value.
         fixed: whether a checkpoint cannot be continued with another value.
     """
-    about = _About(help, at_least, above, at_most, unit, if_none, option, metavar, fixed)
-    metadata = {"about": about}
+    return _field(default, _About(help, at_least, above, at_most, unit, if_none, option, also, metavar, fixed))
+
+
+def _field(default: Any, about: _About) -> Any:
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=lambda: dict(default), metadata={"about": about})
+    return dataclasses.field(default=default, metadata={"about": about})
 
 
-def changed(settings: type[Settings], name: str, default: Any) -> Any:
-    """The field of another class with another default."""
-    fields = {field.name: field for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    return dataclasses.field(default=default, metadata=fields[name].metadata)
+def changed(settings: type[Settings], name: str, default: Any, help: str = "") -> Any:
+    """The field of another class with another default, and another help if it is given."""
+    about = settings.all()[name].about
+    return _field(default, about._replace(help=help or about.help))
 
 
 class Setting:
@@ -108,12 +113,12 @@ class Setting:
         Raises:
             ValueError: it is no such value; the message says what is wanted.
         """
+        if isinstance(value, str) and value.lower() == "none" and self.type is not self.base:
+            return None
         if self.is_mapping and not isinstance(value, Mapping):
             value = parse_pairs([value] if isinstance(value, str) else value)
         if self.is_list and isinstance(value, str):
             value = [part.strip() for part in value.split(",")] if value.strip() else []
-        if isinstance(value, str) and value.lower() == "none" and self.type is not self.base:
-            return None
         try:
             found = msgspec.convert(value, self.type, strict=False, dec_hook=lambda kind, given: kind(given))
         except (msgspec.ValidationError, TypeError) as error:

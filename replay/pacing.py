@@ -12,8 +12,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import SettingsError
-
 TICK_S = 0.05
 """Events due within this time are written together."""
 MAX_CATCH_UP_S = 1.0
@@ -120,19 +118,7 @@ class RealTimePace(_Scheduled):
 
 
 def make_pace(rate: float | None = None, speed: float | None = None, max_gap_s: float | None = None) -> Pace:
-    """The pace that options ask for: events a second, times real time, or neither.
-
-    Raises:
-        SettingsError: with every problem at once.
-    """
-    given = {"rate": rate, "speed": speed, "max-gap": max_gap_s}
-    problems = [f"--{name} is {v}: it must be more than 0" for name, v in given.items() if v is not None and not v > 0]
-    if rate is not None and speed is not None:
-        problems.append("--rate and --speed are two paces: give one of them")
-    if max_gap_s is not None and speed is None:
-        problems.append("--max-gap caps the pauses of --speed: give that too")
-    if problems:
-        raise SettingsError(problems)
+    """Events a second, times real time, or as fast as possible; see `WriteSettings`."""
     if rate is not None:
         return SteadyPace(rate)
     return RealTimePace(speed, max_gap_s) if speed is not None else Unpaced()

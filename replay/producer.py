@@ -16,9 +16,8 @@ from typing import Protocol
 from streamer.replay.events import Record
 from streamer.replay.pacing import Pace, Unpaced
 from streamer.replay.resume import ReplayLog
+from streamer.replay.settings import DEFAULT_PARTITIONS
 
-DEFAULT_PARTITIONS = 4
-"""Of a new topic of the embedded log."""
 MAX_WRITE_RECORDS = 16_384
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.replay.events import Events, Record
 from streamer.replay.resume import replay_name
+from streamer.replay.settings import LogSettings
 
 if TYPE_CHECKING:
-    from streamer.replay.datasets import Log, LogOptions
+    from streamer.replay.datasets import Log
     from streamer.replay.events import Malformed
     from streamer.replay.json_lines import JsonLines
 
@@ -143,22 +144,22 @@ class LinesStream:
         yield from rest if self.limit is None else up_to(self.limit - start, rest)
 
 
-def log_name(kind: str, files: Sequence[Path], options: LogOptions, passes: int) -> str:
-    """The name of the replay of a log. Options that change neither events nor order do not count: memory, threads.
+def log_name(kind: str, files: Sequence[Path], settings: LogSettings, passes: int) -> str:
+    """The name of the replay of a log. Settings that change neither events nor order do not count: memory, threads.
 
     Args:
         kind: its format.
         files: all that it was read from, see `Log.files`.
-        options: which of its events, and in which order.
+        settings: which of its events, and in which order.
         passes: how many times.
 
     Raises:
         SourceError: a file cannot be read.
     """
-    settings: dict[str, Any] = asdict(options) | {"passes": passes}
-    for name in ("memory_limit", "temp_dir", "threads"):
-        settings.pop(name, None)
-    return replay_name(kind, settings, files)
+    determining = asdict(settings.only(LogSettings)) | {"passes": passes, "min_events": settings.min_events}
+    for name in ("memory_limit", "temp_dir", "threads", "k_core", "min_user_events", "min_item_events"):
+        del determining[name]
+    return replay_name(kind, determining, files)
 
 
 def up_to(limit: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Record]]:

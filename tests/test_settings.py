@@ -12,26 +12,68 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.cli.doctor import doctor
+from streamer.cli.options import GroupedCommand, settings_options
 from streamer.cli.run import run
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.losses import METHODS
 from streamer.model.setting import parse_settings
 from streamer.model.settings import LearnerSettings, MethodSettings
+from streamer.replay.cli.demo import DemoSettings
+from streamer.replay.settings import EvaluationSettings, JsonLinesSettings, ReplaySettings, WriteSettings
 from streamer.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_setting_is_an_option_of_run_with_the_same_default():
-    with run.make_context("run", []) as ctx:
-        given_by_click = {name: ctx.params[name] for name in RunSettings.all()}
-    maps = {name: dict(given_by_click[name]) for name, s in RunSettings.all().items() if s.is_mapping}
-    assert RunSettings(**given_by_click | maps) == RunSettings()
+REQUIRED = {
+    RunSettings: {},
+    ReplaySettings: {"path": "log.csv"},
+    JsonLinesSettings: {"path": "log.jsonl"},
+    EvaluationSettings: {"data": ("log.csv",)},
+    DemoSettings: {},
+}
+"""Every class that has options, and what must be given."""
+SETTINGS = {f"{kind.__name__}.{s.name}": s for kind in REQUIRED for s in kind.all().values()}
 
 
-def test_doctor_takes_every_setting_of_run():
-    options = {p.name for p in doctor.params if isinstance(p, click.Option)}
+def built(kind, *arguments, **how):
+    """The settings that a command gets."""
+
+    @click.command(cls=GroupedCommand)
+    @settings_options(kind, **how)
+    def command(settings):
+        return settings
+
+    return command.main([*map(str, arguments)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("kind", REQUIRED, ids=lambda kind: kind.__name__)
+def test_every_setting_is_an_option_with_the_same_default(kind):
+    required = REQUIRED[kind]
+    arguments = [part for n, v in required.items() for part in (f"--{n}", v[0] if isinstance(v, tuple) else v)]
+    assert built(kind, *arguments) == kind(**required)
+
+
+def test_the_environment_sets_only_what_a_command_lets_it(monkeypatch, tmp_path):
+    (tmp_path / "file.toml").write_text("rate = 5")
+    for name, value in {"TOPIC": "clicks", "RATE": "7", "PATH": "x", "CONFIG": tmp_path / "file.toml"}.items():
+        monkeypatch.setenv(f"STREAMER_{name}", str(value))
+    assert built(WriteSettings, environment=("topic",)) == WriteSettings(topic="clicks")
+    assert built(WriteSettings, environment=()) == WriteSettings()
+    assert built(WriteSettings) == WriteSettings(topic="clicks", rate=7)
+
+
+def test_the_second_name_of_an_option_is_the_same_option():
+    assert built(ReplaySettings, "--path", "x", "--field", "user_id=uid", "--column", "item_id=iid").columns == {
+        "user_id": "uid",
+        "item_id": "iid",
+    }
+
+
+@pytest.mark.parametrize("command", [run, doctor])
+def test_run_and_doctor_take_every_setting_of_a_run(command):
+    options = {p.name for p in command.params if isinstance(p, click.Option)}
     assert set(RunSettings.all()) <= options
 
 
@@ -49,8 +91,9 @@ def test_the_method_setting_offers_the_methods_that_exist():
     assert set(MethodSettings.all()["method"].choices) == set(METHODS)
 
 
-def test_names_outside_of_python_are_unique():
-    options = [s.option for s in RunSettings.all().values()]
+@pytest.mark.parametrize("kind", REQUIRED, ids=lambda kind: kind.__name__)
+def test_names_outside_of_python_are_unique(kind):
+    options = [s.option for s in kind.all().values()]
     assert len(set(options)) == len(options)
 
 
@@ -60,7 +103,7 @@ def test_the_documentation_is_generated_from_the_code():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("setting", RunSettings.all().values(), ids=lambda s: s.name)
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_a_default_written_as_text_is_the_default(setting):
     if setting.default is None:
         assert setting.parse("none") is None or setting.base is str
@@ -70,7 +113,7 @@ def test_a_default_written_as_text_is_the_default(setting):
     assert setting.problem(setting.default) == ""
 
 
-@pytest.mark.parametrize("setting", RunSettings.all().values(), ids=lambda s: s.name)
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_what_is_out_of_range_is_refused_everywhere_with_the_same_words(setting):
     about = setting.about
     wrong = {about.at_least: -1, about.above: 0, about.at_most: 1}

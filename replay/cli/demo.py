@@ -14,20 +14,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 import streamer
 from streamer.build import build_pipeline
-from streamer.cli.options import GroupedCommand, option
+from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
-from streamer.replay.cli.demo_summary import printed
+from streamer.model.setting import Settings, setting
+from streamer.replay.cli.demo_summary import print_summary
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -36,182 +36,127 @@ if TYPE_CHECKING:
 
 TOPIC = "interactions"
 LEAST_LEARNING_S = 5.0
-"""However long the start took, so much time is left for learning."""
+"""Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
 
 Figures = dict[str, Any]
 
-_option = partial(option, "Options")
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings(Settings):
+    """All settings of `streamer demo`."""
+
+    events: int = setting(150_000, "Events to write and to learn from.", at_least=512)
+    rate: float = setting(4000.0, "Events written a second.", at_least=1)
+    seconds: float = setting(75.0, "Stop after this time, the start included.", at_least=1, unit="seconds")
+    seed: int = setting(0, "Determines the stream.", at_least=0)
+    data_dir: Path | None = setting(
+        None, "Directory of log and checkpoints, kept afterwards.", if_none="a new temporary one"
+    )
+    log_format: Literal["auto", "panel", "plain", "json"] = setting(
+        "auto", "A live panel at a terminal, plain lines elsewhere."
+    )
+    metrics_port: int = setting(
+        0, "Port of the live page and of /metrics; 0 for any free one.", at_least=0, at_most=65_535
+    )
+    metrics_host: str = setting("127.0.0.1", "Address to serve them on.")
+    open: bool | None = setting(None, "Open the live page in a browser.", if_none="at a terminal with a display")
 
 
 @click.command(cls=GroupedCommand)
-@_option("--events", type=click.IntRange(512), default=150_000, help="Events to write and to learn from.")
-@_option("--rate", type=click.FloatRange(1), default=4000.0, help="Events written a second.")
-@_option("--seconds", type=click.FloatRange(1), default=75.0, help="Stop after so long, the start included.")
-@_option("--seed", type=click.IntRange(0), default=0, help="Determines the stream.")
-@_option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of log and checkpoints, kept afterwards. [default: a new temporary one]",
-)
-@_option(
-    "--log-format",
-    type=click.Choice(["auto", "panel", "plain", "json"]),
-    default="auto",
-    help="A live panel at a terminal, plain lines elsewhere.",
-)
-@_option(
-    "--metrics-port",
-    type=click.IntRange(0, 65_535),
-    default=0,
-    help="Port of the live page and of /metrics; 0 for any free one.",
-)
-@_option("--metrics-host", default="127.0.0.1", help="Address to serve them on.")
-@_option(
-    "--open/--no-open",
-    "opens",
-    default=None,
-    help="Open the live page in a browser. [default: at a terminal with a display]",
-)
-@_option("--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
-def demo(
-    events: int,
-    rate: float,
-    seconds: float,
-    seed: int,
-    data_dir: Path | None,
-    log_format: str,
-    opens: bool | None,
-    metrics_port: int,
-    metrics_host: str,
-    as_json: bool,
-) -> None:
+@settings_options(DemoSettings, environment=())
+@option("Options", "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
+def demo(settings: DemoSettings, as_json: bool) -> None:
     """Watch a model learn: a made-up stream, an embedded log, a minute.
 
     One process writes events of people with tastes to the log; what is popular changes all the time. The trainer
     follows, ranks events before it learns from them, and its hit rate is compared to that of the most popular items.
     Needs no broker, no Redis, no GPU and no download. Ctrl-C ends it earlier, with the summary.
     """
-    started = time.monotonic()
-    directory = Path(tempfile.mkdtemp(prefix="streamer-demo-")) if data_dir is None else data_dir.absolute()
+    deadline = time.monotonic() + settings.seconds
+    directory = settings.data_dir.absolute() if settings.data_dir else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
     source = f"a made-up stream in {directory}"
     with (
-        watching(source, metrics_host, metrics_port) as watch,
-        make_reporter(log_format, source, LINE_EVERY_S) as reporter,
+        watching(source, settings.metrics_host, settings.metrics_port) as watch,
+        make_reporter(settings.log_format, source, LINE_EVERY_S) as reporter,
     ):
         reporter.note("loading the trainer")
-        figures = Demo(directory, events, rate, seed, reporter, partial(shown, watch, opens)).run(started + seconds)
+        figures = run_demo(settings, directory, deadline, reporter, watch)
         reporter.finish(None)
     if as_json:
         click.echo(json.dumps(figures))
     else:
-        printed(figures, sys.stdout)
+        print_summary(figures, sys.stdout)
 
 
-def shown(watch: Callable[[Pipeline], str | None], opens: bool | None, pipeline: Pipeline) -> None:
-    """Have a pipeline watched, and the page opened where somebody would see it."""
-    from streamer.web.serve import open_browser, opens_browser
-
-    url = watch(pipeline)
-    if url is not None and (opens_browser() if opens is None else opens):
-        open_browser(url)
-
-
-@dataclass(slots=True)
-class Seen:
-    """What changed while the demo ran."""
-
-    first_cache: dict[str, float] | None = None
-    hit_rates: list[tuple[int, float, float]] = field(default_factory=list)
-    """Events so far, the model's HR@10 lately, and that of the most popular items."""
-
-    def look(self, status: Status) -> None:
-        """Remember what will be shown."""
-        if self.first_cache is None and any(status.cache):
-            self.first_cache = status.cache._asdict()
-        if status.hit_rate is not None and status.most_popular_hit_rate is not None:
-            at = status.accounting["consumed"]
-            self.hit_rates.append((at, status.hit_rate, status.most_popular_hit_rate))
-
-
-@dataclass(slots=True)
-class Demo:
-    """A writer and a trainer on one log.
+def run_demo(
+    settings: DemoSettings,
+    directory: Path,
+    deadline: float,
+    reporter: Reporter,
+    watch: Callable[[Pipeline], str | None],
+) -> Figures:
+    """Write and learn until all events are learned, somebody stops it, or time is up; returns what came of it.
 
     Args:
+        settings: what is written, and how fast.
         directory: of log and checkpoints.
-        events: how many to write and to learn from.
-        rate: how many to write a second.
-        seed: determines the stream.
+        deadline: when to stop, on the monotonic clock.
         reporter: shows it.
-        watch: is given the trainer before it runs.
+        watch: has the trainer watched, and returns the address of the live page.
+
+    Raises:
+        StreamerError: the log cannot be written or read.
     """
+    from streamer.web.serve import open_browser, opens_browser
 
-    directory: Path
-    events: int
-    rate: float
-    seed: int
-    reporter: Reporter
-    watch: Callable[[Pipeline], None] = lambda pipeline: None
-    ended_by: str = "events"
-    seen: Seen = field(default_factory=Seen)
+    ended_by, first_cache, hit_rates = "events", None, []
 
-    def run(self, deadline: float) -> Figures:
-        """Write and learn until all events are learned, or time is up.
+    def stop(reason: str) -> None:
+        nonlocal ended_by
+        ended_by = reason
+        reporter.note("stopping: the last step ends, and what was learned is saved")
+        pipeline.stop()
 
-        1. the trainer, as `streamer run` builds it;
-        2. the writer, a process of its own;
-        3. learn, until somebody or something says stop;
-        4. what came of it.
+    def on_status(status: Status) -> None:
+        nonlocal first_cache
+        events = status.accounting.get("consumed", 0)
+        if first_cache is None and any(status.cache):
+            first_cache = status.cache._asdict()
+        if status.hit_rate is not None and status.most_popular_hit_rate is not None:
+            hit_rates.append((events, status.hit_rate, status.most_popular_hit_rate))
+        reporter.update(status)
+        if ended_by == "events" and events < settings.events and time.monotonic() >= deadline:
+            stop("time")
 
-        Args:
-            deadline: when to stop, on the monotonic clock.
-
-        Raises:
-            StreamerError: the log cannot be written or read.
-        """
-        # 1.
-        pipeline = build_pipeline(demo_settings(self.directory, self.events))
-        pipeline.on_status = self._on_status
-        self.watch(pipeline)
-
-        def stop(reason: str) -> None:
-            self.ended_by = reason
-            self.reporter.note("stopping: the last step ends, and what was learned is saved")
-            pipeline.stop()
-
-        stop_on_signals(lambda: stop("you"))
-        self.reporter.note("")
-        self._on_status(pipeline.status)
-        # 2.
-        with (
-            writer(self.directory, self.events, self.rate, self.seed, on_failure=lambda: stop("writer")) as failure,
-            timer(max(deadline - time.monotonic(), LEAST_LEARNING_S), lambda: stop("time")),
-        ):
-            # 3.
-            pipeline.run()
-        if self.ended_by == "writer":
-            raise StreamerError(f"the writer of the demo failed: {failure()}")
-        # 4.
-        return self._figures(pipeline)
-
-    def _on_status(self, status: Status) -> None:
-        self.seen.look(status)
-        self.reporter.update(status)
-
-    def _figures(self, pipeline: Pipeline) -> Figures:
-        status, summary = pipeline.status, pipeline.summary()
-        return summary | {
-            "ended_by": self.ended_by,
-            "lag": sum(status.lag.values()),
-            "recent_hit_rate_at_10": status.hit_rate,
-            "recent_most_popular_hit_rate_at_10": status.most_popular_hit_rate,
-            "hit_rates": self.seen.hit_rates,
-            "first_cache": self.seen.first_cache,
-            "recommendations": recommendations(pipeline.learner),
-            "data_dir": str(self.directory),
-            "checkpoint_dir": str(self.directory / "checkpoints"),
-        }
+    # 1. the trainer, as `streamer run` builds it
+    pipeline = build_pipeline(demo_settings(directory, settings.events))
+    pipeline.on_status = on_status
+    url = watch(pipeline)
+    if url is not None and (opens_browser() if settings.open is None else settings.open):
+        open_browser(url)
+    stop_on_signals(lambda: stop("you"))
+    deadline = max(deadline, time.monotonic() + LEAST_LEARNING_S)
+    reporter.note("")
+    on_status(pipeline.status)
+    # 2. the writer, a process of its own, while we learn
+    with writer(directory, settings.events, settings.rate, settings.seed, lambda: stop("writer")) as why_it_failed:
+        pipeline.run()
+    if ended_by == "writer":
+        raise StreamerError(f"the writer of the demo failed: {why_it_failed()}")
+    # 3. what came of it
+    status = pipeline.status
+    return pipeline.summary() | {
+        "ended_by": ended_by,
+        "lag": sum(status.lag.values()),
+        "recent_hit_rate_at_10": status.hit_rate,
+        "recent_most_popular_hit_rate_at_10": status.most_popular_hit_rate,
+        "hit_rates": hit_rates,
+        "first_cache": first_cache,
+        "recommendations": recommendations(pipeline.learner),
+        "data_dir": str(directory),
+        "checkpoint_dir": str(directory / "checkpoints"),
+    }
 
 
 def demo_settings(directory: Path, events: int) -> RunSettings:
@@ -223,61 +168,44 @@ def demo_settings(directory: Path, events: int) -> RunSettings:
 def writer(
     directory: Path, events: int, rate: float, seed: int, on_failure: Callable[[], None]
 ) -> Iterator[Callable[[], str]]:
-    """`streamer replay synthetic` beside us, ended with the block; yields what tells why it failed.
+    """`streamer replay synthetic` in a process that ends with the block; yields a function that says why it failed.
 
     Args:
         directory: of the log.
-        events: how many to write.
-        rate: how many a second.
+        events: number of events to write.
+        rate: events a second.
         seed: determines them.
         on_failure: called, by another thread, if it ends in failure before the block does.
     """
     options = {"events": events, "rate": rate, "seed": seed, "data-dir": directory, "topic": TOPIC}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    package = str(Path(streamer.__file__).resolve().parents[1])  # the child finds the packages that we have found
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "streamer", "replay", "synthetic", "--restart", *arguments],
-        env=_environment(),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for us
     )
-    words: list[bytes] = []
+    errors: list[bytes] = []
     ending = threading.Event()
 
-    def watch() -> None:
-        words.append(process.communicate()[1])
+    def wait() -> None:
+        errors.append(process.communicate()[1])
         if process.returncode and not ending.is_set():
             on_failure()
 
-    watcher = threading.Thread(target=watch, name="writer", daemon=True)
-    watcher.start()
+    waiting = threading.Thread(target=wait, name="writer", daemon=True)
+    waiting.start()
     try:
-        yield lambda: words[0].decode(errors="replace").strip() or f"exit code {process.returncode}"
+        yield lambda: errors[0].decode(errors="replace").strip() or f"exit code {process.returncode}"
     finally:
         ending.set()
         process.terminate()
-        watcher.join(10)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without settings of Streamer; the child finds the packages that we have found."""
-    package = str(Path(streamer.__file__).resolve().parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
-    return inherited | {"PYTHONPATH": path}
-
-
-@contextlib.contextmanager
-def timer(seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Something happens after a time, unless the block has ended."""
-    alarm = threading.Timer(seconds, action)
-    alarm.daemon = True
-    alarm.start()
-    try:
-        yield
-    finally:
-        alarm.cancel()
+        waiting.join(10)
 
 
 def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Figures]:
@@ -288,9 +216,7 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
     chosen = often[[len(often) * k // users for k in range(users)]] if len(often) >= users else often
     recommender = Recommender(learner)
     queries = [recommender.user(learner.users.id_of(row)) for row in chosen.tolist()]
-    if not queries:
-        return []
-    found = recommender.recommend(queries, most, exclude_recent=True)
+    found = recommender.recommend(queries, most, exclude_recent=True) if queries else []
     return [
         {
             "user": query.user,

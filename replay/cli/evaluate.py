@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
-from streamer.cli.options import F, GroupedCommand, option
-from streamer.replay.cli.replay import as_log_options, check_left, log_options
+from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.errors import SettingsError
+from streamer.replay.cli.logs import opened_log
+from streamer.replay.settings import EvaluationSettings, LogSettings
 
 if TYPE_CHECKING:
-    from streamer.replay.evaluation.record import Record, Records
-    from streamer.replay.evaluation.running import Progress
-    from streamer.replay.evaluation.spec import Spec
+    from streamer.replay.evaluation.record import Spec
+    from streamer.replay.evaluation.running import OnProgress
 
-Options = dict[str, Any]
+_RUNS, _OUTPUT = "Runs", "Output"
 
-_DATA, _RUNS, _OUTPUT = "Data", "Runs", "Output"
-
-RESULTS = ("results.json", "results.md", "report.html")
 METHODS = "ssl,ssl-pop,mns,g-tower,bir,xir"
 ABLATIONS = (
     "lambda=0,0.1,0.2,0.4,0.6,0.8,1",
@@ -32,90 +31,40 @@ ABLATIONS = (
     "cache-size=1024,2048,4096,8192",
     "learning-rate=0.003,0.01,0.03",
 )
-"""The paper's ablations, and the rate."""
+"""The paper's ablations, and the learning rate."""
 
-
-def evaluation_options(function: F) -> F:
-    """What is run, on what, and where figures go."""
-    for decorate in reversed(
-        [
-            option(_DATA, "--data", required=True, multiple=True, metavar="PATH", help="Log; repeat it for several."),
-            option(_DATA, "--format", "kind", help="Its format, as `streamer replay --help` lists. [default: guessed]"),
-            option(
-                _DATA,
-                "--name",
-                "names",
-                multiple=True,
-                help="What figures call it; one for each --data. [default: the name of the file]",
-            ),
-            option(
-                _RUNS,
-                "--protocol",
-                type=click.Choice(["offline", "prequential"]),
-                default="prequential",
-                help="Prequential: the production line, each event ranked before it is trained. Offline: the paper's.",
-            ),
-            option(_RUNS, "--seeds", type=click.IntRange(1), default=1, help="How many, from 0."),
-            option(
-                _RUNS,
-                "--set",
-                "changes",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="A setting: prequential has the options of `streamer run` for the model, its method and learning, "
-                "and batch_size, ks, delay_events, delay_seconds, ...; offline has epochs, learning_rate, l2, dim, "
-                "batch_size, cache_weight, draws, cache_size, ... Repeat it for several.",
-            ),
-            option(_RUNS, "--threads", type=click.IntRange(1), help="Of torch. [default: one for each core]"),
-        ]
-    ):
-        function = decorate(function)
-    return log_options(function)
-
-
-_out = option(
+_settings_options = settings_options(EvaluationSettings, environment=())
+_out_option = option(
     _OUTPUT,
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     help="Directory for results.json, results.md and report.html. What it holds already is not run again.",
 )
+_json_option = option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
 
 
 @click.command(cls=GroupedCommand)
 @option(_RUNS, "--method", default="xir", help="One method.")
-@evaluation_options
-@option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of a table.")
+@_settings_options
+@_json_option
 @option(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for the same and a report.")
-def evaluate(method: str, out: Path | None, as_json: bool, **options: Any) -> None:
+def evaluate(settings: EvaluationSettings, method: str, out: Path | None, as_json: bool) -> None:
     """Evaluate one method on a log, against trivial recommenders."""
-    from tempfile import TemporaryDirectory
-
-    from streamer.replay.evaluation.tables import markdown
-
-    with TemporaryDirectory() as scratch:
-        records = _run([method], [{}], out or Path(scratch), options)
-        if out is not None:
-            _finish(out, records, f"{method} on {_files(options)}", markdown(records))
-    _show(records, markdown(records), as_json)
+    _compare(settings, [method], f"{method} on {_files(settings)}", out, as_json)
 
 
 @click.command(cls=GroupedCommand)
-@option(_RUNS, "--methods", default=METHODS, show_default=True, help="Separated by commas.")
-@evaluation_options
-@_out
-@option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
-def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
+@option(_RUNS, "--methods", default=METHODS, help="Methods, separated by commas.")
+@_settings_options
+@_out_option
+@_json_option
+def compare(settings: EvaluationSettings, methods: str, out: Path, as_json: bool) -> None:
     """Compare methods on a log: the same events in the same order for all.
 
     A comparison that was stopped goes on where it was when the same command is given again.
     """
-    from streamer.replay.evaluation.tables import markdown
-
-    records = _run(_listed(methods), [{}], out, options)
-    tables = markdown(records)
-    _finish(out, records, f"Methods on {_files(options)}", tables)
-    _show(records, tables, as_json)
+    _compare(settings, _listed(methods), f"Methods on {_files(settings)}", out, as_json)
 
 
 @click.command(cls=GroupedCommand)
@@ -128,19 +77,80 @@ def compare(methods: str, out: Path, as_json: bool, **options: Any) -> None:
     help="A setting and its values, all others at their defaults; lambda is the cache's weight, draws is |R_u|. Repeat "
     f"it for several. [default: the paper's ablations: {'; '.join(ABLATIONS)}]",
 )
-@evaluation_options
-@_out
-@option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
-def sweep(method: str, over: tuple[str, ...], out: Path, as_json: bool, **options: Any) -> None:
+@_settings_options
+@_out_option
+@_json_option
+def sweep(settings: EvaluationSettings, method: str, over: tuple[str, ...], out: Path, as_json: bool) -> None:
     """Change one setting at a time, as in the paper's ablations."""
-    from streamer.replay.evaluation.tables import sweep_markdown
+    title = f"{method} on {_files(settings)}, one setting at a time"
+    _compare(settings, _listed(method), title, out, as_json, over or ABLATIONS)
 
-    axes, fixed = _axes(over or ABLATIONS), _fixed(options)
+
+def _files(settings: EvaluationSettings) -> str:
+    return ", ".join(Path(path).name for path in settings.data)
+
+
+def _listed(text: str) -> list[str]:
+    """Each part once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _compare(
+    settings: EvaluationSettings,
+    methods: Sequence[str],
+    title: str,
+    out: Path | None,
+    as_json: bool,
+    over: Sequence[str] = (),
+) -> None:
+    """Run every method with every seed and every value of `over` on every log; write and print what they found.
+
+    Raises:
+        StreamerError: settings are wrong, a log cannot be read, or a file cannot be written.
+    """
+    if settings.threads:
+        import torch
+
+        torch.set_num_threads(settings.threads)
+    from msgspec.structs import replace
+
+    from streamer.replay.datasets.files import Location
+    from streamer.replay.evaluation.plan import check_features, common_changes, plan_runs
+    from streamer.replay.evaluation.record import Records, check_writable, result_rows, write_file
+    from streamer.replay.evaluation.report import page
+    from streamer.replay.evaluation.running import run_all
+    from streamer.replay.evaluation.tables import markdown
+    from streamer.replay.streams import log_name
+
+    # 1. what can be wrong, before the first run takes its time
+    axes = _axes(over)
     changes = [{name: value} for name, values in axes.items() for value in values]
-    records = _run(_listed(method), changes, out, options)
-    tables = sweep_markdown(records, list(axes), fixed)
-    _finish(out, records, f"{method} on {_files(options)}, one setting at a time", tables, list(axes), fixed)
-    _show(records, tables, as_json)
+    specs = plan_runs(settings, methods, changes or [{}])
+    for path in settings.data:
+        Location(path, Path()).close()
+    with ExitStack() as stack:
+        directory = out or Path(stack.enter_context(TemporaryDirectory()))
+        kept, results = Records(directory), [directory / f for f in ("results.json", "results.md", "report.html")]
+        runs = [kept.path(replace(spec, data=name)) for name in settings.log_names for spec in specs]
+        check_writable([*runs, *results])
+        # 2. the runs, log by log
+        records = []
+        for path, name in zip(settings.data, settings.log_names, strict=True):
+            with opened_log(path, settings.format, settings.only(LogSettings)) as log:
+                check_features(specs, log)
+                content = log_name(log.name, log.files, settings, 1)
+                with _progress(len(specs)) as on_progress:
+                    ours = [replace(spec, data=name, content=content) for spec in specs]
+                    records += run_all(ours, log, kept, on_progress)
+    # 3. what they found
+    shown = list(axes), common_changes(settings)
+    tables = markdown(records, *shown)
+    if out is not None:
+        rows = json.dumps(result_rows(records), indent=1)
+        for file, text in zip(results, (rows, tables, page(title, tables, records, *shown)), strict=True):
+            write_file(file, text.encode())
+        click.echo("{}, {} and {} are written".format(*results), err=True)
+    click.echo(json.dumps(result_rows(records)) if as_json else tables)
 
 
 def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -149,203 +159,35 @@ def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         SettingsError: one has none.
     """
-    from streamer.errors import SettingsError
-    from streamer.replay.evaluation.spec import parsed
+    from streamer.replay.evaluation.plan import parse_changes
 
     axes: dict[str, list[str]] = {}
     for text in texts:
-        for name, values in parsed((text,), "over").items():
+        for name, values in parse_changes([text], "over").items():
             axes[name] = list(dict.fromkeys([*axes.get(name, []), *_listed(values)]))
     if empty := [name for name, values in axes.items() if not values]:
         raise SettingsError([f"--over {name} has no value: write NAME=V1,V2,..." for name in empty])
     return axes
 
 
-# what the commands share ----------------------------------------------------------------------------------------------
-
-
-def _run(methods: Sequence[str], changes: Sequence[Options], out: Path, options: Options) -> list[Record]:
-    """Run every method with every change and seed, on every log; what is there already is kept.
-
-    Raises:
-        StreamerError: settings are wrong, or a log cannot be read.
-    """
-    if options["threads"]:
-        import torch
-
-        torch.set_num_threads(options["threads"])
-    from dataclasses import replace
-
-    from streamer.replay.evaluation.checks import check_methods, check_settings
-    from streamer.replay.evaluation.record import Records, check_written
-    from streamer.replay.evaluation.spec import Spec
-
-    # 1. what can be wrong, before the first run takes its time
-    check_methods(methods)
-    fixed, used, paths = _fixed(options), _told(options), _paths(options)
-    all_specs = [
-        Spec("", options["protocol"], method, seed, fixed | change, used)
-        for change in changes
-        for seed in range(options["seeds"])
-        for method in methods
-    ]
-    specs = list({spec.key: spec for spec in all_specs}.values())
-    check_settings(specs)
-    kept = Records(out)
-    kept.check([replace(spec, data=name) for name in paths for spec in specs])
-    check_written([out / name for name in RESULTS])
-    # 2. the runs, log by log
-    return [record for name, path in paths.items() for record in _run_log(name, path, specs, kept, options)]
-
-
-def _run_log(name: str, path: str, specs: Sequence[Spec], kept: Records, options: Options) -> list[Record]:
-    """Run the specs on one log."""
-    from dataclasses import replace
-
-    from streamer.replay.cli.writing import report
-    from streamer.replay.datasets import open_log
-    from streamer.replay.evaluation.checks import check_features
-    from streamer.replay.evaluation.running import Data, run_all
-    from streamer.replay.streams import log_name
-
-    chosen = as_log_options(options)
-    with open_log(path, options["kind"], chosen) as log:
-        report(log.malformed, path)
-        check_left(log)
-        check_features(specs, log)
-        content = log_name(log.name, log.files, chosen, 1)
-        ours = [replace(spec, data=name, content=content) for spec in specs]
-        with _watching(len(ours)) as watcher:
-            return run_all(ours, Data(name, log), kept, watcher)
-
-
-def _paths(options: Options) -> dict[str, str]:
-    """The logs by their names.
-
-    Raises:
-        SettingsError: two are called alike.
-        SourceError: one is not there.
-    """
-    from streamer.errors import SettingsError
-    from streamer.replay.datasets.files import Location
-
-    paths, names = options["data"], options["names"] or [_name(path) for path in options["data"]]
-    if len(names) != len(paths):
-        raise SettingsError([f"--name is given {len(names)} times: give one for each of the {len(paths)} --data"])
-    alike = dict.fromkeys(name for name in names if names.count(name) > 1)
-    if alike:
-        raise SettingsError([f"several --data are called {n!r}: give each its own by --name" for n in alike])
-    for path in paths:
-        Location(path, Path()).close()
-    return dict(zip(names, paths, strict=True))
-
-
-def _fixed(options: Options) -> Options:
-    """Settings of every run. Features of the log that are asked for are learned from, unless --set names others.
-
-    Raises:
-        SettingsError: one is no setting, or features are asked for where nothing learns from them.
-    """
-    from streamer.errors import SettingsError
-    from streamer.replay.evaluation.spec import parsed
-
-    features: Options = {}
-    for side in ("item", "user"):
-        asked = options[f"{side}_features"]
-        if asked and options["protocol"] == "offline":
-            raise SettingsError([f"--{side}-feature: the offline protocol learns from ids alone; leave it out"])
-        names = [name for name in asked if not name.endswith(":float")]
-        numbers = [name.removesuffix(":float") for name in asked if name.endswith(":float")]
-        features |= {f"{side}_features": names, f"{side}_numeric_features": numbers}
-    return {name: value for name, value in features.items() if value} | parsed(options["changes"], "set")
-
-
-def _told(options: Options) -> Options:
-    """What of the log is used, where it is not all of it; part of a run's name."""
-    filters = ["event_types", "min_rating", "since", "until", "sample_users", "k_core", "limit", "seed"]
-    names = ["columns", *filters, "min_user_events", "min_item_events", "item_features", "user_features"]
-    return {name: options[name] for name in names if options[name]}
-
-
-def _name(path: str) -> str:
-    """`logs/gowalla.inter.gz` is gowalla."""
-    return Path(path).name.split(".")[0]
-
-
-def _files(options: Options) -> str:
-    """The logs, for a title."""
-    return ", ".join(Path(path).name for path in options["data"])
-
-
-def _listed(text: str) -> list[str]:
-    """Each part once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _finish(
-    out: Path,
-    records: Sequence[Record],
-    title: str,
-    tables: str,
-    axes: Sequence[str] = (),
-    fixed: Options | None = None,
-) -> None:
-    """Write results.json, results.md and report.html."""
-    from streamer.replay.evaluation.record import result_rows, written
-    from streamer.replay.evaluation.report import page
-
-    rows, report = json.dumps(result_rows(records), indent=1), page(title, tables, records, axes, fixed)
-    paths = [out / name for name in RESULTS]
-    for path, text in zip(paths, (rows, tables, report), strict=True):
-        written(path, text.encode())
-    click.echo("{}, {} and {} are written".format(*paths), err=True)
-
-
-def _show(records: Sequence[Record], tables: str, as_json: bool) -> None:
-    from streamer.replay.evaluation.record import result_rows
-
-    click.echo(json.dumps(result_rows(records)) if as_json else tables)
-
-
-class _Lines:
-    """Tells of runs in lines, where there is no terminal."""
-
-    def begin(self, spec: Spec) -> Progress:
-        click.echo(f"{_title(spec)} begins", err=True)
-        tenths = 0
-
-        def told(share: float, text: str) -> None:
-            nonlocal tenths
-            if int(10 * share) > tenths:
-                tenths = int(10 * share)
-                click.echo(f"{_title(spec)}: {share:.0%}, {text}", err=True)
-
-        return told
-
-    def end(self, spec: Spec, record: Record, kept: bool) -> None:
-        click.echo(f"{_title(spec)}: {'kept' if kept else _seconds(record)}", err=True)
-
-
-class _Bars:
-    """Tells of runs by progress bars."""
-
-    def __init__(self, bars: Any, runs: int) -> None:
-        self._bars = bars
-        self._all = bars.add_task("all runs", total=runs, text="")
-        self._one = bars.add_task("", total=1.0, text="", visible=False)
-
-    def begin(self, spec: Spec) -> Progress:
-        self._bars.reset(self._one, description=_title(spec), total=1.0, visible=True)
-        return lambda share, text: self._bars.update(self._one, completed=share, text=text)
-
-    def end(self, spec: Spec, record: Record, kept: bool) -> None:
-        self._bars.advance(self._all)
-
-
 @contextmanager
-def _watching(runs: int) -> Iterator[Any]:
+def _progress(runs: int) -> Iterator[OnProgress]:
+    """Yields what shows how far a run is: by bars at a terminal, elsewhere by a line for each tenth."""
+    from streamer.replay.evaluation.record import settings_text
+
+    def title(spec: Spec) -> str:
+        changes = f" ({settings_text(spec.settings)})" if spec.settings else ""
+        return f"{spec.data}, {spec.protocol}, {spec.method}{changes}, seed {spec.seed}"
+
     if not sys.stderr.isatty():
-        yield _Lines()
+        tenths: dict[str, int] = {}
+
+        def print_line(spec: Spec, share: float, text: str) -> None:
+            if tenths.get(spec.key) != int(10 * share):
+                tenths[spec.key] = int(10 * share)
+                click.echo(f"{title(spec)}: {share:.0%}, {text}", err=True)
+
+        yield print_line
         return
     from rich import progress
     from rich.console import Console
@@ -359,15 +201,13 @@ def _watching(runs: int) -> Iterator[Any]:
         progress.TextColumn("{task.fields[text]}"),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bars:
-        yield _Bars(bars, runs)
+        every = bars.add_task("all runs", total=runs, text="")
+        one = bars.add_task("", total=1.0, text="", visible=False)
 
+        def draw(spec: Spec, share: float, text: str) -> None:
+            if share == 0:
+                bars.reset(one, description=title(spec), total=1.0, visible=True)
+            bars.update(one, completed=share, text=text)
+            bars.advance(every, int(share))
 
-def _title(spec: Spec) -> str:
-    from streamer.replay.evaluation.tables import told
-
-    changes = f" ({told(dict(spec.settings))})" if spec.settings else ""
-    return f"{spec.data}, {spec.protocol}, {spec.method}{changes}, seed {spec.seed}"
-
-
-def _seconds(record: Record) -> str:
-    return f"{record.about['seconds']:.0f} s"
+        yield draw

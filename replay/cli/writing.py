@@ -6,21 +6,18 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
-
-from streamer.replay.pacing import make_pace
 
 if TYPE_CHECKING:
     from streamer.replay.events import Malformed
     from streamer.replay.producer import EventSink
+    from streamer.replay.settings import WriteSettings
     from streamer.replay.streams import Stream
-
-Options = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -42,37 +39,47 @@ class Result:
     interrupted: bool = False
 
 
-def write(stream: Stream, options: Options) -> Result:
-    """Write a stream to the topic that the options name. Ctrl-C and SIGTERM stop it; what was written stays.
+def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Malformed | None = None) -> None:
+    """Write a stream to a topic, and print what was done. Ctrl-C and SIGTERM stop it; what was written stays.
+
+    Args:
+        stream: the events.
+        settings: where they go, and how fast.
+        as_json: whether one JSON object is printed instead of a sentence.
+        malformed: what the reader of the stream left out.
 
     Raises:
         StreamerError: the stream cannot be read, or the topic cannot be written.
     """
+    from streamer.replay.pacing import make_pace
     from streamer.replay.producer import produce
 
-    pace = make_pace(options["rate"], options["speed"], options["max_gap"])
+    pace = make_pace(settings.rate, settings.speed, settings.max_gap_s)
     result, started = Result(total=stream.total), time.monotonic()
-    sink = open_sink(options)
+    sink = open_sink(settings)
     try:
         with _interrupted_by_sigterm():
-            result.already = 0 if options["no_resume"] else _resume(stream, sink, options["restart"])
+            result.already = _resumed_at(stream, sink, settings.restart) if settings.resume else 0
             with _progress(stream.total, result.already) as advance:
 
                 def count(events: int) -> None:
                     result.written += events
                     advance(events)
 
-                stamp = None if stream.has_time else time.time
-                produce(stream.chunks(result.already), sink, pace, count, stamp)
+                produce(stream.chunks(result.already), sink, pace, count, None if stream.has_time else time.time)
     except KeyboardInterrupt:
         result.interrupted = True
     finally:
         sink.close()
     result.seconds = round(time.monotonic() - started, 3)
-    return result
+    if as_json:
+        bad = {} if malformed is None else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
+        click.echo(json.dumps(asdict(result) | bad | {"topic": settings.topic}))
+    else:
+        _print_result(result, settings)
 
 
-def _resume(stream: Stream, sink: EventSink, restart: bool) -> int:
+def _resumed_at(stream: Stream, sink: EventSink, restart: bool) -> int:
     """The number of the stream's events that the topic holds."""
     if stream.name is None:
         return 0
@@ -83,50 +90,32 @@ def _resume(stream: Stream, sink: EventSink, restart: bool) -> int:
     return start
 
 
-def open_sink(options: Options) -> EventSink:
-    """The topic that the options name."""
+def open_sink(settings: WriteSettings) -> EventSink:
+    """The topic that the settings name."""
     from streamer.build import kafka_settings
     from streamer.settings import StreamSettings
 
-    names = ("bootstrap_servers", "kafka_config")
-    where = StreamSettings(topics=(options["topic"],), kafka=dict(options["kafka"]), **{n: options[n] for n in names})
-    settings = kafka_settings(where)
-    if settings is not None:
+    where = {name: getattr(settings, name) for name in ("bootstrap_servers", "kafka", "kafka_config")}
+    kafka = kafka_settings(StreamSettings(topics=(settings.topic,), **where))
+    if kafka is not None:
         from streamer.replay.kafka.sink import KafkaSink
 
-        return KafkaSink(settings, options["topic"])
+        return KafkaSink(kafka, settings.topic)
     from streamer.replay.producer import EmbeddedSink
 
-    return EmbeddedSink(options["data_dir"], options["topic"], options["partitions"])
+    return EmbeddedSink(settings.data_dir, settings.topic, settings.partitions)
 
 
-def finish(result: Result, options: Options, malformed: Malformed | None = None) -> None:
-    """Print what the replay did."""
-    if options["as_json"]:
-        bad = {} if malformed is None else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
-        figures = {name: getattr(result, name) for name in Result.__slots__}
-        click.echo(json.dumps(figures | bad | {"topic": options["topic"]}))
-        return
-    place = options["bootstrap_servers"] or f"the embedded log {options['data_dir']}"
-    where = f"{options['topic']} in {place}"
+def _print_result(result: Result, settings: WriteSettings) -> None:
+    where = f"{settings.topic} in {settings.bootstrap_servers or f'the embedded log {settings.data_dir}'}"
     if not result.written and result.already and not result.interrupted:
         click.echo(f"nothing left to write: {result.already:,} events are in {where}. --restart writes them again")
         return
     rate = result.written / max(result.seconds, 1e-9)
     stopped = "stopped: " if result.interrupted else ""
     click.echo(f"{stopped}{result.written:,} events written to {where}, {rate:,.0f} a second")
-    if result.interrupted and not options["no_resume"]:
+    if result.interrupted and settings.resume:
         click.echo("The same command goes on from here.", err=True)
-
-
-def report(malformed: Malformed, path: object) -> None:
-    """Print what was no event, and where."""
-    for example in malformed.examples:
-        click.echo(f"{path}, {example}", err=True)
-    if malformed.total:
-        listed = len(malformed.examples)
-        more = f", the first {listed} are listed" if malformed.total > listed else ""
-        click.echo(f"{malformed.total:,} malformed events were left out{more}", err=True)
 
 
 @contextmanager

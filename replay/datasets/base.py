@@ -13,7 +13,7 @@ from streamer.event import Features
 from streamer.replay.datasets.database import Database
 from streamer.replay.datasets.files import LogFile, LogFiles
 from streamer.replay.datasets.first_lines import FirstLines
-from streamer.replay.datasets.options import FIELDS, LogOptions
+from streamer.replay.settings import FIELDS, LogSettings
 
 LATEST_S = 7_258_118_400
 """The year 2200. A larger number counts milliseconds, a still larger one microseconds, then nanoseconds."""
@@ -159,7 +159,7 @@ class EventColumns:
     """From other files."""
     features_by_user: Mapping[str, Features] = field(default_factory=dict)
     above_average: bool = False
-    """Whether only ratings above the user's average become events, unless the options give a threshold."""
+    """Whether only ratings above the user's average become events, unless the settings give a threshold."""
     event_type_names: Mapping[str, str] = field(default_factory=dict)
     """Name of an event type -> how the file writes it."""
 
@@ -173,17 +173,17 @@ class EventColumns:
                 found[name] = f"concat({between.join(feature.sql for feature in features)})"
         return found
 
-    def check_filters(self, options: LogOptions) -> None:
+    def check_filters(self, settings: LogSettings) -> None:
         """See that the log has the columns that the filters need.
 
         Raises:
             SettingsError: with every filter whose column is missing, and every event type that does not exist.
         """
         needs = {
-            "event_types": (options.event_types, self.event_type, "event_type"),
-            "min_rating": (options.min_rating is not None, self.rating, "rating"),
-            "since": (options.since, self.time, "timestamp"),
-            "until": (options.until, self.time, "timestamp"),
+            "event-type": (settings.event_types, self.event_type, "event_type"),
+            "min-rating": (settings.min_rating is not None, self.rating, "rating"),
+            "since": (settings.since, self.time, "timestamp"),
+            "until": (settings.until, self.time, "timestamp"),
         }
         problems = [
             f"{option} needs a column for {part}, and the log has only {', '.join(self.table.names)}: "
@@ -192,19 +192,19 @@ class EventColumns:
             if asked and sql is None
         ]
         if names := self.event_type_names:
-            unknown = [t for t in options.event_types if t.lower() not in names and t not in names.values()]
-            problems += [f"event_types: there is no type {t!r}, only {', '.join(names)}" for t in unknown]
+            unknown = [t for t in settings.event_types if t.lower() not in names and t not in names.values()]
+            problems += [f"event-type: there is no type {t!r}, only {', '.join(names)}" for t in unknown]
         if problems:
             raise SettingsError(problems)
 
 
 def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: TimeFormat = ANY_TIME) -> EventColumns:
-    """The columns of a table that hold the parts of an event, as the options or the format call them.
+    """The columns of a table that hold the parts of an event, as the settings or the format call them.
 
     Raises:
         SourceError: a column is required or asked for, and missing.
     """
-    options = log.options
+    settings = log.settings
 
     def named(name: str, part: str | None = None) -> str:
         """The column that the user names, or counts from 1."""
@@ -217,8 +217,8 @@ def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: T
     def value(part: str) -> str | None:
         """SQL of a part of an event."""
         candidates: Sequence[str] = getattr(names, part)
-        if part in options.columns:
-            return table.trimmed(named(options.columns[part], part))
+        if part in settings.columns:
+            return table.trimmed(named(settings.columns[part], part))
         if found := first_match(candidates, table.names):
             return table.trimmed(found)
         if part in names.required:
@@ -246,8 +246,8 @@ def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: T
         time_format,
         None if found["rating"] is None else f"TRY_CAST({found['rating']} AS DOUBLE)",
         found["event_type"],
-        item_features=features(options.item_features, names.item_features),
-        user_features=features(options.user_features, names.user_features),
+        item_features=features(settings.item_features, names.item_features),
+        user_features=features(settings.user_features, names.user_features),
     )
 
 

@@ -10,8 +10,8 @@ import duckdb
 from numpy.typing import NDArray
 
 from streamer.errors import SettingsError, SourceError
-from streamer.replay.datasets.options import LogOptions
 from streamer.replay.datasets.temporary import LockedDirectory
+from streamer.replay.settings import LogSettings
 
 
 class Database:
@@ -21,22 +21,22 @@ class Database:
         SettingsError: the memory limit or the directory for temporary files cannot be used.
     """
 
-    def __init__(self, options: LogOptions) -> None:
+    def __init__(self, settings: LogSettings) -> None:
         try:
-            self._temporary = LockedDirectory(options.temp_dir)
+            self._temporary = LockedDirectory(settings.temp_dir)
         except OSError as error:
-            problem = f"temp_dir {options.temp_dir} cannot be used: {error}; name a directory that exists"
+            problem = f"temp-dir {settings.temp_dir} cannot be used: {error}; name a directory that exists"
             raise SettingsError([problem]) from error
         self.directory = self._temporary.path
         config = {"temp_directory": str(self.directory / "spilled"), "autoinstall_known_extensions": "false"}
-        if options.threads is not None:
-            config["threads"] = str(options.threads)
+        if settings.threads is not None:
+            config["threads"] = str(settings.threads)
         self._connection = duckdb.connect(":memory:", config=config)  # type: ignore[arg-type]
         try:
-            self._connection.execute(f"SET memory_limit = {quoted(options.memory_limit)}")
+            self._connection.execute(f"SET memory_limit = {quoted(settings.memory_limit)}")
         except duckdb.Error:
             self.close()
-            raise SettingsError([f"memory_limit is {options.memory_limit!r}: write it as 500MB or 4GB"]) from None
+            raise SettingsError([f"memory-limit is {settings.memory_limit!r}: write it as 500MB or 4GB"]) from None
         self._connection.execute("SET TimeZone = 'UTC'")
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -73,7 +73,7 @@ def reading(path: object) -> Iterator[None]:
     except duckdb.Error as error:
         text = str(error).strip().split("\n")[0].split("Error: ", 1)[-1]
         if isinstance(error, duckdb.OutOfMemoryException):
-            problem = f"memory_limit is too small to read it ({text}): raise it"
+            problem = f"memory-limit is too small to read it ({text}): raise it"
         elif "end of GZIP stream" in text or "zstd" in text.lower():
             problem = f"the compressed file is cut off or damaged ({text}): get it once more, or unpack what is there"
         else:

@@ -31,7 +31,7 @@ from streamer.replay.datasets.base import (
 )
 from streamer.replay.datasets.database import Database, quoted
 from streamer.replay.datasets.files import LogFile, LogFiles
-from streamer.replay.datasets.options import FIELDS
+from streamer.replay.settings import FIELDS
 
 _MIXED_LINE_ENDS = "state machine reached an invalid state"
 """What the database says of lines that end in different ways."""
@@ -141,7 +141,7 @@ class DelimitedFormat(DatasetFormat):
     names: ClassVar[ColumnNames] = COMMON_NAMES
     """A first line that names a user and an item by these is a header."""
     delimiter: ClassVar[str | None] = None
-    """Unless the options name one; None: as the first lines show."""
+    """Unless the settings name one; None: as the first lines show."""
     order: ClassVar[tuple[str, ...]] = ()
     """The columns of a file without a header; empty: they are called 1, 2, 3."""
     quotes: ClassVar[bool] = False
@@ -157,11 +157,11 @@ class DelimitedFormat(DatasetFormat):
         Raises:
             SourceError: it has too few columns, two of one name, or others in another file.
         """
-        options, start = log.options, log.first_lines
-        delimiter = options.delimiter or self.delimiter or start.delimiter
+        settings, start = log.settings, log.first_lines
+        delimiter = settings.delimiter or self.delimiter or start.delimiter
         cells = start.cells(delimiter)
         # 1. is the first line a header?
-        header = options.header if options.header is not None else self._is_header(cells, options.columns)
+        header = settings.header if settings.header is not None else self._is_header(cells, settings.columns)
         # 2. the names of the columns
         if header:
             self._check_distinct(log, cells)
@@ -212,7 +212,7 @@ class DelimitedFormat(DatasetFormat):
     def _check_distinct(self, log: LogFiles, cells: Sequence[str]) -> None:
         """Raise an error if two columns of a header have the name of a part of an event."""
         for part in FIELDS:
-            asked = log.options.columns.get(part)
+            asked = log.settings.columns.get(part)
             found = first_match(getattr(self.names, part) if asked is None else (asked,), cells)
             if found is not None and cells.count(found) > 1:
                 raise SourceError(

@@ -20,7 +20,7 @@ import duckdb
 from streamer.errors import SourceError
 from streamer.replay.datasets.database import Database, quoted, reading
 from streamer.replay.datasets.first_lines import FirstLines
-from streamer.replay.datasets.options import LogOptions
+from streamer.replay.settings import LogSettings
 
 MOST_LISTED = 12
 """File names in a message."""
@@ -201,7 +201,7 @@ class LogFiles:
     files: tuple[LogFile, ...]
     first_lines: FirstLines
     """Of the first file."""
-    options: LogOptions
+    settings: LogSettings
 
     @property
     def where(self) -> str:

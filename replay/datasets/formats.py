@@ -21,11 +21,11 @@ from streamer.replay.datasets.jsonl import Jsonl
 from streamer.replay.datasets.lightgcn import LightGcn
 from streamer.replay.datasets.log import Log
 from streamer.replay.datasets.movielens import MovieLens
-from streamer.replay.datasets.options import LogOptions
 from streamer.replay.datasets.parquet import Parquet
 from streamer.replay.datasets.recbole import RecBole
 from streamer.replay.datasets.ta_feng import TaFeng
 from streamer.replay.datasets.tmall import Tmall
+from streamer.replay.settings import LogSettings
 
 logger = logging.getLogger(__name__)
 
@@ -36,20 +36,20 @@ DATASETS: dict[str, DatasetFormat] = {format.name: format for format in (*SPECIA
 """All formats by their names; the first one that recognises a file counts."""
 
 
-def open_log(path: str | Path, name: str | None = None, options: LogOptions | None = None) -> Log:
+def open_log(path: str | Path, name: str | None = None, settings: LogSettings | None = None) -> Log:
     """Read a log, filter it and put it in order.
 
     Args:
         path: a file, plain or compressed; a pattern or a directory for several; a zip archive.
         name: one of `DATASETS`; None: guessed from the first lines and the names of the files.
-        options: which of its events, and in which order.
+        settings: which of its events, and in which order.
 
     Raises:
         SettingsError: with every wrong option.
         SourceError: it is not there, cannot be read, or does not hold an event.
     """
-    options = options or LogOptions()
-    problems = options.problems()
+    settings = settings or LogSettings()
+    problems = settings.problems()
     if name is not None and name not in DATASETS:
         near = difflib.get_close_matches(name.lower(), DATASETS, 1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -58,7 +58,7 @@ def open_log(path: str | Path, name: str | None = None, options: LogOptions | No
         raise SettingsError(problems)
     with ExitStack() as on_error:
         # 1. where it is, and of which format
-        database = Database(options)
+        database = Database(settings)
         on_error.callback(database.close)
         location = Location(path, database.directory)
         on_error.callback(location.close)
@@ -66,12 +66,12 @@ def open_log(path: str | Path, name: str | None = None, options: LogOptions | No
         # 2. its files
         files = tuple(location.open(name) for name in location.choose(format.file_names))
         first_lines = files[0].first_lines(database) if format.is_text else FirstLines()
-        found = LogFiles(database, location, files, first_lines, options)
+        found = LogFiles(database, location, files, first_lines, settings)
         if format.is_text and not first_lines.first:
             raise SourceError(f"{found.where} is empty, or of another format: none of its lines has any text")
         # 3. its columns, and the events
         columns = format.columns(found)
-        columns.check_filters(options)
+        columns.check_filters(settings)
         log = Log(format.name, found, columns)
         on_error.pop_all()
     return log

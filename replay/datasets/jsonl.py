@@ -46,7 +46,7 @@ class Jsonl(DatasetFormat):
 def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     """The columns of JSON lines.
 
-    Features are the objects `item_features` and `user_features`, as in events, unless the options name others.
+    Features are the objects `item_features` and `user_features`, as in events, unless the settings name others.
 
     Raises:
         SourceError: none of the first lines is an object, or a field is missing.
@@ -65,9 +65,9 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     table = JsonTable(names=tuple(sorted(paths, key=lambda name: len(paths[name]))), paths=paths)
     problem = "CASE WHEN document IS NULL THEN CASE WHEN json_valid(line) THEN 'not_an_event' ELSE 'not_json' END END"
     columns = replace(find_columns(log, table, names), problem=problem)
-    if "item_features" in paths and log.options.item_features is None:
+    if "item_features" in paths and log.settings.item_features is None:
         columns = replace(columns, item_features=(table.object("item_features"),))
-    if "user_features" in paths and log.options.user_features is None:
+    if "user_features" in paths and log.settings.user_features is None:
         columns = replace(columns, user_features=(table.object("user_features"),))
     return columns
 

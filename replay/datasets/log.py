@@ -46,7 +46,7 @@ class Log:
     """
 
     def __init__(self, format_name: str, log: LogFiles, columns: EventColumns) -> None:
-        self.name, self.path, self.seed = format_name, log.location.path, log.options.seed
+        self.name, self.path, self.seed = format_name, log.location.path, log.settings.seed
         self.has_time = columns.time is not None
         self._log, self._database = log, log.database
         self.malformed: Malformed = read_rows(log, columns)
@@ -102,7 +102,7 @@ class Log:
 
         Args:
             chunk: events at once.
-            pass_seed: for a further pass, in which events of equal time have another order; None: that of the options.
+            pass_seed: for a further pass, in which events of equal time have another order; None: that of the settings.
             start: position of the first event.
 
         Raises:

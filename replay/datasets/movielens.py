@@ -48,11 +48,11 @@ class MovieLens(DelimitedFormat):
     names = ColumnNames(("userId",), ("movieId",), ("timestamp",), ("rating",))
 
     def columns(self, log: LogFiles) -> EventColumns:
-        own = replace(log, options=replace(log.options, item_features=(), user_features=()))
+        own = replace(log, settings=replace(log.settings, item_features=(), user_features=()))
         return replace(
             super().columns(own),
-            features_by_item=_features(log, _MOVIES, log.options.item_features, ("genres",)),
-            features_by_user=_features(log, _PEOPLE, log.options.user_features, ("gender", "age", "occupation")),
+            features_by_item=_features(log, _MOVIES, log.settings.item_features, ("genres",)),
+            features_by_user=_features(log, _PEOPLE, log.settings.user_features, ("gender", "age", "occupation")),
         )
 
     def recognises(self, start: FirstLines) -> bool:

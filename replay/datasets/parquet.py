@@ -30,8 +30,8 @@ class Parquet(DatasetFormat):
                 return None
             return tuple(f"{name}:float" if types.get(name) in ("DOUBLE", "FLOAT") else name for name in features)
 
-        item, user = as_numbers(log.options.item_features), as_numbers(log.options.user_features)
-        log = replace(log, options=replace(log.options, item_features=item, user_features=user))
+        item, user = as_numbers(log.settings.item_features), as_numbers(log.settings.user_features)
+        log = replace(log, settings=replace(log.settings, item_features=item, user_features=user))
         return find_columns(log, ParquetTable(names=tuple(types), encoding=None), COMMON_NAMES)
 
 

@@ -19,10 +19,10 @@ from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
 from streamer.replay.datasets.features import missing_feature, read_feature_file
 from streamer.replay.datasets.files import LogFiles, bare_name
 from streamer.replay.datasets.first_lines import FirstLines
-from streamer.replay.datasets.options import FIELDS, LogOptions
+from streamer.replay.settings import FIELDS, LogSettings
 
 Asked = tuple[str, ...] | None
-"""The features that the options name; None: the usual ones."""
+"""The features that the settings name; None: the usual ones."""
 _TYPES = ("token", "float", "token_seq", "float_seq")
 
 
@@ -34,14 +34,14 @@ class RecBole(DelimitedFormat):
     delimiter = "\t"
 
     def columns(self, log: LogFiles) -> EventColumns:
-        names, options = self.names, log.options
-        table, types = self._typed_table(replace(log, options=replace(options, header=True)))
+        names, settings = self.names, log.settings
+        table, types = self._typed_table(replace(log, settings=replace(settings, header=True)))
         parts = {*(getattr(names, part)[0] for part in FIELDS), *names.timestamp, *names.rating}
-        parts |= {name.lower() for name in options.columns.values()}
+        parts |= {name.lower() for name in settings.columns.values()}
         tokens = tuple(name for name, kind in types.items() if kind == "token" and name.lower() not in parts)
-        own_of_item, of_item = _divided(options.item_features, table)
-        own_of_user, of_user = _divided(options.user_features, table)
-        own = replace(log, options=replace(options, item_features=own_of_item, user_features=own_of_user))
+        own_of_item, of_item = _divided(settings.item_features, table)
+        own_of_user, of_user = _divided(settings.user_features, table)
+        own = replace(log, settings=replace(settings, item_features=own_of_item, user_features=own_of_user))
         return replace(
             find_columns(own, table, replace(names, item_features=tokens)),
             features_by_item=self._features(log, ".item", names.item_id, of_item),
@@ -66,8 +66,8 @@ class RecBole(DelimitedFormat):
             raise missing_feature(log.where, asked[0], expected)
         if name is None or asked == ():
             return {}
-        file, options = log.location.open(name), LogOptions(header=True)
-        beside = replace(log, files=(file,), first_lines=file.first_lines(log.database), options=options)
+        file, settings = log.location.open(name), LogSettings(header=True)
+        beside = replace(log, files=(file,), first_lines=file.first_lines(log.database), settings=settings)
         table, types = self._typed_table(beside)
         numbers = [column for column, kind in types.items() if kind == "float"]
         return read_feature_file(log.database, file, table, id_names, asked, numbers)

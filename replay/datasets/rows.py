@@ -62,7 +62,7 @@ class _RowReader:
 
     def __init__(self, log: LogFiles, columns: EventColumns) -> None:
         self._log, self._columns, self._database = log, columns, log.database
-        self._needs_rating = columns.above_average or log.options.min_rating is not None
+        self._needs_rating = columns.above_average or log.settings.min_rating is not None
         self._rows = 0  # in `raw`, of the files before
         self._events = 0  # among the rows of this file
         self.malformed = Malformed()
@@ -111,7 +111,7 @@ class _RowReader:
         if self._needs_rating:
             values["rating"] = str(columns.rating)
             not_events.append("WHEN rating IS NULL OR NOT isfinite(rating) THEN 'bad_rating'")
-        if self._log.options.event_types:
+        if self._log.settings.event_types:
             values["event_type"] = str(columns.event_type)
         selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
         sql = f"SELECT {selected} FROM {columns.table.scan(file)}"

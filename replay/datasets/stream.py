@@ -11,7 +11,7 @@ from __future__ import annotations
 from streamer.replay.datasets.base import EventColumns
 from streamer.replay.datasets.database import Database, quoted, reading
 from streamer.replay.datasets.files import LogFiles
-from streamer.replay.datasets.options import LogOptions, parse_time
+from streamer.replay.settings import LogSettings, parse_time
 
 _MASK = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of a multiply-xorshift mixer with little bias
@@ -23,17 +23,19 @@ def make_stream(log: LogFiles, columns: EventColumns) -> None:
     Raises:
         SourceError: there is not enough memory.
     """
-    options, database = log.options, log.database
+    settings, database = log.settings, log.database
     with reading(log.where):
-        _fill_events(database, columns, options)
-        _sample_users(database, options)
-        _drop_rare(database, {"user_id": options.min_user_events, "item_id": options.min_item_events})
-        limit = "" if options.limit is None else f"LIMIT {options.limit}"
-        database.rows(f"CREATE TABLE stream AS {ordered_sql('events', options.seed, columns.time is not None)} {limit}")
+        _fill_events(database, columns, settings)
+        _sample_users(database, settings)
+        _drop_rare(database, settings.min_events)
+        limit = "" if settings.limit is None else f"LIMIT {settings.limit}"
+        database.rows(
+            f"CREATE TABLE stream AS {ordered_sql('events', settings.seed, columns.time is not None)} {limit}"
+        )
         database.rows("DROP TABLE events")
 
 
-def _fill_events(database: Database, columns: EventColumns, options: LogOptions) -> None:
+def _fill_events(database: Database, columns: EventColumns, settings: LogSettings) -> None:
     """Give codes to ids and features, and apply the filters that look at one event."""
     coded = columns.coded
     for name in coded:
@@ -46,27 +48,27 @@ def _fill_events(database: Database, columns: EventColumns, options: LogOptions)
     conditions = ["problem IS NULL"]
     if columns.time is not None:
         selected.append("time_s")
-    if options.event_types:
-        types = [columns.event_type_names.get(name.lower(), name) for name in options.event_types]
+    if settings.event_types:
+        types = [columns.event_type_names.get(name.lower(), name) for name in settings.event_types]
         conditions.append(f"event_type IN ({', '.join(map(quoted, types))})")
-    if options.min_rating is not None:
-        conditions.append(f"rating >= {options.min_rating!r}")
+    if settings.min_rating is not None:
+        conditions.append(f"rating >= {settings.min_rating!r}")
     elif columns.above_average:
         average = "SELECT user_id, avg(rating) AS mean FROM raw WHERE problem IS NULL GROUP BY user_id"
         joins.append(f"JOIN ({average}) AS average ON average.user_id = raw.user_id")
         conditions.append("rating > mean + 1e-9")
-    if options.since is not None:
-        conditions.append(f"time_s >= {parse_time(options.since)!r}")
-    if options.until is not None:
-        conditions.append(f"time_s < {parse_time(options.until)!r}")
+    if settings.since is not None:
+        conditions.append(f"time_s >= {parse_time(settings.since)!r}")
+    if settings.until is not None:
+        conditions.append(f"time_s < {parse_time(settings.until)!r}")
     rows = f"SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
     database.rows(f"CREATE TABLE events AS {rows}")
     database.rows("DROP TABLE raw")
 
 
-def _sample_users(database: Database, options: LogOptions) -> None:
+def _sample_users(database: Database, settings: LogSettings) -> None:
     """Keep the users that the seed chooses; a small sample is part of any larger one."""
-    sample = options.sample_users
+    sample = settings.sample_users
     if sample is None:
         return
     users = database.value("SELECT count(DISTINCT user_id) FROM events")
@@ -74,7 +76,7 @@ def _sample_users(database: Database, options: LogOptions) -> None:
     database.rows(
         f"""DELETE FROM events WHERE user_id NOT IN (
             SELECT code FROM codes_user_id WHERE code IN (SELECT user_id FROM events)
-            ORDER BY md5('{options.seed}:' || value), value LIMIT {chosen})"""
+            ORDER BY md5('{settings.seed}:' || value), value LIMIT {chosen})"""
     )
 
 

@@ -44,8 +44,8 @@ class TaFeng(DelimitedFormat):
 
     def columns(self, log: LogFiles) -> EventColumns:
         # The names in the header do not count: it may be in Chinese.
-        table = self.table(replace(log, options=replace(log.options, header=False)))
-        header = log.options.header
+        table = self.table(replace(log, settings=replace(log.settings, header=False)))
+        header = log.settings.header
         if header is None:
             header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()
         return find_columns(log, replace(table, header=header), self.names, self.time_format)

@@ -51,11 +51,11 @@ class EventsSource:
         return {self.partition: self._position}
 
     def commit(self, positions: Positions) -> None:
-        """Nothing is kept."""
+        """Does nothing: the stream is read once."""
 
     def end_offsets(self) -> Positions:
-        """As many as there are said to be."""
+        """See `Source.end_offsets`."""
         return {self.partition: max(self._total, self._position)}
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing."""

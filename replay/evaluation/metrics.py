@@ -1,4 +1,4 @@
-"""How good the first k items of each user are. Every item is ranked, in blocks: no users x items matrix is ever held.
+"""How good the first k items of each user are. All items are ranked, a block of users at a time to bound memory.
 
 With r the rank of a hit (an item of the user's test set T among the first k), from 1:
 
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Rows
-from streamer.replay.evaluation.measure import Measure
-from streamer.replay.evaluation.split import Split, UserItems
+from streamer.replay.evaluation.record import Measure
+from streamer.replay.evaluation.split import ItemsByUser, Split
 
 BLOCK_CELLS = 1 << 22
-"""Scores that are held at a time."""
+"""Scores that are in memory at a time."""
 
 Hits = NDArray[np.bool_]
 """[U, K] whether the item at each rank is one of the user's test items; best first."""
@@ -35,7 +35,7 @@ Figures = NDArray[np.float64]
 
 
 def recall(hits: Hits, relevant: Rows, k: int) -> Figures:
-    """Share of each user's test items (`relevant`, how many there are) that is among the first k."""
+    """Share of each user's test items (`relevant`: their number) that is among the first k."""
     shares: Figures = hits[:, :k].sum(1) / relevant
     return shares
 
@@ -92,17 +92,17 @@ def evaluate(queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]) ->
 
 @torch.no_grad()
 def top_items(
-    queries: Tensor, items: Tensor, users: Rows, count: int, left_out: UserItems, block_cells: int = BLOCK_CELLS
+    queries: Tensor, items: Tensor, users: Rows, count: int, left_out: ItemsByUser, block_cells: int = BLOCK_CELLS
 ) -> NDArray[np.int64]:
     """The best items of some users, [len(users), min(count, N)], best first; -1 where fewer are left.
 
     Args:
         queries: [U, d] vectors of all users.
         items: [N, d] vectors of all items.
-        users: whom to rank for.
-        count: how many items each gets.
+        users: rows of these users.
+        count: number of items for each.
         left_out: items that a user must not get.
-        block_cells: scores that are held at a time; at least one row of them.
+        block_cells: scores that are in memory at a time; at least one row of them.
     """
     count = min(count, len(items))
     found = np.empty((len(users), count), np.int64)

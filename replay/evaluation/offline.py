@@ -10,11 +10,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamer.errors import SettingsError
 from streamer.model.batch import Batch, Rows, StreamState
@@ -26,15 +25,12 @@ from streamer.model.setting import changed, setting
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
 from streamer.replay.datasets import Interactions
-from streamer.replay.evaluation.measure import Measure
 from streamer.replay.evaluation.metrics import evaluate
+from streamer.replay.evaluation.record import Measure, Point, RunResult, step_measure
 from streamer.replay.evaluation.split import split_by_user
 
 POPULARITY_GROUPS = 10
-"""The cache's composition is told by so many groups of items, the most popular first."""
-
-Entry = dict[str, Any]
-"""What is told of an epoch."""
+"""Groups of items by popularity in the cache's composition, the most popular first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,31 +70,6 @@ class OfflineSettings(LearnerSettings):
         if not self.ks:
             found.append("ks is empty: give at least one length")
         return found
-
-
-@dataclass(slots=True)
-class OfflineResult:
-    """What a run found.
-
-    Args:
-        measures: every metric at every k after the last epoch, over all users with a test item.
-        curve: one entry an epoch: `epoch` (from 1), `loss` (mean of its steps), `seconds` of training, and `recall@k`
-            and `ndcg@k` where it was evaluated.
-        seconds_per_step: median time of a training step.
-        occurrence: [N] o_j, how often each item was resampled; zeros if the method draws nothing.
-        popularity: [N] training pairs of each item.
-        cache: one entry an epoch, if the method has a cache: `epoch`, `distinct` items in it, and `shares` of the
-            `POPULARITY_GROUPS` groups of items, the most popular first.
-        users_tested: users with at least one test item.
-    """
-
-    measures: list[Measure] = field(default_factory=list)
-    curve: list[Entry] = field(default_factory=list)
-    seconds_per_step: float = 0.0
-    occurrence: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    popularity: Rows = field(default_factory=lambda: np.empty(0, np.int64))
-    cache: list[Entry] = field(default_factory=list)
-    users_tested: int = 0
 
 
 class OfflineRun:
@@ -151,30 +122,31 @@ class OfflineRun:
             "prequential protocol"
         )
 
-    def run(self, on_epoch: Callable[[Entry], None] | None = None) -> OfflineResult:
-        """Train all epochs and evaluate.
+    def run(self, on_progress: Callable[[float, str], None] = lambda share, text: None) -> RunResult:
+        """Train all epochs, each one pass over the training pairs; every metric at every k after the last one.
 
-        1. each epoch: one pass over the training pairs, then perhaps an evaluation;
-        2. the figures of the last epoch are the result.
+        Points of the curve: `epoch` (from 1), `loss` (mean of its steps), `seconds` of training, and `recall@k` and
+        `ndcg@k` where it was evaluated. Points of the composition: `epoch`, and `cache_composition` after it.
 
         Args:
-            on_epoch: is told each entry of the curve as soon as it is there.
+            on_progress: called after every epoch with the share of the run that is done, and what it found so far.
         """
-        result = OfflineResult(popularity=np.bincount(self.split.train.items, minlength=self.item_count))
-        result.users_tested = int((self.split.test.counts > 0).sum())
+        epochs, every, recall = self.settings.epochs, self.settings.evaluate_every_epochs, ""
+        result = RunResult(popularity=np.bincount(self.split.train.items, minlength=self.item_count))
         step_seconds: list[float] = []
-        for epoch in range(1, self.settings.epochs + 1):
-            entry = self._epoch(epoch, step_seconds)
-            if self._is_evaluated(epoch):
+        for epoch in range(1, epochs + 1):
+            point = self._epoch(epoch, step_seconds)
+            if epoch == epochs or (every and (epoch == 1 or epoch % every == 0)):
                 result.measures = self.evaluate()
-                entry |= {f"{m.metric}@{m.k}": m.value for m in result.measures if m.metric != "authors-ndcg"}
-            result.curve.append(entry)
+                point |= {f"{m.metric}@{m.k}": m.value for m in result.measures if m.metric != "authors-ndcg"}
+                recall = f", recall@{self.settings.ks[0]} {point[f'recall@{self.settings.ks[0]}']:.4f}"
+            result.curve.append(point)
             if len(self.cache):
-                result.cache.append({"epoch": epoch, **cache_composition(self.cache, result.popularity)})
-            if on_epoch is not None:
-                on_epoch(entry)
-        result.seconds_per_step = statistics.median(step_seconds)
+                result.composition.append({"epoch": epoch, **cache_composition(self.cache, result.popularity)})
+            on_progress(epoch / epochs, f"epoch {epoch}, loss {point['loss']:.3f}{recall}")
+        result.measures.append(step_measure(step_seconds))
         result.occurrence = self.occurrence.values(np.arange(self.item_count))
+        result.about = {"users_tested": int((self.split.test.counts > 0).sum()), "epochs": epochs}
         return result
 
     def evaluate(self) -> list[Measure]:
@@ -183,7 +155,7 @@ class OfflineRun:
         queries = ranker.queries(np.arange(self.user_count), None)
         return evaluate(queries, ranker.items().vectors, self.split, self.settings.ks)
 
-    def _epoch(self, epoch: int, step_seconds: list[float]) -> Entry:
+    def _epoch(self, epoch: int, step_seconds: list[float]) -> Point:
         """One pass over the training pairs."""
         losses, started = [], self._clock()
         for batch in self._batches(epoch):
@@ -201,46 +173,36 @@ class OfflineRun:
 
     def _step(self, batch: Batch) -> StepResult:
         """Popularity, the training step, occurrence and the next cache, as on a stream."""
+        settings, method = self.settings, self.trainer.method
         if isinstance(self.popularity, HashPopularity):
             self.popularity.observe(batch.items)
         result = self.trainer.step(batch, StreamState(self.popularity, self.cache, cache_draws=self.occurrence))
-        if self.trainer.method.resamples:
+        if method.resamples:
             items, counts = result.occurrence()
             self.occurrence.add(items, counts)
-            self._refresh_cache(items)
+            size = settings.batch_size if settings.cache_size is None else settings.cache_size
+            if method.extra == "cache" and settings.cache_scope == "touched":
+                self.cache = self.occurrence.draw_among(items, size, self._draws)
+            elif method.extra == "cache":
+                self.cache = self.occurrence.draw(size, self._draws, self.item_count)
         return result
-
-    def _refresh_cache(self, touched: Rows) -> None:
-        if self.trainer.method.extra != "cache":
-            return
-        size = self.settings.batch_size if self.settings.cache_size is None else self.settings.cache_size
-        if self.settings.cache_scope == "touched":
-            self.cache = self.occurrence.draw_among(touched, size, self._draws)
-        else:
-            self.cache = self.occurrence.draw(size, self._draws, self.item_count)
 
     def _popularity(self) -> ExactPopularity | HashPopularity:
         settings = self.settings
-        hashed = settings.popularity == "hash" or (
-            settings.popularity == "auto" and self.trainer.method.popularity == "hash"
-        )
-        if hashed:
+        chosen = self.trainer.method.popularity if settings.popularity == "auto" else settings.popularity
+        if chosen == "hash":
             return HashPopularity(slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed)
         exact = ExactPopularity()
         exact.observe(self.split.train.items)
         return exact
-
-    def _is_evaluated(self, epoch: int) -> bool:
-        every = self.settings.evaluate_every_epochs
-        return epoch == self.settings.epochs or bool(every and (epoch == 1 or epoch % every == 0))
 
     def _rng(self, *purpose: int) -> np.random.Generator:
         """A source of randomness of its own for each purpose."""
         return np.random.default_rng([self.settings.seed, *purpose])
 
 
-def cache_composition(cache: Rows, popularity: Rows) -> Entry:
-    """What a cache holds: how many distinct items, and the share of each group of items, the most popular first.
+def cache_composition(cache: Rows, popularity: Rows) -> Point:
+    """The number of distinct items in a cache, and the share of each group of items, the most popular first.
 
     The groups have equal numbers of items (to one).
     """

@@ -6,15 +6,14 @@ the batch size and the delay.
 
 from __future__ import annotations
 
-import statistics
+import itertools
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
@@ -27,7 +26,7 @@ from streamer.model.settings import LearnerSettings
 from streamer.pipeline import Pipeline
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Delay, DelayedLearner, Prequential
 from streamer.replay.evaluation.events_source import EventsSource
-from streamer.replay.evaluation.measure import Measure
+from streamer.replay.evaluation.record import Measure, Point, RunResult, step_measure
 from streamer.replay.events import Events
 from streamer.settings import PipelineSettings
 
@@ -56,49 +55,11 @@ class PrequentialSettings(LearnerSettings):
         return super().problems() + [f"there is no floor {f!r}: choose among {', '.join(FLOORS)}" for f in unknown]
 
 
-@dataclass(slots=True)
-class PrequentialResult:
-    """What became of a method on a stream.
-
-    Args:
-        measures: every figure of the method and of the floors; a slice without events has none.
-        curve: points along the stream: `events`, `time` (seconds since the epoch), `loss`, and for the model and each
-            floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None where there is no event.
-        composition: points along the stream: `events`, and shares `head`, `torso`, `tail` of the cache.
-        events: how many events each slice has; `all` has every one that was not refused.
-        occurrence: how often each item was resampled, by row, at the end.
-        popularity: how many events each item had, by row, at the end.
-        seconds: of the whole run.
-        events_per_second: of the whole run, ranking included.
-        train_events_per_second: the same without ranking.
-        seconds_per_step: median time of a micro-batch in the learner, without ranking.
-        accounting: what became of all events.
-    """
-
-    measures: list[Measure] = field(default_factory=list)
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    composition: list[dict[str, Any]] = field(default_factory=list)
-    events: dict[str, int] = field(default_factory=dict)
-    occurrence: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    popularity: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    seconds: float = 0.0
-    events_per_second: float = 0.0
-    train_events_per_second: float = 0.0
-    seconds_per_step: float = 0.0
-    accounting: dict[str, Any] = field(default_factory=dict)
-
-    def value(self, metric: str, k: int, slice_: str, floor: str | None = None) -> float | None:
-        """One figure; None if there is none."""
-        wanted = (metric, k, slice_, floor)
-        found = (m.value for m in self.measures if (m.metric, m.k, m.slice, m.floor) == wanted)
-        return next(found, None)
-
-
 class PrequentialRun:
     """One method on one stream.
 
     Args:
-        chunks: the events in the order of the stream, or a function that gives them.
+        chunks: the events in the order of the stream.
         total: how many there are: where the second half begins, and how far the run is.
         settings: the method, and how it is evaluated.
 
@@ -106,27 +67,13 @@ class PrequentialRun:
         SettingsError: with every problem at once.
     """
 
-    def __init__(
-        self, chunks: Iterable[Events] | Callable[[], Iterable[Events]], total: int, settings: PrequentialSettings
-    ) -> None:
+    def __init__(self, chunks: Iterable[Events], total: int, settings: PrequentialSettings) -> None:
         if problems := settings.problems():
             raise SettingsError(problems)
         self._chunks, self._total, self._settings = chunks, total, settings
-        self._next_point = 0.0
-        self._result = PrequentialResult()
-
-    def run(self, on_progress: Callable[[int, int], None] | None = None) -> PrequentialResult:
-        """Send the events down the production line.
-
-        Args:
-            on_progress: called after every batch with the events so far and the total.
-        """
-        settings, started = self._settings, time.perf_counter()
-        after = partial(self._after, on_progress=on_progress)
-        learner = _Watched(settings, after, lambda: self._test.seconds)
-        self._learner = learner
+        self._learner = _TimedLearner(settings, self._after_batch, lambda: self._test.seconds)
         self._test = Prequential(
-            learner,
+            self._learner,
             K,
             time_share=None,
             sample=None,
@@ -134,92 +81,87 @@ class PrequentialRun:
             new_only=True,
             ks=settings.ks,
             floors=settings.floors,
-            half=self._total // 2,
+            half=total // 2,
         )
-        pipeline = self._pipeline()
-        pipeline.run()
-        return self._finished(pipeline, time.perf_counter() - started)
+        self._next_point = 0.0
+        self._result = RunResult()
 
-    def _pipeline(self) -> Pipeline:
-        settings = self._settings
-        chunks = self._chunks() if callable(self._chunks) else self._chunks
-        line = PipelineSettings(batch_size=settings.batch_size, max_age_s=0, checkpoint_every_s=0)
-        return Pipeline(
-            self._learner,
-            lambda: EventsSource(chunks, self._total),
+    def run(self, on_progress: Callable[[float, str], None] = lambda share, text: None) -> RunResult:
+        """Send the events down the production line; figures of the method and the floors, none of an empty slice.
+
+        Points of the curve lie along the stream: `events`, `time` (seconds since the epoch), `loss`, and for the model
+        and each floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None where there is no
+        event. Points of the composition: `events`, and shares `head`, `torso`, `tail` of the cache. About it: `slices`,
+        the number of ranked events of each; `events_per_second`, and the same without ranking; the `accounting`.
+
+        Args:
+            on_progress: called after every batch with the share of the stream that is done, and the events so far.
+        """
+        self._on_progress = on_progress
+        learner, test, result = self._learner, self._test, self._result
+        pipeline = Pipeline(
+            learner,
+            lambda: EventsSource(self._chunks, self._total),
             EventDecoder(),
             MemoryDeadLetters(),
-            line,
-            prequential=self._test,
+            PipelineSettings(batch_size=self._settings.batch_size, max_age_s=0, checkpoint_every_s=0),
+            prequential=test,
         )
-
-    def _after(self, batch: MicroBatch, learned: Learned, on_progress: Callable[[int, int], None] | None) -> None:
-        """A batch was learned: now and then a point of the curves."""
-        done = self._test.events
-        if done >= self._next_point or done >= self._total:
-            self._next_point = done + self._total / self._settings.points
-            self._result.curve.append(self._point(batch, learned))
-            shares = composition(self._learner.cache, self._learner.exact)
-            self._result.composition.append({"events": done, **shares._asdict()})
-        if on_progress is not None:
-            on_progress(done, self._total)
-
-    def _point(self, batch: MicroBatch, learned: Learned) -> dict[str, Any]:
-        loss = float(learned.step.loss)
-        point: dict[str, Any] = {
-            "events": self._test.events,
-            "time": batch.timestamps_s[-1],
-            "loss": loss if np.isfinite(loss) else None,
-        }
-        for name in (MODEL, *self._settings.floors):
-            for slice_ in ("all", "new"):
-                figure = self._test.figure(name, slice_)
-                point[f"{name}/{slice_}/recent"] = figure.recent
-                point[f"{name}/{slice_}/overall"] = figure.overall
-        return point
-
-    def _finished(self, pipeline: Pipeline, seconds: float) -> PrequentialResult:
-        result, learner, test = self._result, self._learner, self._test
+        started = time.perf_counter()
+        pipeline.run()
+        seconds = time.perf_counter() - started
         rows = np.arange(len(learner.items))
-        result.measures = self._measures()
-        result.events = {slice_: test.tallies[MODEL].events(slice_) for slice_ in SLICES}
         result.occurrence, result.popularity = learner.occurrence.values(rows), learner.exact.counts(rows)
-        result.seconds, result.events_per_second = seconds, test.events / seconds
-        result.train_events_per_second = test.events / max(seconds - test.seconds, 1e-9)
-        result.seconds_per_step = statistics.median(learner.step_seconds or [0.0])
-        result.accounting = pipeline.accounting.to_json()
+        result.measures = [*self._measures(), step_measure(learner.step_seconds)]
+        result.about = {
+            "slices": {slice_: test.tallies[MODEL].events(slice_) for slice_ in SLICES},
+            "events_per_second": test.events / seconds,
+            "train_events_per_second": test.events / max(seconds - test.seconds, 1e-9),
+            "accounting": pipeline.accounting.to_json(),
+        }
         return result
 
-    def _measures(self) -> list[Measure]:
-        found = []
+    def _after_batch(self, batch: MicroBatch, learned: Learned) -> None:
+        """Report a batch that was learned; now and then it is a point of the curves."""
+        test, loss = self._test, float(learned.step.loss)
+        if test.events >= self._next_point or test.events >= self._total:
+            self._next_point = test.events + self._total / self._settings.points
+            point: Point = {"events": test.events, "time": batch.timestamps_s[-1]}
+            point["loss"] = loss if np.isfinite(loss) else None
+            for name in (MODEL, *self._settings.floors):
+                for slice_ in ("all", "new"):
+                    figure = test.figure(name, slice_)
+                    point |= {f"{name}/{slice_}/recent": figure.recent, f"{name}/{slice_}/overall": figure.overall}
+            self._result.curve.append(point)
+            shares = composition(self._learner.cache, self._learner.exact)
+            self._result.composition.append({"events": test.events, **shares._asdict()})
+        self._on_progress(test.events / max(self._total, 1), f"{test.events:,} events")
+
+    def _measures(self) -> Iterator[Measure]:
         for name in (MODEL, *self._settings.floors):
-            tally, floor = self._test.tallies[name], None if name == MODEL else name
-            for slice_ in SLICES:
-                for metric in METRICS:
-                    for k in self._settings.ks:
-                        value = tally.overall(slice_, metric, k)
-                        if value is not None:
-                            found.append(Measure(metric, k, slice_, value, floor))
-        return found
+            for slice_, metric, k in itertools.product(SLICES, METRICS, self._settings.ks):
+                value = self._test.tallies[name].overall(slice_, metric, k)
+                if value is not None:
+                    yield Measure(metric, k, slice_, value, None if name == MODEL else name)
 
 
-class _Watched(DelayedLearner):
-    """Tells what each batch did, and how long it took.
+class _TimedLearner(DelayedLearner):
+    """A learner that measures its steps.
 
     Args:
         settings: the method, and how late it learns.
-        after: is told of each batch.
-        ranking_s: seconds that ranking took so far.
+        after_batch: called after each batch.
+        ranking_s: seconds that ranking took so far, which are no part of a step.
     """
 
     def __init__(
         self,
         settings: PrequentialSettings,
-        after: Callable[[MicroBatch, Learned], None],
+        after_batch: Callable[[MicroBatch, Learned], None],
         ranking_s: Callable[[], float],
     ) -> None:
         super().__init__(settings, Delay(settings.delay_events, settings.delay_seconds))
-        self._after, self._ranking_s = after, ranking_s
+        self._after_batch, self._ranking_s = after_batch, ranking_s
         self.step_seconds: list[float] = []
 
     def learn_batch(
@@ -230,5 +172,5 @@ class _Watched(DelayedLearner):
         learned = learn(batch, before_training, counted)
         if len(learned.items):  # else its feedback is late
             self.step_seconds.append(time.perf_counter() - self._ranking_s() - started)
-        self._after(batch, learned)
+        self._after_batch(batch, learned)
         return learned

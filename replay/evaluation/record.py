@@ -1,10 +1,13 @@
-"""What a run found, as it is kept: a file for each run, so that a comparison can be stopped and goes on."""
+"""What is run, what it found, and the file of each run: a comparison that was stopped goes on with those it has."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,85 +17,147 @@ from numpy.typing import NDArray
 
 from streamer.errors import SettingsError, StreamerError
 from streamer.metrics.composition import curve
-from streamer.replay.evaluation.measure import Measure
-from streamer.replay.evaluation.spec import Spec
 
 RANK_POINTS = 200
 DELAYS = ("delay_events", "delay_seconds")
 FLOORS_DEPEND_ON = ("batch_size", *DELAYS)
 """Settings that change a floor's figures; the batch size only which events count as popular."""
-Row = dict[str, Any]
+Point = dict[str, Any]
+"""A point of a curve: names and values."""
 
 
-class Record(msgspec.Struct, kw_only=True):
-    """Figures and curves of one run.
+class Measure(msgspec.Struct, frozen=True):
+    """A figure, and what it is about.
 
     Args:
-        data, protocol, method, seed, settings, log, content: of its `Spec`.
-        measures: rows of `metric`, `k`, `slice`, `value`, `floor` (null: the method's own).
+        metric: `recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`, or `step-ms`, the milliseconds of a training step.
+        k: length of the list that it looks at; 0 if it looks at none.
+        slice: over which events or users: `all`, `new`, ..., `second-half/all`, ...
+        value: the figure.
+        floor: the trivial recommender that it belongs to; None if it is the method's own.
+    """
+
+    metric: str
+    k: int
+    slice: str
+    value: float
+    floor: str | None = None
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What a run of either protocol found.
+
+    Args:
+        measures: the figures of the method, of a training step, and of the floors if the protocol has any.
         curve: points of the learning curves.
-        composition: points of the cache's composition.
-        ranks: shares of `popularity` and `occurrence` of an item by its popularity `rank`, thinned out on a log axis.
-        about: sizes, seconds, versions: what a reader wants to know.
+        composition: points of the cache's composition, if the method has a cache.
+        occurrence: [N] how often each item was resampled, by row; zeros if the method draws nothing.
+        popularity: [N] how often each item was trained.
+        about: what else a reader wants to know.
+    """
+
+    measures: list[Measure] = field(default_factory=list)
+    curve: list[Point] = field(default_factory=list)
+    composition: list[Point] = field(default_factory=list)
+    occurrence: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    popularity: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def value(self, metric: str, k: int, slice_: str = "all", floor: str | None = None) -> float | None:
+        """One figure; None if there is none."""
+        wanted = (metric, k, slice_, floor)
+        return next((m.value for m in self.measures if (m.metric, m.k, m.slice, m.floor) == wanted), None)
+
+
+def step_measure(step_seconds: Sequence[float]) -> Measure:
+    """The median time of the training steps."""
+    return Measure("step-ms", 0, "all", 1000 * statistics.median(step_seconds or [0.0]))
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What determines the figures of a run.
+
+    Args:
+        data: name of the log.
+        protocol: `offline` or `prequential`.
+        method: one of `streamer.model.losses.METHODS`.
+        seed: of everything random.
+        settings: what differs from the protocol's defaults, by name.
+        log: what of the log is used, if not all of it.
+        content: what the log holds, as a name; logs that are called alike differ in it.
     """
 
     data: str
     protocol: str
     method: str
     seed: int
-    settings: dict[str, Any]
-    log: dict[str, Any]
-    measures: list[Row]
-    curve: list[dict[str, Any]] = []
-    composition: list[dict[str, Any]] = []
-    ranks: list[dict[str, float]] = []
-    about: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    log: dict[str, Any] = {}
     content: str = ""
 
     @property
-    def spec(self) -> Spec:
-        """What was run."""
-        return Spec(self.data, self.protocol, self.method, self.seed, self.settings, self.log, self.content)
+    def key(self) -> str:
+        """A name that changes with everything that changes the figures of a log."""
+        digest = hashlib.sha256(msgspec.json.encode([dict(sorted(d.items())) for d in (self.settings, self.log)]))
+        return f"{self.data}-{self.protocol}-{self.method}-{self.seed}-{digest.hexdigest()[:10]}"
+
+
+class Record(Spec, frozen=True, kw_only=True):
+    """A run, and what it found.
+
+    Args:
+        measures: all figures.
+        curve: points of the learning curves.
+        composition: points of the cache's composition.
+        ranks: shares of `popularity` and `occurrence` of an item by its popularity `rank`, thinned out on a log axis.
+        about: sizes, seconds, versions: what a reader wants to know.
+    """
+
+    measures: list[Measure]
+    curve: list[Point] = []
+    composition: list[Point] = []
+    ranks: list[Point] = []
+    about: dict[str, Any] = {}
+
+    def settings_of(self, floor: str | None) -> dict[str, Any]:
+        """The settings that change the figures of a floor, or of the method itself."""
+        return {name: value for name, value in self.settings.items() if floor is None or name in FLOORS_DEPEND_ON}
 
     @property
-    def floor_settings(self) -> dict[str, Any]:
-        """Those of the settings that change the floors' figures."""
-        return {name: value for name, value in self.settings.items() if name in FLOORS_DEPEND_ON}
-
-    def rows(self) -> list[Row]:
-        """Rows of `results.json`; a floor's have `floor` instead of `method`, and only settings that change it."""
-        common = {"data": self.data, "protocol": self.protocol}
-        ours, theirs = ({"settings": s} if s else {} for s in (self.settings, self.floor_settings))
-        found = []
-        for m in self.measures:
-            who = {"floor": m["floor"]} | theirs if m["floor"] else {"method": self.method} | ours
-            figure = {name: m[name] for name in ("metric", "k", "slice", "value")}
-            found.append(common | who | {"seed": self.seed} | figure)
-        return found
+    def floors(self) -> list[str]:
+        """The floors that were measured beside the method."""
+        return list(dict.fromkeys(m.floor for m in self.measures if m.floor))
 
 
-def result_rows(records: Sequence[Record]) -> list[Row]:
-    """Rows of all records; those of a floor once, although every method of a comparison measures it again."""
-    found, floors = [], set()
+def result_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Rows of `results.json`; those of a floor once, although every method of a comparison measures it again."""
+    rows: dict[Any, dict[str, Any]] = {}
     for record in records:
-        settings = tuple(sorted(record.floor_settings.items()))
-        for row in record.rows():
-            if "floor" in row:
-                at = tuple(row[name] for name in ("data", "protocol", "seed", "floor", "metric", "k", "slice"))
-                at += settings
-                if at in floors:
-                    continue
-                floors.add(at)
-            found.append(row)
-    return found
+        for m in record.measures:
+            settings = record.settings_of(m.floor)
+            row: dict[str, Any] = {"data": record.data, "protocol": record.protocol}
+            row |= {"floor": m.floor} if m.floor else {"method": record.method}
+            row |= {"settings": settings} if settings else {}
+            row |= {"seed": record.seed, "metric": m.metric, "k": m.k, "slice": m.slice, "value": m.value}
+            key = (record.data, record.protocol, record.seed, m.floor, m.metric, m.k, m.slice, settings_text(settings))
+            rows.setdefault(key if m.floor else len(rows), row)
+    return list(rows.values())
 
 
-def measured(measures: Sequence[Measure]) -> list[Row]:
-    """Measures as they are kept."""
-    return [{"metric": m.metric, "k": m.k, "slice": m.slice, "value": m.value, "floor": m.floor} for m in measures]
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings for a person."""
+    listed = {name: "+".join(map(str, v)) if isinstance(v, (list, tuple)) else v for name, v in settings.items()}
+    return ", ".join(f"{name}={value}" for name, value in sorted(listed.items()))
 
 
-def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[dict[str, float]]:
+def refused(accounting: Mapping[str, Any]) -> str:
+    """How many events the line refused, by reason, most first; empty if it refused none."""
+    reasons = sorted(accounting.get("dead_letters", {}).items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+
+
+def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[Point]:
     """Shares of popularity and occurrence by popularity rank; both are [N], by row."""
     order = np.argsort(-popularity, kind="stable")
     return [point._asdict() for point in curve(popularity[order], occurrence[order], RANK_POINTS)]
@@ -109,7 +174,6 @@ class Records:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
         self._runs = directory / "runs"
         try:
             self._runs.mkdir(parents=True, exist_ok=True)
@@ -118,54 +182,50 @@ class Records:
 
     def get(self, spec: Spec) -> Record | None:
         """What this run found; None if it was not run, or on a log of another content, or its file is broken."""
-        path = self._path(spec)
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Record)
+            found = msgspec.json.decode(self.path(spec).read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
         return found if found.content == spec.content else None
 
     def put(self, record: Record) -> None:
         """Keep what a run found."""
-        written(self._path(record.spec), msgspec.json.encode(record))
-
-    def check(self, specs: Sequence[Spec]) -> None:
-        """See that what these runs find can be kept.
-
-        Raises:
-            SettingsError: with every file that cannot be written.
-        """
-        check_written([self._path(spec) for spec in specs])
+        write_file(self.path(record), msgspec.json.encode(record))
 
     def all(self) -> list[Record]:
         """Every run that is there, in the order of their names."""
-        paths = sorted(self._runs.glob("*.json"))
-        return [msgspec.json.decode(path.read_bytes(), type=Record) for path in paths]
+        return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(self._runs.glob("*.json"))]
 
-    def _path(self, spec: Spec) -> Path:
-        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in spec.key)
-        return self._runs / f"{safe}.json"
+    def path(self, spec: Spec) -> Path:
+        """The file of a run."""
+        return self._runs / ("".join(c if c.isalnum() or c in "-._" else "_" for c in spec.key) + ".json")
 
 
-def written(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
     """Write a file beside, then put it in place: it is there whole, or not at all.
 
     Raises:
         StreamerError: it cannot be.
     """
-    beside = _beside(path)
+    beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        if only_check:
+            beside.unlink()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not only_check:
+            beside.replace(path)
     except OSError as error:
-        raise StreamerError(_unwritten(path, error)) from error
+        advice = "give a shorter --name" if error.errno == errno.ENAMETOOLONG else "choose another --out"
+        raise StreamerError(f"{path} cannot be written: {error.strerror}; {advice}") from error
 
 
-def check_written(paths: Sequence[Path]) -> None:
-    """See that files can be written, before there is something to write.
+def check_writable(paths: Iterable[Path]) -> None:
+    """Check that files can be written, before there is something to write.
 
     Raises:
         SettingsError: with all that cannot.
@@ -173,20 +233,8 @@ def check_written(paths: Sequence[Path]) -> None:
     problems = []
     for path in paths:
         try:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            _beside(path).touch()
-            _beside(path).unlink()
-        except OSError as error:
-            problems.append(_unwritten(path, error))
+            write_file(path, b"", only_check=True)
+        except StreamerError as error:
+            problems.append(str(error))
     if problems:
         raise SettingsError(problems)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
-
-
-def _unwritten(path: Path, error: OSError) -> str:
-    shorter = "give a shorter --name" if error.errno == errno.ENAMETOOLONG else "choose another --out"
-    return f"{path} cannot be written: {error.strerror}; {shorter}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any
@@ -14,17 +13,32 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
-from streamer.replay.evaluation.record import DELAYS, Record
-from streamer.replay.evaluation.selection import by_number, common_settings, headline, shown_k, swept
-from streamer.replay.evaluation.tables import told
+from streamer.replay.evaluation.record import DELAYS, Point, Record, settings_text
+from streamer.replay.evaluation.tables import (
+    METRIC_NAMES,
+    STEP_MS,
+    Figures,
+    by_log,
+    by_number,
+    common_settings,
+    group_of,
+    headline,
+    labelled,
+    shown_k,
+    swept,
+)
 
-HEIGHT = 440
 MODEL = "model"
 MOST_MARKED = 20
-"""Lines of so few points show them."""
-
-Point = dict[str, Any]
-
+"""Lines of at most this many points show them."""
+LAYOUT: dict[str, Any] = {
+    "height": 440,
+    "template": "plotly_white",
+    "hovermode": "x unified",
+    "legend": {"orientation": "h", "y": -0.2},
+    "margin": {"t": 48, "r": 16},
+    "showlegend": True,
+}
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 72rem; padding: 1rem; }
@@ -53,9 +67,9 @@ def page(
         axes: of a sweep: the settings that were changed one at a time.
         fixed: of a sweep: the settings of all runs.
     """
-    figures = ["".join(_figures(group, axes, fixed or {})) for group in _by_log(records)]
+    plots = ["".join(_plots(ours, axes, fixed or {})) for ours in by_log(records)]
     sections = [_html(section) for section in re.split(r"^(?=## )", tables, flags=re.MULTILINE) if section.strip()]
-    body = "\n".join(part for pair in zip_longest(sections, figures, fillvalue="") for part in pair)
+    body = "\n".join(part for pair in zip_longest(sections, plots, fillvalue="") for part in pair)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -73,92 +87,82 @@ def page(
 """
 
 
-def _by_log(records: Sequence[Record]) -> list[list[Record]]:
-    keys = dict.fromkeys((r.data, r.protocol) for r in records)
-    return [[r for r in records if (r.data, r.protocol) == key] for key in keys]
+# plots ----------------------------------------------------------------------------------------------------------------
 
 
-def _figures(records: Sequence[Record], axes: Sequence[str], fixed: Mapping[str, Any]) -> list[str]:
+def _plots(records: Sequence[Record], axes: Sequence[str], fixed: Mapping[str, Any]) -> list[str]:
     """The plots of one log and protocol; curves are of the first seed."""
+    groups = [swept(records, axis, fixed) for axis in axes]
+    found = [_sweep(axis, group) for axis, group in zip(axes, groups, strict=True)]
     first = min(r.seed for r in records)
-    shown = [r for r in records if r.seed == first]
-    if not axes:
-        return _curves_and_shares(shown)
-    changed = [(axis, swept(records, axis, fixed)) for axis in axes]
-    sweeps = [_sweep(axis, group) for axis, group in changed]
-    curves = [_curves_and_shares([r for r in group if r in shown]) for _, group in changed]
-    return [*sweeps, *(figure for figures in curves for figure in figures)]
+    for group in groups or [list(records)]:
+        ours = [r for r in group if r.seed == first]
+        names = [labelled(r.method, r.settings, common_settings(ours)) for r in ours]
+        runs = list(zip(ours, names, strict=True))
+        found += _offline_curves(runs) if ours[0].protocol == "offline" else _stream_curves(runs)
+        found += [*_ranks(runs), *_compositions(runs)]
+    return found
 
 
-def _curves_and_shares(records: Sequence[Record]) -> list[str]:
-    make = _offline_curves if records[0].protocol == "offline" else _stream_curves
-    return [*make(records), *_ranks(records), *_compositions(records)]
+Runs = Sequence[tuple[Record, str]]
+"""Records of one log, and what legends call them."""
 
 
 def _sweep(axis: str, records: Sequence[Record]) -> str:
     """What a setting does, and what a step costs, by its values: means over seeds."""
-    metric, k, slice_ = headline(records)
-    label = f"{metric.upper() if metric == 'hr' else metric.capitalize()}@{k}"
-    figure = go.Figure()
+    figures, (metric, k, slice_) = Figures(records), headline(records)
+    label, traces = f"{METRIC_NAMES[metric]}@{k}", []
     for method in dict.fromkeys(r.method for r in records):
-        ours = [r for r in records if r.method == method]
-        for name, at, right in ((label, (metric, k, slice_), False), ("ms a step", ("step-ms", 0, "all"), True)):
-            x = sorted(dict.fromkeys(str(r.settings[axis]) for r in ours), key=by_number)
-            y = [_mean([r for r in ours if str(r.settings[axis]) == value], *at) for value in x]
-            line = {"dash": "dot" if right else "solid"}
-            figure.add_scatter(x=x, y=y, name=f"{method}: {name}", line=line, yaxis="y2" if right else "y")
+        groups = {str(r.settings[axis]): group_of(r) for r in records if r.method == method}
+        values = sorted(groups, key=by_number)
+        for name, at, dash, y_axis in ((label, (metric, k, slice_), "solid", "y"), ("ms a step", STEP_MS, "dot", "y2")):
+            means = [figures.of(groups[value], *at) for value in values]
+            y = [None if mean is None else mean.mean for mean in means]
+            traces.append(go.Scatter(x=values, y=y, name=f"{method}: {name}", line={"dash": dash}, yaxis=y_axis))
     right_axis = {"title": "ms a step", "overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
-    figure.update_layout(yaxis2=right_axis | {"rangemode": "tozero"}, xaxis_type="category")
     note = f"{label} over {slice_.replace('/', ', ')}; dotted: milliseconds of a training step. All else is the same."
-    return _drawn(figure, f"{records[0].data}: {label} by {axis}", axis, label, note)
+    layout = {"yaxis2": right_axis | {"rangemode": "tozero"}, "xaxis_type": "category"}
+    return _plot(f"{records[0].data}: {label} by {axis}", axis, label, note, traces, **layout)
 
 
-def _mean(records: Sequence[Record], metric: str, k: int, slice_: str) -> float | None:
-    wanted = (metric, k, slice_, None)
-    values = [
-        m["value"] for r in records for m in r.measures if (m["metric"], m["k"], m["slice"], m["floor"]) == wanted
-    ]
-    return statistics.fmean(values) if values else None
+def _offline_curves(runs: Runs) -> list[str]:
+    recall, found = f"Recall@{shown_k([record for record, _ in runs])}", []
+    epochs = max((p["epoch"] for record, _ in runs for p in record.curve), default=1)
+    for what, label, note in (
+        (recall, recall, "Over all items, training items left out."),
+        ("training loss", "loss", "Losses of different methods differ in kind."),
+    ):
+        traces = [t for record, name in runs for t in _line(record.curve, "epoch", label.lower(), name)]
+        layout = {"xaxis_range": [0.5, epochs + 0.5], "xaxis_dtick": -(-epochs // 20)}
+        found.append(_plot(f"{runs[0][0].data}: {what} by epoch", "epoch", label, note, traces, **layout))
+    return found
 
 
-def _offline_curves(records: Sequence[Record]) -> list[str]:
-    loss, recall, names = go.Figure(), go.Figure(), _names(records)
-    key = f"recall@{shown_k(records)}"
-    for record, name in zip(records, names, strict=True):
-        _add_line(loss, record.curve, "epoch", "loss", name)
-        _add_line(recall, record.curve, "epoch", key, name)
-    data, epochs = records[0].data, max((p["epoch"] for r in records for p in r.curve), default=1)
-    for figure in (loss, recall):
-        figure.update_xaxes(range=[0.5, epochs + 0.5], dtick=-(-epochs // 20))
-    label = key.capitalize()
-    return [
-        _drawn(recall, f"{data}: {label} by epoch", "epoch", label, "Over all items, training items left out."),
-        _drawn(loss, f"{data}: training loss by epoch", "epoch", "loss", "Losses of different methods differ in kind."),
-    ]
-
-
-def _add_line(figure: go.Figure, points: Sequence[Point], x: str, y: str, name: str, dash: str = "solid") -> None:
-    there = [p for p in points if p.get(y) is not None]
-    if there:
-        mode = "lines" if len(there) > MOST_MARKED else "lines+markers"
-        figure.add_scatter(x=[p[x] for p in there], y=[p[y] for p in there], name=name, mode=mode, line={"dash": dash})
-
-
-def _stream_curves(records: Sequence[Record]) -> list[str]:
+def _stream_curves(runs: Runs) -> list[str]:
     """Hit rates since the start over the time of the stream, and over its last events by their number."""
-    figures, names, floors = [], _names(records), _floors(records)
-    timed = all(r.about.get("has_time") for r in records)
+    lines = [(MODEL, name, _dated(record.curve), "solid") for record, name in runs] + _floor_curves(runs)
+    timed, found = all(record.about.get("has_time") for record, _ in runs), []
     for slice_, what in (("all", "all events"), ("new", "events new to their user")):
         for kind, how in (("overall", "since the start"), ("recent", "over the last events")):
-            figure, x = go.Figure(), "time" if timed and kind == "overall" else "events"
-            for record, name in zip(records, names, strict=True):
-                _add_line(figure, _dated(record.curve), x, f"{MODEL}/{slice_}/{kind}", name)
-            for floor, name, curve in floors:
-                _add_line(figure, curve, x, f"{floor}/{slice_}/{kind}", f"floor: {name}", dash="dot")
-            title = f"{records[0].data}: HR@10 of {what}, {how}"
-            axis = "time of the stream" if x == "time" else "events"
-            figures.append(_drawn(figure, title, axis, "HR@10", "Each event is ranked before it is trained."))
-    return figures
+            x, axis = ("time", "time of the stream") if timed and kind == "overall" else ("events", "events")
+            traces = [t for w, name, curve, dash in lines for t in _line(curve, x, f"{w}/{slice_}/{kind}", name, dash)]
+            title = f"{runs[0][0].data}: HR@10 of {what}, {how}"
+            found.append(_plot(title, axis, "HR@10", "Each event is ranked before it is trained.", traces))
+    return found
+
+
+def _floor_curves(runs: Runs) -> list[tuple[str, str, list[Point], str]]:
+    """Each floor, what legends call it, its curve and dash: once, or for each feedback delay, which costs it hits."""
+    common = common_settings([record for record, _ in runs])
+    by_delay: dict[str, tuple[Record, dict[str, Any]]] = {}
+    for record, _ in runs:
+        delays = {name: value for name, value in record.settings.items() if name in DELAYS and name not in common}
+        by_delay.setdefault(settings_text(delays), (record, delays))
+    return [
+        (floor, labelled(f"floor: {floor}", delays, ()), _dated(record.curve), "dot")
+        for record, delays in by_delay.values()
+        for floor in record.floors
+    ]
 
 
 def _dated(points: Sequence[Point]) -> list[Point]:
@@ -166,91 +170,63 @@ def _dated(points: Sequence[Point]) -> list[Point]:
     return [p | {"time": datetime.fromtimestamp(p["time"], UTC).isoformat()} for p in points]
 
 
-def _floors(records: Sequence[Record]) -> list[tuple[str, str, list[Point]]]:
-    """Each floor, what legends call it, and its curve: once, or for each feedback delay, which costs it hits."""
-    common = common_settings(records)
-    by_delay: dict[str, Record] = {}
-    for record in records:
-        late = {name: v for name, v in record.settings.items() if name in DELAYS and name not in common}
-        by_delay.setdefault(told(late), record)
+def _ranks(runs: Runs) -> list[str]:
+    """The paper's Figure 2."""
+    drawn = [(record, name) for record, name in runs if any(p["occurrence"] for p in record.ranks)]
+    if not drawn:
+        return []
+    lines = [(record.ranks, "occurrence", f"{name}: occurrence", "solid") for record, name in drawn]
+    lines.append((drawn[0][0].ranks, "popularity", "popularity", "dot"))
+    traces = [t for points, y, name, dash in lines for t in _line(points, "rank", y, name, dash)]
+    note = "An item's share of everything resampled, and of all events, by its popularity rank."
+    log = {"type": "log", "dtick": 1}
+    layout = {"xaxis": log, "yaxis": log | {"exponentformat": "power"}}
+    title = f"{runs[0][0].data}: occurrence against popularity rank"
+    return [_plot(title, "popularity rank", "share of an item", note, traces, **layout)]
+
+
+def _compositions(runs: Runs) -> list[str]:
+    """Of each run with a cache, the shares of the items in it by popularity."""
     found = []
-    for text, record in by_delay.items():
-        curve = _dated(record.curve)
-        for floor in dict.fromkeys(m["floor"] for m in record.measures if m["floor"]):
-            found.append((floor, f"{floor} ({text})" if text else floor, curve))
+    for record, name in runs:
+        points = [p for p in record.composition if p.get("shares") or any(p.get(b) for b in ("head", "torso", "tail"))]
+        if not points:
+            continue
+        axis, layout = "events", {}
+        bands = {band: [p.get(band) for p in points] for band in ("head", "torso", "tail")}
+        if "shares" in points[0]:
+            axis, layout = "epoch", {"xaxis_dtick": -(-len(points) // 20)}
+            bands = {f"decile {k + 1}": [p["shares"][k] for p in points] for k in range(len(points[0]["shares"]))}
+        colours = sample_colorscale("Viridis", max(len(bands), 2))
+        x = [p[axis] for p in points]
+        traces = [
+            go.Scatter(x=x, y=shares, name=band, stackgroup="one", line={"color": colour, "width": 1})
+            for (band, shares), colour in zip(bands.items(), colours, strict=False)
+        ]
+        title, note = (
+            f"{record.data}, {name}: what the cache is made of",
+            "By popularity of the items, the most popular first.",
+        )
+        found.append(_plot(title, axis, "share of the cache", note, traces, yaxis_range=[0, 1], **layout))
     return found
 
 
-def _ranks(records: Sequence[Record]) -> list[str]:
-    """The paper's Figure 2."""
-    drawn = [
-        (r, name) for r, name in zip(records, _names(records), strict=True) if any(p["occurrence"] for p in r.ranks)
-    ]
-    if not drawn:
-        return []
-    figure = go.Figure()
-    for record, name in drawn:
-        x, y = [p["rank"] for p in record.ranks], [p["occurrence"] for p in record.ranks]
-        figure.add_scatter(x=x, y=y, name=f"{name}: occurrence", mode="lines")
-    ranks = drawn[0][0].ranks
-    x, y = [p["rank"] for p in ranks], [p["popularity"] for p in ranks]
-    figure.add_scatter(x=x, y=y, name="popularity", mode="lines", line={"dash": "dot"})
-    figure.update_xaxes(type="log", dtick=1)
-    figure.update_yaxes(type="log", dtick=1, exponentformat="power")
-    title = f"{records[0].data}: occurrence against popularity rank"
-    note = "An item's share of everything resampled, and of all events, by its popularity rank."
-    return [_drawn(figure, title, "popularity rank", "share of an item", note)]
+def _line(points: Sequence[Point], x: str, y: str, name: str, dash: str = "solid") -> list[go.Scatter]:
+    """A line through the points that have a value; none if there is no such point."""
+    there = [p for p in points if p.get(y) is not None]
+    mode = "lines" if len(there) > MOST_MARKED else "lines+markers"
+    at = {"x": [p[x] for p in there], "y": [p[y] for p in there]}
+    return [go.Scatter(**at, name=name, mode=mode, line={"dash": dash})] if there else []
 
 
-def _compositions(records: Sequence[Record]) -> list[str]:
-    figures = []
-    for record, name in zip(records, _names(records), strict=True):
-        points = [p for p in record.composition if p.get("shares") or any(p.get(b) for b in ("head", "torso", "tail"))]
-        if points:
-            figures.append(_composition(f"{record.data}, {name}", points))
-    return figures
-
-
-def _composition(what: str, points: list[Point]) -> str:
-    figure = go.Figure()
-    if "shares" in points[0]:
-        axis, groups = "epoch", len(points[0]["shares"])
-        bands = {f"decile {k + 1}": [p["shares"][k] for p in points] for k in range(groups)}
-    else:
-        axis = "events"
-        bands = {band: [p[band] for p in points] for band in ("head", "torso", "tail")}
-    for (name, shares), colour in zip(bands.items(), sample_colorscale("Viridis", max(len(bands), 2)), strict=False):
-        figure.add_scatter(
-            x=[p[axis] for p in points], y=shares, name=name, stackgroup="one", line={"color": colour, "width": 1}
-        )
-    figure.update_yaxes(range=[0, 1])
-    if axis == "epoch":
-        figure.update_xaxes(dtick=-(-len(points) // 20))
-    title = f"{what}: what the cache is made of"
-    return _drawn(figure, title, axis, "share of the cache", "By popularity of the items, the most popular first.")
-
-
-def _names(records: Sequence[Record]) -> list[str]:
-    """What legends call each: the method, with the settings that not all have."""
-    common = common_settings(records)
-    rest = [told({name: v for name, v in r.settings.items() if name not in common}) for r in records]
-    return [record.method + (f" ({text})" if text else "") for record, text in zip(records, rest, strict=True)]
-
-
-def _drawn(figure: go.Figure, title: str, x: str, y: str, note: str) -> str:
-    figure.update_layout(
-        title=html.escape(title),
-        xaxis_title=x,
-        yaxis_title=y,
-        height=HEIGHT,
-        template="plotly_white",
-        hovermode="x unified",
-        legend={"orientation": "h", "y": -0.2},
-        margin={"t": 48, "r": 16},
-        showlegend=True,
-    )
+def _plot(title: str, x: str, y: str, note: str, traces: Iterable[go.Scatter], **layout: Any) -> str:
+    figure = go.Figure(list(traces), LAYOUT)
+    figure.update_layout(title=html.escape(title), xaxis_title=x, yaxis_title=y, **layout)
     drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
     return f'<figure aria-label="{html.escape(title)}">{drawn}<figcaption>{html.escape(note)}</figcaption></figure>'
+
+
+# tables ---------------------------------------------------------------------------------------------------------------
 
 
 def _html(markdown: str) -> str:
@@ -260,8 +236,7 @@ def _html(markdown: str) -> str:
         lines = block.splitlines()
         if lines[0].startswith("#"):
             level = len(lines[0]) - len(lines[0].lstrip("#"))
-            found.append(f"<h{level}>{html.escape(lines[0].lstrip('# '))}</h{level}>")
-            lines = lines[1:]
+            found.append(f"<h{level}>{html.escape(lines.pop(0).lstrip('# '))}</h{level}>")
         if lines and lines[0].startswith("|"):
             found.append(_html_table(lines))
         elif lines:

@@ -11,7 +11,7 @@ from streamer.model.batch import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class UserItems:
+class ItemsByUser:
     """Distinct items of each user, ascending: user u has `items[first[u] : first[u + 1]]`.
 
     Args:
@@ -23,7 +23,7 @@ class UserItems:
     items: Rows
 
     @classmethod
-    def of(cls, users: Rows, items: Rows, user_count: int) -> UserItems:
+    def of(cls, users: Rows, items: Rows, user_count: int) -> ItemsByUser:
         """From pairs in any order; a pair that occurs twice counts once."""
         order = np.lexsort((items, users))
         users, items = users[order], items[order]
@@ -33,12 +33,12 @@ class UserItems:
         return cls(first.astype(np.int64), items[fresh])
 
     def __len__(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return len(self.items)
 
     @property
     def counts(self) -> Rows:
-        """[U] how many items each user has."""
+        """[U] the number of items of each user."""
         return np.diff(self.first)
 
     @property
@@ -66,8 +66,8 @@ class UserItems:
 class Split:
     """Every distinct pair is either trained or tested."""
 
-    train: UserItems
-    test: UserItems
+    train: ItemsByUser
+    test: ItemsByUser
 
 
 def split_by_user(users: Rows, items: Rows, user_count: int, test_share: float, rng: np.random.Generator) -> Split:
@@ -83,10 +83,10 @@ def split_by_user(users: Rows, items: Rows, user_count: int, test_share: float, 
         test_share: share of the items that is tested.
         rng: draws the test items.
     """
-    distinct = UserItems.of(users, items, user_count)
+    distinct = ItemsByUser.of(users, items, user_count)
     counts, owner = distinct.counts, distinct.users
     kept = np.maximum(np.rint((1 - test_share) * counts), 1)
     order = np.lexsort((rng.random(len(owner)), owner))  # each user's pairs, shuffled
     place = np.arange(len(owner)) - distinct.first[owner]
     trained, tested = order[place < kept[owner]], order[place >= kept[owner]]
-    return Split(*(UserItems.of(owner[at], distinct.items[at], user_count) for at in (trained, tested)))
+    return Split(*(ItemsByUser.of(owner[at], distinct.items[at], user_count) for at in (trained, tested)))

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from streamer.prequential.slices import SPLITS
-from streamer.replay.evaluation.record import Record
-from streamer.replay.evaluation.selection import (
-    by_number,
-    common_settings,
-    headline,
-    measured_ks,
-    refused,
-    shown_k,
-    swept,
-)
+from streamer.replay.evaluation.record import Record, refused, settings_text
 
-PAPER_GOWALLA = {
-    "ssl": (0.1381, 0.1105),
-    "ssl-pop": (0.1479, 0.1124),
-    "mns": (0.1486, 0.1130),
-    "g-tower": (0.1500, 0.1176),
-    "bir": (0.1523, 0.1157),
-    "xir": (0.1543, 0.1169),
-}
-"""The paper's figures on Gowalla: NDCG@10 as its code computes it, and Recall@10."""
-
-PREQUENTIAL_COLUMNS = (
+METRIC_NAMES = {"hr": "HR", "ndcg": "NDCG", "mrr": "MRR", "recall": "Recall", "authors-ndcg": "authors' NDCG"}
+STREAM_FIGURES = (
     ("hr", "second-half/all"),
     ("hr", "second-half/new"),
     ("ndcg", "second-half/all"),
@@ -37,9 +21,123 @@ PREQUENTIAL_COLUMNS = (
     ("hr", "all"),
     ("hr", "new"),
 )
+"""Metrics and slices of the main table of a stream."""
+USUAL_K = 10
+"""The length of the list that tables and plots look at, where it was measured."""
+STEP_MS = ("step-ms", 0, "all")
+PAPER_GOWALLA = {
+    "ssl": ("0.1105", "0.1381"),
+    "ssl-pop": ("0.1124", "0.1479"),
+    "mns": ("0.1130", "0.1486"),
+    "g-tower": ("0.1176", "0.1500"),
+    "bir": ("0.1157", "0.1523"),
+    "xir": ("0.1169", "0.1543"),
+}
+"""The paper's figures on Gowalla: Recall@10, and NDCG@10 as its code computes it."""
+PAPER_GOWALLA_EVENTS = 1_027_464
+
+Group = tuple[str, str, str, str]
+"""Log, protocol, method or floor, and settings: runs that differ only in their seeds."""
 
 
-class Figure(NamedTuple):
+# what is shown --------------------------------------------------------------------------------------------------------
+
+
+def main_columns(records: Sequence[Record]) -> dict[str, Callable[[Group], str]]:
+    """The main table's columns by their titles: each gives the cell of a floor or a method. All are chosen here."""
+    figures, k, offline = Figures(records), shown_k(records), records[0].protocol == "offline"
+    wanted = [(metric, k, slice_) for metric, slice_ in STREAM_FIGURES]
+    if offline:
+        wanted = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in measured_ks(records)]
+        wanted.append(("authors-ndcg", k, "all"))
+    columns: dict[str, Callable[[Group], str]] = {}
+    for figure in (*wanted, STEP_MS):
+        columns[_title(*figure, offline)] = partial(figures.cell, figure=figure)
+    if offline and records[0].data == "gowalla" and records[0].about.get("events") == PAPER_GOWALLA_EVENTS:
+        columns["paper: Recall@10"] = lambda group: PAPER_GOWALLA.get(group[2], ("", ""))[0]
+        columns["paper: NDCG@10 (authors')"] = lambda group: PAPER_GOWALLA.get(group[2], ("", ""))[1]
+    return columns
+
+
+def headline(records: Sequence[Record]) -> tuple[str, int, str]:
+    """Metric, k and slice of the one figure that sums up a run."""
+    metric, slice_ = ("recall", "all") if records[0].protocol == "offline" else STREAM_FIGURES[0]
+    return metric, shown_k(records), slice_
+
+
+def measured_ks(records: Sequence[Record]) -> list[int]:
+    """Lengths of lists that were measured."""
+    return sorted({m.k for r in records for m in r.measures if m.k}) or [USUAL_K]
+
+
+def shown_k(records: Sequence[Record]) -> int:
+    """The one that is shown."""
+    ks = measured_ks(records)
+    return USUAL_K if USUAL_K in ks else ks[0]
+
+
+def _title(metric: str, k: int, slice_: str, offline: bool) -> str:
+    if metric == "step-ms":
+        return "ms a step"
+    return f"{METRIC_NAMES[metric]}@{k}" + ("" if offline else f" {slice_}")
+
+
+# which runs belong together -------------------------------------------------------------------------------------------
+
+
+def by_log(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each log and protocol."""
+    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        found[record.data, record.protocol].append(record)
+    return list(found.values())
+
+
+def swept(records: Sequence[Record], axis: str, fixed: Mapping[str, Any]) -> list[Record]:
+    """The runs of a sweep that differ in one setting alone.
+
+    Args:
+        records: of all its settings.
+        axis: the setting.
+        fixed: settings of every run; the axis may be among them.
+    """
+    rest = _without(fixed, [axis])
+    return [r for r in records if axis in r.settings and _without(r.settings, [axis]) == rest]
+
+
+def common_settings(records: Sequence[Record]) -> dict[str, Any]:
+    """Settings that are the same in all of them."""
+    first = records[0].settings.items()
+    return {name: value for name, value in first if all(r.settings.get(name) == value for r in records)}
+
+
+def _without(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in names}
+
+
+def labelled(name: str, settings: Mapping[str, Any], common: Iterable[str]) -> str:
+    """A method or a floor with the settings that not all have: `xir (dim=8)`."""
+    rest = settings_text(_without(settings, common))
+    return f"{name} ({rest})" if rest else name
+
+
+def by_number(value: str) -> tuple[float, str]:
+    """A key that puts numbers in their order, before all else."""
+    try:
+        return float(value), ""
+    except ValueError:
+        return math.inf, value
+
+
+def group_of(record: Record, floor: str | None = None) -> Group:
+    """Where the figures of a record's method, or of a floor beside it, belong."""
+    return record.data, record.protocol, floor or record.method, settings_text(record.settings_of(floor))
+
+
+# means ----------------------------------------------------------------------------------------------------------------
+
+
+class Mean(NamedTuple):
     """A mean over seeds."""
 
     mean: float
@@ -51,135 +149,87 @@ class Figure(NamedTuple):
         return f"{self.mean:.4f}{deviation}"
 
 
-Group = tuple[str, str, str, str]
-"""Log, protocol, method or floor, and settings."""
-
-
 class Figures:
     """Means over seeds of everything that some records measured."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-        seen: set[tuple[Any, ...]] = set()
+        self._values: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
         for record in records:
-            for m in record.measures:
-                who = m["floor"] or record.method
-                settings = told(record.floor_settings if m["floor"] else record.settings)
-                at = (record.data, record.protocol, who, settings, m["metric"], m["k"], m["slice"])
-                if (*at, record.seed) not in seen:  # every method of a comparison measures the floors again
-                    seen.add((*at, record.seed))
-                    values[at].append(m["value"])
-        self._values = values
+            groups = {floor: group_of(record, floor) for floor in (None, *record.floors)}
+            for m in record.measures:  # every method of a comparison measures the floors again: one value a seed
+                self._values[*groups[m.floor], m.metric, m.k, m.slice].setdefault(record.seed, m.value)
 
-    def of(self, group: Group, metric: str, k: int, slice_: str) -> Figure | None:
+    def of(self, group: Group, metric: str, k: int, slice_: str) -> Mean | None:
         """One figure; None if nobody measured it."""
-        found = self._values.get((*group, metric, k, slice_))
+        found = list(self._values.get((*group, metric, k, slice_), {}).values())
         if not found:
             return None
-        return Figure(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+        return Mean(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+
+    def cell(self, group: Group, figure: tuple[str, int, str]) -> str:
+        """One figure (metric, k and slice) as a table shows it; empty if nobody measured it."""
+        found = self.of(group, *figure)
+        if found is None:
+            return ""
+        return f"{found.mean:.1f}" if figure == STEP_MS else str(found)
 
 
-def told(settings: dict[str, Any]) -> str:
-    """Settings for a person."""
-    listed = {name: "+".join(map(str, v)) if isinstance(v, (list, tuple)) else v for name, v in settings.items()}
-    return ", ".join(f"{name}={value}" for name, value in sorted(listed.items()))
+# tables ---------------------------------------------------------------------------------------------------------------
 
 
-def markdown(records: Sequence[Record]) -> str:
-    """Every log and protocol in a table of its own."""
-    parts = []
-    for data, protocol in dict.fromkeys((r.data, r.protocol) for r in records):
-        ours = [r for r in records if (r.data, r.protocol) == (data, protocol)]
-        parts += [f"## {data}, {protocol}", about(ours)]
-        parts += [offline_table(ours)] if protocol == "offline" else _prequential_tables(ours)
-    return "\n\n".join(parts) + "\n"
-
-
-def sweep_markdown(records: Sequence[Record], parameters: Sequence[str], fixed: Mapping[str, Any]) -> str:
-    """Every log in a section, every parameter in a table of its own.
+def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping[str, Any] | None = None) -> str:
+    """Every log and protocol in a section.
 
     Args:
         records: what was measured.
-        parameters: the settings that were changed one at a time.
-        fixed: the settings of all runs.
+        axes: of a sweep: the settings that were changed one at a time; each has a table of its own.
+        fixed: of a sweep: the settings of all runs.
     """
     parts = []
-    for data, protocol in dict.fromkeys((r.data, r.protocol) for r in records):
-        ours = [r for r in records if (r.data, r.protocol) == (data, protocol)]
-        parts += [f"## {data}, {protocol}", about(ours)]
-        for parameter in parameters:
-            changed = swept(ours, parameter, fixed)
-            parts += [f"### {parameter}", sweep_table(changed, parameter, *headline(changed))]
+    for ours in by_log(records):
+        parts += [f"## {ours[0].data}, {ours[0].protocol}", about(ours)]
+        for axis in axes:
+            parts += [f"### {axis}", sweep_table(swept(ours, axis, fixed or {}), axis)]
+        if not axes:
+            parts.append(main_table(ours))
+        if not axes and ours[0].protocol == "prequential":
+            for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
+                parts += [f"HR@{shown_k(ours)} by user and item, {what}:", slices_table(ours, prefix)]
     return "\n\n".join(parts) + "\n"
-
-
-def _prequential_tables(records: Sequence[Record]) -> list[str]:
-    parts = [prequential_table(records)]
-    for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
-        parts += [f"HR@{shown_k(records)} by user and item, {what}:", slices_table(records, prefix)]
-    return parts
 
 
 def about(records: Sequence[Record]) -> str:
     """What was run, in a sentence."""
-    first, seeds = records[0].about, sorted({r.seed for r in records})
-    users, items = f"{first['users']:,} users{_tested(records)}", f"{first['items']:,} items"
-    sizes = f"{users}, {items}, {first['events']:,} events{_ranked(records)}"
+    first, seeds = records[0].about, {r.seed for r in records}
+    tested = {r.about["users_tested"] for r in records if "users_tested" in r.about}
+    ranked = {r.about["slices"]["all"] for r in records if "slices" in r.about}
+    reasons = refused(first.get("accounting", {}))
     epochs = sorted({r.about["epochs"] for r in records if "epochs" in r.about})
-    passes = f", {', '.join(map(str, epochs))} epochs" if epochs else ", one pass, test then train"
-    runs = f"{len(seeds)} seeds (mean ± deviation)" if len(seeds) > 1 else "one seed"
-    common, part = told(common_settings(records)), told(records[0].log)
-    return f"{sizes}{passes}, {runs}{f', {common}' if common else ''}{f'; of the log {part}' if part else ''}."
-
-
-def _tested(records: Sequence[Record]) -> str:
-    """How many users have a test item, if not all."""
-    counts = {r.about["users_tested"] for r in records if "users_tested" in r.about}
-    return "" if counts <= {records[0].about["users"]} else f" ({_range(counts)} tested)"
-
-
-def _ranked(records: Sequence[Record]) -> str:
-    """How many events of a stream were ranked, if not all: those that the line refuses are not."""
-    counts = {r.about["slices"]["all"] for r in records if "slices" in r.about}
-    if counts <= {records[0].about["events"]}:
-        return ""
-    reasons = refused(records[0].about.get("accounting", {}))
-    return f" ({_range(counts)} ranked{f'; refused: {reasons}' if reasons else ''})"
-
-
-def _range(counts: set[int]) -> str:
-    few, many = min(counts), max(counts)
-    return f"{few:,}" if few == many else f"{few:,} to {many:,}"
-
-
-def offline_table(records: Sequence[Record]) -> str:
-    """Methods by metric; beside them the paper's figures, where they are of the same log."""
-    figures, groups, names = Figures(records), _groups(records), _names(records)
-    paper = records[0].data == "gowalla" and records[0].about.get("events") == 1_027_464
-    columns = [(metric, k) for metric in ("recall", "ndcg") for k in measured_ks(records)] + [
-        ("authors-ndcg", shown_k(records))
+    parts = [
+        _counted("users", first["users"], tested, "tested"),
+        f"{first['items']:,} items",
+        _counted("events", first["events"], ranked, f"ranked{f'; refused: {reasons}' if reasons else ''}"),
+        f"{', '.join(map(str, epochs))} epochs" if epochs else "one pass, test then train",
+        f"{len(seeds)} seeds (mean ± deviation)" if len(seeds) > 1 else "one seed",
+        settings_text(common_settings(records)),
     ]
-    head = [_column(metric, k) for metric, k in columns] + ["ms a step"]
-    head += ["paper: Recall@10", "paper: NDCG@10 (authors')"] if paper else []
-    rows = []
-    for group in groups:
-        cells = [figures.of(group, metric, k, "all") for metric, k in columns]
-        row = [*map(_shown, cells), _step(figures, group)]
-        if paper:
-            row += [f"{x:.4f}" for x in PAPER_GOWALLA[group[2]][::-1]] if group[2] in PAPER_GOWALLA else ["", ""]
-        rows.append([names[group[3]].format(group[2]), *row])
-    return _table(["method", *head], rows)
+    used = settings_text(records[0].log)
+    return f"{', '.join(filter(None, parts))}{f'; of the log {used}' if used else ''}."
 
 
-def prequential_table(records: Sequence[Record]) -> str:
-    """Floors, then methods: all events and those new to their user, of the second half and of the whole stream."""
-    k, figures = shown_k(records), Figures(records)
-    head = [f"{_metric(metric)}@{k} {slice_}" for metric, slice_ in PREQUENTIAL_COLUMNS]
-    rows = []
-    for name, group in _floors_and_methods(records):
-        cells = [figures.of(group, metric, k, slice_) for metric, slice_ in PREQUENTIAL_COLUMNS]
-        rows.append([name, *map(_shown, cells), _step(figures, group)])
-    return _table(["", *head, "ms a step"], rows)
+def _counted(what: str, total: int, some: set[int], done: str) -> str:
+    """`5,000 events`, or `5,000 events (4,000 to 4,500 ranked)` if not all of them were."""
+    if some <= {total}:
+        return f"{total:,} {what}"
+    few, many = min(some), max(some)
+    return f"{total:,} {what} ({f'{few:,}' if few == many else f'{few:,} to {many:,}'} {done})"
+
+
+def main_table(records: Sequence[Record]) -> str:
+    """Floors, then methods, with the columns of `main_columns`."""
+    columns = main_columns(records)
+    rows = [[name, *(cell(group) for cell in columns.values())] for group, name in _floors_and_methods(records)]
+    return _table(["method" if records[0].protocol == "offline" else "", *columns], rows)
 
 
 def slices_table(records: Sequence[Record], prefix: str = "") -> str:
@@ -190,78 +240,35 @@ def slices_table(records: Sequence[Record], prefix: str = "") -> str:
     """
     k, figures, events = shown_k(records), Figures(records), records[0].about.get("slices", {})
     rows = [["events", *(f"{events[prefix + split]:,}" if prefix + split in events else "" for split in SPLITS)]]
-    for name, group in _floors_and_methods(records):
-        rows.append([name, *(_shown(figures.of(group, "hr", k, prefix + split)) for split in SPLITS)])
+    for group, name in _floors_and_methods(records):
+        rows.append([name, *(figures.cell(group, ("hr", k, prefix + split)) for split in SPLITS)])
     return _table(["", *(split.replace("-", " ") for split in SPLITS)], rows)
 
 
-def _floors_and_methods(records: Sequence[Record]) -> list[tuple[str, Group]]:
-    """What tables call each, and where its figures are."""
-    names, common = _names(records), common_settings(records)
-    found: dict[Group, str] = {}
-    for record in records:
-        rest = told({name: value for name, value in record.floor_settings.items() if name not in common})
-        for floor in dict.fromkeys(m["floor"] for m in record.measures if m["floor"]):
-            group = (record.data, record.protocol, floor, told(record.floor_settings))
-            found[group] = f"floor: {floor}" + (f" ({rest})" if rest else "")
-    found |= {group: names[group[3]].format(group[2]) for group in _groups(records)}
-    return [(name, group) for group, name in found.items()]
-
-
-def sweep_table(records: Sequence[Record], parameter: str, metric: str, k: int, slice_: str) -> str:
+def sweep_table(records: Sequence[Record], parameter: str) -> str:
     """One parameter's values by method."""
-    figures = Figures(records)
-    rows = []
-    for record in _one_each(records):
-        group = (record.data, record.protocol, record.method, told(record.settings))
-        cells = [_shown(figures.of(group, metric, k, slice_)), _step(figures, group)]
-        rows.append([str(record.settings.get(parameter, "default")), record.method, *cells])
-    where = "" if slice_ == "all" else f" {slice_}"
+    figures, shown, rows = Figures(records), (headline(records), STEP_MS), []
+    for group, record in {group_of(record): record for record in records}.items():
+        value = str(record.settings.get(parameter, "default"))
+        rows.append([value, record.method, *(figures.cell(group, figure) for figure in shown)])
     rows.sort(key=lambda row: by_number(row[0]))
-    return _table([parameter, "method", f"{_metric(metric)}@{k}{where}", "ms a step"], rows)
+    titles = [_title(*figure, offline=records[0].protocol == "offline") for figure in shown]
+    return _table([parameter, "method", *titles], rows)
 
 
-def _step(figures: Figures, group: Group) -> str:
-    """Milliseconds of a training step, where they were measured."""
-    step = figures.of(group, "step-ms", 0, "all")
-    return "" if step is None else f"{step.mean:.1f}"
-
-
-def _one_each(records: Sequence[Record]) -> list[Record]:
-    found: dict[tuple[str, str], Record] = {}
+def _floors_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
+    """Where the figures of each are, and what tables call it."""
+    floors, methods, common = {}, {}, common_settings(records)
     for record in records:
-        found.setdefault((record.method, told(record.settings)), record)
-    return list(found.values())
-
-
-def _groups(records: Sequence[Record]) -> list[Group]:
-    return list(dict.fromkeys((r.data, r.protocol, r.method, told(r.settings)) for r in records))
-
-
-def _names(records: Sequence[Record]) -> dict[str, str]:
-    """For the settings of each record, how a method with them is called; `{}` stands for the method."""
-    common = common_settings(records)
-    found = {}
-    for record in records:
-        rest = told({name: value for name, value in record.settings.items() if name not in common})
-        found[told(record.settings)] = f"`{{}}` ({rest})" if rest else "`{}`"
-    return found
-
-
-def _metric(metric: str) -> str:
-    return {"hr": "HR", "ndcg": "NDCG", "mrr": "MRR", "recall": "Recall", "authors-ndcg": "authors' NDCG"}[metric]
-
-
-def _column(metric: str, k: int) -> str:
-    return f"{_metric(metric)}@{k}"
-
-
-def _shown(figure: Figure | None) -> str:
-    return "" if figure is None else str(figure)
+        methods[group_of(record)] = labelled(f"`{record.method}`", record.settings, common)
+        for floor in record.floors:
+            floors[group_of(record, floor)] = labelled(f"floor: {floor}", record.settings_of(floor), common)
+    return [*floors.items(), *methods.items()]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns in which nothing stands are left out."""
-    shown = [at for at in range(len(head)) if any(row[at] for row in rows)]
-    lines = [[head[at] for at in shown], ["---"] * len(shown), *([row[at] for at in shown] for row in rows)]
+    """Rows and columns in which nothing stands are left out."""
+    rows = [row for row in rows if any(row[1:])]
+    filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
+    lines = [[head[at] for at in filled], ["---"] * len(filled), *([row[at] for at in filled] for row in rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -19,7 +19,7 @@ def bench() -> None:
 
 def _command(kind: type[Bench]) -> click.Command:
     @click.command(kind.name, cls=GroupedCommand, help=kind.__doc__)
-    @settings_options(kind, envvar=None)  # those of a run would change the figures
+    @settings_options(kind, environment=())  # variables of a run would change the figures
     @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
     def measure(settings: Bench, as_json: bool) -> None:
         result = settings.run()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,8 +115,9 @@ def setting_option(kind: type[Settings], name: str, heading: str | None = None, 
     }
     if setting.is_mapping:
         attributes["default"] = tuple(setting.default.items())
-    names = f"--{setting.option}" + (f"/--no-{setting.option}" if setting.base is bool else "")
-    return option(heading or setting.heading, names, name, **(attributes | changes))
+    names = [f"--{setting.option}" + (f"/--no-{setting.option}" if setting.base is bool else "")]
+    names += [f"--{setting.about.also}"] if setting.about.also else []
+    return option(heading or setting.heading, *names, name, **(attributes | changes))
 
 
 def _help(setting: Setting) -> str:
@@ -129,7 +130,11 @@ def _help(setting: Setting) -> str:
 
 
 def settings_options(
-    kind: type[Settings], *, only: Iterable[str] | None = None, heading: str | None = None, **changes: Any
+    kind: type[Settings],
+    *,
+    only: Iterable[str] | None = None,
+    heading: str | None = None,
+    environment: Collection[str] | None = None,
 ) -> Callable[[F], F]:
     """Every setting of a class as an option, and `--config`; the command's function gets them as one object first.
 
@@ -137,27 +142,33 @@ def settings_options(
         kind: the settings.
         only: names of those that are offered; all others have their defaults.
         heading: if it is not the settings' own.
-        changes: attributes of the click options that differ.
+        environment: names of those that environment variables may set, without `--config`; None: all, and `--config`.
     """
     names = list(kind.all()) if only is None else list(only)
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def with_settings(**given: Any) -> Any:
-            values = {name: given.pop(name) for name in names}
-            maps = {name: dict(values[name]) for name in names if kind.all()[name].is_mapping}
-            settings = kind(**(values | maps))
+            settings = kind(**{name: _built(kind.all()[name], given.pop(name)) for name in names})
             if problems := settings.problems():
                 raise SettingsError([f"--{problem}" for problem in problems])
             return function(settings, **given)
 
         decorated: Any = with_settings
         for name in reversed(names):
-            decorated = setting_option(kind, name, heading, **changes)(decorated)
-        found: F = config_option(decorated)
+            no_variable = {} if environment is None or name in environment else {"envvar": None}
+            decorated = setting_option(kind, name, heading, **no_variable)(decorated)
+        found: F = config_option(decorated) if environment is None else decorated
         return found
 
     return decorate
+
+
+def _built(setting: Setting, value: Any) -> Any:
+    """A setting's value from what click found: pairs are a mapping, and nothing is None where that is the default."""
+    if setting.is_mapping:
+        return dict(value)
+    return None if value == () and setting.default is None else value
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:

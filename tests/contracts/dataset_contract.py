@@ -24,7 +24,7 @@ import pytest
 import zstandard
 
 from streamer.errors import SourceError
-from streamer.replay.datasets import DATASETS, Log, LogOptions, open_log
+from streamer.replay.datasets import DATASETS, Log, LogSettings, open_log
 from streamer.replay.events import Events
 
 Row = tuple[str, str, float | None]
@@ -44,7 +44,7 @@ def rows_in(events: Events) -> list[Row]:
 
 def events_of(path: Path, name: str | None = None, **options: Any) -> Events:
     """All events of a small log."""
-    with open_log(path, name, LogOptions(**options)) as log:
+    with open_log(path, name, LogSettings(**options)) as log:
         (events,) = log.batches()
     return events
 
@@ -60,7 +60,7 @@ class FormatContract:
     options: ClassVar[dict[str, Any]] = {}
 
     def check(self, path: Path, name: str | None = None) -> None:
-        with open_log(path, name, LogOptions(**self.options)) as log:
+        with open_log(path, name, LogSettings(**self.options)) as log:
             assert log.name == self.name
             found = rows_of(log)
             assert (found if log.has_time else sorted(found)) == self.events
@@ -112,7 +112,7 @@ class DatasetContract(FormatContract):
 
     def test_malformed_line_is_counted_and_shown_and_the_rest_goes_on(self, write: Write):
         line = self.malformed.encode() if isinstance(self.malformed, str) else self.malformed
-        with open_log(write(self.file, self.raw() + line + b"\n"), self.name, LogOptions(**self.options)) as log:
+        with open_log(write(self.file, self.raw() + line + b"\n"), self.name, LogSettings(**self.options)) as log:
             assert sorted(rows_of(log), key=str) == sorted(self.events, key=str)
             assert log.malformed.by_reason == {self.reason: 1}
             number = len(self.raw().splitlines()) + 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamer.replay.cli import demo_summary
-from streamer.replay.cli.demo import demo_settings, timer, writer
+from streamer.replay.cli.demo import demo_settings, writer
 from streamer.settings import RunSettings
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def test_the_summary_is_plain_in_a_pipe_and_names_the_next_commands(
 ):
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/streamer", "demo"])
     monkeypatch.setenv("PATH", "")
-    demo_summary.printed(figures, sys.stdout)
+    demo_summary.print_summary(figures, sys.stdout)
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "20,000 = 20,000 trained + 0 filtered + 0 dead-lettered" in text
@@ -156,13 +156,3 @@ def test_a_writer_ends_with_the_block_and_that_is_no_failure(tmp_path: Path):
         assert len(threads) == 1
     assert not threads[0].is_alive()
     assert not failed.is_set()
-
-
-def test_a_timer_rings_unless_the_block_has_ended():
-    rang = threading.Event()
-    with timer(0.0, rang.set):
-        assert rang.wait(30)
-    silent = threading.Event()
-    with timer(1000.0, silent.set):
-        pass
-    assert not silent.is_set()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import encode
 from streamer.replay.events import Events, Record
-from streamer.replay.producer import DEFAULT_PARTITIONS, MAX_WRITE_RECORDS, EmbeddedSink, MemorySink, produce
+from streamer.replay.producer import MAX_WRITE_RECORDS, EmbeddedSink, MemorySink, produce
+from streamer.replay.settings import DEFAULT_PARTITIONS
 from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource

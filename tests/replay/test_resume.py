@@ -15,7 +15,7 @@ from crash_harness import Command, Zygote
 from embedded_topic import chunks_in
 
 from streamer.errors import SourceError
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.events import Events, Record
 from streamer.replay.producer import EmbeddedSink, EventSink, MemorySink, produce
 from streamer.replay.resume import ReplayLog, replay_name
@@ -73,7 +73,7 @@ def test_files_that_are_divided_otherwise_have_another_name(tmp_path: Path):
 
 def name_of(path: Path, kind: str) -> str:
     with open_log(path, kind) as log:
-        return log_name(kind, log.files, LogOptions(), 1)
+        return log_name(kind, log.files, LogSettings(), 1)
 
 
 @pytest.mark.parametrize(

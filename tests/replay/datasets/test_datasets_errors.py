@@ -9,7 +9,7 @@ import pytest
 from contracts.dataset_contract import rows_of
 
 from streamer.errors import SettingsError, SourceError, StreamerError
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 
 GOOD = "user_id,item_id,timestamp\na,x,1\n"
 RATINGS = "196\t242\t3\t881250949\n"
@@ -66,7 +66,7 @@ def test_file_of_another_format_is_reported(write, name, content, message):
 @pytest.mark.parametrize("part", ["user_id", "item_id", "timestamp", "rating", "event_type"])
 def test_column_that_was_named_and_is_missing_is_reported(write, part):
     with pytest.raises(SourceError, match=f"no column 'nothing' for {part}"):
-        open_log(write("log.csv", GOOD), "csv", LogOptions(columns={part: "nothing"}, header=True))
+        open_log(write("log.csv", GOOD), "csv", LogSettings(columns={part: "nothing"}, header=True))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_column_that_was_named_and_is_missing_is_reported(write, part):
 def test_missing_feature_is_reported(write, files, options, message):
     path, *_ = [write(name, content) for name, content in files.items()]
     with pytest.raises(SourceError, match=message):
-        open_log(path, None, LogOptions(**options))
+        open_log(path, None, LogSettings(**options))
 
 
 def test_two_columns_of_one_name_do_not_matter_if_they_are_no_part_of_an_event(write):
@@ -116,21 +116,21 @@ def test_files_with_different_columns_are_reported(write):
 
 def test_too_little_memory_is_reported(write):
     path = write("log.csv", "user_id,item_id\n" + "".join(f"u{n},i{n}\n" for n in range(200_000)))
-    with pytest.raises(StreamerError, match="memory_limit"):
-        open_log(path, "csv", LogOptions(memory_limit="1MB"))
+    with pytest.raises(StreamerError, match="memory-limit"):
+        open_log(path, "csv", LogSettings(memory_limit="1MB"))
 
 
 def test_memory_limit_or_directory_that_cannot_be_used_is_reported(write):
     path = write("log.csv", GOOD)
-    with pytest.raises(SettingsError, match="memory_limit is 'much'"):
-        open_log(path, "csv", LogOptions(memory_limit="much"))
-    with pytest.raises(SettingsError, match=r"temp_dir .*nowhere cannot be used"):
-        open_log(path, "csv", LogOptions(temp_dir=path.parent / "nowhere"))
+    with pytest.raises(SettingsError, match="memory-limit is 'much'"):
+        open_log(path, "csv", LogSettings(memory_limit="much"))
+    with pytest.raises(SettingsError, match=r"temp-dir .*nowhere cannot be used"):
+        open_log(path, "csv", LogSettings(temp_dir=path.parent / "nowhere"))
 
 
 def test_temporary_files_are_gone_when_the_log_is_closed_and_it_may_be_closed_twice(write, tmp_path):
     (temporary := tmp_path / "temporary").mkdir()
-    with open_log(write("log.csv", GOOD), "csv", LogOptions(temp_dir=temporary)) as log:
+    with open_log(write("log.csv", GOOD), "csv", LogSettings(temp_dir=temporary)) as log:
         assert list(temporary.iterdir())
     assert list(temporary.iterdir()) == []
     log.close()
@@ -140,6 +140,6 @@ def test_temporary_files_are_gone_when_the_log_is_closed_and_it_may_be_closed_tw
 def test_temporary_files_are_gone_when_the_log_cannot_be_opened(write, tmp_path, content):
     (temporary := tmp_path / "temporary").mkdir()
     with pytest.raises(SourceError) as caught:  # keeps all that the failed call knew alive
-        open_log(write("log.csv", content), "csv", LogOptions(temp_dir=temporary))
+        open_log(write("log.csv", content), "csv", LogSettings(temp_dir=temporary))
     assert list(temporary.iterdir()) == []
     assert caught.value.__traceback__ is not None

@@ -8,7 +8,7 @@ from contracts.dataset_contract import events_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.datasets.base import SEPARATOR, FeatureColumn
 from streamer.replay.datasets.features import LONGEST_FEATURE, FeatureReader
 
@@ -61,7 +61,7 @@ def test_features_of_events_are_right_in_every_chunk_and_pass(write, monkeypatch
     monkeypatch.setattr("streamer.replay.datasets.features.MOST_SHARED", most_shared)
     rows = [f"u{n % 3},i{n % 5},{n % 4},c{n % 7},{'' if n % 2 else n}" for n in range(100)]
     path = write("log.csv", "user_id,item_id,timestamp,colour,size\n" + "\n".join(rows))
-    options = LogOptions(item_features=("colour",), user_features=("size:float",))
+    options = LogSettings(item_features=("colour",), user_features=("size:float",))
     expected = [(f"i{n % 5}", f"c{n % 7}", None if n % 2 else float(n)) for n in range(100)]
     with open_log(path, "csv", options) as log:
         for pass_seed in (None, 1):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import SettingsError
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 
 
 class Row(NamedTuple):
@@ -37,7 +37,7 @@ ROWS = st.lists(
 SOME = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
-def kept(write, rows: list[Row], options: LogOptions, name: str = "csv") -> Counter[Row]:
+def kept(write, rows: list[Row], options: LogSettings, name: str = "csv") -> Counter[Row]:
     """What the log leaves of some rows; each has a number of its own."""
     text = "user_id,item_id,rating,event_type,timestamp,number\n"
     text += "".join(f"{','.join(map(str, row))},{number}\n" for number, row in enumerate(rows))
@@ -59,40 +59,40 @@ def slow_core(rows: list[Row], users: int, items: int) -> list[Row]:
 @SOME
 @given(ROWS, st.integers(0, 5), st.integers(0, 5))
 def test_core_has_enough_events_of_every_user_and_item(write, rows, users, items):
-    options = LogOptions(min_user_events=users, min_item_events=items)
+    options = LogSettings(min_user_events=users, min_item_events=items)
     assert kept(write, rows, options) == Counter(slow_core(rows, users, items))
 
 
 @SOME
 @given(ROWS, st.sampled_from([0.0, 2.5, 3.0, 6.0]))
 def test_threshold_keeps_that_rating_and_more(write, rows, least):
-    assert kept(write, rows, LogOptions(min_rating=least)) == Counter(r for r in rows if r.rating >= least)
+    assert kept(write, rows, LogSettings(min_rating=least)) == Counter(r for r in rows if r.rating >= least)
 
 
 @SOME
 @given(ROWS)
 def test_amazon_keeps_what_is_above_the_average_of_the_user(write, rows):
     mean = {user: sum(x) / len(x) for user in "abcde" if (x := [r.rating for r in rows if r.user == user])}
-    assert kept(write, rows, LogOptions(), "amazon") == Counter(r for r in rows if r.rating > mean[r.user] + 1e-9)
+    assert kept(write, rows, LogSettings(), "amazon") == Counter(r for r in rows if r.rating > mean[r.user] + 1e-9)
 
 
 @SOME
 @given(ROWS, st.integers(0, 4), st.integers(1, 3))
 def test_time_range_includes_its_start_and_excludes_its_end(write, rows, since, length):
-    options = LogOptions(since=str(since), until=str(since + length))
+    options = LogSettings(since=str(since), until=str(since + length))
     assert kept(write, rows, options) == Counter(r for r in rows if since <= r.time < since + length)
 
 
 @SOME
 @given(ROWS, st.sampled_from([("buy",), ("view", "buy"), ("sell",)]))
 def test_types_are_those_asked_for(write, rows, types):
-    assert kept(write, rows, LogOptions(event_types=types)) == Counter(r for r in rows if r.kind in types)
+    assert kept(write, rows, LogSettings(event_types=types)) == Counter(r for r in rows if r.kind in types)
 
 
 @SOME
 @given(ROWS, st.integers(1, 6), st.integers(0, 9))
 def test_sample_has_that_number_of_users_with_all_their_events(write, rows, number, seed):
-    found = kept(write, rows, LogOptions(sample_users=number, seed=seed))
+    found = kept(write, rows, LogSettings(sample_users=number, seed=seed))
     users = {r.user for r in found}
     assert len(users) == min(number, len({r.user for r in rows}))
     assert found == Counter(r for r in rows if r.user in users)
@@ -102,29 +102,29 @@ def test_sample_has_that_number_of_users_with_all_their_events(write, rows, numb
 @SOME
 @given(ROWS, st.integers(1, 3), st.sampled_from([1.0, 2.5]), st.integers(0, 3))
 def test_filters_come_before_the_sample_and_the_core_comes_last(write, rows, core, least, seed):
-    together = LogOptions(min_rating=least, sample_users=2, seed=seed, min_user_events=core, min_item_events=core)
+    together = LogSettings(min_rating=least, sample_users=2, seed=seed, min_user_events=core, min_item_events=core)
     rated = [r for r in rows if r.rating >= least]
-    sampled = list(kept(write, rated, LogOptions(sample_users=2, seed=seed)).elements()) if rated else []
+    sampled = list(kept(write, rated, LogSettings(sample_users=2, seed=seed)).elements()) if rated else []
     assert kept(write, rows, together) == Counter(slow_core(sampled, core, core))
 
 
 def test_smaller_sample_is_part_of_a_larger_one_and_seeds_differ(write):
     rows = [Row(f"u{n}", "x", 1.0, "view", 1) for n in range(60)]
-    ten = {r.user for r in kept(write, rows, LogOptions(sample_users=10))}
-    half = {r.user for r in kept(write, rows, LogOptions(sample_users=0.5))}
+    ten = {r.user for r in kept(write, rows, LogSettings(sample_users=10))}
+    half = {r.user for r in kept(write, rows, LogSettings(sample_users=0.5))}
     assert (len(ten), len(half)) == (10, 30)
     assert ten < half
-    assert ten != {r.user for r in kept(write, rows, LogOptions(sample_users=10, seed=1))}
+    assert ten != {r.user for r in kept(write, rows, LogSettings(sample_users=10, seed=1))}
 
 
 def test_time_range_takes_dates_and_offsets(write):
     rows = [Row("a", "x", 1.0, "view", 1415664000 + hour * 3600) for hour in range(-2, 3)]
-    found = kept(write, rows, LogOptions(since="2014-11-11", until="2014-11-11T03:00:00+01:00"))
+    found = kept(write, rows, LogSettings(since="2014-11-11", until="2014-11-11T03:00:00+01:00"))
     assert sorted(r.time for r in found) == [1415664000, 1415664000 + 3600]
 
 
 def test_filters_that_leave_nothing_leave_an_empty_log(write):
-    with open_log(write("log.csv", "user_id,item_id\na,x\n"), "csv", LogOptions(min_user_events=2)) as log:
+    with open_log(write("log.csv", "user_id,item_id\na,x\n"), "csv", LogSettings(min_user_events=2)) as log:
         assert len(log) == 0
         assert list(log.batches()) == []
         assert len(log.interactions()) == 0
@@ -132,10 +132,10 @@ def test_filters_that_leave_nothing_leave_an_empty_log(write):
 
 
 def test_filter_without_its_column_is_refused_with_all_others(write):
-    options = LogOptions(event_types=("buy",), min_rating=3, since="2014-01-01", until="2015-01-01")
+    options = LogSettings(event_types=("buy",), min_rating=3, since="2014-01-01", until="2015-01-01")
     with pytest.raises(SettingsError) as caught:
         open_log(write("log.csv", "user_id,item_id\na,x\n"), "csv", options)
-    assert [problem.split()[0] for problem in caught.value.problems] == ["event_types", "min_rating", "since", "until"]
+    assert [problem.split()[0] for problem in caught.value.problems] == ["event-type", "min-rating", "since", "until"]
     assert "the log has only user_id, item_id" in caught.value.problems[0]
 
 
@@ -145,25 +145,25 @@ def test_filter_without_its_column_is_refused_with_all_others(write):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (LogOptions(columns={"user": "uid"}), "no field 'user'"),
-        (LogOptions(columns={"user_id": ""}), "user_id needs the name"),
-        (LogOptions(item_features=(":float",)), "names no column"),
-        (LogOptions(min_rating=float("nan")), "min_rating is nan"),
-        (LogOptions(min_user_events=-1), "min_user_events is -1"),
-        (LogOptions(min_item_events=-1), "min_item_events is -1"),
-        (LogOptions(limit=0), "limit is 0"),
-        (LogOptions(sample_users=0), "sample_users is 0"),
-        (LogOptions(sample_users=1.5), "sample_users is 1.5"),
-        (LogOptions(since="yesterday"), "since is 'yesterday'"),
-        (LogOptions(until="inf"), "until is 'inf'"),
-        (LogOptions(since="2015-01-01", until="2014-01-01"), "no time lies between"),
-        (LogOptions(sample_users=float("inf")), "sample_users is inf"),
-        (LogOptions(since="2014"), "since is '2014', a date or seconds? Write 2014-11-11, or 2014.0 for seconds"),
-        (LogOptions(since="1111"), "a date or seconds?"),
-        (LogOptions(until="20141111"), "a date or seconds?"),
-        (LogOptions(seed=-1), "seed is -1"),
-        (LogOptions(threads=0), "threads is 0"),
-        (LogOptions(delimiter=""), "delimiter is ''"),
+        (LogSettings(columns={"user": "uid"}), "no field 'user'"),
+        (LogSettings(columns={"user_id": ""}), "user_id needs the name"),
+        (LogSettings(item_features=(":float",)), "names no column"),
+        (LogSettings(min_rating=float("nan")), "min-rating is nan"),
+        (LogSettings(min_user_events=-1), "min-user-events is -1"),
+        (LogSettings(min_item_events=-1), "min-item-events is -1"),
+        (LogSettings(limit=0), "limit is 0"),
+        (LogSettings(sample_users=0), "sample-users is 0"),
+        (LogSettings(sample_users=1.5), "sample-users is 1.5"),
+        (LogSettings(since="yesterday"), "since is 'yesterday'"),
+        (LogSettings(until="inf"), "until is 'inf'"),
+        (LogSettings(since="2015-01-01", until="2014-01-01"), "no time lies between"),
+        (LogSettings(sample_users=float("inf")), "sample-users is inf"),
+        (LogSettings(since="2014"), "since is '2014', a date or seconds? Write 2014-11-11, or 2014.0 for seconds"),
+        (LogSettings(since="1111"), "a date or seconds?"),
+        (LogSettings(until="20141111"), "a date or seconds?"),
+        (LogSettings(seed=-1), "seed is -1"),
+        (LogSettings(threads=0), "threads is 0"),
+        (LogSettings(delimiter=""), "delimiter is ''"),
     ],
 )
 def test_wrong_option_is_reported(options, expected):
@@ -173,11 +173,11 @@ def test_wrong_option_is_reported(options, expected):
 
 def test_all_wrong_options_are_reported_at_once_and_the_format_too(write):
     with pytest.raises(SettingsError) as caught:
-        open_log(write("log.csv", ""), "gowala", LogOptions(limit=0, seed=-1))
+        open_log(write("log.csv", ""), "gowala", LogSettings(limit=0, seed=-1))
     assert len(caught.value.problems) == 3
     assert "did you mean gowalla?" in caught.value.problems[2]
 
 
 @pytest.mark.parametrize("since", [None, "0", "86400", "2014.0", "1415664000", "2014-11-11"])
 def test_defaults_and_times_that_are_clear_have_no_problems(since):
-    assert LogOptions(since=since).problems() == []
+    assert LogSettings(since=since).problems() == []

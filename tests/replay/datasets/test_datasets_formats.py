@@ -10,7 +10,7 @@ import pytest
 from contracts.dataset_contract import DatasetContract, FormatContract, Write, events_of, rows_of
 
 from streamer.errors import SettingsError, SourceError
-from streamer.replay.datasets import DATASETS, LogOptions, open_log
+from streamer.replay.datasets import DATASETS, LogSettings, open_log
 
 
 class TestGowalla(DatasetContract):
@@ -121,7 +121,7 @@ class TestAmazon(DatasetContract):
 
     def test_header_and_milliseconds_are_read(self, write):
         path = write("Toys.csv", "user_id,parent_asin,rating,timestamp\nAGKASB,B006GBITXC,3.0,1452647382000\n")
-        with open_log(path, "amazon", LogOptions(min_rating=0)) as log:
+        with open_log(path, "amazon", LogSettings(min_rating=0)) as log:
             assert rows_of(log) == [("AGKASB", "B006GBITXC", 1452647382.0)]
 
     def test_ratings_above_the_average_of_their_user_count_unless_there_is_a_threshold(self, write):

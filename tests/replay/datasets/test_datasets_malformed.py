@@ -9,7 +9,7 @@ from contracts.dataset_contract import rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.replay.datasets import Log, LogOptions, open_log
+from streamer.replay.datasets import Log, LogSettings, open_log
 
 HEADER = "user_id,item_id,timestamp\n"
 LONGEST = "ü" * 256
@@ -110,7 +110,7 @@ def test_line_numbers_are_right_far_into_a_compressed_file(write, threads):
         lines.append({"good": f"user{number},item{number % 99},{number}", "short": "x,y", "late": "x,y,never"}[kind])
         if kind != "good":
             expected.append(number)
-    with open_log(write("log.csv.gz", "\n".join(lines)), "csv", LogOptions(threads=threads)) as log:
+    with open_log(write("log.csv.gz", "\n".join(lines)), "csv", LogSettings(threads=threads)) as log:
         assert [number for number, _ in numbers_and_reasons(log)] == expected[:20]
         assert log.malformed.total == len(expected)
 
@@ -134,7 +134,7 @@ def test_rating_that_is_not_a_number_matters_only_where_ratings_do(write):
     path = write("log.csv", "user_id,item_id,rating\na,x,5\na,y,good\na,z,\n")
     with open_log(path, "csv") as log:
         assert (len(log), log.malformed.total) == (3, 0)
-    with open_log(path, "csv", LogOptions(min_rating=1)) as log:
+    with open_log(path, "csv", LogSettings(min_rating=1)) as log:
         assert (rows_of(log), log.malformed.by_reason) == ([("a", "x", None)], {"bad_rating": 2})
 
 
@@ -169,7 +169,7 @@ def test_unclosed_quote_in_a_large_file_loses_no_line_and_is_logged(write, caplo
     lines[700] = 'u700,i700,"12 inch,700'
     path = write("log.csv", "user_id,item_id,title,timestamp\n" + "\n".join(lines))
     with caplog.at_level("INFO", "streamer.replay.datasets"):
-        log = open_log(path, "csv", LogOptions(item_features=("title",)))
+        log = open_log(path, "csv", LogSettings(item_features=("title",)))
     with log:
         assert [item for _, item, _ in rows_of(log)] == [f"i{n}" for n in range(50_000)]
         assert [f["title"] for f in next(log.batches()).item_features[700:702]] == ["12 inch", 'Title, "part" 7']

@@ -11,7 +11,7 @@ from contracts.dataset_contract import rows_in, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.datasets.stream import shuffled_sql
 
 
@@ -54,7 +54,7 @@ def test_keys_differ_from_row_to_row_and_those_of_neighbouring_seeds_have_nothin
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 99), st.integers(1, 9))
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_stream_is_sorted_by_time_and_ties_by_the_keys_of_the_rows(write, times, seed, chunk):
-    with open_log(write("log.csv", csv_of(times)), "csv", LogOptions(seed=seed)) as log:
+    with open_log(write("log.csv", csv_of(times)), "csv", LogSettings(seed=seed)) as log:
         expected = [(f"u{n % 7}", f"i{n}", float(times[n])) for n in slow_order(times, len(times), seed)]
         assert rows_of(log, chunk=chunk) == expected
         assert len(log) == len(times)
@@ -62,7 +62,7 @@ def test_stream_is_sorted_by_time_and_ties_by_the_keys_of_the_rows(write, times,
 
 def test_log_without_time_is_shuffled_by_the_seed(write):
     text = "user_id,item_id\n" + "".join(f"u,i{n}\n" for n in range(200))
-    with open_log(write("log.csv", text), "csv", LogOptions(seed=4)) as log:
+    with open_log(write("log.csv", text), "csv", LogSettings(seed=4)) as log:
         assert [item for _, item, _ in rows_of(log)] == [f"i{n}" for n in slow_order(None, 200, 4)]
         assert not log.has_time
         assert log.interactions().timestamps_s is None
@@ -74,7 +74,7 @@ def test_order_does_not_depend_on_threads_or_on_memory(write):
     path = write("log.csv", csv_of([rng.randrange(50) for _ in range(300_000)]))
     orders = []
     for options in ({"threads": 1}, {"threads": 2}, {"threads": 1, "memory_limit": "40MB"}):
-        with open_log(path, "csv", LogOptions(**options)) as log:
+        with open_log(path, "csv", LogSettings(**options)) as log:
             orders.append(rows_of(log))
     assert orders[0] == orders[1] == orders[2]
     times = [t for _, _, t in orders[0]]
@@ -102,7 +102,7 @@ def test_further_pass_has_another_order_of_ties_and_the_same_events(write):
 
 def test_pass_with_a_seed_is_the_order_that_the_seed_gives_from_the_start(write):
     path = write("log.csv", csv_of([1, 1, 1, 2, 2, 2]))
-    with open_log(path, "csv", LogOptions(seed=5)) as log, open_log(path, "csv") as other:
+    with open_log(path, "csv", LogSettings(seed=5)) as log, open_log(path, "csv") as other:
         assert rows_of(other, pass_seed=5) == rows_of(log)
 
 
@@ -116,7 +116,7 @@ def test_passes_may_run_at_the_same_time(write):
 
 def test_limit_is_the_beginning_of_the_stream_in_every_pass(write):
     path = write("log.csv", csv_of([n // 10 for n in range(100)]))
-    with open_log(path, "csv") as whole, open_log(path, "csv", LogOptions(limit=15)) as log:
+    with open_log(path, "csv") as whole, open_log(path, "csv", LogSettings(limit=15)) as log:
         assert rows_of(log) == rows_of(whole)[:15]
         assert sorted(rows_of(log, pass_seed=3)) == sorted(rows_of(log))
         assert len(log) == 15
@@ -143,6 +143,6 @@ def test_interactions_are_the_stream_with_codes_by_first_appearance(write):
 
 
 def test_interactions_know_only_ids_that_the_filters_left(write):
-    with open_log(write("log.csv", csv_of([1] * 20)), "csv", LogOptions(limit=3)) as log:
+    with open_log(write("log.csv", csv_of([1] * 20)), "csv", LogSettings(limit=3)) as log:
         found = log.interactions()
     assert sorted(set(found.items.tolist())) == list(range(len(found.item_ids))) == [0, 1, 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.replay.datasets import LogOptions, open_log
+from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.datasets.temporary import LOCK, PREFIX, LockedDirectory, remove_abandoned
 
 OWNER = """
@@ -42,12 +42,12 @@ def test_directory_of_a_killed_process_is_removed_by_the_next_log_and_no_other(o
     path, log = made_by(owner), write("log.csv", "user_id,item_id\na,x\n")
     unknown = tmp_path / f"{PREFIX}unknown"
     unknown.mkdir()
-    with open_log(log, "csv", LogOptions(temp_dir=tmp_path)):
+    with open_log(log, "csv", LogSettings(temp_dir=tmp_path)):
         assert path.exists(), "its process lives"
     owner.kill()
     owner.wait()
     assert path.exists()
-    with open_log(log, "csv", LogOptions(temp_dir=tmp_path)):
+    with open_log(log, "csv", LogSettings(temp_dir=tmp_path)):
         assert not path.exists()
     assert unknown.exists(), "nobody knows whether it is used"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from streamer.cli.main import cli
-from streamer.replay.evaluation.record import Record
+from streamer.replay.evaluation.record import Measure, Record
 
 TINY = ["--set", "dim=8", "--set", "batch_size=64", "--threads", "1"]
 
@@ -29,8 +29,8 @@ def rows_in(out: Path, timed: bool = True) -> list[dict[str, object]]:
 def record(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Record:
     """A run that was never run."""
     measures = [
-        {"metric": "recall", "k": 10, "slice": "all", "value": value, "floor": None},
-        {"metric": "hr", "k": 10, "slice": "second-half/all", "value": value / 2, "floor": "most-popular"},
+        Measure("recall", 10, "all", value),
+        Measure("hr", 10, "second-half/all", value / 2, "most-popular"),
     ]
     about = {"users": 3, "items": 4, "events": 5, "epochs": 2}
     base = {"data": "log", "protocol": "offline", "settings": {}, "log": {}, "measures": measures, "about": about}

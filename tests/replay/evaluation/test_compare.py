@@ -1,4 +1,4 @@
-"""Comparisons: every method sees the same events, runs are kept, and figures are told as they are."""
+"""Comparisons: every method sees the same events, runs are kept, and figures are shown as they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from comparisons import TINY, record, rows_in, streamer
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.record import Records, by_rank, result_rows
+from streamer.replay.evaluation.plan import parse_changes, spec_settings
+from streamer.replay.evaluation.record import Measure, Records, Spec, by_rank, result_rows
 from streamer.replay.evaluation.report import page
-from streamer.replay.evaluation.spec import Spec, offline_settings, parsed, prequential_settings
 from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.settings import RunSettings
 
@@ -64,7 +64,7 @@ class TestCompare:
         other.parent.mkdir()
         other.write_text("".join(log.read_text().splitlines(keepends=True)[:301]))
         command = ["compare", "--data", log, "--data", other, "--methods", "bir", "--out", tmp_path / "out", *TINY]
-        with pytest.raises(SettingsError, match="several --data are called 'tiny'"):
+        with pytest.raises(SettingsError, match="--data: several logs are called 'tiny'"):
             streamer(*command)
         with pytest.raises(SettingsError, match="--name is given 1 times"):
             streamer(*command, "--name", "one")
@@ -149,7 +149,7 @@ class TestCompare:
             streamer("compare", "--data", log, "--out", tmp_path / "out", *arguments)
         assert not list((tmp_path / "out").glob("runs/*"))
 
-    def test_a_directory_that_cannot_be_made_is_told(self, log):
+    def test_a_directory_that_cannot_be_made_is_reported(self, log):
         with pytest.raises(SettingsError, match="figures cannot be kept in /proc/nowhere"):
             streamer("compare", "--data", log, "--methods", "bir", "--out", "/proc/nowhere", *TINY)
 
@@ -184,24 +184,24 @@ class TestEvaluateAndSweep:
         assert "<h3>cache_weight</h3>" in report
         assert report.count("HR@10 by cache_weight") == 2 * 2, "a plot a log, with title and label"
 
-    def test_a_setting_without_a_value_is_told(self, log, tmp_path):
+    def test_a_setting_without_a_value_is_reported(self, log, tmp_path):
         with pytest.raises(SettingsError, match="--over cache_weight has no value"):
             streamer("sweep", "--data", log, "--over", "lambda=,", "--out", tmp_path)
 
 
 class TestSpecs:
     def test_prequential_has_the_defaults_of_run(self):
-        settings = prequential_settings(Spec("d", "prequential", "bir", 3, {"dim": "16"}))
+        settings = spec_settings(Spec("d", "prequential", "bir", 3, {"dim": "16"}))
         expected = RunSettings(method="bir", seed=3, dim=16)
         assert settings.only(LearnerSettings) == expected.only(LearnerSettings)
         assert settings.batch_size == expected.batch_size
 
     def test_the_environment_says_nothing(self, monkeypatch):
         monkeypatch.setenv("STREAMER_LEARNING_RATE", "7")
-        assert prequential_settings(Spec("d", "prequential", "bir", 3)).learning_rate != 7
+        assert spec_settings(Spec("d", "prequential", "bir", 3)).learning_rate != 7
 
     def test_offline_values_are_checked_by_type(self):
-        settings = offline_settings(Spec("d", "offline", "xir", 1, parsed(("lambda=0.3", "draws=64"), "set")))
+        settings = spec_settings(Spec("d", "offline", "xir", 1, parse_changes(("lambda=0.3", "draws=64"), "set")))
         assert (settings.cache_weight, settings.draws, settings.seed) == (0.3, 64, 1)
 
     def test_a_key_changes_with_everything_that_changes_figures(self):
@@ -242,7 +242,7 @@ class TestFigures:
         names = ("new-users", "returning-users", "new-items", "returning-items", "head", "torso", "tail")
         slices = {prefix + name: k for prefix in ("", "new/") for k, name in enumerate(names, 1000)}
         measures = [
-            {"metric": "hr", "k": 10, "slice": name, "value": count / 10_000, "floor": floor}
+            Measure("hr", 10, name, count / 10_000, floor)
             for name, count in slices.items()
             for floor in (None, "most-popular")
         ]
@@ -253,7 +253,7 @@ class TestFigures:
         for line in (counts, "| `xir`" + rates, "| floor: most-popular" + rates):
             assert shown.count(line) == 2, "of all events, and of those new to their user"
 
-    def test_how_many_events_were_ranked_is_told_if_not_all_were(self):
+    def test_how_many_events_were_ranked_is_reported_if_not_all_were(self):
         about = {"users": 3, "items": 4, "events": 5000}
         runs = [record(about=about | {"slices": {"all": ranked}}) for ranked in (4000, 4500, 5000)]
         assert "5,000 events (4,000 ranked)," in markdown(runs[:1])
@@ -265,20 +265,18 @@ class TestFigures:
         shown = streamer("compare", "--data", log, "--methods", "bir", "--out", tmp_path / "out", *TINY)
         assert "600 events, one pass, test then train" in shown
 
-    def test_what_of_the_log_was_used_is_told(self):
+    def test_what_of_the_log_was_used_is_reported(self):
         assert "of the log limit=5." in markdown([record(log={"limit": 5})])
 
     def test_sweep_table(self):
         records = [record(settings={"draws": d}, value=v) for d, v in (("64", 0.1), ("128", 0.2))]
-        table = sweep_table(records, "draws", "recall", 10, "all")
+        table = sweep_table(records, "draws")
         assert "| 64 | xir | 0.1000 |" in table
 
     def test_values_of_a_sweep_come_in_their_order_and_columns_without_figures_not_at_all(self):
-        measures = [{"metric": "recall", "k": 10, "slice": "all", "value": 0.25, "floor": None}]
+        measures = [Measure("recall", 10, "all", 0.25)]
         values = ("1024", "128", "0.5", "auto")
-        table = sweep_table(
-            [record(settings={"draws": v}, measures=measures) for v in values], "draws", "recall", 10, "all"
-        )
+        table = sweep_table([record(settings={"draws": v}, measures=measures) for v in values], "draws")
         head, _, *rows = table.splitlines()
         assert head == "| draws | method | Recall@10 |"
         assert [row.split(" | ")[0] for row in rows] == ["| 0.5", "| 128", "| 1024", "| auto"]
@@ -287,9 +285,9 @@ class TestFigures:
 class TestRecords:
     def test_round_trip(self, tmp_path):
         records, ours = Records(tmp_path), record(settings={"dim": "8"})
-        assert records.get(ours.spec) is None
+        assert records.get(ours) is None
         records.put(ours)
-        assert records.get(ours.spec) == ours
+        assert records.get(ours) == ours
         assert records.all() == [ours]
 
     def test_ranks_keep_the_order_and_the_ends(self):

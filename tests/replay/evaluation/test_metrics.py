@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieval_recall
 
 from streamer.replay.evaluation.metrics import authors_ndcg, evaluate, ndcg, recall, top_items
-from streamer.replay.evaluation.split import Split, UserItems, split_by_user
+from streamer.replay.evaluation.split import ItemsByUser, Split, split_by_user
 
 USERS, ITEMS, DIM = 40, 50, 8
 
@@ -41,7 +41,7 @@ class World:
         return top_items(self.queries, self.items, users, count, self.split.train, block_cells)
 
 
-def items_of(held: UserItems, user: int) -> list[int]:
+def items_of(held: ItemsByUser, user: int) -> list[int]:
     return held.items[held.first[user] : held.first[user + 1]].tolist()
 
 
@@ -124,8 +124,8 @@ def test_scores_that_are_no_numbers_are_no_hits():
 def test_users_without_a_test_item_do_not_count():
     queries, items = torch.eye(2), torch.eye(2)
     nobody = np.empty(0, np.int64)
-    test = UserItems.of(np.array([0]), np.array([0]), 2)
-    found = evaluate(queries, items, Split(UserItems.of(nobody, nobody, 2), test), (1,))
+    test = ItemsByUser.of(np.array([0]), np.array([0]), 2)
+    found = evaluate(queries, items, Split(ItemsByUser.of(nobody, nobody, 2), test), (1,))
     assert {m.metric: m.value for m in found} == {"recall": 1.0, "ndcg": 1.0, "authors-ndcg": 1.0}
     assert {m.slice for m in found} == {"all"}
 

@@ -16,7 +16,8 @@ from streamer.model.settings import LearnerSettings
 from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Prequential
 from streamer.prequential.slices import BANDS
 from streamer.replay.evaluation.events_source import EventsSource
-from streamer.replay.evaluation.prequential import PrequentialResult, PrequentialRun, PrequentialSettings
+from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
+from streamer.replay.evaluation.record import Measure, RunResult
 from streamer.replay.events import Events
 from streamer.sources.base import Partition
 
@@ -29,7 +30,7 @@ def cut(log: Events, size: int) -> Iterator[Events]:
         yield log[start : start + size]
 
 
-def run(log: Events = LOG, chunk: int = 100, method: str = "xir", **changes: Any) -> PrequentialResult:
+def run(log: Events = LOG, chunk: int = 100, method: str = "xir", **changes: Any) -> RunResult:
     return PrequentialRun(cut(log, chunk), len(log), prequential(small(method), **changes)).run()
 
 
@@ -37,8 +38,13 @@ def prequential(learner: LearnerSettings, **changes: Any) -> PrequentialSettings
     return PrequentialSettings(**(vars(learner) | {"batch_size": 32, "window": 200, "points": 10} | changes))
 
 
+def figures(result: RunResult) -> list[Measure]:
+    """Without the time of a step."""
+    return [m for m in result.measures if m.metric != "step-ms"]
+
+
 @pytest.fixture(scope="module")
-def result() -> PrequentialResult:
+def result() -> RunResult:
     return run()
 
 
@@ -58,31 +64,31 @@ class TestMeasures:
             for k in (1, 5, 10, 20, 50)
             if tally.events(slice_)
         }
-        assert {(m.metric, m.k, m.slice, m.floor): m.value for m in result.measures} == expected
+        assert {(m.metric, m.k, m.slice, m.floor): m.value for m in figures(result)} == expected
         assert result.value("hr", 10, "all") == test.model.overall
-        assert result.events["all"] == 900  # those of the first batch too, of which nobody has learned an item
-        assert result.events["new"] == len(set(STREAM))
-        assert result.events["second-half/all"] == 450
+        assert result.about["slices"]["all"] == 900  # those of the first batch too, of which nobody has learned an item
+        assert result.about["slices"]["new"] == len(set(STREAM))
+        assert result.about["slices"]["second-half/all"] == 450
 
     def test_every_floor_stands_beside_the_method(self, result):
         assert {m.floor for m in result.measures} == {None, *FLOORS}
         assert result.value("hr", 10, "all", "last-items") > 0
         assert result.value("hr", 10, "new", "last-items") == 0
 
-    def test_only_the_floors_that_are_asked_for_are_told(self):
+    def test_only_the_floors_that_are_asked_for_are_measured(self):
         found = run(LOG[:200], floors=("co-visitation",))
         assert {m.floor for m in found.measures} == {None, "co-visitation"}
         assert "most-popular/all/recent" not in found.curve[-1]
 
     def test_a_slice_without_events_has_no_figure(self):
         found = run(Events(["u"] * 64, ["a", "b"] * 32, None))
-        assert found.events["second-half/new"] == 0
+        assert found.about["slices"]["second-half/new"] == 0
         assert found.value("hr", 10, "second-half/new") is None
         assert found.value("hr", 10, "second-half/all") == 1.0
 
     def test_the_first_batch_is_missed_by_the_method_and_not_by_the_floors(self):
         found = run(Events(["u"] * 64, ["a", "b"] * 32, None))
-        assert (found.events["all"], found.events["new"]) == (64, 2)
+        assert (found.about["slices"]["all"], found.about["slices"]["new"]) == (64, 2)
         assert found.value("hr", 10, "all") == 32 / 64
         assert found.value("hr", 10, "new") == 0.0
         for floor in ("most-popular", "recently-popular", "last-items"):
@@ -93,7 +99,7 @@ class TestMeasures:
         found = run(**changes)
         for name in SLICES:
             if not name.endswith(BANDS):  # those are by what was learned before the batch
-                assert found.events[name] == result.events[name], name
+                assert found.about["slices"][name] == result.about["slices"][name], name
         assert found.value("hr", 10, "all", "last-items") == pytest.approx(result.value("hr", 10, "all", "last-items"))
 
     def test_floors_do_not_depend_on_the_batch_size(self, result):
@@ -104,18 +110,13 @@ class TestMeasures:
 
     def test_a_method_that_never_learns_misses_everything(self):
         found = run(delay_seconds=1e9)
-        ours = [m.value for m in found.measures if m.floor is None]
+        ours = [m.value for m in figures(found) if m.floor is None]
         assert len(ours) > 100
         assert set(ours) == {0.0}
         assert found.popularity.sum() == 0
 
     def test_how_the_log_is_cut_changes_nothing(self, result):
-        assert run(chunk=7).measures == result.measures
-
-    def test_chunks_may_be_made_anew_for_each_run(self, result):
-        settings = prequential(small())
-        for _ in range(2):
-            assert PrequentialRun(lambda: cut(LOG, 300), 900, settings).run().measures == result.measures
+        assert figures(run(chunk=7)) == figures(result)
 
 
 class TestCurves:
@@ -165,22 +166,23 @@ class TestEnd:
         assert result.occurrence.shape == result.popularity.shape == (len({i for _, i in STREAM}),)
         assert result.occurrence.sum() > 0
 
-    def test_progress_is_told_after_every_batch(self):
-        told: list[tuple[int, int]] = []
+    def test_progress_is_reported_after_every_batch(self):
+        progress: list[tuple[float, str]] = []
         PrequentialRun(cut(LOG, 50), 900, prequential(small(), batch_size=300, window=5000, points=200)).run(
-            lambda done, total: told.append((done, total))
+            lambda share, text: progress.append((share, text))
         )
-        assert told == [(300, 900), (600, 900), (900, 900)]
+        assert progress == [(1 / 3, "300 events"), (2 / 3, "600 events"), (1, "900 events")]
 
     def test_what_the_line_refuses_is_counted_and_not_ranked(self):
         broken = Events([*LOG.users[:100], ""], [*LOG.items[:100], "x"], [*LOG.timestamps_s[:100], 0.0])
         found = run(broken)
-        assert (found.accounting["trained"], found.accounting["dead_lettered"]) == (100, 1)
-        assert found.events["all"] == 100
+        accounting = found.about["accounting"]
+        assert (accounting["trained"], accounting["dead_lettered"]) == (100, 1)
+        assert found.about["slices"]["all"] == 100
 
-    def test_speed_is_told_with_and_without_ranking(self, result):
-        assert 0 < result.events_per_second < result.train_events_per_second
-        assert result.events_per_second == pytest.approx(900 / result.seconds)
+    def test_speed_is_measured_with_and_without_ranking(self, result):
+        assert 0 < result.about["events_per_second"] < result.about["train_events_per_second"]
+        assert result.value("step-ms", 0) > 0
 
 
 class TestDelay:
@@ -188,7 +190,7 @@ class TestDelay:
     def test_events_are_learned_only_after_the_delay(self, delay):
         found = run(points=900, **delay)
         assert found.popularity.sum() == (900 - 320) // 32 * 32
-        assert found.events["all"] == 900
+        assert found.about["slices"]["all"] == 900
         first = 352  # events that have come when the first batch is learned, after the last of them is ranked
         without_loss = [p["events"] for p in found.curve if p["loss"] is None]
         assert without_loss == [*range(32, first, 32), 900]  # after the last four, no further batch is due
@@ -264,5 +266,5 @@ class TestSource:
 
 def test_an_empty_log_gives_an_empty_result():
     found = run(Events([], []))
-    assert found.measures == found.curve == []
+    assert figures(found) == found.curve == []
     assert np.array_equal(found.popularity, [])

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.replay.evaluation.split import UserItems, split_by_user
+from streamer.replay.evaluation.split import ItemsByUser, split_by_user
 
 USERS, ITEMS = 6, 12
 PAIRS = st.lists(st.tuples(st.integers(0, USERS - 1), st.integers(0, ITEMS - 1)), max_size=60)
@@ -20,7 +20,7 @@ def split(pairs: Pairs, share: float = 0.2, seed: int = 0):
     return split_by_user(*columns(pairs), USERS, share, np.random.default_rng(seed))
 
 
-def listed(held: UserItems) -> Pairs:
+def listed(held: ItemsByUser) -> Pairs:
     return list(zip(held.users.tolist(), held.items.tolist(), strict=True))
 
 
@@ -59,7 +59,7 @@ def test_every_item_of_a_user_is_tested_equally_often():
 
 @given(PAIRS, st.lists(st.integers(0, USERS - 1), max_size=8))
 def test_pairs_of_some_users_are_those_that_a_loop_finds(pairs, users):
-    held = UserItems.of(*columns(pairs), USERS)
+    held = ItemsByUser.of(*columns(pairs), USERS)
     place, items = held.pairs(np.array(users, np.int64))
     slow = [(p, i) for p, user in enumerate(users) for i in sorted({i for u, i in pairs if u == user})]
     assert list(zip(place.tolist(), items.tolist(), strict=True)) == slow
@@ -67,6 +67,6 @@ def test_pairs_of_some_users_are_those_that_a_loop_finds(pairs, users):
 
 @given(PAIRS, st.lists(st.tuples(st.integers(0, USERS - 1), st.integers(-1, ITEMS + 3)), min_size=1, max_size=20))
 def test_contain_answers_as_a_set_does(pairs, asked):
-    held = UserItems.of(*columns(pairs), USERS)
+    held = ItemsByUser.of(*columns(pairs), USERS)
     users, items = columns(asked)
     assert held.contain(users, items[:, None])[:, 0].tolist() == [pair in set(pairs) for pair in asked]

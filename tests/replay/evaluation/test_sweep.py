@@ -6,10 +6,9 @@ import re
 
 from comparisons import TINY, record, rows_in, streamer
 
-from streamer.replay.evaluation.record import Record, result_rows
+from streamer.replay.evaluation.record import Measure, Record, result_rows
 from streamer.replay.evaluation.report import page
-from streamer.replay.evaluation.selection import swept
-from streamer.replay.evaluation.tables import prequential_table
+from streamer.replay.evaluation.tables import main_table, swept
 
 FIXED = {"epochs": "1", "batch_size": "64"}
 OVER = ["--over", "lambda=1,0", "--over", "batch-size=128,64,32"]
@@ -40,7 +39,7 @@ class TestSettings:
         assert points(drawn, "xir: Recall@10") == ['["0","1"]', '["32","64","128"]']
         assert re.findall(r'"y":(\[[^\]]*\])', drawn)[:3:2] == ["[0.1,0.0]", "[0.4,0.3,0.2]"]
 
-    def test_a_run_that_two_settings_share_is_run_and_told_once(self, log, tmp_path):
+    def test_a_run_that_two_settings_share_is_run_and_reported_once(self, log, tmp_path):
         over = ["--over", "dim=8,4", "--over", "batch_size=64,128"]
         streamer("sweep", "--data", log, "--protocol", "offline", *TINY, "--set", "epochs=1", *over, "--out", tmp_path)
         assert len(list((tmp_path / "runs").iterdir())) == 3
@@ -50,7 +49,7 @@ class TestSettings:
 
 class TestFloors:
     def late(self, delay: str, value: float, **more: object) -> Record:
-        measure = {"metric": "hr", "k": 10, "slice": "all", "value": value, "floor": "co-visitation"}
+        measure = Measure("hr", 10, "all", value, "co-visitation")
         curve = [{"events": k, "time": 1.7e9 + k, "co-visitation/all/overall": value} for k in (1, 2)]
         settings = {"delay_events": delay, "dim": "8"}
         return record(protocol="prequential", settings=settings, measures=[measure], curve=curve, **more)
@@ -75,7 +74,7 @@ class TestFloors:
 
     def test_tables_and_plots_tell_them_apart(self):
         runs = [self.late("0", 0.2), self.late("9", 0.1)]
-        rows = prequential_table(runs).splitlines()
+        rows = main_table(runs).splitlines()
         assert "| floor: co-visitation (delay_events=0) | 0.2000 |" in rows
         assert "| floor: co-visitation (delay_events=9) | 0.1000 |" in rows
         drawn = page("Title", "text", runs)

@@ -11,9 +11,9 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.errors import SettingsError, SourceError, StreamerError
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.record import Records, written
-from streamer.replay.evaluation.spec import Spec, parsed, prequential_settings
-from streamer.replay.evaluation.tables import about, offline_table
+from streamer.replay.evaluation.plan import parse_changes, spec_settings
+from streamer.replay.evaluation.record import Records, Spec, check_writable, write_file
+from streamer.replay.evaluation.tables import about, main_table
 
 
 @pytest.fixture
@@ -49,21 +49,21 @@ class TestWhatChangesNothing:
     )
     def test_an_option_of_the_log_is_named_instead(self, setting, instead):
         with pytest.raises(SettingsError, match=f"is no setting, {instead} chooses it"):
-            parsed((setting,), "set")
+            parse_changes((setting,), "set")
 
-    def test_all_that_are_no_settings_are_told_at_once(self):
+    def test_all_that_are_no_settings_are_reported_at_once(self):
         with pytest.raises(SettingsError) as caught:
-            parsed(("min_rating=4", "max_events=10", "dim"), "set")
+            parse_changes(("min_rating=4", "max_events=10", "dim"), "set")
         assert len(caught.value.problems) == 3
 
     @pytest.mark.parametrize("name", ["max_id_length", "topic", "max_age", "evaluation_share", "redis_url"])
     def test_other_options_of_run_are_refused(self, name):
         with pytest.raises(SettingsError, match=f"{name}, of `streamer run`, changes nothing here"):
-            prequential_settings(Spec("d", "prequential", "xir", 0, {name: "1"}))
+            spec_settings(Spec("d", "prequential", "xir", 0, {name: "1"}))
 
     def test_every_setting_that_is_offered_changes_the_learner(self):
         other = {"hash_slots": "7", "learning_rate_decay": "0.5", "cache_weight": "1"}
-        usual = prequential_settings(Spec("d", "prequential", "xir", 0))
+        usual = spec_settings(Spec("d", "prequential", "xir", 0))
         for name, setting in LearnerSettings.all().items():
             if name in ("method", "seed"):
                 continue
@@ -71,7 +71,7 @@ class TestWhatChangesNothing:
             value = value or ("false" if setting.default is True else "cpu" if name == "device" else "1")
             if name in ("init_std", "prior_weight"):
                 value = "0.5"
-            changed = prequential_settings(Spec("d", "prequential", "xir", 0, {name: value}))
+            changed = spec_settings(Spec("d", "prequential", "xir", 0, {name: value}))
             assert getattr(changed, name) != getattr(usual, name), name
 
 
@@ -100,7 +100,7 @@ class TestFeatures:
 
     def test_several_are_named_with_commas_or_one_by_one(self):
         for texts in (("item_feature=kind,price",), ("item_feature=kind", "item-feature=price")):
-            settings = prequential_settings(Spec("d", "prequential", "xir", 0, parsed(texts, "set")))
+            settings = spec_settings(Spec("d", "prequential", "xir", 0, parse_changes(texts, "set")))
             assert settings.item_features == ("kind", "price")
 
     @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ class TestBeforeTheFirstRun:
             streamer("compare", "--data", log, "--methods", "magic", "--out", tmp_path)
 
     @pytest.mark.parametrize("protocol", ["offline", "prequential"])
-    def test_a_device_that_is_not_there_is_told(self, log, tmp_path, protocol):
+    def test_a_device_that_is_not_there_is_reported(self, log, tmp_path, protocol):
         with pytest.raises(SettingsError, match="no device 'tpu'"):
             streamer("compare", "--protocol", protocol, "--data", log, "--set", "device=tpu", "--out", tmp_path / "o")
         assert not (tmp_path / "o").exists()
 
-    def test_a_name_that_is_too_long_for_a_file_is_told(self, log, tmp_path):
+    def test_a_name_that_is_too_long_for_a_file_is_reported(self, log, tmp_path):
         with pytest.raises(SettingsError, match="File name too long; give a shorter --name"):
             streamer("compare", "--data", log, "--name", "n" * 250, "--out", tmp_path / "out", *TINY)
         assert not list((tmp_path / "out").glob("runs/*"))
 
     @pytest.mark.parametrize("name", ["results.json", "results.md", "report.html"])
-    def test_a_directory_in_the_place_of_a_file_is_told(self, log, tmp_path, name):
+    def test_a_directory_in_the_place_of_a_file_is_reported(self, log, tmp_path, name):
         (tmp_path / name).mkdir()
         with pytest.raises(SettingsError, match=f"{name} cannot be written: Is a directory; choose another --out"):
             streamer("compare", "--data", log, "--out", tmp_path, *TINY)
@@ -147,15 +147,15 @@ class TestBeforeTheFirstRun:
 
     def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(self, tmp_path):
         records, ours = Records(tmp_path), record()
-        records.check([ours.spec])
+        check_writable([records.path(ours)])
         assert records.all() == []
         records.put(ours)
-        records.check([ours.spec])
+        check_writable([records.path(ours)])
         assert records.all() == [ours]
 
-    def test_a_file_that_cannot_be_written_in_the_end_is_told(self, tmp_path):
+    def test_a_file_that_cannot_be_written_in_the_end_is_reported(self, tmp_path):
         with pytest.raises(StreamerError, match=r"away/results\.md cannot be written: No such file or directory"):
-            written(tmp_path / "away" / "results.md", b"")
+            write_file(tmp_path / "away" / "results.md", b"")
 
 
 class TestNothingToMeasure:
@@ -175,12 +175,12 @@ class TestNothingToMeasure:
         shown = streamer("evaluate", "--data", log, "--protocol", "offline", "--set", "test_share=0.5", *TINY)
         assert "20 users, 20 items" in shown
 
-    def test_how_many_users_are_tested_is_told_if_not_all_are(self, tmp_path):
+    def test_how_many_users_are_tested_is_reported_if_not_all_are(self, tmp_path):
         log = self.small(tmp_path / "few.csv", 4)
         log.write_text(log.read_text() + "lonely,i0\n")
         assert "21 users (20 tested), " in streamer("evaluate", "--data", log, "--protocol", "offline", *TINY)
 
-    def test_a_log_whose_events_are_all_refused_is_told_with_the_reason(self, tmp_path):
+    def test_a_log_whose_events_are_all_refused_is_reported_with_the_reason(self, tmp_path):
         names = [f"f{k}" for k in range(65)]
         path = tmp_path / "wide.csv"
         path.write_text("\n".join([",".join(["user_id", "item_id", *names]), *[",".join(["u", "i"] + ["x"] * 65)] * 9]))
@@ -188,7 +188,7 @@ class TestNothingToMeasure:
         with pytest.raises(SourceError, match="all of its 9 events are refused, none is ranked: 9 too_many_features"):
             streamer("evaluate", "--data", path, *columns, *TINY)
 
-    def test_why_some_events_were_refused_is_told(self):
+    def test_why_some_events_were_refused_is_reported(self):
         letters = {"accounting": {"dead_letters": {"bad_rating": 1, "id_too_long": 1999}}}
         run = record(about={"users": 3, "items": 4, "events": 5000, "slices": {"all": 3000}} | letters)
         assert "5,000 events (3,000 ranked; refused: 1,999 id_too_long, 1 bad_rating), " in about([run])
@@ -196,7 +196,7 @@ class TestNothingToMeasure:
 
 def test_a_method_that_the_paper_does_not_have_has_no_figure_of_the_paper():
     sizes = {"users": 29858, "items": 40988, "events": 1_027_464, "epochs": 2}
-    table = offline_table([record(m, data="gowalla", about=sizes) for m in ("xir", "full-softmax")])
+    table = main_table([record(m, data="gowalla", about=sizes) for m in ("xir", "full-softmax")])
     ours, other = table.splitlines()[2:]
     assert ours.endswith("| 0.1169 | 0.1543 |")
     assert other.endswith("|  |  |")
