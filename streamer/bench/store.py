@@ -18,11 +18,11 @@ from multiprocessing import get_context
 from typing import Any
 
 from streamer.bench.store_trainer import Job, Measured, seed_of, serve
-from streamer.cache_store.admin import StoreAdmin
-from streamer.cache_store.connection import connect
 from streamer.cache_store.errors import StoreError
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.redis.admin import StoreAdmin
+from streamer.cache_store.redis.connection import connect
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.server import HARD_LOG_LENGTH, SOFT_LOG_LENGTH
 from streamer.errors import SharingError, StreamerError
 
@@ -44,9 +44,8 @@ class StoreOptions:
         batch_size: events of a micro-batch.
         cache_size: items in the cache.
         dim: size of the embeddings.
-        rounds: of each store, by turns.
+        rounds: with Redis and alone, by turns.
         seconds: that a round takes; several exchanges, as the one that ends it counts too.
-        small_batch_size: for the embedded default alone.
         entries: of the log that are written while a reader is stopped.
     """
 
@@ -58,22 +57,21 @@ class StoreOptions:
     dim: int = 32
     rounds: int = 3
     seconds: float = 6.0
-    small_batch_size: int = 512
     entries: int = 1500
 
 
 class StoreBench:
-    """Trainers in processes of their own, each training real steps, with what they share in Redis and without.
+    """Trainers in processes of their own, each training real steps, with what they share in Redis and alone.
 
     `share_of_step` is what the store takes of a trainer for each step, over what a step takes. Both are times on a
     core, which hardly depend on what else the machine does. Above the line: the training thread inside receive, parts
-    and contribute, and all of the exchange thread. Below it: all threads in a step with a private store, the median,
-    divided by how many threads train; that is at most what the clock on the wall shows. Trainers that share the cores
-    of one machine take longer for a step: exchanges are put so much further apart that as many steps lie between two of
-    them as on machines of their own.
+    and contribute, and all of the exchange thread. Below it: all threads in a step alone, the median, divided by how
+    many threads train; that is at most what the clock on the wall shows. Trainers that share the cores of one machine
+    take longer for a step: exchanges are put so much further apart that as many steps lie between two of them as on
+    machines of their own.
 
-    `step_over_private` is the direct comparison: the median step with Redis over the median step with the private
-    store, by turns in the same processes under the same load; the server runs beside them.
+    `step_over_alone` is the direct comparison: the median step with Redis over the median step alone, by turns in the
+    same processes under the same load; the server runs beside them.
     """
 
     def __init__(self, options: StoreOptions) -> None:
@@ -82,7 +80,6 @@ class StoreBench:
     def run(self) -> dict[str, Any]:
         """Measure; see `table` for what is in the answer."""
         rows: list[dict[str, Any]] = []
-        embedded: list[dict[str, Any]] = []
         with ExitStack() as stack:
             url = self.options.redis_url or stack.enter_context(local_server())
             trainers = [stack.enter_context(_started()) for _ in range(max(self.options.trainers))]
@@ -92,14 +89,10 @@ class StoreBench:
                     if items == self.options.items[0]:
                         slow = self._slow_reader(url, model, trainers)
                         exact = _is_exact(url, model, items, trainers)
-                    embedded.append(_embedded(rows, items, self.options.batch_size))
                     _all(trainers, _asked("leave"))
-            with _model(url, self.options.items[0]) as model:
-                embedded.append(self._small_batches(url, model, trainers[0]))
         return {
             "rows": rows,
             "max_share_of_step": max(row["share_of_step"] for row in rows),
-            "embedded": embedded,
             **slow,
             "exact": exact,
             "options": asdict(self.options) | {"redis_url": None, "cores": _cores()},
@@ -116,40 +109,27 @@ class StoreBench:
             seconds = _all(new, lambda t: ("join", self._job(url, model, items, trainers.index(t))))
             row = self._measured(url, trainers[:count])
             share = (row["calls_cpu_ms"] + row["exchange_cpu_ms"]) / row["step_cpu_ms"]
-            share_private = row["private_calls_cpu_ms"] / row["step_cpu_ms"]
-            about = {"trainers": count, "items": items, "share_of_step": share, "private_share_of_step": share_private}
-            rows.append({**about, **row, "join_s": max(seconds)})
+            rows.append({"trainers": count, "items": items, "share_of_step": share, **row, "join_s": max(seconds)})
         return [{name: round(value, 4) for name, value in row.items()} for row in rows]
 
-    def _job(self, url: str, model: str, items: int, index: int, batch_size: int | None = None) -> Job:
+    def _job(self, url: str, model: str, items: int, index: int) -> Job:
         o = self.options
-        return Job(url, model, items, index, batch_size or o.batch_size, o.cache_size, o.dim)
+        return Job(url, model, items, index, o.batch_size, o.cache_size, o.dim)
 
     def _measured(self, url: str, trainers: Sequence[_Trainer]) -> dict[str, float]:
-        """Rounds with Redis and with private stores by turns, after one of each that is not counted."""
+        """Rounds with Redis and alone by turns, after one of each that is not counted."""
         _all(trainers, _asked("threads", max(1, _cores() // len(trainers))))
         redis: list[Measured] = []
-        private: list[Measured] = []
+        alone: list[Measured] = []
         server_s = 0.0
         for k in range(self.options.rounds + 1):
-            alone = _all(trainers, _asked("train", "private", self.options.seconds))
+            without = _all(trainers, _asked("train", "alone", self.options.seconds))
             before_s = _server_cpu_s(url)
-            shared = _all(trainers, _asked("train", "redis", self.options.seconds, _stretch(alone)))
+            shared = _all(trainers, _asked("train", "redis", self.options.seconds, _stretch(without)))
             if k:
-                redis, private = redis + shared, private + alone
+                redis, alone = redis + shared, alone + without
                 server_s += _server_cpu_s(url) - before_s
-        return _figures(redis, private, server_s)
-
-    def _small_batches(self, url: str, model: str, trainer: _Trainer) -> dict[str, Any]:
-        """The embedded default with the batches of `streamer run`."""
-        o = self.options
-        trainer.ask("join", self._job(url, model, o.items[0], 0, o.small_batch_size))
-        trainer.ask("threads", _cores())
-        some = [trainer.ask("train", "private", o.seconds) for _ in range(o.rounds + 1)][1:]
-        step_cpu_ms = 1e3 * statistics.median(s for m in some for s in m.step_cpu_s)
-        share = 1e3 * sum(m.calls_cpu_s for m in some) / sum(len(m.step_s) for m in some) / step_cpu_ms
-        trainer.ask("leave")
-        return _embedded_row(o.small_batch_size, o.items[0], step_cpu_ms, share)
+        return _figures(redis, alone, server_s)
 
     # the log ----------------------------------------------------------------------------------------------------------
 
@@ -186,9 +166,9 @@ class StoreBench:
         """The longest that the log becomes until so many entries were written, and the number of the last."""
         longest, number, deadline = 0, first, time.monotonic() + HURRY_MOST_S
         while number - first < self.options.entries and time.monotonic() < deadline:
-            look = admin.look()
-            if look is not None:
-                longest, number = max(longest, look.log_length), look.number
+            summary = admin.summary()
+            if summary is not None:
+                longest, number = max(longest, summary.log_length), summary.number
             time.sleep(0.002)
         return longest, number
 
@@ -199,35 +179,23 @@ def _stretch(measured: list[Measured]) -> float:
     return max(1.0, step_s / statistics.median(s for m in measured for s in m.step_cpu_s))
 
 
-def _figures(redis: list[Measured], private: list[Measured], server_s: float) -> dict[str, float]:
+def _figures(redis: list[Measured], alone: list[Measured], server_s: float) -> dict[str, float]:
     """Milliseconds and bytes a step."""
-    steps, private_steps = (sum(len(m.step_s) for m in part) for part in (redis, private))
-    step_ms, private_step_ms = (1e3 * statistics.median(s for m in part for s in m.step_s) for part in (redis, private))
+    steps = sum(len(m.step_s) for m in redis)
+    step_ms, alone_step_ms = (1e3 * statistics.median(s for m in part for s in m.step_s) for part in (redis, alone))
     return {
         "step_ms": step_ms,
-        "private_step_ms": private_step_ms,
-        "step_over_private": step_ms / private_step_ms,
-        "step_cpu_ms": 1e3 * statistics.median(s for m in private for s in m.step_cpu_s),
+        "alone_step_ms": alone_step_ms,
+        "step_over_alone": step_ms / alone_step_ms,
+        "step_cpu_ms": 1e3 * statistics.median(s for m in alone for s in m.step_cpu_s),
         "calls_ms": 1e3 * sum(m.calls_s for m in redis) / steps,
         "calls_cpu_ms": 1e3 * sum(m.calls_cpu_s for m in redis) / steps,
-        "private_calls_cpu_ms": 1e3 * sum(m.calls_cpu_s for m in private) / private_steps,
         "exchange_cpu_ms": 1e3 * sum(m.exchange_cpu_s for m in redis) / steps,
         "server_cpu_ms": 1e3 * server_s / steps,
         "sent_bytes": sum(m.sent_bytes for m in redis) / steps,
         "received_bytes": sum(m.received_bytes for m in redis) / steps,
         "steps": steps,
     }
-
-
-def _embedded(rows: list[dict[str, Any]], items: int, batch_size: int) -> dict[str, Any]:
-    """The embedded default, from the row of a single trainer."""
-    row = next(r for r in rows if r["items"] == items)
-    return _embedded_row(batch_size, items, row["step_cpu_ms"], row["private_share_of_step"])
-
-
-def _embedded_row(batch_size: int, items: int, step_cpu_ms: float, share: float) -> dict[str, Any]:
-    figures = {"step_cpu_ms": round(step_cpu_ms, 4), "share_of_step": round(share, 4)}
-    return {"batch_size": batch_size, "items": items, **figures}
 
 
 def _is_exact(url: str, model: str, items: int, trainers: Sequence[_Trainer]) -> bool:
@@ -239,8 +207,8 @@ def _is_exact(url: str, model: str, items: int, trainers: Sequence[_Trainer]) ->
 
 
 def _number(admin: StoreAdmin) -> int:
-    look = admin.look()
-    return look.number if look is not None else 0
+    summary = admin.summary()
+    return summary.number if summary is not None else 0
 
 
 def _cores() -> int:
@@ -391,15 +359,10 @@ def table(result: dict[str, Any]) -> str:
         f"sharing through Redis: B = {o['batch_size']}, C = {o['cache_size']}, d = {o['dim']}, xir, {o['cores']} cores",
         "",
         f"{'':>9} {'':>10} {'share':>8} {'a step, ms':^22} {'ms on a core, for each step':^37} {'bytes':^19}",
-        f"{'trainers':>9} {'items':>10} {'of step':>8} {'Redis':>7} {'private':>7} {'ratio':>6} {'step':>8} "
+        f"{'trainers':>9} {'items':>10} {'of step':>8} {'Redis':>7} {'alone':>7} {'ratio':>6} {'step':>8} "
         f"{'in calls':>9} {'exchange':>9} {'server':>8} {'sent':>9} {'received':>9}",
     ]
     lines += [_line(row) for row in result["rows"]]
-    lines += ["", "embedded default, a private store in memory:"]
-    lines += [
-        f"  B = {row['batch_size']:<5} {row['items']:>10,} items  {row['share_of_step']:6.2%} of a step"
-        for row in result["embedded"]
-    ]
     lines += [
         "",
         f"one reader stopped for {result['log_entries_while_stopped']:,} entries: the log grew to "
@@ -413,7 +376,7 @@ def table(result: dict[str, Any]) -> str:
 def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['trainers']:>9} {row['items']:>10,} {row['share_of_step']:8.2%} {row['step_ms']:7.1f} "
-        f"{row['private_step_ms']:7.1f} {row['step_over_private']:6.3f} {row['step_cpu_ms']:8.2f} "
+        f"{row['alone_step_ms']:7.1f} {row['step_over_alone']:6.3f} {row['step_cpu_ms']:8.2f} "
         f"{row['calls_cpu_ms']:9.3f} {row['exchange_cpu_ms']:9.3f} {row['server_cpu_ms']:8.3f} "
         f"{row['sent_bytes']:9,.0f} {row['received_bytes']:9,.0f}"
     )

@@ -1,7 +1,7 @@
-"""A trainer of `streamer bench store`: a process of its own that joins a model and trains real steps when told to.
+"""A trainer of `streamer bench store`: a process of its own that joins a model and trains real steps when asked.
 
-It trains one learner with two stores by turns: one that it shares through Redis, and a private one in memory, the
-embedded default. So both meet the same machine, the same tables and the same batches.
+It trains one learner by turns with what it shares through Redis, and alone, sharing nothing. So both meet the same
+machine, the same tables and the same batches.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from streamer.cache_store.base import StoreStatus
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.replica import Position, Replica
 from streamer.cache_store.server import Seed
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import StoreSettings, StoreStatus
+from streamer.cache_store.store import CacheStore
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.model.settings import id_towers
-from streamer.sharing.sharing import Sharing
+from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.base import Partition
 
 BATCHES = 32
@@ -59,7 +58,7 @@ class Job:
     cache_size: int = 2048
     dim: int = 32
     users: int = 29_858
-    share_every_s: float = SharedSettings().every_s
+    share_every_s: float = StoreSettings().every_s
 
 
 @dataclass(slots=True)
@@ -94,26 +93,20 @@ def item_ids(count: int) -> list[str]:
 def seed_of(items: int, generation: str) -> Seed:
     """A model in which every item was seen and resampled once."""
     ones = np.ones(items, np.int64)
-    values = {"position": list(Position.beginning(generation)), "next": {}, "events": items}
-    return Seed(generation, Replica.of(values, ones, ones).pack(), item_ids(items), {}, {}, None)
+    packed = Replica(Position.beginning(generation), ones, ones, {}, items).pack()
+    return Seed(generation, packed, item_ids(items), {}, {}, None)
 
 
 class BenchTrainer:
-    """One learner and its two stores. See `Job` for the arguments."""
+    """One learner, with a store and alone. See `Job` for the arguments."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.contributed = job, 0
         self._partition, self._offset = Partition("bench", job.index), 0
         self._learner = _learner(job)
-        server, settings = (
-            RedisServer(job.url, Keys(job.model), timeout_s=30.0),
-            SharedSettings(every_s=job.share_every_s),
-        )
-        self._shared = SharedStore(server, settings, f"bench-{job.index}")
-        self._sharings = {
-            "redis": Sharing(self._learner, self._shared),
-            "private": _private(self._learner, job.items),
-        }
+        server = RedisServer(job.url, Keys(job.model), timeout_s=30.0)
+        self._store = CacheStore(server, StoreSettings(every_s=job.share_every_s), f"bench-{job.index}")
+        self._sharings = {"redis": StoreSharing(self._learner, self._store), "alone": Sharing()}
         for sharing in self._sharings.values():
             sharing.start()
             sharing.claim([self._partition])
@@ -122,10 +115,10 @@ class BenchTrainer:
         self._pause()
 
     def train(self, kind: str, seconds: float, stretch: float = 1.0) -> Measured:
-        """Steps with one of the two stores, for so long; what they contribute is sent before it ends.
+        """Steps with Redis or alone, for so long; what they contribute is sent before it ends.
 
         Args:
-            kind: `redis` or `private`.
+            kind: `redis` or `alone`.
             seconds: how long.
             stretch: exchanges are so many times further apart.
         """
@@ -139,7 +132,7 @@ class BenchTrainer:
         sharing.flush()
         if kind == "redis":
             self._pause()
-        _add_difference(measured, before, sharing.status(), inline=kind == "private")
+        _add_difference(measured, before, sharing.status())
         self.contributed += kind == "redis" and len(measured.step_s) * self.job.batch_size
         return measured
 
@@ -167,7 +160,7 @@ class BenchTrainer:
         started, cpu = time.perf_counter(), time.process_time()
         with _timed(measured):
             sharing.receive()
-            parts = sharing.parts(batch)
+            parts = sharing.parts(batch, dict)
         for part in parts:
             learned = self._learner.learn_batch(part.batch, counted=part.counted)
             with _timed(measured):
@@ -187,17 +180,16 @@ class BenchTrainer:
         """Wait until everything is sent, also after this process was stopped and has lost touch."""
         deadline = time.monotonic() + SETTLE_S
         while self.status().backlog_contributions and time.monotonic() < deadline:
-            if not self._shared.flush(1.0):
+            if not self._store.flush(1.0):
                 time.sleep(0.01)
 
     def _pause(self) -> None:
-        """No exchanges while the other store has its turn."""
+        """No exchanges while it trains alone."""
         self._go_on(NEVER_S)
 
     def _go_on(self, every_s: float) -> None:
-        view = self._shared.view
-        view.settings = replace(view.settings, every_s=every_s)
-        self._shared.flush(30.0)  # wakes the thread, which then waits so long
+        self._store.state.settings = replace(self._store.state.settings, every_s=every_s)
+        self._store.flush(30.0)  # wakes the thread, which then waits so long
 
 
 def _learner(job: Job) -> Learner:
@@ -206,15 +198,6 @@ def _learner(job: Job) -> Learner:
     learner.users.rows([f"user-{row}" for row in range(job.users)])
     learner.trainer.model.grow(job.users, job.items)
     return learner
-
-
-def _private(learner: Learner, items: int) -> Sharing:
-    """The embedded default, as after a restart: it knows all items."""
-    sharing, ones = Sharing(learner), np.ones(items, np.int64)
-    replica = {"position": list(Position.beginning("private")), "next": {}, "events": items}
-    arrays = {"counts": ones, "drawn": ones, "own": np.arange(items)}
-    sharing.load_state(arrays, {"replica": replica, "waiting": [], "epochs": {}})
-    return sharing
 
 
 def _batches(job: Job, size: int) -> Iterator[MicroBatch]:
@@ -236,11 +219,10 @@ def _timed(measured: Measured) -> Iterator[None]:
     measured.calls_s += time.perf_counter() - wall
 
 
-def _add_difference(measured: Measured, before: StoreStatus, after: StoreStatus, inline: bool) -> None:
+def _add_difference(measured: Measured, before: StoreStatus, after: StoreStatus) -> None:
     measured.sent_bytes = after.sent_bytes - before.sent_bytes
     measured.received_bytes = after.received_bytes - before.received_bytes
-    if not inline:  # else it happened inside the calls
-        measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
+    measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
 
 
 def serve(connection: Connection) -> None:

@@ -78,10 +78,10 @@ def bench_store(as_json: bool, **options: Any) -> None:
     """What sharing through Redis costs a training step, and how long the log grows while a reader is stopped.
 
     Trainers are processes that train real steps. `share_of_step` is what the store takes of a trainer for each step
-    (the training thread inside the store's calls, and all of the exchange thread) over what a step with a private store
-    takes (all threads, divided by how many train); both are times on a core. The ratio beside it is the direct
-    comparison: the median step with Redis over the median step with the private store, on the wall, by turns in the
-    same processes. The server's time is not a trainer's, and has its own column.
+    (the training thread inside the store's calls, and all of the exchange thread) over what a step takes that shares
+    nothing (all threads, divided by how many train); both are times on a core. The ratio beside it is the direct
+    comparison: the median step with Redis over the median step without, on the wall, by turns in the same processes.
+    The server's time is not a trainer's, and has its own column.
     """
     from streamer.bench.store import StoreBench, StoreOptions, table
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamer.cli.loading import age_shown, columns, shown, size_shown
-from streamer.cli.store import administered, there
+from streamer.cli.store import open_admin, require_model
 from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from streamer.cache_store.admin import Contents, Look
+    from streamer.cache_store.redis.admin import Contents, ModelSummary
 
 Report = dict[str, Any]
 
@@ -24,41 +24,41 @@ def gathered(settings: SharingSettings, top: int) -> Report:
         SettingsError: the URL is missing, or a name is wrong.
         SharingError: Redis cannot be used, or has no such model.
     """
-    with administered(settings) as admin:
-        there(admin)
-        look, contents = admin.contents()
+    with open_admin(settings) as admin:
+        require_model(admin)
+        summary, contents = admin.contents()
         memory = admin.memory()
     return {
         "url": admin.url,
         "model": admin.keys.model,
         "namespace": admin.keys.namespace,
-        "generation": look.generation,
-        "generation_ago_s": look.now_s - look.seeded_at_s,
+        "generation": summary.generation,
+        "generation_ago_s": summary.now_s - summary.seeded_at_s,
         "trainers": [
-            {"trainer": seen.trainer, "ago_s": look.now_s - seen.at_s, "partitions": list(seen.partitions)}
-            for seen in look.trainers
+            {"trainer": one.trainer, "ago_s": summary.now_s - one.at_s, "partitions": list(one.partitions)}
+            for one in summary.trainers
         ],
-        "partitions": _partitions(look),
-        "items": look.items,
+        "partitions": _partitions(summary),
+        "items": summary.items,
         "events": contents.events,
         "popularity": {"top": _top(contents, contents.counts, top, "events")},
         "occurrence": {"total": int(contents.drawn.sum()), "top": _top(contents, contents.drawn, top, "count")},
         "cache": _cache(contents, top),
-        "log": {"length": look.log_length, "number": look.number},
-        "snapshot": {"number": look.snapshot_number, "ago_s": max(look.now_s - look.snapshot_at_s, 0.0)},
+        "log": {"length": summary.log_length, "number": summary.number},
+        "snapshot": {"number": summary.snapshot_number, "ago_s": max(summary.now_s - summary.snapshot_at_s, 0.0)},
         "memory_bytes": {"total": sum(size or 0 for size in memory.values()), **memory},
     }
 
 
-def _partitions(look: Look) -> list[Report]:
-    names = sorted(look.next.keys() | look.epochs.keys() | look.owners.keys())
+def _partitions(summary: ModelSummary) -> list[Report]:
+    names = sorted(summary.next.keys() | summary.epochs.keys() | summary.owners.keys())
     return [
         {
             "partition": name,
-            "next": look.next.get(name),
-            "epoch": look.epochs.get(name),
-            "claimed_ago_s": max(look.now_s - look.epochs[name] / 1000, 0.0) if name in look.epochs else None,
-            "owner": look.owners.get(name),
+            "next": summary.next.get(name),
+            "epoch": summary.epochs.get(name),
+            "claimed_ago_s": max(summary.now_s - summary.epochs[name] / 1000, 0.0) if name in summary.epochs else None,
+            "owner": summary.owners.get(name),
         }
         for name in names
     ]
