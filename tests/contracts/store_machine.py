@@ -107,6 +107,8 @@ class World:
     networks: dict[str, Unreliable] = field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     owners: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(PARTITIONS))
+    contested: set[str] = field(default_factory=set)
+    """Partitions that a trainer may have claimed which did not own them any more, and has died since."""
     committed: Counter[str] = field(default_factory=Counter)
     copies: list[Copy] = field(default_factory=list)
     batches: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
@@ -164,7 +166,9 @@ class StoreMachine(RuleBasedStateMachine):
         self._die(name)
 
     def _die(self, name: str) -> None:
-        self.world.living.pop(name, None)
+        trainer = self.world.living.pop(name, None)
+        if trainer is not None:
+            self.world.contested |= {p for p in trainer.positions if self.world.owners[p] != name}
         self.world.networks.pop(name, None)
         self.world.owners = {p: None if owner == name else owner for p, owner in self.world.owners.items()}
 
@@ -193,6 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _give(self, partition: str, name: str) -> None:
         self.world.owners[partition] = name
+        self.world.contested.discard(partition)
         self.world.moved(partition)
         self.world.living[name].claim(partition, self.world.committed[partition], timeout_s=0)
 
@@ -236,7 +241,8 @@ class StoreMachine(RuleBasedStateMachine):
             note(f"{name} is fenced")
             others = {p for other in self.world.living.values() if other is not trainer for p in other.positions}
             ours = {p for p, owner in self.world.owners.items() if owner == name}
-            assert set(trainer.positions) - ours or ours & others, f"{name} was fenced, and nobody claims what it has"
+            rivals = others | self.world.contested
+            assert set(trainer.positions) - ours or ours & rivals, f"{name} was fenced, and nobody claims what it has"
             self._die(name)
         network.script.clear()
 
