@@ -1,10 +1,10 @@
 """Every error that the store raises on purpose.
 
 StoreError
-├── StoreRefused        it answers, and will never do what is asked: password, rights, other contents
-│   └── Damaged         what is under the keys of a model is not what we write
-├── StoreUnavailable    it does not answer now, or cannot write now; trying again may help
-└── Fenced              another trainer has taken over one of our partitions
+├── StoreRefused        the server responds and will never do what is asked: password, permissions, foreign contents
+│   └── Damaged         the keys of a model hold something that no trainer wrote, or some of it is missing
+├── StoreUnavailable    the server does not respond now, or cannot write now; a retry may help
+└── Fenced              another trainer has claimed one of our partitions
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class StoreError(Exception):
 
 
 class StoreRefused(StoreError):  # noqa: N818  (reads as a state, like ConnectionRefused)
-    """The server answers, and will never do what is asked."""
+    """The server responds and will never do what is asked."""
 
     reason = "refused"
 
 
 class Damaged(StoreRefused):
-    """What is under the keys of a model is not what we write, or a part of it is gone."""
+    """The keys of a model hold something that no trainer wrote, or some of it is missing."""
 
 
 class StoreUnavailable(StoreError):  # noqa: N818
-    """The server does not answer now, or cannot write now.
+    """The server does not respond now, or cannot write now.
 
     Args:
         reason: a word for metrics: `unreachable`, `slow`, `full`, `read-only`, `loading`, `broken`.
@@ -41,6 +41,6 @@ class StoreUnavailable(StoreError):  # noqa: N818
 
 
 class Fenced(StoreError):  # noqa: N818
-    """Another trainer has taken over one of our partitions: this process is a zombie and must stop."""
+    """Another trainer has claimed one of our partitions: this process is a zombie and must stop."""
 
     reason = "fenced"

@@ -1,15 +1,16 @@
-"""What a server of shared state can do: each of these is atomic. `MemoryServer` and `RedisServer` are two of them.
+"""The atomic operations of a server that holds the shared state of one model.
 
-The trainer's side (`streamer.cache_store.shared`) is the same for both.
+`memory.MemoryServer` and `redis.server.RedisServer` have them; the trainer's side (`store`) is the same for both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from streamer.cache_store.base import Span
+from streamer.cache_store.contribution import Span
 from streamer.cache_store.replica import Position
 
 SOFT_LOG_LENGTH = 512
@@ -24,122 +25,117 @@ RESEED_S = 20.0
 """How long after a seeding a trainer that knew more may seed again."""
 
 
-class Wanted(NamedTuple):
+class ClaimRequest(NamedTuple):
     """A partition to claim."""
 
     epoch: int
-    """The one that we knew last."""
+    """The last one that we know."""
     end: int | None
-    """The offset after its last record, if known."""
-    anew: bool
-    """It was given to us now; if not, it was ours before, and is claimed again unless others have claimed it since."""
+    """The offset after its last record, if known. A server that has more than that forgets it: the partition was
+    deleted and created again."""
+    assigned: bool
+    """Whether it was assigned to us now. If not, it was ours before, and is refused if others have claimed it since."""
 
 
 class Claim(NamedTuple):
-    """What became of a claim."""
+    """The state of a partition after a claim."""
 
     epoch: int
-    next: int | None
-    """The offset up to which the store has contributions; None if it has none."""
+    next: int | None  # the offset up to which the store has contributions; None if it has none
     ours: bool = True
-    """Whether the partition is ours."""
 
 
-class Stamped(NamedTuple):
+class LogEntry(NamedTuple):
     """An entry of the log as it is stored."""
 
     position: Position
-    before: str
-    """The chain of the entry before it."""
+    previous_chain: str
     packed: bytes
-    """May be left out (b"") of an entry that is answered to whoever has just pushed it."""
+    """May be left out (b"") of the entry that the reader has just pushed."""
 
 
-class Tip(NamedTuple):
-    """The end of the log now."""
+class LogHead(NamedTuple):
+    """The newest entry of the log, and what there is besides."""
 
     generation: str
     number: int
     chain: str
-    items: int
-    """How many items have a row."""
-    length: int
-    """Entries in the log."""
-    names: str
-    """Fingerprint of the ids of all items."""
+    items: int  # that have a row
+    length: int  # entries in the log
+    fingerprint: str  # of the ids of all items
 
 
 class Pulled(NamedTuple):
-    """Entries after a position, and where the log ends. `tip` is None if there is no state."""
+    """Entries after a position, and the head of the log; None if the server is empty."""
 
-    tip: Tip | None
-    entries: list[Stamped]
-    cache: bytes | None = None
-    """The newest cache, if it is another one than that of the chain that was asked for."""
-    cache_chain: str = ""
-    """Of the entry that it came with."""
+    head: LogHead | None
+    entries: list[LogEntry]
+    cache: bytes | None = None  # the newest, unless the reader has it
+    cache_chain: str = ""  # of the entry that it came with
 
 
-class Stand(NamedTuple):
-    """Where a trainer stands."""
+class Cursor(NamedTuple):
+    """What a trainer has."""
 
-    position: Position
-    """Of the last entry that it has."""
-    items: int
-    """How many items it knows the names of."""
-    names: str
-    """Their fingerprint."""
-    cache_chain: str
-    """Of the cache that it has."""
-    most: int
-    """So many entries it takes at once."""
+    position: Position  # of the last entry
+    items: int  # item ids
+    fingerprint: str  # of these ids
+    cache_chain: str  # of the cache
+    max_entries: int  # that it takes at once
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Something to add.
+    """An entry to add.
 
     Args:
-        generation: that the rows belong to.
-        chain: a new name for the entry.
+        generation: that its rows belong to.
+        cursor: what we have: the entry is added only if the server has lost nothing of it, and the result holds what
+            has come since.
+        chain: a new token for the entry.
         packed: the entry.
         spans: where its events come from, with the epoch in which we claimed each partition.
         cache: the next cache, packed; None leaves the one that is there.
-        items: how many rows there must be: all that it names are below.
-        stand: where we stand; it is then added only if the server has lost nothing of what we have, and what has come
-            since is answered. None adds it in any case.
+        items: the server must have this many rows: all that the entry names are below.
     """
 
     generation: str
+    cursor: Cursor
     chain: str
     packed: bytes
     spans: Sequence[tuple[Span, int]]
     cache: bytes | None = None
     items: int = 0
-    stand: Stand | None = None
+
+
+class Outcome(StrEnum):
+    """What became of a push. Only `ADDED` has changed anything."""
+
+    ADDED = "added"
+    DUPLICATE = "duplicate"
+    """The store has all of its events."""
+    OVERLAP = "overlap"
+    """The store has some of its events."""
+    FENCED = "fenced"
+    """A partition has a newer epoch."""
+    LOG_FULL = "log full"
+    """The log must be trimmed first."""
+    WRONG_GENERATION = "wrong generation"
+    """The server is in another generation, or lacks rows that the entry names."""
+    DIVERGED = "diverged"
+    """The log or the items do not continue from the cursor; a pull shows why."""
+    EMPTY = "empty"
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """What became of it.
+class PushResult:
+    """The outcome of a push."""
 
-    Args:
-        outcome: `added`; `known` (all of it was there already); `overlap` (some of it was); `fenced` (a partition has
-            a newer epoch); `full` (the log must be trimmed first); `elsewhere` (another generation, or
-            rows that it does not know); `astray` (the log does not go on from where we stand, or the items do not: a
-            pull tells why); `empty`.
-        next: for `overlap` what is there of each partition.
-        partition: for `fenced`.
-        length: entries in the log.
-        pulled: for `added`, if it was said where we stand: what has come since, up to the entry itself, as far as so
-            many were wanted.
-    """
-
-    outcome: str
-    next: Mapping[str, int] = field(default_factory=dict)
-    partition: str = ""
-    length: int = 0
-    pulled: Pulled | None = None
+    outcome: Outcome
+    next: Mapping[str, int] = field(default_factory=dict)  # for `OVERLAP`: offset up to which each is counted
+    partition: str = ""  # for `FENCED`
+    length: int = 0  # entries in the log
+    pulled: Pulled | None = None  # for `ADDED`: what has come since the cursor, itself included up to `max_entries`
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +148,11 @@ class Seed:
         ids: of all items, by row.
         next: of the snapshot.
         epochs: as far as we know them.
-        origin: where our own state stood: a server that was seeded by somebody who knew less takes ours instead.
-        instead_of: the generation that has lost something; "" for an empty server.
-        events: that the state holds. Of two states of a model the one with more events knows more, whatever they were
-            called: one may come from an old checkpoint, and have another origin.
+        origin: the position of our own state; None if we have none. A server that was seeded from an earlier position
+            takes ours instead.
+        replaces: the generation that has lost something; "" for an empty server.
+        events: that the state counts. Of two states of a model the one with more events knows more, whatever their
+            generations: one may come from an old checkpoint.
     """
 
     generation: str
@@ -164,8 +161,19 @@ class Seed:
     next: Mapping[str, int]
     epochs: Mapping[str, int]
     origin: Position | None
-    instead_of: str = ""
+    replaces: str = ""
     events: int = 0
+
+
+def ids_between(server: Server, generation: str, first: int, stop: int) -> list[str] | None:
+    """The item ids of these rows, read in parts. None if the server lacks some, or the generation is another one."""
+    found: list[str] = []
+    while (row := first + len(found)) < stop:
+        part = server.ids(generation, row, min(stop - row, IDS_AT_ONCE))
+        if not part:
+            return None
+        found += part
+    return found
 
 
 class Server(Protocol):
@@ -175,57 +183,43 @@ class Server(Protocol):
     """
 
     kind: str
-    inline: bool
-    """Whether it answers at once, so that nothing has to be done behind the trainer's back."""
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
-        """The row of each id; new ids get the next rows. None if it is another generation."""
-        ...
+        """The row of each id; new ids get the next rows. None if the generation is another one."""
 
     def ids(self, generation: str, first: int, count: int) -> list[str] | None:
-        """Ids of rows from `first` on, at most so many. None if it is another generation."""
-        ...
+        """At most `count` ids of rows from `first` on. None if the generation is another one."""
 
-    def claim(self, generation: str, trainer: str, wanted: Mapping[str, Wanted]) -> dict[str, Claim] | None:
-        """Raise the epochs of some partitions. None if it is another generation.
+    def claim(self, generation: str, trainer: str, requests: Mapping[str, ClaimRequest]) -> dict[str, Claim] | None:
+        """Raise the epochs of partitions. None if the generation is another one.
 
-        The epoch of one that was given to us now is no less than the server's time in milliseconds: so it is beyond
-        all that there ever were, also those that a server has lost and that we never knew.
+        The epoch of a partition that was assigned to us now is no less than the server's time in milliseconds: it is
+        beyond all that there ever were, also those that a server has lost and that we never knew.
         """
-        ...
 
-    def push(self, push: Push) -> Pushed:
+    def push(self, push: Push) -> PushResult:
         """Add an entry to the log, once."""
-        ...
 
     def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
-        """Entries after a position, at most so many."""
-        ...
+        """At most `count` entries after a position; the cache too, unless its chain is `cache_chain`."""
 
     def snapshot(self) -> bytes | None:
         """The newest snapshot."""
-        ...
 
     def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
-        """Keep this snapshot, and trim the log at its position. False if that is not in the log (any more)."""
-        ...
+        """Keep this snapshot, and trim the log at its position. False if the log does not have the position."""
 
     def may_snapshot(self, trainer: str) -> bool:
         """Whether it is our turn to write a snapshot: one trainer at a time."""
-        ...
 
     def seed(self, seed: Seed) -> bool:
         """Begin a new generation; False if there is a state that is not to be replaced."""
-        ...
 
-    def beat(self, trainer: str, about: str) -> None:
-        """Say that we are there."""
-        ...
+    def heartbeat(self, trainer: str, partitions: str) -> None:
+        """Note that a trainer is active, with these partitions."""
 
     def leave(self, trainer: str) -> None:
-        """Say that we are gone: whoever asks who is at work need not wait until we were not seen for a while."""
-        ...
+        """Note that a trainer is not active any more."""
 
     def close(self) -> None:
-        """Let go."""
-        ...
+        """Close connections."""

@@ -17,8 +17,8 @@ from streamer.settings import RunSettings, SharingSettings, StreamSettings
 from streamer.sources.base import Source
 
 if TYPE_CHECKING:
-    from streamer.cache_store.base import CacheStore
-    from streamer.cache_store.keys import Keys
+    from streamer.cache_store.redis.schema import Keys
+    from streamer.cache_store.store import CacheStore
     from streamer.pipeline import Pipeline
     from streamer.sources.kafka.settings import KafkaSettings
 
@@ -119,16 +119,16 @@ def shared_store(settings: SharingSettings) -> CacheStore | None:
     if not settings.redis_url:
         return None
     from streamer.cache_store.errors import StoreRefused
-    from streamer.cache_store.redis import RedisServer
-    from streamer.cache_store.shared import SharedStore
-    from streamer.cache_store.view import SharedSettings
+    from streamer.cache_store.redis.server import RedisServer
+    from streamer.cache_store.state import StoreSettings
+    from streamer.cache_store.store import CacheStore
 
     try:
         server = RedisServer(settings.redis_url, store_keys(settings))
     except StoreRefused as error:
         raise SettingsError([f"redis-url: {error}"]) from error
     name = f"{socket.gethostname()}-{os.getpid()}"
-    return SharedStore(server, SharedSettings(every_s=settings.share_every_s), name)
+    return CacheStore(server, StoreSettings(every_s=settings.share_every_s), name)
 
 
 def store_keys(settings: SharingSettings) -> Keys:
@@ -137,7 +137,7 @@ def store_keys(settings: SharingSettings) -> Keys:
     Raises:
         SettingsError: a name is wrong.
     """
-    from streamer.cache_store.keys import Keys
+    from streamer.cache_store.redis.schema import Keys
 
     try:
         return Keys(settings.model_name, settings.redis_namespace)

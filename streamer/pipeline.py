@@ -3,7 +3,7 @@
     poll -> decode -> batch -> receive -> rank -> learn -> contribute -> dead letters -> account -> (save -> commit)
 
 Polling and decoding happen ahead of it on a thread of their own (`streamer.ingest`), writing checkpoints behind it on
-another (`streamer.checkpoint`), the exchange with other trainers beside it on a third (`cache_store.shared`). Whatever
+another (`streamer.checkpoint`), the exchange with other trainers beside it on a third (`cache_store.store`). Whatever
 is trained, counted and positioned changes between two batches only, so a checkpoint taken there is consistent: killed
 at any instant, a restart continues as if nothing had happened.
 """
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from streamer.accounting import Accounting
-from streamer.cache_store.base import CacheStore, StoreStatus
+from streamer.cache_store.state import StoreStatus
+from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
 from streamer.dead_letters.base import DeadLetter, DeadLetters
@@ -37,7 +38,7 @@ from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.prequential import Prequential
 from streamer.settings import PipelineSettings
-from streamer.sharing.sharing import Sharing
+from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
@@ -102,14 +103,13 @@ class Pipeline:
         self.on_status: Callable[[Status], None] | None = None
         self._watch = Observer()
         self._dead_letters, self._prequential = dead_letters, prequential
-        self._sharing = Sharing(learner, store)
+        self._sharing = Sharing() if store is None else StoreSharing(learner, store)
         self._checkpoints, offsets = None, OffsetLedger()
         if checkpoints is not None:
             every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
             self._checkpoints = Checkpointer(checkpoints, every_s, every_events)
             self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
         self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
-        self._sharing.ends = self._ingest.end_offsets
         self._reader = Reader(
             make_source,
             decoder,
@@ -202,7 +202,7 @@ class Pipeline:
         self._torn = False
 
     def _learn(self, batch: MicroBatch) -> None:
-        for part in self._sharing.parts(batch) if len(batch) else []:
+        for part in self._sharing.parts(batch, self._ingest.end_offsets) if len(batch) else []:
             with self._watch.phase("step"):
                 self._learned = self.learner.learn_batch(part.batch, self._prequential, part.counted)
             with self._watch.phase("store"):

@@ -22,19 +22,19 @@ from kafka.errors import KafkaError
 from kafka_harness import KafkaHarness, WrittenTopic
 from line_harness import popularity_counts, until
 
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
-from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
+from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.learner import Learner
-from streamer.sharing.sharing import Sharing
+from streamer.sharing.sharing import Sharing, StoreSharing
 
 QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200"]
 """Client settings that make tests quick."""
 IMPATIENT = ["--kafka", "session_timeout_ms=1500"]
 """With this a dead member is soon forgotten; on a busy machine, once in a while, a living one too."""
 BRISK = ["--max-age", "0.05", "--checkpoint-every", "0.15", "--max-queued-events", "200", "--share-every", "0.05"]
-"""Small batches soon trained, saved and told."""
+"""Small batches soon trained, saved and sent."""
 
 
 class Members(Forker):
@@ -209,7 +209,7 @@ class Company:
         values = self.topic.values.items()
         return {str(p): max(k for k, v in enumerate(written) if trained_items([v])) + 1 for p, written in values}
 
-    def wait_until_all_is_told(self) -> Stored:
+    def wait_until_all_is_counted(self) -> Stored:
         """Wait until every event of the topic is in the store, and committed."""
         wanted = self.reached
         ends = self.topic.ends
@@ -255,7 +255,7 @@ class Company:
         assert checkpoint is not None
         learner, sharing = restored(checkpoint, RedisServer(self.redis_url, Keys(self.model)))
         sharing.start()
-        until(lambda: not sharing.status().backlog_events, what="what waited in the checkpoint is told")
+        until(lambda: not sharing.status().backlog_events, what="what waited in the checkpoint is sent")
         sharing.receive()
         sharing.close()
         return view(learner)
@@ -268,9 +268,9 @@ class Company:
 def restored(checkpoint: Checkpoint, server: RedisServer) -> tuple[Learner, Sharing]:
     """A trainer as it was when a checkpoint was written."""
     learner = Learner.from_checkpoint(checkpoint)
-    sharing = Sharing(learner, SharedStore(server))
+    sharing = StoreSharing(learner, CacheStore(server))
     arrays = {n.removeprefix("sharing."): np.asarray(a) for n, a in checkpoint.tensors.items() if n[:8] == "sharing."}
-    sharing.load_state(arrays, checkpoint.meta["sharing"])
+    sharing.restore(arrays, checkpoint.meta["sharing"], {})
     return learner, sharing
 
 

@@ -5,7 +5,7 @@ Reads one JSON object a line from standard input, and answers each with one line
 - `{"start": {"output": path, "arguments": [...], "journal": path}}`: the process's id;
 - `{"ended": id}`: its return code, negative for the signal that killed it; null while it runs.
 
-The journal says what a trainer has told others, one JSON object a line, written before it is told:
+The journal says what a trainer has sent to others, one JSON object a line, written before it is sent:
 
 - `{"first": true, "counts", "cache"}`: what it knows before its first step, by item id;
 - `{"learned": {"spans", "items", "drawn"}}`: a micro-batch was learned, with items by their ids;
@@ -24,30 +24,30 @@ from typing import Any
 import numpy as np
 from run_zygote import child, warm_up
 
-from streamer.cache_store.base import Contribution, Increments
+from streamer.cache_store.contribution import Contribution, Increments
 from streamer.cache_store.exchange import Exchange
-from streamer.cache_store.outbox import Waiting, counted
+from streamer.cache_store.outbox import Waiting
 from streamer.cache_store.server import Push
-from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.store import CacheStore
 from streamer.learner import Learner
 
 
 def keep_journal(path: str) -> None:
-    """Have stores write down what they are told, and what they send."""
+    """Have stores write down what is contributed to them, and what they send."""
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    contribute, packed, learn = SharedStore.contribute, Exchange._packed, Learner.learn_batch
+    contribute, packed, learn = CacheStore.contribute, Exchange._packed, Learner.learn_batch
     begun = False
 
     def note(what: dict[str, Any]) -> None:
         os.write(journal, json.dumps(what).encode() + b"\n")
 
-    def noting_contribute(self: SharedStore, contribution: Contribution, ids: Sequence[str]) -> None:
-        note({"learned": told(contribution, ids)})
+    def noting_contribute(self: CacheStore, contribution: Contribution, ids: Sequence[str]) -> None:
+        note({"learned": by_ids(contribution, ids)})
         contribute(self, contribution, ids)
 
-    def noting_packed(self: Exchange, parcel: list[Waiting]) -> Push:
-        push = packed(self, parcel)
-        note({"sent": push.chain, "parts": [told(w.contribution, self._view.naming.own_ids) for w in parcel]})
+    def noting_packed(self: Exchange, waiting: list[Waiting]) -> Push:
+        push = packed(self, waiting)
+        note({"sent": push.chain, "parts": [by_ids(w.contribution, self._state.row_map.own_ids) for w in waiting]})
         return push
 
     def noting_learn(self: Learner, *arguments: Any) -> Any:
@@ -60,14 +60,14 @@ def keep_journal(path: str) -> None:
         return learn(self, *arguments)
 
     Learner.learn_batch = noting_learn  # type: ignore[method-assign]
-    SharedStore.contribute = noting_contribute  # type: ignore[method-assign]
+    CacheStore.contribute = noting_contribute  # type: ignore[method-assign]
     Exchange._packed = noting_packed  # type: ignore[method-assign]
 
 
-def told(contribution: Contribution, ids: Sequence[str]) -> dict[str, Any]:
+def by_ids(contribution: Contribution, ids: Sequence[str]) -> dict[str, Any]:
     """What a contribution says, by item id."""
     spans = sorted([span.partition, span.start, span.stop] for span in contribution.spans)
-    return {"spans": spans, "items": by_id(counted(contribution), ids), "drawn": by_id(contribution.drawn, ids)}
+    return {"spans": spans, "items": by_id(contribution.item_counts, ids), "drawn": by_id(contribution.drawn, ids)}
 
 
 def by_id(increments: Any, ids: Sequence[str]) -> dict[str, int]:
@@ -97,7 +97,7 @@ def ended(pid: int, codes: dict[int, int]) -> int | None:
 
 def serve() -> None:
     warm_up()
-    from streamer.cache_store import redis as _redis  # noqa: F401
+    from streamer.cache_store.redis import server as _redis  # noqa: F401
 
     codes: dict[int, int] = {}
     print(json.dumps("ready"), flush=True)

@@ -447,9 +447,7 @@ ROWS = (
     Row(
         "Store",
         (
-            Panel(
-                "In touch", {"{{instance}}": each("streamer_store_live")}, "1 while the store answers.", width=6, top=1
-            ),
+            Panel("Live", {"{{instance}}": each("streamer_store_live")}, "1 while the store responds.", width=6, top=1),
             Panel("Round trip", {"{{instance}}": each("streamer_store_round_trip_seconds")}, unit="s", width=6),
             Panel(
                 "Staleness",
@@ -495,7 +493,7 @@ ROWS = (
                     "exchanges a second": rate("streamer_store_exchanges_total"),
                     "entries of the log": f"max({each('streamer_store_log_entries')})",
                     "refused events a second": rate("streamer_store_refused_events_total"),
-                    "events a second that come again": rate("streamer_store_again_events_total"),
+                    "duplicate events a second": rate("streamer_store_duplicate_events_total"),
                 },
                 width=6,
             ),
@@ -506,7 +504,7 @@ ROWS = (
                     "seeds": total("streamer_store_seeds_total"),
                     "snapshots": total("streamer_store_snapshots_total"),
                 },
-                "Joins rise when the store has moved on without a trainer, seeds when it has lost something.",
+                "Joins rise when the store has trimmed what a trainer had not read, seeds when it has lost something.",
             ),
         ),
     ),

@@ -63,9 +63,9 @@ class StoreBench(Bench):
     """What sharing through Redis costs a training step, and how long the log grows while a reader is stopped.
 
     Trainers are processes that train real steps. `share_of_step` is what the store takes of a trainer for each step
-    (the training thread inside the store's calls, and all of the exchange thread) over what a step with a private store
-    takes (all threads, divided by how many train); both are times on a core. The ratio beside it is the direct
-    comparison: the median step with Redis over the median step with the private store, on the wall, by turns in the
+    (the training thread inside the store's calls, and all of the exchange thread) over what a step alone takes
+    (all threads, divided by how many train); both are times on a core. The ratio beside it is the direct
+    comparison: the median step with Redis over the median step alone, on the wall, by turns in the
     same processes. The server's time is not a trainer's, and has its own column.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib import metadata
 
-from streamer.cache_store.connection import connect
+from streamer.cache_store.redis.connection import connect
 from streamer.errors import StreamerError
 
 PROGRAMS = ("redis-server", "valkey-server")

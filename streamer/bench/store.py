@@ -1,15 +1,15 @@
 """What sharing costs a training step, and whether the log stays bounded however slow a reader is.
 
-Trainers in processes of their own train real steps, with what they share in Redis and without.
+Trainers in processes of their own train real steps, with what they share in Redis and alone.
 
 `share_of_step` is what the store takes of a trainer for each step, over what a step takes. Both are times on a core,
 which hardly depend on what else the machine does. Above the line: the training thread inside receive, parts and
-contribute, and all of the exchange thread. Below it: all threads in a step with a private store, the median, divided by
+contribute, and all of the exchange thread. Below it: all threads in a step alone, the median, divided by
 how many threads train; that is at most what the clock on the wall shows. Trainers that share the cores of one machine
 take longer for a step: exchanges are put so much further apart that as many steps lie between two of them as on
 machines of their own.
 
-`step_over_private` is the direct comparison: the median step with Redis over the median step with the private store, by
+`step_over_alone` is the direct comparison: the median step with Redis over the median step alone, by
 turns in the same processes under the same load; the server runs beside them.
 """
 
@@ -28,23 +28,21 @@ from streamer.bench.base import interleaved
 from streamer.bench.catalogue import StoreBench
 from streamer.bench.redis_server import local_server
 from streamer.bench.store_trainer import Job, Measured, TrainerProcess, call_all, seed_of
-from streamer.cache_store.admin import StoreAdmin
-from streamer.cache_store.connection import connect
 from streamer.cache_store.errors import StoreError
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.redis.admin import StoreAdmin
+from streamer.cache_store.redis.connection import connect
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.server import HARD_LOG_LENGTH, SOFT_LOG_LENGTH
 from streamer.errors import SharingError
 
 HURRY_S = 0.005
 """Seconds between exchanges while a reader is stopped: as many entries as possible."""
 MAX_PAUSE_S = 30.0
-SMALL_BATCH_SIZE = 512
-"""Of `streamer run`."""
 
 
 def measure(bench: StoreBench) -> dict[str, Any]:
-    """A row for each number of trainers and items; the private store alone; and the log while a reader is stopped."""
+    """A row for each number of trainers and items, and the log while a reader is stopped."""
     rows: list[dict[str, Any]] = []
     stopped: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -59,30 +57,26 @@ def measure(bench: StoreBench) -> dict[str, Any]:
                     row |= _measure_trainers(bench, url, trainers)
                     rows.append({name: round(value, 4) for name, value in row.items()})
                 stopped = stopped or _stop_a_reader(bench, url, model, items, trainers)
-        embedded = _private_rows(bench, url, rows)
     return {
         "rows": rows,
         "max_share_of_step": max(row["share_of_step"] for row in rows),
-        "embedded": embedded,
         **stopped,
         "options": asdict(bench) | {"redis_url": None, "cores": _cores()},
     }
 
 
-def _start(
-    stack: ExitStack, bench: StoreBench, url: str, model: str, items: int, index: int, batch_size: int = 0
-) -> TrainerProcess:
-    job = Job(url, model, items, index, batch_size or bench.batch_size, bench.cache_size, bench.dim)
+def _start(stack: ExitStack, bench: StoreBench, url: str, model: str, items: int, index: int) -> TrainerProcess:
+    job = Job(url, model, items, index, bench.batch_size, bench.cache_size, bench.dim)
     return stack.enter_context(closing(TrainerProcess(job)))
 
 
 def _measure_trainers(bench: StoreBench, url: str, trainers: list[TrainerProcess]) -> dict[str, float]:
-    """Rounds with a private store and with Redis by turns, after one of each that is not counted."""
+    """Rounds alone and with Redis by turns, after one of each that is not counted."""
     call_all(trainers, "set_threads", max(1, _cores() // len(trainers)))
     latest: list[Measured] = []
 
-    def train_privately() -> list[Measured]:
-        latest[:] = call_all(trainers, "train", "private", bench.seconds)
+    def train_alone() -> list[Measured]:
+        latest[:] = call_all(trainers, "train", "alone", bench.seconds)
         return latest
 
     def train_with_redis() -> list[Measured]:
@@ -92,25 +86,23 @@ def _measure_trainers(bench: StoreBench, url: str, trainers: list[TrainerProcess
         found[0].server_cpu_s = _server_cpu_s(url) - before_s
         return found
 
-    parts = {"private": train_privately, "redis": train_with_redis}
+    parts = {"alone": train_alone, "redis": train_with_redis}
     return figures(**interleaved(parts, bench.rounds, warm_up=1))
 
 
-def figures(private: list[Measured], redis: list[Measured]) -> dict[str, float]:
+def figures(alone: list[Measured], redis: list[Measured]) -> dict[str, float]:
     """Medians of steps; the rest in milliseconds and bytes for each step."""
-    step_ms, private_step_ms = _median_ms(redis, "step_s"), _median_ms(private, "step_s")
-    step_cpu_ms, private_calls_cpu_ms = _median_ms(private, "step_cpu_s"), 1e3 * _per_step(private, "calls_cpu_s")
+    step_ms, alone_step_ms = _median_ms(redis, "step_s"), _median_ms(alone, "step_s")
+    step_cpu_ms = _median_ms(alone, "step_cpu_s")
     calls_cpu_ms, exchange_cpu_ms = (1e3 * _per_step(redis, name) for name in ("calls_cpu_s", "exchange_cpu_s"))
     return {
         "share_of_step": (calls_cpu_ms + exchange_cpu_ms) / step_cpu_ms,
-        "private_share_of_step": private_calls_cpu_ms / step_cpu_ms,
         "step_ms": step_ms,
-        "private_step_ms": private_step_ms,
-        "step_over_private": step_ms / private_step_ms,
+        "alone_step_ms": alone_step_ms,
+        "step_over_alone": step_ms / alone_step_ms,
         "step_cpu_ms": step_cpu_ms,
         "calls_ms": 1e3 * _per_step(redis, "calls_s"),
         "calls_cpu_ms": calls_cpu_ms,
-        "private_calls_cpu_ms": private_calls_cpu_ms,
         "exchange_cpu_ms": exchange_cpu_ms,
         "server_cpu_ms": 1e3 * _per_step(redis, "server_cpu_s"),
         "sent_bytes": _per_step(redis, "sent_bytes"),
@@ -127,25 +119,6 @@ def _per_step(measured: list[Measured], name: str) -> float:
     return float(sum(getattr(m, name) for m in measured) / sum(len(m.step_s) for m in measured))
 
 
-def _private_rows(bench: StoreBench, url: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The embedded default: from the rows of the fewest trainers, and with the batches of `streamer run`."""
-    found = []
-    for items in bench.items:
-        row = next(row for row in rows if row["items"] == items)
-        figures = {"step_cpu_ms": row["step_cpu_ms"], "share_of_step": row["private_share_of_step"]}
-        found.append({"batch_size": bench.batch_size, "items": items, **figures})
-    items = bench.items[0]
-    with _model(url, items) as model, ExitStack() as processes:
-        trainer = _start(processes, bench, url, model, items, 0, SMALL_BATCH_SIZE)
-        trainer.result()
-        part = {"private": lambda: call_all([trainer], "train", "private", bench.seconds)}
-        measured = interleaved(part, bench.rounds, warm_up=1)["private"]
-    step_cpu_ms = _median_ms(measured, "step_cpu_s")
-    share = 1e3 * _per_step(measured, "calls_cpu_s") / step_cpu_ms
-    small = {"step_cpu_ms": round(step_cpu_ms, 4), "share_of_step": round(share, 4)}
-    return [*found, {"batch_size": SMALL_BATCH_SIZE, "items": items, **small}]
-
-
 def _stop_a_reader(
     bench: StoreBench, url: str, model: str, items: int, trainers: list[TrainerProcess]
 ) -> dict[str, Any]:
@@ -159,14 +132,14 @@ def _stop_a_reader(
         # 1.
         for trainer in trainers:
             trainer.ask("hurry", HURRY_S)
-        look = admin.look()
-        first = number = look.number if look is not None else 0
+        summary = admin.summary()
+        first = number = summary.number if summary is not None else 0
         # 2.
         longest, deadline = 0, time.monotonic() + MAX_PAUSE_S
         with trainers[-1].paused() if len(trainers) > 1 else nullcontext():
             while number - first < bench.entries and time.monotonic() < deadline:
-                if (look := admin.look()) is not None:
-                    longest, number = max(longest, look.log_length), look.number
+                if (summary := admin.summary()) is not None:
+                    longest, number = max(longest, summary.log_length), summary.number
                 time.sleep(0.002)
         # 3.
         for trainer in trainers:

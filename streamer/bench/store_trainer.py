@@ -1,7 +1,7 @@
 """A trainer of `streamer bench store`: a process of its own that joins a model and trains real steps when asked.
 
-It trains one learner with two stores by turns: one that it shares through Redis, and a private one in memory, the
-embedded default. So both meet the same machine, the same tables and the same batches.
+It trains one learner by turns with what it shares through Redis, and alone, sharing nothing. So both meet the same
+machine, the same tables and the same batches.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ import numpy as np
 import torch
 
 from streamer.bench.base import long_tailed
-from streamer.cache_store.base import StoreStatus
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.replica import Position, Replica
 from streamer.cache_store.server import Seed
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import StoreSettings, StoreStatus
+from streamer.cache_store.store import CacheStore
 from streamer.errors import StreamerError
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.model.settings import id_towers
-from streamer.sharing.sharing import Sharing
+from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.base import Partition
 
 BATCHES = 32
@@ -56,7 +55,7 @@ class Job:
     cache_size: int = 2048
     dim: int = 32
     users: int = 29_858
-    share_every_s: float = SharedSettings().every_s
+    share_every_s: float = StoreSettings().every_s
 
 
 @dataclass(slots=True)
@@ -89,12 +88,12 @@ def item_ids(count: int) -> list[str]:
 def seed_of(items: int, generation: str) -> Seed:
     """A model in which every item was seen and resampled once."""
     ones = np.ones(items, np.int64)
-    values = {"position": list(Position.beginning(generation)), "next": {}, "events": items}
-    return Seed(generation, Replica.of(values, ones, ones).pack(), item_ids(items), {}, {}, None)
+    packed = Replica(Position.beginning(generation), ones, ones, {}, items).pack()
+    return Seed(generation, packed, item_ids(items), {}, {}, None)
 
 
 class BenchTrainer:
-    """One learner and its two stores.
+    """One learner, with a store and alone.
 
     Args:
         job: what it joins, and how it trains.
@@ -105,9 +104,9 @@ class BenchTrainer:
         self.job, self.contributed, self._stop = job, 0, stop
         self._partition, self._offset = Partition("bench", job.index), 0
         self._learner = _learner(job)
-        server, settings = RedisServer(job.url, Keys(job.model), timeout_s=30.0), SharedSettings(every_s=NEVER_S)
-        self._shared = SharedStore(server, settings, f"bench-{job.index}")
-        self._sharings = {"redis": Sharing(self._learner, self._shared), "private": _private(self._learner, job.items)}
+        server, settings = RedisServer(job.url, Keys(job.model), timeout_s=30.0), StoreSettings(every_s=NEVER_S)
+        self._store = CacheStore(server, settings, f"bench-{job.index}")
+        self._sharings = {"redis": StoreSharing(self._learner, self._store), "alone": Sharing()}
         for sharing in self._sharings.values():
             sharing.start()
             sharing.claim([self._partition])
@@ -119,10 +118,10 @@ class BenchTrainer:
         torch.set_num_threads(threads)
 
     def train(self, kind: str, seconds: float, stretch: float = 1.0) -> Measured:
-        """Train for some seconds with the store `redis` or `private`; what was contributed is sent at the end.
+        """Train for some seconds with `redis` or `alone`; what was contributed is sent at the end.
 
         Args:
-            kind: which store.
+            kind: `redis` or `alone`.
             seconds: how long.
             stretch: factor of the time between exchanges.
         """
@@ -139,8 +138,7 @@ class BenchTrainer:
         after = sharing.status()
         measured.sent_bytes = after.sent_bytes - before.sent_bytes
         measured.received_bytes = after.received_bytes - before.received_bytes
-        if kind == "redis":  # the private one exchanges inside the calls
-            measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
+        measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
         return measured
 
     def hurry(self, every_s: float) -> int:
@@ -156,7 +154,7 @@ class BenchTrainer:
         self._exchange_every(self.job.share_every_s)
         deadline = time.monotonic() + SETTLE_S
         while self.status().backlog_contributions and time.monotonic() < deadline:
-            if not self._shared.flush(1.0):
+            if not self._store.flush(1.0):
                 time.sleep(0.01)
         return self.contributed
 
@@ -176,7 +174,7 @@ class BenchTrainer:
         started, cpu = time.perf_counter(), time.process_time()
         with measured.inside_the_store():
             sharing.receive()
-            parts = sharing.parts(batch)
+            parts = sharing.parts(batch, dict)
         for part in parts:
             learned = self._learner.learn_batch(part.batch, counted=part.counted)
             with measured.inside_the_store():
@@ -185,9 +183,9 @@ class BenchTrainer:
         measured.step_cpu_s.append((time.process_time() - cpu) / torch.get_num_threads())
 
     def _exchange_every(self, every_s: float) -> None:
-        view = self._shared.view
-        view.settings = replace(view.settings, every_s=every_s)
-        self._shared.flush(30.0)  # wakes the thread, which then waits for the new time
+        state = self._store.state
+        state.settings = replace(state.settings, every_s=every_s)
+        self._store.flush(30.0)  # wakes the thread, which then waits for the new time
 
 
 def _learner(job: Job) -> Learner:
@@ -196,15 +194,6 @@ def _learner(job: Job) -> Learner:
     learner.users.rows([f"user-{row}" for row in range(job.users)])
     learner.trainer.model.grow(job.users, job.items)
     return learner
-
-
-def _private(learner: Learner, items: int) -> Sharing:
-    """The embedded default, as after a restart: it knows all items."""
-    sharing, ones = Sharing(learner), np.ones(items, np.int64)
-    replica = {"position": list(Position.beginning("private")), "next": {}, "events": items}
-    arrays = {"counts": ones, "drawn": ones, "own": np.arange(items)}
-    sharing.load_state(arrays, {"replica": replica, "waiting": [], "epochs": {}})
-    return sharing
 
 
 def _batches(job: Job, size: int) -> Iterator[MicroBatch]:

@@ -122,7 +122,7 @@ class Checkpointer:
             offsets: where those events end.
             done: called on another thread, with True when the checkpoint is safe, with False when it failed.
         """
-        shared, shared_values = sharing.state()
+        shared, shared_values = sharing.save()
         tensors, values = learner.snapshot()
         tensors |= {f"sharing.{name}": array for name, array in shared.items()}
         meta = checkpoint_meta(learner, values) | {
@@ -175,12 +175,11 @@ def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored
             "use the version that wrote it, or another checkpoint directory"
         )
     learner.restore(found.tensors, meta["learner"])
-    if "sharing" in meta:
-        prefix = "sharing."
-        arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
-        sharing.load_state(arrays, meta["sharing"])
-    offsets = OffsetLedger(_from_json(meta["positions"]), _from_json(meta["released"]))
-    return Restored(Accounting.from_json(meta["accounting"]), offsets)
+    positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
+    prefix = "sharing."
+    arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
+    sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
+    return Restored(Accounting.from_json(meta["accounting"]), OffsetLedger(positions, released))
 
 
 def _size_bytes(directory: Path) -> int | None:

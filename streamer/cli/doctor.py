@@ -319,7 +319,7 @@ def check_redis(settings: RunSettings) -> Iterator[Finding]:
     """Whether Redis answers, its version, and whether it may evict keys: what is evicted must be learned again."""
     from redis.exceptions import NoPermissionError
 
-    from streamer.cache_store.connection import ERRORS, connect, shown, translated
+    from streamer.cache_store.redis.connection import ERRORS, as_store_error, connect, without_passwords
 
     url, info = settings.redis_url or "", None
     try:
@@ -330,8 +330,8 @@ def check_redis(settings: RunSettings) -> Iterator[Finding]:
             with contextlib.suppress(NoPermissionError):  # a run does without
                 info = client.info()
     except ERRORS as error:
-        raise translated(error, shown(url)) from error
-    found, oldest = f"{shown(url)} answers in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
+        raise as_store_error(error, without_passwords(url)) from error
+    found, oldest = f"{without_passwords(url)} answers in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
     if info is None:
         advice = f"see that it is Redis {oldest} or newer, or Valkey, with the maxmemory-policy noeviction"
         yield Finding("redis", "warning", f"{found}, but does not let this user see its version and memory", advice)

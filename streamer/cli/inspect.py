@@ -12,7 +12,7 @@ import click
 from streamer.cli.loading import CHECKPOINT, load
 from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.cli.output import render
-from streamer.cli.store import STORE, administered, there
+from streamer.cli.store import STORE, open_admin, require_model
 from streamer.settings import RunSettings, SharingSettings
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ def inspect_store(settings: SharingSettings, top: int) -> Report:
 
     from streamer.model.popularity import ExactPopularity
 
-    with administered(settings) as admin:
-        there(admin)
-        look, contents = admin.contents()
+    with open_admin(settings) as admin:
+        require_model(admin)
+        summary, contents = admin.contents()
         memory = admin.memory()
     popularity = ExactPopularity()
     popularity.replace(np.arange(len(contents.counts)), contents.counts.astype(np.float64))
@@ -150,29 +150,29 @@ def inspect_store(settings: SharingSettings, top: int) -> Report:
         "url": admin.url,
         "model": admin.keys.model,
         "namespace": admin.keys.namespace,
-        "generation": look.generation,
-        "generation_ago_s": look.now_s - look.seeded_at_s,
-        "items": look.items,
+        "generation": summary.generation,
+        "generation_ago_s": summary.now_s - summary.seeded_at_s,
+        "items": summary.items,
         "events": contents.events,
         "trainers": [
-            {"trainer": seen.trainer, "ago_s": look.now_s - seen.at_s, "partitions": list(seen.partitions)}
-            for seen in look.trainers
+            {"trainer": one.trainer, "ago_s": summary.now_s - one.at_s, "partitions": list(one.partitions)}
+            for one in summary.trainers
         ],
         "partitions": [
             {
                 "partition": name,
-                "next": look.next.get(name),
-                "epoch": look.epochs.get(name),
-                "claimed_ago_s": max(look.now_s - look.epochs[name] / 1000, 0.0) if name in look.epochs else None,
-                "owner": look.owners.get(name),
+                "next": summary.next.get(name),
+                "epoch": (epoch := summary.epochs.get(name)),
+                "claimed_ago_s": None if epoch is None else max(summary.now_s - epoch / 1000, 0.0),
+                "owner": summary.owners.get(name),
             }
-            for name in sorted(look.next.keys() | look.epochs.keys() | look.owners.keys())
+            for name in sorted(summary.next.keys() | summary.epochs.keys() | summary.owners.keys())
         ],
         "popularity": {"top": _top(contents.ids, contents.counts, top, "events")},
         "occurrence": _occurrence(contents.ids, contents.drawn, top),
         "cache": _cache(contents.ids, cache, popularity, top, contents.note),
-        "log": {"length": look.log_length, "number": look.number},
-        "snapshot": {"number": look.snapshot_number, "ago_s": max(look.now_s - look.snapshot_at_s, 0.0)},
+        "log": {"length": summary.log_length, "number": summary.number},
+        "snapshot": {"number": summary.snapshot_number, "ago_s": max(summary.now_s - summary.snapshot_at_s, 0.0)},
         "memory_bytes": {"total": sum(size or 0 for size in memory.values()), **memory},
     }
 

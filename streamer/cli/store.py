@@ -1,4 +1,4 @@
-"""`streamer store`: look after what trainers share in Redis."""
+"""`streamer store`: manage what trainers share in Redis."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from streamer.errors import SettingsError, SharingError
 from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
-    from streamer.cache_store.admin import Look, Seen, StoreAdmin
+    from streamer.cache_store.redis.admin import Heartbeat, ModelSummary, StoreAdmin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_DO = "Store"
+_GROUP = "Store"
 STORE = ("redis_url", "model_name", "redis_namespace")
 """Settings that say where a model is shared."""
 FIGURES = ("items", "log_length", "trainers")
-"""What is listed of a model."""
+"""Listed for each model."""
 
 
 @click.group()
 def store() -> None:
-    """Look after what trainers share in Redis: list, reset, export, import. `streamer inspect` shows what is in it."""
+    """Manage what trainers share in Redis: list, reset, export, import. `streamer inspect` shows it."""
 
 
 def json_option(function: F) -> F:
-    """Print for a program."""
-    return option(_DO, "--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+    """The option `--json`."""
+    return option(_GROUP, "--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 
 
 def change_options(function: F) -> F:
-    """How careful to be."""
-    yes = option(_DO, "--yes", is_flag=True, help="Do not ask.")
-    force = option(_DO, "--force", is_flag=True, help="Even if trainers are at work.")
+    """The options `--yes` and `--force`."""
+    yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask.")
+    force = option(_GROUP, "--force", is_flag=True, help="Even if trainers are active.")
     return yes(force(function))
 
 
@@ -53,41 +53,39 @@ def change_options(function: F) -> F:
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def list_models(settings: SharingSettings, as_json: bool) -> None:
-    """Models in a Redis, with their items, entries of the log and trainers at work."""
-    with administered(settings) as admin:
-        found = [_listed(name, settings) for name in admin.models()]
+    """Models in a Redis, with their items, log entries and active trainers."""
+    with open_admin(settings) as admin:
+        found = [_figures(name, settings) for name in admin.models()]
     if as_json:
         click.echo(json.dumps({"models": found}))
     elif found:
-        click.echo("\n".join(table([_row(model) for model in found], ("model", "items", "log", "at work"), indent="")))
-        for problem in (listed["problem"] for listed in found if "problem" in listed):
+        click.echo("\n".join(table([_row(model) for model in found], ("model", "items", "log", "active"), indent="")))
+        for problem in (figures["problem"] for figures in found if "problem" in figures):
             click.echo(f"note: {problem}")
     else:
         click.echo(f"no models in {admin.url} under the namespace {settings.redis_namespace}")
 
 
-def _listed(name: str, settings: SharingSettings) -> dict[str, Any]:
+def _figures(name: str, settings: SharingSettings) -> dict[str, Any]:
     """A model's figures; one that cannot be read has a problem instead, and does not hide the others."""
+    summary, problem = None, ""
     try:
-        with administered(dataclasses.replace(settings, model_name=name)) as admin:
-            look = _look_or_problem(admin)
+        with open_admin(dataclasses.replace(settings, model_name=name)) as admin:
+            try:
+                summary, problem = admin.summary(), _only_name_left(admin)
+            except StoreRefused as error:
+                problem = str(error)
     except SettingsError as error:
-        look = str(error)
-    if isinstance(look, str):
-        return {"model": name, **dict.fromkeys(FIGURES), "problem": look}
-    return {"model": name, **dict(zip(FIGURES, (look.items, look.log_length, len(look.active)), strict=True))}
+        problem = str(error)
+    if summary is None:
+        return {"model": name, **dict.fromkeys(FIGURES), "problem": problem}
+    values = (summary.items, summary.log_length, len(summary.active))
+    return {"model": name, **dict(zip(FIGURES, values, strict=True))}
 
 
-def _look_or_problem(admin: StoreAdmin) -> Look | str:
-    try:
-        return admin.look() or _gone(admin)
-    except StoreRefused as error:
-        return str(error)
-
-
-def _row(listed: dict[str, Any]) -> tuple[str, ...]:
-    figures = ("-" if listed[name] is None else f"{listed[name]:,}" for name in FIGURES)
-    return (printable(listed["model"]), *figures)
+def _row(figures: dict[str, Any]) -> tuple[str, ...]:
+    values = ("-" if figures[name] is None else f"{figures[name]:,}" for name in FIGURES)
+    return (printable(figures["model"]), *values)
 
 
 @store.command(cls=GroupedCommand)
@@ -95,41 +93,41 @@ def _row(listed: dict[str, Any]) -> tuple[str, ...]:
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> None:
-    """Remove everything that is shared of a model. Trainers that start then begin anew, or with their checkpoints.
+    """Remove everything that is shared of a model. Trainers that start later begin from nothing, or their checkpoints.
 
-    Stop all trainers first: one that is at work puts back what it has. What is trained is in their checkpoints, which
-    this does not touch. A model that is damaged is removed with whatever is under its keys.
+    Stop all trainers first: an active one puts back what it has. What is trained is in their checkpoints, which this
+    does not touch. A damaged model is removed with whatever its keys hold.
     """
-    with administered(settings) as admin:
+    with open_admin(settings) as admin:
         what = _removable(admin, "it would put back what it has", force)
         confirm(f"remove {printable(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
-    summary = {"model": admin.keys.model, "removed_keys": removed}
-    click.echo(json.dumps(summary) if as_json else f"removed {printable(admin.keys.model)}: {removed} keys")
+    done = {"model": admin.keys.model, "removed_keys": removed}
+    click.echo(json.dumps(done) if as_json else f"removed {printable(admin.keys.model)}: {removed} keys")
 
 
 def _removable(admin: StoreAdmin, otherwise: str, force: bool) -> str:
     """What is to be removed, for a person.
 
     Raises:
-        SharingError: there is nothing, or a trainer is at work.
+        SharingError: there is nothing, or a trainer is active.
     """
     try:
-        look = admin.look()
-        what = f"{look.items:,} items" if look is not None else "what is left of it"
+        summary = admin.summary()
+        what = f"{summary.items:,} items" if summary is not None else "what is left of it"
     except Damaged as error:
         click.echo(f"note: {error}", err=True)
-        look, what = None, "damaged"
-    if look is None and not admin.is_anything_there():
-        raise _missing(admin)
-    now_s, active = (look.now_s, look.active) if look is not None else admin.at_work()
-    _need_quiet(active, now_s, otherwise, force)
+        summary, what = None, "damaged"
+    if summary is None and not admin.exists():
+        raise _no_model(admin)
+    now_s, active = (summary.now_s, summary.active) if summary is not None else admin.active_trainers()
+    _check_none_active(active, now_s, otherwise, force)
     return what
 
 
 @store.command(cls=GroupedCommand)
 @option(
-    _DO,
+    _GROUP,
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
@@ -140,7 +138,7 @@ def _removable(admin: StoreAdmin, otherwise: str, force: bool) -> str:
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
-    """Write everything that is shared of a model into one file, as it is at one moment; trainers may go on.
+    """Write everything that is shared of a model into one file, as it is at one moment; trainers may continue.
 
     \b
     Arrays of the .npz, readable without pickle:
@@ -156,72 +154,73 @@ def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
 
     if out.suffix != ".npz":
         raise click.BadParameter(f"{out.name}: choose a name that ends in .npz", param_hint="--out")
-    with administered(settings) as admin:
-        there(admin)
+    with open_admin(settings) as admin:
+        require_model(admin)
         _, contents = admin.contents()
     about = {"model": admin.keys.model, "namespace": admin.keys.namespace, "saved_at": time.time()}
     if contents.note:
         click.echo(f"note: {contents.note}", err=True)
     with replaced(out) as temporary:
         store_file.write(temporary, contents, about)
-    summary = {"out": str(out), "items": len(contents.ids), "events": contents.events, "bytes": out.stat().st_size}
-    click.echo(json.dumps(summary) if as_json else f"wrote {_amounts(summary)} to {out}")
+    done = {"out": str(out), "items": len(contents.ids), "events": contents.events, "bytes": out.stat().st_size}
+    click.echo(json.dumps(done) if as_json else f"wrote {_amounts(done)} to {out}")
 
 
 @store.command("import", cls=GroupedCommand)
 @option(
-    _DO,
+    _GROUP,
     "--path",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     metavar="FILE",
     envvar=None,
-    help="What `streamer store export` has written.",
+    help="A file that `streamer store export` has written.",
 )
-@option(_DO, "--replace", is_flag=True, help="Replace a model that is there.")
+@option(_GROUP, "--replace", is_flag=True, help="Replace a model that exists.")
 @change_options
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, force: bool, as_json: bool) -> None:
-    """Begin a model with what is in a file. Trainers that start then take it over."""
+    """Create a model from a file. Trainers that start later load it."""
     from streamer.sharing import store_file
 
     contents, _ = store_file.read(path)
-    with administered(settings) as admin:
-        look = admin.look()
-        if look is not None:
-            _replaceable(admin, look, replace, force)
-            confirm(f"replace {printable(admin.keys.model)} ({look.items:,} items) in {admin.url} by {path}", yes)
-        generation = admin.put(contents, look.generation if look is not None else "")
-    summary = {"model": admin.keys.model, "generation": generation, "items": len(contents.ids)}
-    summary |= {"events": contents.events, "bytes": path.stat().st_size}
-    click.echo(json.dumps(summary) if as_json else f"{printable(admin.keys.model)} begins with {_amounts(summary)}")
+    with open_admin(settings) as admin:
+        summary = admin.summary()
+        if summary is not None:
+            _check_replaceable(admin, summary, replace, force)
+            confirm(f"replace {printable(admin.keys.model)} ({summary.items:,} items) in {admin.url} by {path}", yes)
+        generation = admin.put(contents, summary.generation if summary is not None else "")
+    done = {"model": admin.keys.model, "generation": generation, "items": len(contents.ids)}
+    done |= {"events": contents.events, "bytes": path.stat().st_size}
+    click.echo(json.dumps(done) if as_json else f"created {printable(admin.keys.model)} with {_amounts(done)}")
 
 
-def _amounts(summary: dict[str, Any]) -> str:
-    return f"{summary['items']:,} items and {summary['events']:,} events ({format_bytes(summary['bytes'])})"
+def _amounts(done: dict[str, Any]) -> str:
+    return f"{done['items']:,} items and {done['events']:,} events ({format_bytes(done['bytes'])})"
 
 
-def _replaceable(admin: StoreAdmin, look: Look, replace: bool, force: bool) -> None:
-    """See that a model may be replaced.
+def _check_replaceable(admin: StoreAdmin, summary: ModelSummary, replace: bool, force: bool) -> None:
+    """Check that a model may be replaced.
 
     Raises:
         SharingError: it may not.
     """
     if not replace:
         raise SharingError(
-            f"there is a model {admin.keys.model!r} in {admin.url} already, with {look.items:,} items: "
+            f"the model {admin.keys.model!r} in {admin.url} exists already, with {summary.items:,} items: "
             "choose another --model, or --replace it"
         )
-    _need_quiet(look.active, look.now_s, "what it has counted since would be lost, or counted twice", force)
+    otherwise = "what it has counted since would be lost, or counted twice"
+    _check_none_active(summary.active, summary.now_s, otherwise, force)
 
 
 # shared by commands ---------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def administered(settings: SharingSettings) -> Iterator[StoreAdmin]:
-    """The model that the options name, from outside.
+def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
+    """Access to the model that the settings name.
 
     Raises:
         SettingsError: the URL is missing, or a name is wrong.
@@ -229,7 +228,7 @@ def administered(settings: SharingSettings) -> Iterator[StoreAdmin]:
     """
     if not settings.redis_url:
         raise SettingsError(["--redis-url is missing: say which Redis, e.g. redis://localhost:6379/0"])
-    from streamer.cache_store.admin import StoreAdmin
+    from streamer.cache_store.redis.admin import StoreAdmin
 
     keys = store_keys(settings)
     try:
@@ -239,22 +238,20 @@ def administered(settings: SharingSettings) -> Iterator[StoreAdmin]:
         raise SharingError(str(error)) from error
 
 
-def there(admin: StoreAdmin) -> Look:
-    """What is in a model.
+def require_model(admin: StoreAdmin) -> None:
+    """Check that the model exists.
 
     Raises:
-        SharingError: there is no such model; with those that there are.
+        SharingError: it does not; with those that do.
     """
-    look = admin.look()
-    if look is None:
-        raise _missing(admin)
-    return look
+    if admin.summary() is None:
+        raise _no_model(admin)
 
 
-def _missing(admin: StoreAdmin) -> SharingError:
+def _no_model(admin: StoreAdmin) -> SharingError:
     models = admin.models()
     if admin.keys.model in models:
-        return SharingError(_gone(admin))
+        return SharingError(_only_name_left(admin))
     return SharingError(
         f"there is no model {admin.keys.model!r} in {admin.url} under the namespace {admin.keys.namespace!r}; "
         f"there are: {', '.join(map(printable, models)) or 'none at all'}. "
@@ -262,29 +259,27 @@ def _missing(admin: StoreAdmin) -> SharingError:
     )
 
 
-def _gone(admin: StoreAdmin) -> str:
+def _only_name_left(admin: StoreAdmin) -> str:
     return (
         f"the model {admin.keys.model!r} in {admin.url} is gone: its name is in {admin.keys.models}, "
-        f"but nothing is under its keys. `streamer store reset` removes the name"
+        f"but none of its keys exists. `streamer store reset` removes the name"
     )
 
 
-def _need_quiet(active: Sequence[Seen], now_s: float, otherwise: str, force: bool) -> None:
-    """See that no trainer is at work.
+def _check_none_active(active: Sequence[Heartbeat], now_s: float, otherwise: str, force: bool) -> None:
+    """Check that no trainer is active.
 
     Raises:
         SharingError: one is.
     """
     if active and not force:
-        raise SharingError(
-            f"at work: {'; '.join(_described(seen, now_s) for seen in active)}. "
-            f"Stop it first: {otherwise}. Or give --force"
-        )
+        trainers = "; ".join(_described(heartbeat, now_s) for heartbeat in active)
+        raise SharingError(f"trainers are active: {trainers}. Stop them first, or give --force: {otherwise}")
 
 
-def _described(seen: Seen, now_s: float) -> str:
-    partitions = f" ({', '.join(seen.partitions)})" if seen.partitions else ""
-    return f"{printable(seen.trainer)}{partitions}, seen {format_age(now_s - seen.at_s)} ago"
+def _described(heartbeat: Heartbeat, now_s: float) -> str:
+    partitions = f" ({', '.join(heartbeat.partitions)})" if heartbeat.partitions else ""
+    return f"{printable(heartbeat.trainer)}{partitions}, last seen {format_age(now_s - heartbeat.at_s)} ago"
 
 
 def confirm(what: str, yes: bool) -> None:

@@ -248,7 +248,7 @@ GROUPS = (
     Group(
         "Store",
         (
-            _gauge("streamer_store_live", "1 while the store is in touch, else 0."),
+            _gauge("streamer_store_live", "1 while the store responds, or nothing is shared; else 0."),
             _gauge("streamer_store_round_trip_seconds", "Round trip of the latest exchange with the store."),
             _gauge(
                 "streamer_store_staleness_seconds",
@@ -263,14 +263,14 @@ GROUPS = (
             _counter("streamer_store_received_bytes_total", "Bytes received from the store."),
             _counter(
                 "streamer_store_refused_events_total",
-                "Events whose contribution was left out because another trainer owned them by then.",
+                "Events whose contribution was dropped because another trainer owned the partition by then.",
             ),
             _counter(
-                "streamer_store_again_events_total",
-                "Events that were trained and not counted because the store had a contribution of them.",
+                "streamer_store_duplicate_events_total",
+                "Events that were trained and not counted because the store had counted them before.",
             ),
             _counter("streamer_store_joins_total", "How often the trainer joined the store, the first time included."),
-            _counter("streamer_store_seeds_total", "How often the trainer filled a store that was empty or behind."),
+            _counter("streamer_store_seeds_total", "How often the trainer seeded a store that was empty or behind."),
             _counter(
                 "streamer_store_snapshots_total", "Snapshots that the trainer wrote, after which the log is trimmed."
             ),

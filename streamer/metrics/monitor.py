@@ -28,7 +28,7 @@ from streamer.metrics.observer import Observer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from streamer.cache_store.base import StoreStatus
+    from streamer.cache_store.state import StoreStatus
     from streamer.dead_letters.base import DeadLetter
     from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
@@ -242,9 +242,9 @@ class Monitor(Observer):
         i.rise("streamer_store_sent_bytes_total", store.sent_bytes)
         i.rise("streamer_store_received_bytes_total", store.received_bytes)
         i.rise("streamer_store_refused_events_total", store.refused_events)
-        i.rise("streamer_store_again_events_total", store.again_events)
-        i.rise("streamer_store_joins_total", store.joined)
-        i.rise("streamer_store_seeds_total", store.seeded)
+        i.rise("streamer_store_duplicate_events_total", store.duplicate_events)
+        i.rise("streamer_store_joins_total", store.joins)
+        i.rise("streamer_store_seeds_total", store.seeds)
         i.rise("streamer_store_snapshots_total", store.snapshots)
         errors: Counter[str] = Counter()
         for reason, count in store.errors.items():

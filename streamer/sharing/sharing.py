@@ -1,4 +1,4 @@
-"""Between a learner and the store that trainers of a model share: rows are translated, contributions made and taken in.
+"""Between a learner and the store that trainers of a model share: rows are translated, counts are sent and applied.
 
 The learner counts and draws as if it were alone. What others count and draw is added to the same counters between two
 micro-batches, and the cache that it trains with is the newest that any trainer has drawn.
@@ -7,7 +7,7 @@ micro-batches, and the cache that it trains with is the newest that any trainer 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.base import CacheStore, Contribution, Delta, Increments, Received, Span, StoreStatus, Totals
+from streamer.cache_store.contribution import Contribution, Increments, Span, merged_spans
 from streamer.cache_store.errors import StoreError
-from streamer.cache_store.memory import MemoryServer
-from streamer.cache_store.naming import agreed
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import Received, StoreStatus
+from streamer.cache_store.store import CacheStore
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch, Origin
+from streamer.ingest.ingest import SingleTrainer
 from streamer.learner import Learned, Learner
 from streamer.model.batch import Rows
 from streamer.model.growing import grown
@@ -31,259 +30,239 @@ from streamer.sources.base import Partition, Positions
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
-PRIVATE = SharedSettings(soft_log_length=16, inline_every=16)
-"""How a trainer takes part in a store that is shared with nobody."""
+COLUMNS = ("users", "items", "timestamps_s", "user_features", "item_features", "offsets")
 
 
-class Part(NamedTuple):
+class LearnPart(NamedTuple):
     """Events of a micro-batch that are learned together."""
 
     batch: MicroBatch
     counted: bool
-    """Whether the store has no contribution of them yet."""
+    """Whether they are to be counted; False if the store has counted them before."""
 
 
-def private_store() -> CacheStore:
-    """A store that is shared with nobody."""
-    return SharedStore(MemoryServer(), PRIVATE)
-
-
-class Sharing:
-    """One learner's part in what trainers share. Used by the training thread, but for what is an `Owner`'s.
-
-    Args:
-        learner: whose counters and cache are shared.
-        store: where; closed with this.
-        ends: the offset after the last record of each partition, as far as it is known.
-    """
-
-    def __init__(self, learner: Learner, store: CacheStore | None = None, ends: Callable[[], Positions] = dict) -> None:
-        self._learner, self._store = learner, store or private_store()
-        self._private = store is None
-        self.ends = ends
-        self._own = np.empty(0, np.int64)  # the learner's row of each of the store's
-        self._named = 0
-        self._agreed = 0  # below it the store's rows are the learner's
-        self._cache: Rows | None = None
-        self._told_again: set[str] = set()
-        self._again_events = 0
+class Sharing(SingleTrainer):
+    """What a trainer does that shares nothing; and the interface of `StoreSharing`. For the training thread."""
 
     def start(self) -> None:
-        """Join, and take in what is there.
+        """Join the other trainers.
 
         Raises:
             SharingError: the store cannot be used.
         """
-        with _clear():
+
+    def receive(self) -> None:
+        """Apply what others have added; never waits.
+
+        Raises:
+            SharingError: another trainer has claimed one of our partitions.
+        """
+
+    def parts(self, batch: MicroBatch, ends: Callable[[], Positions]) -> list[LearnPart]:
+        """The batch, cut in two where the store has counted some of its events: after a crash they come again.
+
+        Args:
+            batch: with at least one event.
+            ends: returns the offset after the last record of each partition, as far as it is known.
+        """
+        return [LearnPart(batch, True)]
+
+    def contribute(self, part: LearnPart, learned: Learned) -> None:
+        """Send what a part of a batch has counted and drawn; never waits."""
+
+    def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Arrays and values that a restart needs. Call it before the learner is copied: it applies what has come."""
+        return {}, {}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], positions: Positions) -> None:
+        """Continue from what `save` returned, before `start`; the learner is restored already.
+
+        Args:
+            arrays: from `save`.
+            values: from `save`; empty if the trainer shared nothing then.
+            positions: for each partition the offset up to which the learner has trained.
+        """
+
+    def status(self) -> StoreStatus:
+        """The state of the store, for an operator."""
+        return StoreStatus()
+
+    def close(self) -> None:
+        """Send what can be sent, and disconnect."""
+
+
+class StoreSharing(Sharing):
+    """One learner's part in what trainers share through a store.
+
+    Args:
+        learner: whose counters and cache are shared.
+        store: where; closed with this.
+    """
+
+    def __init__(self, learner: Learner, store: CacheStore) -> None:
+        self._learner, self._store = learner, store
+        self._own = np.empty(0, np.int64)  # the learner's row of each of the store's
+        self._mapped = 0  # how many rows of the store are in it
+        self._cache: Rows | None = None
+        self._duplicate_events = 0
+        self._logged_duplicates: set[str] = set()
+
+    def start(self) -> None:
+        with _as_sharing_error():
             self._store.start()
         self.receive()
 
     # along the line ---------------------------------------------------------------------------------------------------
 
     def receive(self) -> None:
-        """Take in what others have added; never waits.
+        with _as_sharing_error():
+            self._apply(self._store.receive())
 
-        Raises:
-            SharingError: another trainer has taken over one of our partitions.
-        """
-        with _clear():
-            self._take_in(self._store.receive())
-
-    def parts(self, batch: MicroBatch) -> list[Part]:
-        """The batch, cut where the store has contributions of some of its events: after a crash they come again."""
-        if not batch.origins:
-            return [Part(batch, True)]
-        spans, sources = _where(batch)
-        if all(span.start >= self._store.seen(span.partition) for span in spans):
-            return [Part(batch, True)]
-        fresh = self._fresh(batch, spans, sources)
-        again = ~fresh
-        self._again_events += int(again.sum())
-        self._note_again(spans[k].partition for k in np.unique(sources[again]).tolist())
-        parts = [Part(_chosen(batch, again), False), Part(_chosen(batch, fresh), True)]
+    def parts(self, batch: MicroBatch, ends: Callable[[], Positions]) -> list[LearnPart]:
+        spans, sources = _spans(batch)
+        if all(span.start >= self._store.counted_until(span.partition) for span in spans):
+            return [LearnPart(batch, True)]
+        self._claim_recreated(spans, ends())
+        counted_until = np.array([self._store.counted_until(span.partition) for span in spans])
+        new = np.array(batch.offsets) >= counted_until[sources]
+        self._note_duplicates([spans[k].partition for k in sources[~new].tolist()])
+        parts = [LearnPart(_selected(batch, ~new), False), LearnPart(_selected(batch, new), True)]
         return [part for part in parts if len(part.batch)]
 
-    def _fresh(self, batch: MicroBatch, spans: Sequence[Span], sources: NDArray[np.int32]) -> NDArray[np.bool_]:
-        anew = self._begun_anew({origin.partition for origin in batch.origins})
-        if anew:
-            self._store.claim(anew, FLUSH_S)
-        return self._store.fresh(spans, sources, np.array(batch.offsets))
+    def _claim_recreated(self, spans: Iterable[Span], ends: Positions) -> None:
+        """Claim partitions again that end before what the store has counted: they were deleted and recreated."""
+        known, recreated = {str(partition): end for partition, end in ends.items()}, {}
+        for name in (span.partition for span in spans):
+            if name in known and self._store.counted_until(name) > known[name]:
+                recreated[name] = known[name]
+        if recreated:
+            self._store.claim(recreated, FLUSH_S)
 
-    def _note_again(self, partitions: Iterable[str]) -> None:
-        """Say once what is not counted: after a crash that is right, with another input of the same name it is not."""
-        for partition in set(partitions) - self._told_again:
-            self._told_again.add(partition)
-            seen = f"{self._store.seen(partition):,}"
-            logger.info("the store has the events of %s up to offset %s: trained again, not counted", partition, seen)
+    def _note_duplicates(self, partitions: list[str]) -> None:
+        """Log once what is not counted: after a crash that is right, with another input of the same name it is not."""
+        self._duplicate_events += len(partitions)
+        for name in set(partitions) - self._logged_duplicates:
+            self._logged_duplicates.add(name)
+            offset = f"{self._store.counted_until(name):,}"
+            logger.info("The store has counted %s up to offset %s: these events are trained, not counted", name, offset)
 
-    def _begun_anew(self, partitions: Iterable[Partition]) -> dict[str, int | None]:
-        """Partitions that end before what the store has of them: they were deleted and made again."""
-        ends = self.ends()
-        return {str(p): ends[p] for p in partitions if p in ends and self._store.seen(str(p)) > ends[p]}
-
-    def contribute(self, part: Part, learned: Learned) -> None:
-        """Add what a part of a batch has counted and drawn; never waits."""
+    def contribute(self, part: LearnPart, learned: Learned) -> None:
         if not part.counted or not part.batch.origins:
             return
-        spans, sources = _where(part.batch)
+        spans, sources = _spans(part.batch)
         drawn = Increments(learned.drawn[0], np.rint(learned.drawn[1]).astype(np.int64))
-        caches = self._learner.trainer.method.extra == "cache" and not self._private  # else nobody asks for it
-        cache = self._learner.cache if caches else None
+        cache = self._learner.cache if self._learner.trainer.method.extra == "cache" else None
         contribution = Contribution(spans, sources, part.batch.offsets, learned.items, drawn, cache)
-        with _clear():
-            self._store.contribute(contribution, self._learner.items.ids)
+        self._store.contribute(contribution, self._learner.items.ids)
 
-    # what comes from others -------------------------------------------------------------------------------------------
+    # from others ------------------------------------------------------------------------------------------------------
 
-    def _take_in(self, received: Received) -> None:
-        """1. names; 2. totals, if they come anew; 3. what was added since; 4. the newest cache."""
-        learner = self._learner
-        # 1.
-        if received.reset is not None:
-            self._named = 0
-        self._name(received)
-        # 2.
-        if received.reset is not None:
-            self._begin_with(received.reset)
-        # 3.
+    def _apply(self, received: Received) -> None:
+        learner, reset = self._learner, received.reset
+        # 1. rows of the items
+        if reset is not None:
+            self._mapped = 0
+        if received.ids:
+            self._map(received)
+        # 2. totals, if they replace everything
+        if reset is not None:
+            rows, counts = self._own[: len(reset.counts)], reset.counts.astype(np.float64)
+            learner.exact.replace(rows, counts)
+            learner.occurrence.replace(rows, reset.drawn.astype(np.float64))
+            if not learner.prior.total:
+                learner.prior.add(rows, counts)
+            for pending in reset.pending:
+                learner.exact.add(pending.items, pending.item_counts.counts.astype(np.float64))
+                learner.occurrence.add(*pending.drawn)
+        # 3. what was added since
         for delta in received.deltas:
-            self._add(delta)
-        # 4.
+            rows, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
+            learner.exact.add(rows, counts)
+            learner.prior.add(rows, counts)
+            learner.occurrence.add(self._own[delta.drawn.rows], delta.drawn.counts)
+        # 4. the newest cache
         if received.cache is not None:
-            self._cache = self._ours(received.cache)
+            self._cache = self._own[received.cache]
         if received.live and self._cache is not None and learner.trainer.method.extra == "cache":
             learner.cache = self._cache
 
-    def _name(self, received: Received) -> None:
-        if not received.ids:
-            return
-        first, rows = self._named, self._learner.items.rows(received.ids)
-        self._named += len(rows)
-        self._own = grown(self._own, self._named)
-        self._own[first : self._named] = rows
-        self._agreed = agreed(self._own[: self._named], min(first, self._agreed))
-        self._store.named(received.naming, first, rows)
+    def _map(self, received: Received) -> None:
+        first, rows = self._mapped, self._learner.items.rows(received.ids)
+        self._mapped += len(rows)
+        self._own = grown(self._own, self._mapped)
+        self._own[first : self._mapped] = rows
+        self._store.map_rows(received.row_version, first, rows)
         self._learner.trainer.model.grow(len(self._learner.users), len(self._learner.items))
 
-    def _begin_with(self, totals: Totals) -> None:
-        learner, rows = self._learner, self._own[: len(totals.counts)]
-        learner.exact.replace(rows, totals.counts.astype(np.float64))
-        learner.occurrence.replace(rows, totals.drawn.astype(np.float64))
-        if not learner.prior.total and len(rows):
-            learner.prior.add(rows, totals.counts.astype(np.float64))
-        for contribution in totals.pending:
-            learner.count(contribution.items)
-            learner.occurrence.add(*contribution.drawn)
-            if contribution.counted is not None:
-                learner.exact.add(contribution.counted.rows, contribution.counted.counts.astype(np.float64))
+    # the owner of partitions, on the reading thread -------------------------------------------------------------------
 
-    def _add(self, delta: Delta) -> None:
-        learner = self._learner
-        rows, counts = self._ours(delta.items.rows), delta.items.counts.astype(np.float64)
-        learner.exact.add(rows, counts)
-        learner.prior.add(rows, counts)
-        learner.occurrence.add(self._ours(delta.drawn.rows), delta.drawn.counts)
+    def claim(self, partitions: Iterable[Partition]) -> Positions:
+        names = {str(p): p for p in partitions}
+        self._store.claim(dict.fromkeys(names), FLUSH_S)
+        refused = {name: self._store.pop_refused(name) for name in names}
+        return {names[n]: max(at, self._store.counted_until(n)) for n, at in refused.items() if at is not None}
 
-    def _ours(self, rows: Rows) -> Rows:
-        """The learner's rows of the store's, to be read only."""
-        return rows if int(rows.max(initial=-1)) < self._agreed else self._own[rows]
-
-    # partitions come and go: on the reading thread --------------------------------------------------------------------
-
-    def claim(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """These are ours now. Waits for the store, a while; without an answer it is done later.
-
-        Returns:
-            Where partitions must be read from at the latest of which contributions of ours were refused.
-        """
-        named = {str(p): p for p in partitions}
-        self._store.claim(dict.fromkeys(named), FLUSH_S)
-        refused = {name: self._store.refused(name) for name in named}
-        return {named[n]: max(at, self._store.seen(n)) for n, at in refused.items() if at is not None}
-
-    def acknowledged(self, positions: Positions) -> dict[Partition, int]:
-        """How far the store has everything that came before these positions; never waits."""
-        untold = {p: self._store.untold(str(p)) for p in positions}
-        return {p: at if (first := untold[p]) is None else min(first, at) for p, at in positions.items()}
+    def acknowledged(self, positions: Positions) -> Positions:
+        first = {p: self._store.first_unacknowledged(str(p)) for p in positions}
+        return {p: at if (waits := first[p]) is None else min(waits, at) for p, at in positions.items()}
 
     def flush(self) -> None:
-        """Wait, a while, until everything contributed is in the store; say so if it is not."""
         if not self._store.flush(FLUSH_S):
             status = self._store.status()
-            why = status.trouble or f"it did not take them within {FLUSH_S:.0f} s"
+            why = status.problem or f"it did not accept them within {FLUSH_S:.0f} s"
             logger.warning("%s events are not in the store yet: %s", f"{status.backlog_events:,}", why)
 
     def release(self, partitions: Iterable[Partition]) -> None:
-        """These are others' now."""
-        gone = [str(p) for p in partitions]
-        self._told_again.difference_update(gone)
-        self._store.release(gone)
+        names = [str(p) for p in partitions]
+        self._logged_duplicates.difference_update(names)
+        self._store.release(names)
 
-    # the recovery unit, and the end -----------------------------------------------------------------------------------
+    # checkpoints, and the end -----------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What a restart needs. Call it before the learner is copied: it takes in what has come."""
-        arrays, values, received = self._store.state()
-        self._take_in(received)
-        return arrays | {"own": self._own[: self._named].copy()}, values
+    def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        arrays, values, received = self._store.save()
+        self._apply(received)
+        return arrays | {"own": self._own[: self._mapped].copy()}, values
 
-    def load_state(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any]) -> None:
-        """Take over what `state` answered, before `start`; the learner is restored already."""
-        own = np.asarray(arrays["own"])
-        self._own, self._named, self._agreed = own.copy(), len(own), agreed(own)
-        self._store.load_state(arrays, values, self._learner.items.ids, own)
+    def restore(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], positions: Positions) -> None:
+        learner, every = self._learner, np.arange(len(self._learner.items))
+        if values:
+            own = np.array(arrays["own"])
+            self._store.restore(arrays, values, learner.items.ids, own)
+        else:  # it shared nothing so far: what it has counted seeds an empty store
+            own, next_offsets = every, {str(partition): offset for partition, offset in positions.items()}
+            counts = np.rint(learner.exact.counts(every)).astype(np.int64)
+            drawn = np.rint(learner.occurrence.values(every)).astype(np.int64)
+            self._store.begin_with(counts, drawn, next_offsets, learner.items.ids)
+        self._own, self._mapped = own, len(own)
 
     def status(self) -> StoreStatus:
-        """How the store is."""
-        return replace(self._store.status(), again_events=self._again_events)
+        return replace(self._store.status(), duplicate_events=self._duplicate_events)
 
     def close(self) -> None:
-        """Let go of the store."""
         self._store.close(FLUSH_S)
 
 
 @contextmanager
-def _clear() -> Iterator[None]:
-    """Errors of the store become errors of Streamer."""
+def _as_sharing_error() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
         raise SharingError(str(error)) from error
 
 
-def _where(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:
+def _spans(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:
     """Spans of a batch's events, one for each partition, and [B] the index of each event's span."""
-    names: dict[Partition, int] = {}
-    spans: list[Span] = []
-    sources = np.zeros(len(batch), np.int32)
-    for partition, start, stop in batch.origins:
-        k = names.setdefault(partition, len(names))
-        sources[start:stop] = k
-        first, last = batch.offsets[start], batch.offsets[stop - 1]
-        known = spans[k] if k < len(spans) else Span(str(partition), first, last + 1)
-        spans[k : k + 1] = [Span(known.partition, min(known.start, first), max(known.stop, last + 1))]
-    return tuple(spans), sources
+    spans = merged_spans(Span(str(p), batch.offsets[a], batch.offsets[b - 1] + 1) for p, a, b in batch.origins)
+    index = {span.partition: k for k, span in enumerate(spans)}
+    sources = np.array([index[str(origin.partition)] for origin in batch.origins], np.int32)
+    return spans, np.repeat(sources, [stop - start for _, start, stop in batch.origins])
 
 
-def _chosen(batch: MicroBatch, chosen: NDArray[np.bool_]) -> MicroBatch:
+def _selected(batch: MicroBatch, chosen: NDArray[np.bool_]) -> MicroBatch:
     """Some events of a batch."""
-    at = np.flatnonzero(chosen).tolist()
-
-    def some(column: Any) -> Any:
-        return None if column is None else [column[k] for k in at]
-
-    names = ("users", "items", "timestamps_s", "user_features", "item_features", "offsets")
-    columns = {name: some(getattr(batch, name)) for name in names}
-    return MicroBatch(**columns, origins=_origins(batch.origins, chosen))
-
-
-def _origins(origins: list[Origin], chosen: NDArray[np.bool_]) -> list[Origin]:
-    """Where the chosen events come from."""
-    found: list[Origin] = []
-    begin = 0
-    for origin in origins:
-        count = int(chosen[origin.start : origin.stop].sum())
-        if count:
-            found.append(Origin(origin.partition, begin, begin + count))
-            begin += count
-    return found
+    at, before = np.flatnonzero(chosen).tolist(), np.concatenate([[0], np.cumsum(chosen)]).tolist()
+    columns = {name: getattr(batch, name) for name in COLUMNS}
+    some: dict[str, Any] = {name: column and [column[k] for k in at] for name, column in columns.items()}
+    origins = [Origin(p, before[a], before[b]) for p, a, b in batch.origins if before[b] > before[a]]
+    return MicroBatch(**some, origins=origins)

@@ -23,14 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.admin import Contents
+from streamer.cache_store.redis.admin import Contents
 from streamer.cache_store.replica import Position
 from streamer.checkpoint import pack_strings, unpack_strings
 from streamer.errors import CorruptCheckpoint, StreamerError
 
 FORMAT = 1
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def write(path: Path, contents: Contents, about: Mapping[str, Any]) -> None:
@@ -42,29 +40,26 @@ def write(path: Path, contents: Contents, about: Mapping[str, Any]) -> None:
         "events": contents.events,
         "has_cache": contents.cache is not None,
     }
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **_arrays(contents), about=_bytes(json.dumps({**about, **described})))
-
-
-def _arrays(contents: Contents) -> dict[str, NDArray[Any]]:
     partitions = sorted(contents.next.keys() | contents.epochs.keys())
-    cache = contents.cache if contents.cache is not None else np.empty(0, np.int64)
-    return {
+    arrays = {
         **pack_strings(contents.ids, "ids"),
-        "counts": np.asarray(contents.counts, np.int64),
-        "drawn": np.asarray(contents.drawn, np.int64),
+        "counts": contents.counts,
+        "drawn": contents.drawn,
         **pack_strings(partitions, "partitions"),
         "next": np.array([contents.next.get(name, -1) for name in partitions], np.int64),
         "epochs": np.array([contents.epochs.get(name, -1) for name in partitions], np.int64),
-        "cache": cache.astype(np.int64),
+        "cache": contents.cache if contents.cache is not None else np.empty(0, np.int64),
+        "about": np.frombuffer(json.dumps({**about, **described}).encode(), np.uint8),
     }
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read(path: Path) -> tuple[Contents, dict[str, Any]]:
-    """What `write` has written, and what describes it.
+    """The state that `write` has written, and what describes it.
 
     Raises:
-        StreamerError: it was not written by `write`, or is damaged; with every problem.
+        StreamerError: `write` has not written it, or it is damaged; with every problem.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -75,30 +70,27 @@ def read(path: Path) -> tuple[Contents, dict[str, Any]]:
     except OSError as error:
         raise StreamerError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, CorruptCheckpoint) as error:
-        raise StreamerError(f"{path} is no export of a store, or it is damaged: {error}") from error
+        raise StreamerError(f"{path} is not an export of a store, or it is damaged: {error}") from error
     if problems:
         raise StreamerError(f"{path} cannot be imported: {'; '.join(problems)}")
-    return _contents(arrays, about, ids, partitions), about
-
-
-def _contents(arrays: Arrays, about: Mapping[str, Any], ids: list[str], partitions: list[str]) -> Contents:
-    position = Position(str(about["generation"]), int(about["number"]), "", "")
-    following, epochs = (_known(partitions, arrays[name]) for name in ("next", "epochs"))
+    position, events = Position(str(about["generation"]), int(about["number"]), "", ""), int(about["events"])
+    following, epochs = (
+        {name: int(n) for name, n in zip(partitions, arrays[column], strict=True) if n >= 0}
+        for column in ("next", "epochs")
+    )
     cache = arrays["cache"] if about["has_cache"] else None
-    return Contents(position, int(about["events"]), ids, arrays["counts"], arrays["drawn"], following, epochs, cache)
+    return Contents(position, events, ids, arrays["counts"], arrays["drawn"], following, epochs, cache), about
 
 
-def _known(partitions: list[str], numbers: NDArray[np.int64]) -> dict[str, int]:
-    return {name: int(n) for name, n in zip(partitions, numbers, strict=True) if n >= 0}
-
-
-def _problems(arrays: Arrays, about: Mapping[str, Any], ids: list[str], partitions: list[str]) -> list[str]:
+def _problems(
+    arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any], ids: list[str], partitions: list[str]
+) -> list[str]:
     """Everything that is wrong; empty if nothing is."""
     if about["format"] != FORMAT:
         return [f"it has format {about['format']}, this version reads {FORMAT}"]
-    wanted = {"counts": len(ids), "drawn": len(ids), "next": len(partitions), "epochs": len(partitions), "cache": None}
+    lengths = {"counts": len(ids), "drawn": len(ids), "next": len(partitions), "epochs": len(partitions), "cache": None}
     found = []
-    for name, length in wanted.items():
+    for name, length in lengths.items():
         array = arrays[name]
         if array.dtype != np.int64 or array.ndim != 1:
             found.append(f"{name} is {array.dtype} of {array.ndim} dimensions, not int64 of one")
@@ -113,7 +105,3 @@ def _problems(arrays: Arrays, about: Mapping[str, Any], ids: list[str], partitio
     if not isinstance(about["events"], int) or about["events"] < 0:
         found.append(f"it counts {about['events']!r} events")
     return found
-
-
-def _bytes(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode(), np.uint8)

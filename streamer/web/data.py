@@ -104,7 +104,7 @@ def _store(status: Status) -> dict[str, Any]:
     return {
         "kind": store.kind,
         "live": store.live,
-        "trouble": store.trouble,
+        "problem": store.problem,
         "round_trip_s": store.round_trip_s,
         "staleness_s": store.staleness_s,
         "backlog_events": store.backlog_events,

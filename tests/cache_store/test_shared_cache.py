@@ -1,6 +1,6 @@
 """The cache that trainers share is drawn with the weights of what all of them have resampled.
 
-Trainers draw it from their own view of the occurrence vector, as the learner does. The items that a third one receives
+Trainers draw it from what they see of the occurrence vector, as the learner does. The items that a third one receives
 are compared with the weights by a chi-squared test with a fixed seed: a right store fails it with probability 0.001 for
 a seed chosen blindly.
 """
@@ -12,10 +12,10 @@ import torch
 from contracts.store_trainer import Trainer
 from numpy.typing import NDArray
 
-from streamer.cache_store.base import Contribution, Increments, Span
+from streamer.cache_store.contribution import Contribution, Increments, Span
 from streamer.cache_store.memory import MemoryServer
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 from streamer.model.occurrence import Occurrence
 
 SIGNIFICANCE = 0.001
@@ -37,14 +37,14 @@ class Drawer:
     """A trainer that resamples given items once, and draws caches from what it believes that all have resampled."""
 
     def __init__(self, server: MemoryServer, name: str, weights: NDArray[np.int64], seed: int) -> None:
-        self.trainer = Trainer(SharedStore(server, SharedSettings(), name), name)
-        self.trainer.store.start()
+        self.trainer = Trainer(CacheStore(server, StoreSettings(), name), name)
+        self.trainer.store.exchange()
         order = np.random.default_rng(seed).permutation(ITEMS)  # everybody has rows of its own
         self.trainer.rows(f"item-{k}" for k in order)
         self.weights = weights[order]
         self.rng = np.random.default_rng(seed)
         self.partition, self.offset = f"clicks-{name}", 0
-        self.trainer.store.claim({self.partition: None})
+        self.trainer.store.claim({self.partition: None}, 0)
 
     def contribute(self, drawn: bool, alone: bool) -> None:
         kept = np.flatnonzero(self.weights) if drawn else np.empty(0, np.int64)
@@ -58,6 +58,7 @@ class Drawer:
         self.trainer.counts[self.trainer.ids[0]] += 1
         self.offset += 1
         self.trainer.store.contribute(contribution, self.trainer.ids)
+        self.trainer.store.exchange()
 
     def cache(self, alone: bool) -> NDArray[np.int64]:
         occurrence = Occurrence()
@@ -73,17 +74,17 @@ def items_in_caches(alone: bool) -> tuple[NDArray[np.int64], NDArray[np.float64]
     weights = rng.integers(0, 40, (2, ITEMS)) * (rng.random((2, ITEMS)) < 0.7)
     server = MemoryServer()
     drawers = [Drawer(server, name, w, seed) for seed, (name, w) in enumerate(zip("ab", weights, strict=True))]
-    reader = Trainer(SharedStore(server), "reader")
-    reader.store.start()
+    reader = Trainer(CacheStore(server), "reader")
+    reader.store.exchange()
     for drawer in drawers:
         drawer.contribute(drawn=True, alone=alone)
     found = np.zeros(ITEMS, np.int64)
     for number in range(ROUNDS):
         drawer = drawers[number % 2]
-        drawer.trainer.store.flush(0)
+        drawer.trainer.store.exchange()
         drawer.trainer.receive()
         drawer.contribute(drawn=False, alone=alone)
-        reader.store.flush(0)
+        reader.store.exchange()
         assert reader.receive().cache is not None
         np.add.at(found, [int(raw.removeprefix("item-")) for raw in reader.cache or []], 1)
     return found, weights.sum(axis=0).astype(np.float64)

@@ -20,13 +20,13 @@ import pytest
 from contracts.store_machine import Unreliable
 from contracts.store_trainer import Backend, Stored, Trainer, events_before, item_at, stored
 
-from streamer.cache_store.base import Contribution, Increments, Received, Span
 from streamer.cache_store.codec import fingerprint
+from streamer.cache_store.contribution import Contribution, Increments, Span
 from streamer.cache_store.errors import Fenced, StoreUnavailable
 from streamer.cache_store.replica import Position, Replica
-from streamer.cache_store.server import Claim, Push, Seed, Server, Stand, Wanted
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.server import Claim, ClaimRequest, Cursor, Outcome, Push, PushResult, Seed, Server
+from streamer.cache_store.state import Received, StoreSettings
+from streamer.cache_store.store import CacheStore
 
 P, Q = "clicks-0", "clicks-1"
 LARGEST_OFFSET = 2**53 - 1
@@ -82,7 +82,7 @@ class StoreContract:
         def make(name: str = "ada", hard_log_length: int = 4096, saved: Any = None, **settings: Any) -> Trainer:
             """`hard_log_length` is the server's, if it is in memory: name the smallest last."""
             network = Scripted(backend.connect(hard_log_length))
-            store = SharedStore(network, SharedSettings(**({"keep_s": 1e9} | settings)), name)
+            store = CacheStore(network, StoreSettings(**({"keep_s": 1e9} | settings)), name)
             made = Trainer.resumed(store, name, saved) if saved else Trainer(store, name)
             store.exchange()
             network.store = made
@@ -174,7 +174,7 @@ class StoreContract:
 
     # once -------------------------------------------------------------------------------------------------------------
 
-    def test_events_that_the_store_has_are_not_fresh(self, trainer):
+    def test_a_trainer_that_claims_a_partition_knows_how_far_it_is_counted(self, trainer):
         ada = trainer("ada")
         ada.claim(P, timeout_s=0)
         ada.train({P: 10})
@@ -182,9 +182,8 @@ class StoreContract:
         ben = trainer("ben")
         ben.claim(P, timeout_s=0)
         ben.store.exchange()
-        assert ben.store.seen(P) == 10
-        fresh = ben.store.fresh([Span(P, 8, 12)], np.zeros(4, np.int32), np.arange(8, 12))
-        assert fresh.tolist() == [False, False, True, True]
+        assert ben.store.counted_until(P) == 10
+        assert ben.store.counted_until(Q) == 0
 
     def test_a_replay_adds_only_what_is_new(self, trainer, now):
         ada = trainer("ada")
@@ -226,7 +225,7 @@ class StoreContract:
         settle(ben)
         assert now().counts == events_before({P: 14})
         assert ben.view() == (now().counts, now().drawn)
-        assert not now().drawn[f"{ben.store.view.trainer}:1"], "what a batch that is new in part resampled is left out"
+        assert not now().drawn[f"{ben.store.state.trainer}:1"], "what a batch that is new in part resampled is left out"
 
     def test_a_batch_that_another_has_contributed_before_is_left_out(self, trainer, now):
         ada, ben = trainer("ada"), trainer("ben")
@@ -239,7 +238,7 @@ class StoreContract:
         settle(ben)
         assert now().counts == events_before({P: 10})
         assert ben.view() == (now().counts, now().drawn)
-        assert now().drawn == Counter({f"{ada.store.view.trainer}:1": 1, item_at(P, 0): 2})
+        assert now().drawn == Counter({f"{ada.store.state.trainer}:1": 1, item_at(P, 0): 2})
 
     def test_a_span_may_begin_before_its_first_event(self, trainer, now):
         """Records without events belong to no row, and must not keep a contribution from being cut."""
@@ -253,7 +252,7 @@ class StoreContract:
         assert now().counts == Counter(x=9)
         assert now().following == {P: 10}
 
-    def test_what_waits_is_not_fresh_when_its_partition_is_claimed_again(self, trainer, now):
+    def test_what_waits_counts_when_its_partition_is_claimed_again(self, trainer, now):
         ada = trainer()
         ada.claim(P, timeout_s=0)
         ada.train({P: 6})
@@ -265,7 +264,7 @@ class StoreContract:
 
     # whose ------------------------------------------------------------------------------------------------------------
 
-    def test_a_zombie_is_refused_and_told(self, trainer, now):
+    def test_a_zombie_is_refused_and_fenced(self, trainer, now):
         ada, ben = trainer("ada"), trainer("ben")
         ada.claim(P, timeout_s=0)
         ada.train({P: 5})
@@ -381,7 +380,7 @@ class StoreContract:
         settle(ada, ben)
         assert now().counts == events_before({P: 8}) == ada.view()[0] == ben.view()[0]
 
-    def test_what_was_not_sent_before_another_claimed_is_left_out_and_told(self, trainer, now):
+    def test_what_was_not_sent_before_another_claimed_is_dropped_and_counted(self, trainer, now):
         ada, ben = trainer("ada"), trainer("ben")
         ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
         ada.store.exchange()
@@ -396,7 +395,7 @@ class StoreContract:
         settle(ben)
         assert now().counts == events_before({P: 6, Q: 4})
 
-    def test_a_partition_that_began_anew_is_counted_from_its_beginning(self, trainer, now):
+    def test_a_recreated_partition_is_counted_from_its_beginning(self, trainer, now):
         ada = trainer("ada")
         ada.claim(P, timeout_s=0)
         ada.train({P: 10})
@@ -404,13 +403,13 @@ class StoreContract:
         ben = trainer("ben")
         ben.claim(P, end=4, timeout_s=0)
         ben.store.exchange()
-        assert ben.store.seen(P) == 0
+        assert ben.store.counted_until(P) == 0
         ben.train({P: 4})
         settle(ben)
         assert now().counts == events_before({P: 10}) + events_before({P: 4})
         assert now().following == {P: 4}
 
-    def test_a_partition_that_did_not_begin_anew_is_not_forgotten(self, trainer, now):
+    def test_a_partition_that_was_not_recreated_is_not_forgotten(self, trainer, now):
         ada = trainer("ada")
         ada.claim(P, timeout_s=0)
         ada.train({P: 10})
@@ -418,10 +417,10 @@ class StoreContract:
         ben = trainer("ben")
         ben.claim(P, end=10, timeout_s=0)
         ben.store.exchange()
-        assert ben.store.seen(P) == 10
+        assert ben.store.counted_until(P) == 10
 
     @pytest.mark.parametrize("loss", ["wiped", "trimmed"])
-    def test_an_end_that_is_long_passed_does_not_make_a_partition_begin_anew(self, backend, trainer, now, loss):
+    def test_an_end_that_is_long_passed_does_not_make_a_partition_a_recreated_one(self, backend, trainer, now, loss):
         """Ends are as of the claim: when it is repeated after joining again, we have contributed beyond."""
         ada, ben = trainer("ada"), trainer("ben", soft_log_length=1)
         ada.claim(P, end=3, timeout_s=0)
@@ -441,7 +440,7 @@ class StoreContract:
         settle(cleo)
         assert now().counts == events_before({P: 10, Q: 6})
 
-    def test_a_partition_that_began_anew_stays_so_when_its_owner_joins_again_at_once(self, backend, trainer, now):
+    def test_a_recreated_partition_stays_so_when_its_owner_joins_again_at_once(self, backend, trainer, now):
         """Nothing of its new life is in the log yet; the replica and the snapshot know its former life only."""
         ada, ben = trainer("ada"), trainer("ben")
         ada.claim(P, timeout_s=0)
@@ -503,9 +502,9 @@ class StoreContract:
         assert received.reset is not None
         assert ben.view()[0] == events_before({P: 15, Q: 3}) == now().counts
 
-    def test_a_reader_that_takes_nothing_in_for_long_gets_totals(self, trainer, monkeypatch):
-        monkeypatch.setattr("streamer.cache_store.view.MOST_ROWS", 6)
-        monkeypatch.setattr("streamer.cache_store.view.MOST_ROWS_AN_ITEM", 0)
+    def test_a_reader_that_receives_nothing_for_long_gets_totals(self, trainer, monkeypatch):
+        monkeypatch.setattr("streamer.cache_store.state.MAX_INBOX_ROWS", 6)
+        monkeypatch.setattr("streamer.cache_store.state.MAX_INBOX_ROWS_PER_ITEM", 0)
         ada, ben = trainer("ada"), trainer("ben")
         received = after_five_entries(ada, ben)
         assert received.reset is not None
@@ -519,7 +518,7 @@ class StoreContract:
         assert len(received.deltas) == 5
         assert ben.view() == ada.view()
 
-    def test_thousands_of_new_items_are_told_in_one_exchange(self, trainer, now):
+    def test_thousands_of_new_items_get_rows_in_one_exchange(self, trainer, now):
         """Also by one who knows none of those that another has named meanwhile."""
         ada, ben = trainer("ada"), trainer("ben")
         ada.claim(P, timeout_s=0), ben.claim(Q, timeout_s=0)
@@ -573,7 +572,7 @@ class StoreContract:
         assert now().counts == events_before({P: 14}) == ada.view()[0]
 
     def test_a_backlog_is_bounded_and_loses_nothing(self, trainer, now):
-        ada = trainer("ada", most_waiting=4)
+        ada = trainer("ada", max_waiting=4)
         ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
         drawn = {ada.train({P: 2, Q: k % 2}) for k in range(40)}
         assert ada.store.status().backlog_contributions <= 5
@@ -583,7 +582,7 @@ class StoreContract:
         assert all(now().drawn[raw] == 1 for raw in drawn)
 
     def test_a_bounded_backlog_without_a_partition_that_others_took_keeps_the_rest(self, trainer, now):
-        ada, ben = trainer("ada", most_waiting=4), trainer("ben")
+        ada, ben = trainer("ada", max_waiting=4), trainer("ben")
         ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
         ada.store.exchange()
         for _ in range(20):
@@ -649,11 +648,11 @@ class StoreContract:
         assert now().counts == events_before({P: 11}) == again.view()[0]
         assert again.view()[1] == now().drawn
 
-    @pytest.mark.parametrize("most_waiting", [3, 100])
+    @pytest.mark.parametrize("max_waiting", [3, 100])
     @pytest.mark.parametrize("sent", [False, True])
-    def test_what_waits_at_a_checkpoint_is_sent_after_a_restart(self, trainer, now, sent, most_waiting):
+    def test_what_waits_at_a_checkpoint_is_sent_after_a_restart(self, trainer, now, sent, max_waiting):
         """Sent before the crash or not, one by one or added up."""
-        ada = trainer("ada", most_waiting=most_waiting)
+        ada = trainer("ada", max_waiting=max_waiting)
         ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
         for _ in range(6):
             ada.train({P: 3, Q: 1})
@@ -683,7 +682,7 @@ class StoreContract:
         ada.claim(P, timeout_s=0)
         ada.train({P: 5})
         ada.store.exchange()
-        arrays, values, _ = ada.store.state()
+        arrays, values, _ = ada.store.save()
         before = {name: array.copy() for name, array in arrays.items()}, repr(values)
         ada.train({P: 5})
         ada.store.exchange()
@@ -824,7 +823,7 @@ class StoreContract:
         assert now().counts == events_before({P: 3, Q: 7}) == ada.view()[0] == ben.view()[0]
 
     def test_what_may_have_arrived_is_not_added_up_with_what_has_not(self, trainer, now):
-        ada = trainer(most_waiting=4)
+        ada = trainer(max_waiting=4)
         ada.claim(P, timeout_s=0)
         settle(ada)
         ada.train({P: 2})
@@ -853,7 +852,7 @@ class StoreContract:
         settle(ada)
         assert now().counts == events_before({P: 3}) == ada.view()[0]
 
-    def test_a_receive_while_joining_does_not_spoil_the_view(self, backend, trainer, now):
+    def test_a_receive_while_joining_does_not_spoil_the_counts(self, backend, trainer, now):
         """What was contributed long ago is sent again; the training thread asks in between."""
         ada, ben = trainer("ada"), trainer("ben")
         ada.claim(P, timeout_s=0)
@@ -873,9 +872,9 @@ class StoreContract:
 
     def test_a_trainer_that_closes_leaves(self, backend, trainer):
         ada, ben = trainer("ada"), trainer("ben")
-        assert backend.trainers() == {ada.store.view.trainer, ben.store.view.trainer}
+        assert backend.trainers() == {ada.store.state.trainer, ben.store.state.trainer}
         ada.store.close()
-        assert backend.trainers() == {ben.store.view.trainer}
+        assert backend.trainers() == {ben.store.state.trainer}
 
     def test_a_trainer_that_was_taken_over_closes_without_a_word(self, backend, trainer):
         ada, ben = trainer("ada"), trainer("ben")
@@ -886,7 +885,7 @@ class StoreContract:
         with pytest.raises(Fenced):
             ada.store.exchange()
         ada.store.close()
-        assert ada.store.view.trainer in backend.trainers()
+        assert ada.store.state.trainer in backend.trainers()
 
     @pytest.mark.parametrize("happens", ["lost request", "lost answer"])
     def test_a_trainer_that_cannot_say_that_it_leaves_closes_all_the_same(self, trainer, happens):
@@ -898,106 +897,112 @@ class StoreContract:
     # the server's own promises ----------------------------------------------------------------------------------------
 
     def test_only_the_trainer_that_leaves_is_gone(self, backend: Backend, server: Server):
-        server.beat("ada", P), server.beat("ben", Q)
+        server.heartbeat("ada", P), server.heartbeat("ben", Q)
         server.leave("ada"), server.leave("nobody")
         assert backend.trainers() == {"ben"}
 
     def test_what_becomes_of_a_push(self, server: Server):
-        assert server.push(push()).outcome == "empty"
+        assert push(server).outcome is Outcome.EMPTY
         seed(server, "g")
-        assert server.push(push(generation="h")).outcome == "elsewhere"
-        assert server.push(push(items=1)).outcome == "elsewhere"
-        assert server.push(push(spans=((Span(P, 0, 5), 0),))).outcome == "added"
-        assert server.push(push(spans=((Span(P, 0, 5), 0),))).outcome == "known"
-        overlap = server.push(push(spans=((Span(P, 3, 7), 0), (Span(Q, 0, 1), 0))))
-        assert (overlap.outcome, overlap.next) == ("overlap", {P: 5, Q: 0})
-        claims = server.claim("g", "ada", {P: Wanted(0, None, True)})
+        assert push(server, generation="h").outcome is Outcome.WRONG_GENERATION
+        assert push(server, items=1).outcome is Outcome.WRONG_GENERATION
+        assert push(server, (Span(P, 0, 5), 0)).outcome is Outcome.ADDED
+        assert push(server, (Span(P, 0, 5), 0)).outcome is Outcome.DUPLICATE
+        overlap = push(server, (Span(P, 3, 7), 0), (Span(Q, 0, 1), 0))
+        assert (overlap.outcome, overlap.next) == (Outcome.OVERLAP, {P: 5, Q: 0})
+        claims = server.claim("g", "ada", {P: ClaimRequest(0, None, True)})
         assert claims is not None
-        fenced = server.push(push(spans=((Span(P, 5, 7), 0),)))
-        assert (fenced.outcome, fenced.partition) == ("fenced", P)
-        assert server.push(push(spans=((Span(P, 5, 7), claims[P].epoch),))).outcome == "added"
+        fenced = push(server, (Span(P, 5, 7), 0))
+        assert (fenced.outcome, fenced.partition) == (Outcome.FENCED, P)
+        assert push(server, (Span(P, 5, 7), claims[P].epoch)).outcome is Outcome.ADDED
+
+    def test_a_full_log_takes_no_push(self, backend: Backend):
+        server = backend.connect(hard_log_length=1)
+        seed(server, "g")
+        assert push(server).outcome is Outcome.ADDED
+        full = push(server)
+        assert (full.outcome, full.length) == (Outcome.LOG_FULL, 1)
 
     def test_a_refused_push_changes_nothing(self, server: Server):
         seed(server, "g")
-        server.push(push(spans=((Span(P, 0, 5), 0),), cache=b"first"))
-        server.claim("g", "ada", {Q: Wanted(0, None, True)})
+        push(server, (Span(P, 0, 5), 0), cache=b"first")
+        server.claim("g", "ada", {Q: ClaimRequest(0, None, True)})
         before = server.pull(Position.beginning("g"), 100, "")
-        for refused in (
-            push(generation="h", cache=b"x"),
-            push(spans=((Span(P, 5, 9), 0), (Span(Q, 0, 9), 0)), cache=b"x"),
-            push(spans=((Span(P, 3, 9), 0),), cache=b"x"),
-            push(spans=((Span(P, 0, 5), 0),), cache=b"x"),
-        ):
-            server.push(refused)
+        refused = [
+            push(server, generation="h", cache=b"x"),
+            push(server, (Span(P, 5, 9), 0), (Span(Q, 0, 9), 0), cache=b"x"),
+            push(server, (Span(P, 3, 9), 0), cache=b"x"),
+            push(server, (Span(P, 0, 5), 0), cache=b"x"),
+        ]
+        assert all(result.outcome is not Outcome.ADDED for result in refused)
         assert server.pull(Position.beginning("g"), 100, "") == before
 
-    def test_a_push_answers_what_has_come_since_and_itself(self, server: Server):
+    def test_a_push_returns_what_has_come_since_and_itself(self, server: Server):
         seed(server, "g", ids=["a"])
-        server.push(push(spans=((Span(P, 0, 1), 0),), chain="c1", cache=b"theirs"))
-        server.push(push(spans=((Span(P, 1, 2), 0),), chain="c2"))
+        push(server, (Span(P, 0, 1), 0), chain="c1", cache=b"theirs")
+        push(server, (Span(P, 1, 2), 0), chain="c2")
         server.assign("g", ["b"])
-        where = stand(Position.beginning("g"), ["a"])
-        pulled = server.push(push(spans=((Span(Q, 0, 1), 0),), chain="c3", stand=where)).pulled
+        pulled = push(server, (Span(Q, 0, 1), 0), chain="c3", cursor=cursor(Position.beginning("g"), ["a"])).pulled
         wanted = server.pull(Position.beginning("g"), 9, "")
         assert pulled is not None
-        assert pulled.tip == wanted.tip
+        assert pulled.head == wanted.head
         assert (pulled.cache, pulled.cache_chain) == (b"theirs", "c1")
         assert [e[:2] for e in pulled.entries] == [e[:2] for e in wanted.entries]
         assert [e.packed for e in pulled.entries[:2]] == [b"packed"] * 2
         assert pulled.entries[2].packed in (b"", b"packed")
 
-    def test_a_push_with_a_cache_answers_that_one(self, server: Server):
+    def test_a_push_with_a_cache_returns_that_one(self, server: Server):
         seed(server, "g")
-        server.push(push(chain="c1", cache=b"theirs"))
-        where = stand(Position.beginning("g"), [])
-        pulled = server.push(push(chain="c2", cache=b"ours", stand=where)).pulled
+        push(server, chain="c1", cache=b"theirs")
+        pulled = push(server, chain="c2", cache=b"ours", cursor=cursor(Position.beginning("g"), [])).pulled
         assert pulled is not None
         assert (pulled.cache, pulled.cache_chain) == (b"ours", "c2")
-        again = server.push(push(chain="c3", stand=stand(pulled.entries[-1].position, [], cache_chain="c2"))).pulled
+        where = cursor(pulled.entries[-1].position, [], cache_chain="c2")
+        again = push(server, chain="c3", cursor=where).pulled
         assert again is not None
         assert again.cache is None
 
-    def test_a_push_answers_no_more_than_is_wanted(self, server: Server):
+    def test_a_push_returns_no_more_entries_than_the_trainer_takes(self, server: Server):
         seed(server, "g")
         for k in range(3):
-            server.push(push(chain=f"c{k}", spans=((Span(P, k, k + 1), 0),)))
-        beginning = Position.beginning("g")
-        pulled = server.push(push(chain="ours", stand=stand(beginning, [], most=3))).pulled
+            push(server, (Span(P, k, k + 1), 0), chain=f"c{k}")
+        where = cursor(Position.beginning("g"), [], max_entries=3)
+        pulled = push(server, chain="ours", cursor=where).pulled
         assert pulled is not None
         assert [e.position.chain for e in pulled.entries] == ["c0", "c1", "c2"]
-        assert pulled.tip is not None
-        assert (pulled.tip.chain, pulled.tip.number) == ("ours", 4)
+        assert pulled.head is not None
+        assert (pulled.head.chain, pulled.head.number) == ("ours", 4)
         following = server.pull(pulled.entries[-1].position, 3, "").entries
-        assert [(e.position.chain, e.before, e.packed) for e in following] == [("ours", "c2", b"packed")]
+        assert [(e.position.chain, e.previous_chain, e.packed) for e in following] == [("ours", "c2", b"packed")]
 
-    def test_a_push_from_where_the_log_does_not_go_on_is_astray(self, server: Server):
+    def test_a_push_from_where_the_log_does_not_continue_has_diverged(self, server: Server):
         seed(server, "g", ids=["a", "b"])
-        server.push(push(chain="c1"))
-        server.push(push(chain="c2"))
-        first, second = (stamped.position for stamped in server.pull(Position.beginning("g"), 9, "").entries)
+        push(server, chain="c1")
+        push(server, chain="c2")
+        first, second = (entry.position for entry in server.pull(Position.beginning("g"), 9, "").entries)
         beginning, both = Position.beginning("g"), ["a", "b"]
-        strays = [
-            stand(second._replace(chain="lost"), both),
-            stand(first._replace(chain="lost"), both),
-            stand(second._replace(number=9, chain="later", entry="99999999999999-0"), both),
-            stand(beginning._replace(chain="lost"), both),
-            stand(second, ["a", "other"]),
-            stand(second, ["other"]),
-            stand(second, ["a", "b", "c"]),
+        diverged = [
+            cursor(second._replace(chain="lost"), both),
+            cursor(first._replace(chain="lost"), both),
+            cursor(second._replace(number=9, chain="later", stream_id="99999999999999-0"), both),
+            cursor(beginning._replace(chain="lost"), both),
+            cursor(second, ["a", "other"]),
+            cursor(second, ["other"]),
+            cursor(second, ["a", "b", "c"]),
         ]
-        for where in strays:
-            assert server.push(push(chain="astray", stand=where)).outcome == "astray", where
+        for where in diverged:
+            assert push(server, chain="diverged", cursor=where).outcome is Outcome.DIVERGED, where
         assert server.save_snapshot("ada", first, b"x")
-        assert server.push(push(chain="too slow", stand=stand(beginning, both))).outcome == "astray"
+        assert push(server, chain="too slow", cursor=cursor(beginning, both)).outcome is Outcome.DIVERGED
         assert [e.position.chain for e in server.pull(first, 9, "").entries] == ["c2"]
-        for k, where in enumerate([stand(first, both), stand(first, ["a"]), stand(first, [])]):
-            assert server.push(push(chain=f"well {k}", stand=where)).outcome == "added"
+        for k, where in enumerate([cursor(first, both), cursor(first, ["a"]), cursor(first, [])]):
+            assert push(server, chain=f"well {k}", cursor=where).outcome is Outcome.ADDED
 
     def test_another_generation_is_not_served(self, server: Server):
         seed(server, "g", ids=["a", "b"])
         assert server.assign("h", ["c"]) is None
         assert server.ids("h", 0, 10) is None
-        assert server.claim("h", "ada", {P: Wanted(0, None, True)}) is None
+        assert server.claim("h", "ada", {P: ClaimRequest(0, None, True)}) is None
         assert server.pull(Position.beginning("h"), 10, "").entries == []
         assert server.save_snapshot("ada", Position("h", 1, "c", "1-0"), b"x") is False
         assert server.ids("g", 0, 10) == ["a", "b"]
@@ -1005,9 +1010,9 @@ class StoreContract:
 
     def test_a_snapshot_is_taken_only_at_an_entry_of_the_log(self, server: Server):
         seed(server, "g")
-        server.push(push(spans=((Span(P, 0, 1), 0),), chain="c1"))
-        server.push(push(spans=((Span(P, 1, 2), 0),), chain="c2"))
-        first, second = (stamped.position for stamped in server.pull(Position.beginning("g"), 9, "").entries)
+        push(server, (Span(P, 0, 1), 0), chain="c1")
+        push(server, (Span(P, 1, 2), 0), chain="c2")
+        first, second = (entry.position for entry in server.pull(Position.beginning("g"), 9, "").entries)
         assert server.save_snapshot("ada", first._replace(chain="other"), b"x") is False
         assert server.save_snapshot("ada", second, b"second") is True
         assert server.snapshot() == b"second"
@@ -1018,25 +1023,25 @@ class StoreContract:
     def test_claims_raise_epochs_beyond_all_that_anybody_knew(self, server: Server):
         seed(server, "g")
 
-        def claimed(trainer: str, epoch: int, anew: bool) -> Claim:
-            claims = server.claim("g", trainer, {P: Wanted(epoch, None, anew)})
+        def claimed(trainer: str, epoch: int, assigned: bool) -> Claim:
+            claims = server.claim("g", trainer, {P: ClaimRequest(epoch, None, assigned)})
             assert claims is not None
             return claims[P]
 
-        first, ours = claimed("ada", 0, anew=True).epoch, 2**52
-        second = claimed("ben", ours, anew=True).epoch
+        first, ours = claimed("ada", 0, assigned=True).epoch, 2**52
+        second = claimed("ben", ours, assigned=True).epoch
         assert (first < ours, second) == (True, ours + 1)
-        assert claimed("ada", first, anew=False) == (second, None, False)
-        assert claimed("ben", ours, anew=False) == (second + 1, None, True)
-        assert claimed("ada", second + 1, anew=False) == (second + 2, None, True)
+        assert claimed("ada", first, assigned=False) == (second, None, False)
+        assert claimed("ben", ours, assigned=False) == (second + 1, None, True)
+        assert claimed("ada", second + 1, assigned=False) == (second + 2, None, True)
 
     def test_a_new_claim_is_beyond_those_that_the_server_has_lost(self, backend: Backend, server: Server):
         """Whoever seeds it need not know in which epochs others had claimed a partition."""
         seed(server, "g")
-        before = server.claim("g", "ben", {P: Wanted(0, None, True)})
+        before = server.claim("g", "ben", {P: ClaimRequest(0, None, True)})
         backend.wipe()
         seed(server, "h")
-        after = server.claim("h", "ada", {P: Wanted(0, None, True)})
+        after = server.claim("h", "ada", {P: ClaimRequest(0, None, True)})
         assert before is not None
         assert after is not None
         assert after[P].epoch >= before[P].epoch
@@ -1066,14 +1071,14 @@ class StoreContract:
         assert seed(server, "g2", origin=None) is False
         assert seed(server, "g2", origin=at("other", 9)) is False
         assert seed(server, "g2", origin=at("old", 6)) is True
-        assert seed(server, "g3", origin=at("old", 5), instead_of="g1") is False
-        assert seed(server, "g3", origin=at("old", 5), instead_of="g2") is True
+        assert seed(server, "g3", origin=at("old", 5), replaces="g1") is False
+        assert seed(server, "g3", origin=at("old", 5), replaces="g2") is True
         assert seed(server, "g4", origin=at("other", 9), events=7) is True, "of another origin, but it knows more"
         assert seed(server, "g5", origin=at("old", 99), events=7) is False
         assert seed(server, "g5", origin=at("other", 9), events=7) is False
-        tip = server.pull(Position.beginning("g4"), 1, "").tip
-        assert tip is not None
-        assert tip.generation == "g4"
+        head = server.pull(Position.beginning("g4"), 1, "").head
+        assert head is not None
+        assert head.generation == "g4"
 
     def test_an_old_checkpoint_does_not_replace_what_the_living_know(self, backend, trainer, now):
         """A trainer restarts from long ago just when the server is emptied, and seeds it first."""
@@ -1092,18 +1097,29 @@ class StoreContract:
 
 
 def push(
+    server: Server,
+    *spans: tuple[Span, int],
     generation: str = "g",
     chain: str = "c",
-    spans: tuple[tuple[Span, int], ...] = (),
     cache: bytes | None = None,
     items: int = 0,
-    stand: Stand | None = None,
-) -> Push:
-    return Push(generation, chain, b"packed", spans, cache, items, stand)
+    cursor: Cursor | None = None,
+) -> PushResult:
+    """Push as a trainer that has everything, or that has what the cursor says."""
+    return server.push(Push(generation, cursor or at_head(server), chain, b"packed", spans, cache, items))
 
 
-def stand(position: Position, ids: list[str], cache_chain: str = "", most: int = 9) -> Stand:
-    return Stand(position, len(ids), fingerprint(ids), cache_chain, most)
+def at_head(server: Server) -> Cursor:
+    """What a trainer has that has everything since the server was seeded."""
+    head = server.pull(Position.beginning(""), 0, "").head
+    beginning = Position.beginning(head.generation if head is not None else "")
+    positions = [beginning, *(entry.position for entry in server.pull(beginning, 1000, "").entries)]
+    ids = server.ids(beginning.generation, 0, head.items) if head is not None else None
+    return cursor(positions[-1], ids or [])
+
+
+def cursor(position: Position, ids: list[str], cache_chain: str = "", max_entries: int = 9) -> Cursor:
+    return Cursor(position, len(ids), fingerprint(ids), cache_chain, max_entries)
 
 
 def seed(
@@ -1111,8 +1127,8 @@ def seed(
     generation: str,
     ids: list[str] | None = None,
     origin: Position | None = None,
-    instead_of: str = "",
+    replaces: str = "",
     events: int = 0,
 ) -> bool:
     snapshot = Replica(Position.beginning(generation)).pack()
-    return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, instead_of, events))
+    return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, replaces, events))

@@ -5,7 +5,7 @@ crash and come back; partitions move between them, also away from trainers that 
 server loses everything, or only the end. Whatever happens:
 
 - the server has each event before its `next` exactly once, and what a batch resampled at most once;
-- a trainer's view is its replica and its own contributions that are not in it;
+- what a trainer sees is its replica and its own contributions that are not in it;
 - the log never grows beyond its bound;
 - and when things have calmed down, everybody has the same, and nothing is missing.
 
@@ -28,14 +28,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from streamer.cache_store.errors import Fenced, StoreUnavailable
 from streamer.cache_store.server import Server
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 
 NAMES = ("ada", "ben", "cleo")
 PARTITIONS = ("clicks-0", "clicks-1", "views-0")
 HARD = 6
 OPERATIONS = {
-    *("assign", "ids", "claim", "push", "pull", "snapshot", "save_snapshot", "may_snapshot", "seed", "beat", "leave")
+    *("assign", "ids", "claim", "push", "pull", "snapshot", "save_snapshot", "may_snapshot", "seed"),
+    *("heartbeat", "leave"),
 }
 
 unhurried = settings(
@@ -53,8 +54,6 @@ happenings = st.lists(
 
 class Unreliable:
     """A server behind a network: before each operation the next thing on the list happens."""
-
-    inline = False
 
     def __init__(self, server: Server, other: Callable[[], None]) -> None:
         self._server, self.kind, self._other = server, server.kind, other
@@ -108,6 +107,8 @@ class World:
     networks: dict[str, Unreliable] = field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     owners: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(PARTITIONS))
+    contested: set[str] = field(default_factory=set)
+    """Partitions that a trainer may have claimed which did not own them any more, and has died since."""
     committed: Counter[str] = field(default_factory=Counter)
     copies: list[Copy] = field(default_factory=list)
     batches: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
@@ -148,8 +149,8 @@ class StoreMachine(RuleBasedStateMachine):
         if name in self.world.living:
             return
         network = Unreliable(self.shared.connect(HARD), lambda: self._someone_else(name))
-        settings = SharedSettings(soft_log_length=3, most_waiting=4 if self.merging else 10_000, keep_s=1e9)
-        store = SharedStore(network, settings, name, clock=lambda: self.now_s)
+        settings = StoreSettings(soft_log_length=3, max_waiting=4 if self.merging else 10_000, keep_s=1e9)
+        store = CacheStore(network, settings, name, clock=lambda: self.now_s)
         saved = self.world.checkpoints.get(name)
         trainer = Trainer.resumed(store, name, saved) if saved else Trainer(store, name)
         trainer.positions = {}
@@ -165,7 +166,9 @@ class StoreMachine(RuleBasedStateMachine):
         self._die(name)
 
     def _die(self, name: str) -> None:
-        self.world.living.pop(name, None)
+        trainer = self.world.living.pop(name, None)
+        if trainer is not None:
+            self.world.contested |= {p for p in trainer.positions if self.world.owners[p] != name}
         self.world.networks.pop(name, None)
         self.world.owners = {p: None if owner == name else owner for p, owner in self.world.owners.items()}
 
@@ -176,24 +179,25 @@ class StoreMachine(RuleBasedStateMachine):
         if trainer is None:
             return
         self.world.checkpoints[name] = trainer.checkpoint()
-        if not trainer.store.view.outbox.waiting:
+        if not trainer.store.state.outbox.waiting:
             for partition, position in trainer.positions.items():
                 if self.world.owners[partition] == name:
                     self.world.committed[partition] = max(position, self.world.committed[partition])
 
     @precondition(lambda self: not self.merging)
-    @rule(partition=partitions, name=names, told=st.booleans())
-    def give(self, partition: str, name: str, told: bool) -> None:
-        """A partition moves; its former owner is told, or is out of touch. It may come back at once."""
+    @rule(partition=partitions, name=names, revoked=st.booleans())
+    def give(self, partition: str, name: str, revoked: bool) -> None:
+        """A partition moves; it is revoked from its former owner, or that is disconnected. It may come back at once."""
         former = self.world.owners[partition]
         if name not in self.world.living:
             return
-        if told and former is not None:
+        if revoked and former is not None:
             self.world.living[former].release(partition)
         self._give(partition, name)
 
     def _give(self, partition: str, name: str) -> None:
         self.world.owners[partition] = name
+        self.world.contested.discard(partition)
         self.world.moved(partition)
         self.world.living[name].claim(partition, self.world.committed[partition], timeout_s=0)
 
@@ -207,10 +211,10 @@ class StoreMachine(RuleBasedStateMachine):
         wanted = {p: size for p, size in zip(PARTITIONS, sizes, strict=True) if p in trainer.positions and size}
         if not wanted:
             return
-        before = trainer.store.view.outbox.last
+        before = trainer.store.state.outbox.last_number
         only = trainer.train(wanted, signed=signed)
-        if trainer.store.view.outbox.last > before:
-            events = set(self._events_of(trainer.store.view.outbox.waiting[-1].contribution))
+        if trainer.store.state.outbox.last_number > before:
+            events = set(self._events_of(trainer.store.state.outbox.waiting[-1].contribution))
             self.world.times.update(events)
             self.world.batches |= {only: events} if only else {}
 
@@ -237,7 +241,8 @@ class StoreMachine(RuleBasedStateMachine):
             note(f"{name} is fenced")
             others = {p for other in self.world.living.values() if other is not trainer for p in other.positions}
             ours = {p for p, owner in self.world.owners.items() if owner == name}
-            assert set(trainer.positions) - ours or ours & others, f"{name} was fenced, and nobody claims what it has"
+            rivals = others | self.world.contested
+            assert set(trainer.positions) - ours or ours & rivals, f"{name} was fenced, and nobody claims what it has"
             self._die(name)
         network.script.clear()
 
@@ -282,12 +287,12 @@ class StoreMachine(RuleBasedStateMachine):
         now = stored(self.server)
         if now is None or not self.world.living:
             return False
-        replicas = [trainer.store.view.replica for trainer in self.world.living.values()]
-        reach = max(r.position.number for r in replicas if r is not None)
+        replicas = [trainer.store.state.replica for trainer in self.world.living.values()]
+        reach = max(r.position.number for r in replicas)
         return all(number <= reach for trainer, number in now.log if trainer not in self._known_names())
 
     def _known_names(self) -> frozenset[str]:
-        return frozenset(trainer.store.view.trainer for trainer in self.world.living.values())
+        return frozenset(trainer.store.state.trainer for trainer in self.world.living.values())
 
     @precondition(lambda self: self.settled)
     @rule()
@@ -341,11 +346,8 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def view_is_replica_and_own_contributions(self) -> None:
         for trainer in self.world.living.values():
-            if (
-                not trainer.store.view.inbox.ids
-                and not trainer.store.view.inbox.deltas
-                and not trainer.store.view.make_anew
-            ):
+            state = trainer.store.state
+            if not state.inbox.ids and not state.inbox.deltas and not state.reset_due:
                 assert trainer.view() == trainer.should_view()
 
     def _check_everything(self) -> None:
@@ -353,12 +355,11 @@ class StoreMachine(RuleBasedStateMachine):
         if found is None:
             return
         for name, trainer in self.world.living.items():
-            assert not trainer.store.view.outbox.waiting, f"{name} still has something to send"
+            assert not trainer.store.state.outbox.waiting, f"{name} still has something to send"
             assert trainer.view() == (found.counts, found.drawn), name
-            replica = trainer.store.view.replica
-            assert replica is not None
+            replica = trainer.store.state.replica
             assert replica.position == found.position
-            assert replica.next == found.following
+            assert replica.next_offsets == found.following
         for partition, owner in self.world.owners.items():
             reached = self.world.living[owner].positions[partition] if owner else 0
             reached = max(reached, self.world.committed[partition])

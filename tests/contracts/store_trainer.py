@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from streamer.cache_store.base import Contribution, Increments, Received, Span
-from streamer.cache_store.codec import unpack_entry
-from streamer.cache_store.outbox import counted
+from streamer.cache_store.codec import unpack_delta
+from streamer.cache_store.contribution import Contribution, Increments, Span
 from streamer.cache_store.replica import Position, Replica
 from streamer.cache_store.server import Server
-from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.state import Received
+from streamer.cache_store.store import CacheStore
 
 ITEMS = 7
 
@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def trainers(self) -> set[str]:
-        """Who has said that it is there."""
+        """Who has sent a heartbeat and not left."""
         ...
 
     def restore(self, copied: Any) -> None:
@@ -78,7 +78,7 @@ class Checkpoint:
 class Trainer:
     """One trainer. `positions` are the next offsets to read of the partitions that it has."""
 
-    store: SharedStore
+    store: CacheStore
     name: str = "trainer"
     ids: list[str] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
@@ -91,16 +91,16 @@ class Trainer:
     _rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def resumed(cls, store: SharedStore, name: str, saved: Checkpoint) -> Trainer:
+    def resumed(cls, store: CacheStore, name: str, saved: Checkpoint) -> Trainer:
         """A new process with the state of an old one."""
         saved = copy.deepcopy(saved)
         own = np.array(saved.own, np.int64)
-        store.load_state(saved.arrays, saved.values, saved.ids, own)
+        store.restore(saved.arrays, saved.values, saved.ids, own)
         return cls(store, name, saved.ids, saved.own, saved.positions, saved.counts, saved.drawn)
 
     def checkpoint(self) -> Checkpoint:
-        arrays, values, received = self.store.state()
-        self.take_in(received)
+        arrays, values, received = self.store.save()
+        self.apply(received)
         return copy.deepcopy(Checkpoint(arrays, values, self.ids, self.own, self.positions, +self.counts, +self.drawn))
 
     def claim(self, partition: str, position: int = 0, end: int | None = None, timeout_s: float = 5.0) -> bool:
@@ -113,7 +113,7 @@ class Trainer:
         self.store.release([partition])
 
     def train(self, batch: Mapping[str, int], cache: Sequence[str] | None = None, signed: bool = True) -> str | None:
-        """Read so many events of each partition; answers the item that only this batch has drawn, if it counts.
+        """Read events of each partition; returns the item that only this batch has drawn, if it counts.
 
         What the store has already is trained without being counted again. A batch that is not signed draws known items.
         """
@@ -122,12 +122,13 @@ class Trainer:
         sources = np.concatenate([np.full(s.stop - s.start, k, np.int32) for k, s in enumerate(spans)])
         offsets = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
         self.positions |= {span.partition: span.stop for span in spans}
-        fresh = self.store.fresh(spans, sources, offsets)
-        if not fresh.any():
+        counted_until = np.array([self.store.counted_until(span.partition) for span in spans], np.int64)
+        new = offsets >= counted_until[sources]
+        if not new.any():
             return None
         self.batches += signed
-        only = f"{self.store.view.trainer}:{self.batches}" if signed else None
-        self._contribute(spans, sources[fresh], offsets[fresh], cache, only)
+        only = f"{self.store.state.trainer}:{self.batches}" if signed else None
+        self._contribute(spans, sources[new], offsets[new], cache, only)
         return only
 
     def _contribute(
@@ -167,12 +168,12 @@ class Trainer:
         return self._rows[raw]
 
     def receive(self) -> Received:
-        """Take in what has come."""
+        """Apply what has come."""
         received = self.store.receive()
-        self.take_in(received)
+        self.apply(received)
         return received
 
-    def take_in(self, received: Received) -> None:
+    def apply(self, received: Received) -> None:
         if received.reset is not None:
             self.resets += 1
             self.own, self.counts, self.drawn = [], Counter(), Counter()
@@ -181,7 +182,7 @@ class Trainer:
             every = np.arange(len(received.reset.counts))
             self._add(Increments(every, received.reset.counts), Increments(every, received.reset.drawn), self.own)
             for contribution in received.reset.pending:
-                self._add(counted(contribution), contribution.drawn, range(len(self.ids)))
+                self._add(contribution.item_counts, contribution.drawn, range(len(self.ids)))
         for delta in received.deltas:
             self._add(delta.items, delta.drawn, self.own)
         if received.cache is not None:
@@ -197,12 +198,11 @@ class Trainer:
         return +self.counts, +self.drawn
 
     def should_view(self) -> tuple[Counter[str], Counter[str]]:
-        """What it must believe after it took everything in: the replica, and its contributions that are not in it."""
-        replica, names = self.store.view.replica, self.store.view.naming.ids
-        assert replica is not None
+        """What it must believe after it applied everything: the replica, and its contributions that are not in it."""
+        replica, names = self.store.state.replica, self.store.state.row_map.ids
         counts, drawn = by_id(replica.counts, names), by_id(replica.drawn, names)
-        for waiting in self.store.view.outbox.waiting:
-            for into, more in ((counts, counted(waiting.contribution)), (drawn, waiting.contribution.drawn)):
+        for waiting in self.store.state.outbox.waiting:
+            for into, more in ((counts, waiting.contribution.item_counts), (drawn, waiting.contribution.drawn)):
                 for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
                     into[self.ids[row]] += count
         return counts, drawn
@@ -225,18 +225,18 @@ def stored(server: Server) -> Stored | None:
     """Read everything; None if there is nothing."""
     pulled = server.pull(Position.beginning(""), 0, "")
     packed = server.snapshot()
-    if pulled.tip is None or packed is None:
+    if pulled.head is None or packed is None:
         return None
     replica, log = Replica.unpack(packed), []
-    for stamped in server.pull(replica.position, 10_000, "").entries:
-        entry = unpack_entry(stamped.packed)
-        assert stamped.position.number == replica.position.number + 1
-        assert stamped.before == replica.position.chain
-        replica.apply(entry, stamped.position)
-        log.append((entry.trainer, stamped.position.number))
-    ids = list(server.ids(pulled.tip.generation, 0, pulled.tip.items) or [])
+    for entry in server.pull(replica.position, 10_000, "").entries:
+        delta = unpack_delta(entry.packed)
+        assert entry.position.number == replica.position.number + 1
+        assert entry.previous_chain == replica.position.chain
+        replica.apply(delta, entry.position)
+        log.append((delta.trainer, entry.position.number))
+    ids = list(server.ids(pulled.head.generation, 0, pulled.head.items) or [])
     counts, drawn = by_id(replica.counts, ids), by_id(replica.drawn, ids)
-    return Stored(counts, drawn, dict(replica.next), ids, replica.position, log)
+    return Stored(counts, drawn, dict(replica.next_offsets), ids, replica.position, log)
 
 
 def by_id(counts: np.ndarray, ids: Sequence[str]) -> Counter[str]:

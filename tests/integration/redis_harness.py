@@ -11,10 +11,10 @@ import redis
 from contracts.store_trainer import Trainer
 from line_harness import PATIENCE_S
 
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 
 _numbers = itertools.count()
 
@@ -70,6 +70,6 @@ def returns_soon(call: Callable[[], Any]) -> Any:
 def started(url: str, keys: Keys, name: str = "ada", timeout_s: float = 1.0, **settings: Any) -> Trainer:
     """A trainer whose store exchanges on its own thread, often."""
     server = RedisServer(url, keys, timeout_s=timeout_s)
-    store = SharedStore(server, SharedSettings(**({"every_s": 0.01, "live_s": 1.0} | settings)), name)
+    store = CacheStore(server, StoreSettings(**({"every_s": 0.01, "live_s": 1.0} | settings)), name)
     store.start()
     return Trainer(store, name)

@@ -16,9 +16,9 @@ from line_harness import until
 from servers.redis import RedisServer
 from shared_harness import IMPATIENT, Company, Member, Members, summed
 
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer as StoreServer
-from streamer.cache_store.shared import SharedStore
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer as StoreServer
+from streamer.cache_store.store import CacheStore
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
@@ -66,8 +66,8 @@ def assert_all_agree(company: Company, found: Stored, trainers: Sequence[Member]
 
 
 def end_in_agreement(company: Company, trainers: Sequence[Member]) -> None:
-    """Everything is told, all leave, and they agree on it; what was resampled belongs to the events that count."""
-    found = company.wait_until_all_is_told()
+    """Everything is counted, all leave, and they agree on it; what was resampled belongs to the events that count."""
+    found = company.wait_until_all_is_counted()
     for trainer in trainers:
         trainer.leave()
     company.assert_draws_belong_to_the_events(found)
@@ -82,7 +82,7 @@ def test_trainers_end_with_the_sum_of_what_each_has_learned(company: Company, co
     trainers = company.start_all(count)
     with company.writing():
         have_learned(trainers, 10)
-    found = company.wait_until_all_is_told()
+    found = company.wait_until_all_is_counted()
     for trainer in trainers:
         trainer.leave()
     assert found.drawn == summed(company.learned(), "drawn")
@@ -97,7 +97,7 @@ def test_a_trainer_that_comes_late_begins_with_what_the_others_have(company: Com
         late = company.start("late")
         have_learned([late], 3)
         (first,) = late.journal("first")
-    found = company.wait_until_all_is_told()
+    found = company.wait_until_all_is_counted()
     for trainer in (early, late):
         trainer.leave()
     assert sum(first["counts"].values()) >= 500
@@ -127,8 +127,8 @@ def test_one_that_is_killed_at_random_moments_and_restarted_changes_nothing(
     end_in_agreement(company, trainers)
 
 
-def test_one_that_is_killed_with_much_that_it_told_nobody_changes_nothing(company: Company) -> None:
-    """What it has saved and not told is told by whoever gets its partitions, or by itself if it is back in time."""
+def test_one_that_is_killed_with_much_that_it_sent_to_nobody_changes_nothing(company: Company) -> None:
+    """What it has saved and not sent is counted by whoever gets its partitions, or by itself if it is back in time."""
     slowly = [*IMPATIENT, "--share-every", "1.0"]
     trainers = company.start_all(2, *slowly)
     with company.writing():
@@ -150,7 +150,7 @@ def test_a_redis_that_comes_back_empty_is_given_everything_again(company: Compan
         for _ in range(2):
             restartable.restart(empty=True)
             have_learned(trainers, 20)
-    found = company.wait_until_all_is_told()
+    found = company.wait_until_all_is_counted()
     for trainer in trainers:
         trainer.leave()
     assert any("seeded it" in trainer.said() for trainer in trainers)
@@ -170,7 +170,7 @@ def test_a_redis_that_comes_back_with_old_data_is_given_what_it_lost(
         restartable.kill()
         restartable.restart()
         have_learned(trainers, 20)
-    found = company.wait_until_all_is_told()
+    found = company.wait_until_all_is_counted()
     for trainer in trainers:
         trainer.leave()
     assert found.drawn == summed(company.learned(), "drawn")
@@ -183,14 +183,14 @@ def test_without_redis_training_goes_on(company: Company, restartable: RedisServ
         have_learned(trainers)
         _stop_with_everything_saved(restartable)
         for trainer in trainers:
-            until(lambda t=trainer: "training goes on with the last view" in t.said(), what="it tells")
+            until(lambda t=trainer: "Training continues without the store" in t.said(), what="it says so")
         have_learned(trainers, 30)
         restartable.restart()
         have_learned(trainers, 3)
-    found = company.wait_until_all_is_told()
+    found = company.wait_until_all_is_counted()
     for trainer in trainers:
         trainer.leave()
-        assert "answers again" in trainer.said()
+        assert "The store responds again" in trainer.said()
     assert found.drawn == summed(company.learned(), "drawn")
     assert_all_agree(company, found, trainers)
 
@@ -200,7 +200,7 @@ def test_without_redis_training_goes_on(company: Company, restartable: RedisServ
 def test_partitions_that_move_while_redis_is_away_are_counted_once(
     company: Company, restartable: RedisServer, how: str, comes_back: bool
 ) -> None:
-    """Nothing is committed that Redis does not have, so the next owner learns it again, and tells."""
+    """Nothing is committed that Redis does not have, so the next owner learns and contributes it again."""
     trainers = company.start_all(2, *IMPATIENT)
     with company.writing():
         have_learned(trainers)
@@ -213,7 +213,7 @@ def test_partitions_that_move_while_redis_is_away_are_counted_once(
             have_learned(trainers[1:], 5)
         restartable.restart()
         have_learned(trainers if comes_back else trainers[:1], 10)
-    found = company.wait_until_all_is_told()
+    found = company.wait_until_all_is_counted()
     for trainer in trainers if comes_back else trainers[:1]:
         trainer.leave()
     assert_all_agree(company, found, trainers)
@@ -242,12 +242,12 @@ def test_a_trainer_whose_partition_was_claimed_by_another_stops_and_can_rejoin(c
     with company.writing():
         have_learned([zombie, other])
         taken = next(p for p, owner in sorted(company.owners().items()) if f"-{zombie.pid}-" in owner)
-        usurper = SharedStore(StoreServer(company.redis_url, Keys(company.model)), trainer="usurper")
+        usurper = CacheStore(StoreServer(company.redis_url, Keys(company.model)), trainer="usurper")
         usurper.start()
         assert usurper.claim({taken: None})
         usurper.close()
         assert zombie.ended() == 1
-        assert f"streamer: another trainer has taken over {taken}" in zombie.said()
+        assert f"streamer: another trainer has claimed {taken}" in zombie.said()
         assert "start it again to rejoin" in zombie.said()
         zombie = company.start(zombie.name, *IMPATIENT)
         have_learned([zombie, other])
@@ -255,7 +255,7 @@ def test_a_trainer_whose_partition_was_claimed_by_another_stops_and_can_rejoin(c
 
 
 def test_a_trainer_that_was_frozen_while_others_took_over_counts_nothing_twice(company: Company) -> None:
-    """Whether Kafka or the store tells it first, is a matter of luck: it rejoins, or stops and says why."""
+    """Whether it hears from Kafka or from the store first, is a matter of luck: it rejoins, or stops and says why."""
     zombie, other = company.start_all(2, *IMPATIENT)
     with company.writing():
         have_learned([zombie, other])
@@ -266,7 +266,7 @@ def test_a_trainer_that_was_frozen_while_others_took_over_counts_nothing_twice(c
         until(lambda: zombie.code is not None or len(set(company.owners().values())) == 2, what="it stops or rejoins")
         if zombie.code is not None:
             assert zombie.code == 1
-            assert "another trainer has taken over" in zombie.said()
+            assert "another trainer has claimed" in zombie.said()
             zombie = company.start(zombie.name, *IMPATIENT)
         have_learned([zombie, other])
     end_in_agreement(company, [zombie, other])

@@ -14,10 +14,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from redis_harness import RedisBackend
 from servers.redis import RedisServer
 
-from streamer.cache_store import redis as store_redis
-from streamer.cache_store.keys import TYPES
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.redis import server as store_redis
+from streamer.cache_store.redis.schema import TYPES
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 
 pytestmark = pytest.mark.servers
 
@@ -53,7 +53,7 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def joined(backend: RedisBackend, name: str = "ada", **more: int) -> Trainer:
-    store = SharedStore(backend.connect(), SharedSettings(**more), name)
+    store = CacheStore(backend.connect(), StoreSettings(**more), name)
     store.exchange()
     return Trainer(store, name)
 
@@ -98,15 +98,15 @@ def test_a_snapshot_is_written_by_one_trainer_at_a_time(backend: RedisBackend, c
     assert not client.exists(backend.keys.lease)
 
 
-def test_trainers_say_that_they_are_there_and_are_forgotten(backend: RedisBackend, client: redis.Redis) -> None:
+def test_trainers_send_heartbeats_and_are_forgotten(backend: RedisBackend, client: redis.Redis) -> None:
     client.hset(backend.keys.trainers, "long-gone", "1 clicks-7")
     ada, ben = joined(backend, "ada"), joined(backend, "ben")
     ada.claim(P, timeout_s=0), ada.claim(Q, timeout_s=0)
-    ada.store._exchange._beat_at = ben.store._exchange._beat_at = -1e9
+    ada.store._exchange._heartbeat_at = ben.store._exchange._heartbeat_at = -1e9
     settle(ada, ben)
-    told = client.hgetall(backend.keys.trainers)
-    assert told.keys() == {ada.store.view.trainer, ben.store.view.trainer}
-    assert told[ada.store.view.trainer].split(" ", 1)[1] == f"{P}, {Q}"
+    heartbeats = client.hgetall(backend.keys.trainers)
+    assert heartbeats.keys() == {ada.store.state.trainer, ben.store.state.trainer}
+    assert heartbeats[ada.store.state.trainer].split(" ", 1)[1] == f"{P}, {Q}"
 
 
 def test_scripts_are_loaded_again_when_the_server_forgot_them(backend: RedisBackend, client: redis.Redis) -> None:

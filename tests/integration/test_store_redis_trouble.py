@@ -19,10 +19,10 @@ from redis_harness import returns_soon, started
 from servers.redis import LocalRedis
 
 from streamer.cache_store.errors import Fenced, StoreRefused, StoreUnavailable
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 
 pytestmark = pytest.mark.servers
 KEYS = Keys("clicks")
@@ -67,7 +67,7 @@ def everything_arrives(redis: LocalRedis, *trainers: Trainer) -> None:
     assert found is not None
     assert found.counts == events_before(reached)
     assert all(trainer.view() == (found.counts, found.drawn) for trainer in trainers)
-    batches = {f"{t.store.view.trainer}:{k + 1}" for t in trainers for k in range(t.batches)}
+    batches = {f"{t.store.state.trainer}:{k + 1}" for t in trainers for k in range(t.batches)}
     assert all(found.drawn[raw] == 1 for raw in batches), "what a batch has resampled is missing, or counted twice"
 
 
@@ -102,8 +102,8 @@ def test_training_never_waits_for_a_server_that_does_not_answer(redis, trainer):
     everything_arrives(redis, ada, ben)
 
 
-def test_a_slow_server_is_told_and_the_backlog_stays_bounded(redis, trainer):
-    ada = trainer(timeout_s=0.2, most_waiting=8)
+def test_a_slow_server_is_reported_and_the_backlog_stays_bounded(redis, trainer):
+    ada = trainer(timeout_s=0.2, max_waiting=8)
     redis.pause()
     ada.train({P: 1})
     until(lambda: ada.store.status().errors.get("slow"))
@@ -112,18 +112,18 @@ def test_a_slow_server_is_told_and_the_backlog_stays_bounded(redis, trainer):
     status = ada.store.status()
     assert status.backlog_contributions <= 8 + 2
     assert status.backlog_events == 301
-    assert status.trouble is not None
-    assert "did not answer in time" in status.trouble
+    assert status.problem is not None
+    assert "did not respond in time" in status.problem
     until(lambda: not ada.receive().live)
     assert ada.store.status().staleness_s > 0
     assert ada.store.claim({Q: None}, PATIENCE_S) is False, "a server that is out of touch is not waited for"
     assert ada.store.flush(PATIENCE_S) is False
     redis.resume()
     everything_arrives(redis, ada)
-    until(lambda: ada.store.status().trouble is None and ada.receive().live)
+    until(lambda: ada.store.status().problem is None and ada.receive().live)
 
 
-def test_a_server_that_is_gone_is_told_and_found_again_empty(redis, trainer):
+def test_a_server_that_is_gone_is_reported_and_found_again_empty(redis, trainer):
     ada, ben = trainer("ada", timeout_s=0.5), trainer("ben", Q, timeout_s=0.5)
     for _ in range(5):
         ada.train({P: 3}, cache=["a"]), ben.train({Q: 2})
@@ -132,11 +132,11 @@ def test_a_server_that_is_gone_is_told_and_found_again_empty(redis, trainer):
     for _ in range(5):
         ada.train({P: 3}), ben.train({Q: 2})
     until(lambda: ada.store.status().errors.get("unreachable"))
-    assert "cannot be reached" in (ada.store.status().trouble or "")
+    assert "cannot be reached" in (ada.store.status().problem or "")
     until(lambda: not ada.receive().live)
     redis.start()
     everything_arrives(redis, ada, ben)
-    assert ada.store.status().seeded + ben.store.status().seeded >= 2
+    assert ada.store.status().seeds + ben.store.status().seeds >= 2
 
 
 def test_a_server_that_comes_back_with_old_data_has_everything_again(redis, trainer):
@@ -171,20 +171,23 @@ def test_a_failover_to_a_replica_that_lags_behind_loses_nothing(redis, trainer):
             ada.train({P: 5})
             until(lambda: ours.info("replication")["master_link_status"] == "up")
             ben.train({Q: 5})
-            until(lambda: "is it a replica?" in (ben.store.status().trouble or ""))
+            until(lambda: "is it a replica?" in (ben.store.status().problem or ""))
             assert ben.store.status().errors["read-only"] > 0
             ours.execute_command("REPLICAOF", "NO", "ONE")
         everything_arrives(redis, ada, ben)
 
 
-def test_a_full_server_is_told_and_gets_the_backlog_later(redis, ada):
+def test_a_full_server_is_reported_and_gets_the_backlog_later(redis, trainer):
+    ada = trainer()
+    ada.train({P: 5})
+    everything_arrives(redis, ada)
     with redis.client() as client:
-        client.config_set("maxmemory", "1kb")  # less than it holds
+        client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
         client.config_set("maxmemory-policy", "noeviction")
         for _ in range(20):
             ada.train({P: 5})
         until(lambda: ada.store.status().errors.get("full"))
-        assert "maxmemory" in (ada.store.status().trouble or "")
+        assert "maxmemory" in (ada.store.status().problem or "")
         found = held(redis)
         assert found is not None
         assert found.counts == events_before(found.following), "what was refused was refused as a whole"
@@ -198,7 +201,7 @@ def test_a_server_that_asks_for_a_password_from_now_on(redis, ada):
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         ada.train({P: 5})
         until(lambda: ada.store.status().errors.get("refused"))
-        assert "Check user and password" in (ada.store.status().trouble or "")
+        assert "Check user and password" in (ada.store.status().problem or "")
         assert ada.view()[0] == events_before({P: 10})
         client.config_set("requirepass", "")
     everything_arrives(redis, ada)
@@ -209,19 +212,22 @@ def test_something_else_under_a_key_of_ours_at_run_time_is_named(redis, ada):
         client.rename(KEYS.next, "aside")
         client.set(KEYS.next, "somebody else's")
         ada.train({P: 5})
-        until(lambda: KEYS.next in (ada.store.status().trouble or ""))
-        assert "is a string, not a hash" in (ada.store.status().trouble or "")
+        until(lambda: KEYS.next in (ada.store.status().problem or ""))
+        assert "is a string, not a hash" in (ada.store.status().problem or "")
         client.rename("aside", KEYS.next)
     everything_arrives(redis, ada)
 
 
-def test_an_entry_that_cannot_be_read_is_told_with_its_place(redis, ada):
+def test_an_entry_that_cannot_be_read_is_reported_with_its_place(redis, trainer):
+    ada = trainer()
+    ada.train({P: 5})
+    everything_arrives(redis, ada)
     with redis.client() as client:
         tip = client.hgetall(KEYS.meta)
         entry = client.xadd(KEYS.log, {"n": int(tip[b"number"]) + 1, "b": tip[b"chain"], "c": "x", "d": b"nonsense"})
         client.hset(KEYS.meta, mapping={"number": int(tip[b"number"]) + 1, "chain": "x"})
         until(lambda: ada.store.status().errors.get("broken"))
-    assert f"entry {entry.decode()} of the store's log" in (ada.store.status().trouble or "")
+    assert f"entry {entry.decode()} of the store's log" in (ada.store.status().problem or "")
     ada.train({P: 5})
     assert ada.receive() is not None
 
@@ -279,7 +285,7 @@ class TestAtTheStart:
         saved = ada.checkpoint()
         ada.store.close()
         redis.kill()
-        store = SharedStore(RedisServer(redis.url, KEYS, timeout_s=0.5), SharedSettings(every_s=0.01, live_s=1.0))
+        store = CacheStore(RedisServer(redis.url, KEYS, timeout_s=0.5), StoreSettings(every_s=0.01, live_s=1.0))
         again = Trainer.resumed(store, "ada", saved)
         store.start()
         assert store.claim({P: None}, PATIENCE_S) is False
@@ -292,11 +298,11 @@ class TestAtTheStart:
         until(lambda: (found := held(redis)) is not None and found.counts == found_all)
         store.close()
 
-    def test_a_read_only_server_is_told(self, redis):
-        with LocalRedis("--replicaof", "127.0.0.1", str(redis.port)) as replica:
+    def test_a_read_only_server_is_reported(self, redis):
+        with LocalRedis(None, "--replicaof", "127.0.0.1", str(redis.port)) as replica:
             with replica.client() as client:
                 until(lambda: client.info("replication")["master_link_status"] == "up")
-            with pytest.raises(StoreUnavailable, match="only lets us read") as caught:
+            with pytest.raises(StoreUnavailable, match="is read-only") as caught:
                 started(replica.url, KEYS)
             assert caught.value.reason == "read-only"
 
@@ -304,7 +310,7 @@ class TestAtTheStart:
     def test_a_wrong_password_is_refused_and_not_shown(self, redis, account):
         with redis.client() as client:
             client.config_set("requirepass", "right")
-        with pytest.raises(StoreRefused, match="does not let us in") as caught:
+        with pytest.raises(StoreRefused, match="refused to log us in") as caught:
             started(f"redis://{account}127.0.0.1:{redis.port}/0", KEYS)
         assert ":wrong@" not in str(caught.value)
         assert str(redis.port) in str(caught.value)
@@ -334,7 +340,7 @@ class TestAtTheStart:
         redis.kill()
         shutil.copy(tmp_path / "dump.rdb", redis.home)
         redis.start()
-        store = SharedStore(RedisServer(redis.url, KEYS), SharedSettings(every_s=0.01))
+        store = CacheStore(RedisServer(redis.url, KEYS), StoreSettings(every_s=0.01))
         again = Trainer.resumed(store, "ada", saved)
         store.start()
         until(lambda: again.claim(P, position=10, timeout_s=PATIENCE_S))

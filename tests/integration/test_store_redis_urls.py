@@ -14,7 +14,7 @@ from redis_harness import started
 from servers.redis import LocalRedis, LocalSentinel, TlsEndpoint, local_cluster
 
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
-from streamer.cache_store.keys import Keys
+from streamer.cache_store.redis.schema import Keys
 
 pytestmark = pytest.mark.servers
 KEYS = Keys("clicks")
@@ -62,10 +62,10 @@ def test_a_server_with_user_and_password_that_may_touch_our_keys_only(redis: Loc
     assert_shared(f"redis://trainer:p%40ss%3Aw%2Frd@127.0.0.1:{redis.port}/0")
 
 
-def test_a_user_without_rights_is_refused(redis: LocalRedis) -> None:
+def test_a_user_without_permissions_is_refused(redis: LocalRedis) -> None:
     with redis.client() as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~other:*", "+@all")
-    with pytest.raises(StoreRefused, match=r"lacks a right: .*permissions.* It needs the keys ~") as caught:
+    with pytest.raises(StoreRefused, match=r"lacks a permission: .*permissions.* It needs the keys ~") as caught:
         started(f"redis://reader:secret@127.0.0.1:{redis.port}/0", KEYS)
     assert "secret" not in str(caught.value)
 
@@ -73,11 +73,11 @@ def test_a_user_without_rights_is_refused(redis: LocalRedis) -> None:
 def test_a_command_that_a_user_may_not_call_is_named(redis: LocalRedis) -> None:
     with redis.client() as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-evalsha")
-    with pytest.raises(StoreRefused, match=r"lacks a right: .*'evalsha'"):
+    with pytest.raises(StoreRefused, match=r"lacks a permission: .*'evalsha'"):
         started(f"redis://reader:secret@127.0.0.1:{redis.port}/0", KEYS)
 
 
-def test_something_else_under_the_names_of_all_models_is_told_before_anything_is_written(redis: LocalRedis) -> None:
+def test_something_else_under_the_names_of_all_models_is_reported_before_anything_is_written(redis: LocalRedis) -> None:
     with redis.client() as client:
         client.set(KEYS.models, "somebody else's")
         for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,15 +16,14 @@ import torch
 from contracts.store_trainer import stored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from line_harness import TOPIC, Event, events, memory_log, newest, popularity_counts, small, until, values_of
+from line_harness import TOPIC, Event, append, events, memory_log, newest, popularity_counts, small, until, values_of
 
 from streamer.accounting import Accounting
-from streamer.cache_store.base import Contribution, Span
+from streamer.cache_store.contribution import Contribution, Span
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.memory import MemoryServer
-from streamer.cache_store.outbox import counted
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer
 from streamer.dead_letters.base import MemoryDeadLetters
@@ -34,8 +34,8 @@ from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learned, Learner
 from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
-from streamer.sharing.sharing import Part, Sharing
-from streamer.sharing.sharing import _where as spans_and_sources
+from streamer.sharing.sharing import LearnPart, Sharing, StoreSharing
+from streamer.sharing.sharing import _spans as spans_and_sources
 from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
@@ -48,8 +48,6 @@ OPERATIONS = frozenset({"assign", "ids", "claim", "push", "pull", "snapshot", "s
 
 class Network(MemoryServer):
     """A server that several stores of a test share, and that can be out of reach."""
-
-    inline = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,12 +67,12 @@ class Network(MemoryServer):
         self.failing = OPERATIONS if away else frozenset()
 
 
-class ByHand(SharedStore):
+class ByHand(CacheStore):
     """A store that exchanges when the test says so, and by a clock that the test moves."""
 
     def __init__(self, server: MemoryServer, name: str = "trainer") -> None:
         self.now_s = 0.0
-        super().__init__(server, SharedSettings(soft_log_length=8), name, clock=lambda: self.now_s)
+        super().__init__(server, StoreSettings(soft_log_length=8), name, clock=lambda: self.now_s)
 
     def start(self) -> None:
         self._try()
@@ -99,7 +97,7 @@ class Trainer:
     def __init__(self, server: MemoryServer, *partitions: Partition, learner: Learner | None = None) -> None:
         self.learner = learner or Learner(small())
         self.store = ByHand(server)
-        self.sharing = Sharing(self.learner, self.store, lambda: self.ends)
+        self.sharing = StoreSharing(self.learner, self.store)
         self.ends: dict[Partition, int] = {}
         self.positions = dict.fromkeys(partitions, 0)
         self.drawn: Counter[str] = Counter()
@@ -127,7 +125,7 @@ class Trainer:
         """A batch along the line."""
         self.sharing.receive()
         found = []
-        for part in self.sharing.parts(batch):
+        for part in self.sharing.parts(batch, lambda: self.ends):
             learned = self.learner.learn_batch(part.batch, None, part.counted)
             self.sharing.contribute(part, learned)
             self.drawn += drawn_by(self.learner, learned) if part.counted else Counter()
@@ -140,13 +138,12 @@ class Trainer:
 
     def should_view(self) -> tuple[Counter[str], Counter[str]]:
         """The replica, and what waits."""
-        replica, store = self.store.view.replica, self.store
-        assert replica is not None
-        named = dict(enumerate(store.view.naming.ids))
+        replica, store = self.store.state.replica, self.store
+        named = dict(enumerate(store.state.row_map.ids))
         counts = Counter({named[row]: int(replica.counts[row]) for row in np.flatnonzero(replica.counts).tolist()})
         drawn = Counter({named[row]: int(replica.drawn[row]) for row in np.flatnonzero(replica.drawn).tolist()})
-        for waiting in store.view.outbox.waiting:
-            for into, more in ((counts, counted(waiting.contribution)), (drawn, waiting.contribution.drawn)):
+        for waiting in store.state.outbox.waiting:
+            for into, more in ((counts, waiting.contribution.item_counts), (drawn, waiting.contribution.drawn)):
                 for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
                     into[self.learner.items.id_of(row)] += count
         return +counts, +drawn
@@ -300,9 +297,7 @@ class TestOutOfTouch:
         ada.sharing.flush()
         assert not caplog.records
 
-    def test_one_that_was_away_for_long_takes_over_everything_and_keeps_what_it_has_to_tell(
-        self, server: Network
-    ) -> None:
+    def test_one_that_was_away_for_long_loads_everything_and_keeps_what_it_has_to_send(self, server: Network) -> None:
         """The log was trimmed meanwhile; and it can read again before it can write."""
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
         ada.train()
@@ -317,7 +312,7 @@ class TestOutOfTouch:
         with pytest.raises(StoreUnavailable):
             ada.exchange()
         ada.sharing.receive()
-        assert len(ada.store.view.outbox.waiting) == 3
+        assert len(ada.store.state.outbox.waiting) == 3
         assert ada.view() == ada.should_view() == (items_before({P0: 64, P1: 120}), ada.drawn + ben.drawn)
         assert ben.view()[0] == items_before({P0: 16, P1: 120})
         server.failing = frozenset()
@@ -366,7 +361,7 @@ class TestEventsThatComeAgain:
         ada.exchange()
         ben = Trainer(server, P0, P1).start()
         batch = batch_of({P0: (4, STREAMS[P0][4:16]), P1: (10, STREAMS[P1][10:13]), P2: (0, STREAMS[P2][:5])})
-        again, fresh = ben.sharing.parts(batch)
+        again, fresh = ben.sharing.parts(batch, dict)
         assert (again.counted, fresh.counted) == (False, True)
         assert again.batch.offsets == list(range(4, 10))
         assert again.batch.origins == [Origin(P0, 0, 6)]
@@ -396,7 +391,7 @@ class TestEventsThatComeAgain:
         (again,) = ben.train(16)
         assert len(again.items) == 16
         assert ben.learner.trainer.steps == steps + 1
-        assert not ben.store.view.outbox.waiting
+        assert not ben.store.state.outbox.waiting
         assert ben.view() == before == (items_before({P0: 16}), ada.drawn)
 
     def test_what_is_not_counted_is_said_once(self, server: Network, caplog: pytest.LogCaptureFixture) -> None:
@@ -407,10 +402,10 @@ class TestEventsThatComeAgain:
         with caplog.at_level(logging.INFO):
             ben.train(10), ben.train(10), ben.train(20)
         said = [record.getMessage() for record in caplog.records if "not counted" in record.getMessage()]
-        assert said == [f"the store has the events of {P0} up to offset 32: trained again, not counted"]
-        assert ben.sharing.status().again_events == 32
+        assert said == [f"The store has counted {P0} up to offset 32: these events are trained, not counted"]
+        assert ben.sharing.status().duplicate_events == 32
 
-    def test_a_topic_that_was_made_anew_counts_again(self, server: Network) -> None:
+    def test_a_recreated_topic_counts_again(self, server: Network) -> None:
         ada = Trainer(server, P0).start()
         ada.train(40)
         ada.exchange()
@@ -425,7 +420,7 @@ class TestEventsThatComeAgain:
         assert found.following[str(P0)] == 10
         assert ben.view() == (found.counts, ada.drawn + ben.drawn)
 
-    def test_an_end_that_lags_behind_what_was_read_makes_nothing_anew(self, server: Network) -> None:
+    def test_an_end_that_lags_behind_what_was_read_recreates_nothing(self, server: Network) -> None:
         """The source's last word on the end of a partition is older than what was read of it."""
         ada = Trainer(server, P0).start()
         ada.train(40)
@@ -464,17 +459,17 @@ class TestPartitionsThatMove:
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
         ben.claim([P0])
         ada.train(10)
-        with pytest.raises(Exception, match="another trainer has taken over"):
+        with pytest.raises(Exception, match="another trainer has claimed"):
             ada.store.exchange()
-        with pytest.raises(SharingError, match=r"another trainer has taken over clicks\[0\].*start it again"):
+        with pytest.raises(SharingError, match=r"another trainer has claimed clicks\[0\].*start it again"):
             ada.sharing.receive()
         settle(ben)
         assert ben.view() == (Counter(), Counter())
 
     def test_what_is_contributed_meanwhile_holds_up_no_handover(self) -> None:
-        """A busy trainer has always something to tell; only what was learned before counts."""
+        """A busy trainer has always something to send; only what was learned before counts."""
         server = Busy()
-        store = SharedStore(server, SharedSettings(every_s=0.01))
+        store = CacheStore(server, StoreSettings(every_s=0.01))
         store.start()
         store.claim({"busy": None})
         server.busy = store
@@ -485,12 +480,12 @@ class TestPartitionsThatMove:
 
 
 class Busy(Network):
-    """A server that is told of one more event whenever it is told of some."""
+    """A server that gets one more contribution whenever it gets one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.busy: SharedStore | None = None
-        self.told = 0
+        self.busy: CacheStore | None = None
+        self.sent = 0
 
     def push(self, push: Any) -> Any:
         answer = super().push(push)
@@ -499,14 +494,14 @@ class Busy(Network):
 
     def contribute(self) -> None:
         if self.busy is not None:
-            where = Span("busy", self.told, self.told + 1)
-            one = Contribution((where,), np.zeros(1, np.int32), np.array([self.told]), np.zeros(1, np.int64))
-            self.told += 1
+            where = Span("busy", self.sent, self.sent + 1)
+            one = Contribution((where,), np.zeros(1, np.int32), np.array([self.sent]), np.zeros(1, np.int64))
+            self.sent += 1
             self.busy.contribute(one, ["item"])
 
 
 class TestCommits:
-    """What is committed, whoever gets a partition next does not read: others must know of it."""
+    """What is committed, whoever gets a partition next does not read: the store must have it."""
 
     def test_a_position_is_committed_once_the_store_has_everything_before_it(
         self, server: Network, tmp_path: Path
@@ -522,7 +517,7 @@ class TestCommits:
             until(lambda: sum(log.committed["streamer"].values()) == 192)
 
     def test_without_the_store_it_is_left_to_whoever_comes_next(self, server: Network, tmp_path: Path) -> None:
-        """Two lines, one after the other: the second reads again what the first could tell nobody."""
+        """Two lines, one after the other: the second reads again what the first could not send."""
         log = memory_log(values_of(STREAMS[P0][:200]))
         with running(log, server, tmp_path / "a") as (pipeline, store):
             until(lambda: pipeline.accounting.consumed == 96, pipeline.step)
@@ -537,7 +532,7 @@ class TestCommits:
         assert found is not None
         assert found.counts == items_before({P0: 192})
 
-    def test_at_the_end_others_are_told_before_it_is_committed(self, server: Network, tmp_path: Path) -> None:
+    def test_at_the_end_the_store_acknowledges_before_it_is_committed(self, server: Network, tmp_path: Path) -> None:
         log = memory_log(values_of(STREAMS[P0][:200]))
         with running(log, server, tmp_path) as (pipeline, store):
             until(lambda: pipeline.accounting.consumed == 192, pipeline.step)
@@ -545,7 +540,9 @@ class TestCommits:
         assert log.committed["streamer"] == {Partition(TOPIC, 0): 192}
         assert newest(tmp_path).meta["sharing"]["waiting"] == []
 
-    def test_after_a_restart_what_waits_is_told_before_it_is_committed(self, server: Network, tmp_path: Path) -> None:
+    def test_after_a_restart_what_waits_is_acknowledged_before_it_is_committed(
+        self, server: Network, tmp_path: Path
+    ) -> None:
         log = memory_log(values_of(STREAMS[P0][:200]))
         with running(log, server, tmp_path) as (pipeline, store):
             until(lambda: pipeline.accounting.consumed == 192, pipeline.step)
@@ -639,7 +636,7 @@ class TestCheckpoints:
         save(ada, tmp_path)
         again = restored(server, tmp_path)
         assert again.view() == again.should_view() == ada.view()
-        assert len(again.store.view.outbox.waiting) == 1
+        assert len(again.store.state.outbox.waiting) == 1
 
     def test_what_waited_in_a_checkpoint_is_counted_once(self, server: Network, tmp_path: Path) -> None:
         """Also if it was sent after the checkpoint was written."""
@@ -650,7 +647,7 @@ class TestCheckpoints:
             again = restored(server, tmp_path).start()
             settle(again)
             assert again.view() == (items_before({P0: 16}), ada.drawn), lives
-            assert not again.store.view.outbox.waiting
+            assert not again.store.state.outbox.waiting
 
     def test_events_after_the_checkpoint_come_again_and_count_once(self, server: Network, tmp_path: Path) -> None:
         ada = Trainer(server, P0).start()
@@ -666,7 +663,7 @@ class TestCheckpoints:
         settle(again)
         assert again.view() == (items_before({P0: 80}), ada.drawn + again.drawn)
 
-    def test_a_restart_without_the_server_goes_on_and_tells_it_later(self, server: Network, tmp_path: Path) -> None:
+    def test_a_restart_without_the_server_goes_on_and_contributes_later(self, server: Network, tmp_path: Path) -> None:
         ada = Trainer(server, P0).start()
         ada.train()
         ada.exchange()
@@ -682,7 +679,7 @@ class TestCheckpoints:
         late = Trainer(server, P1).start()
         assert late.view() == whole, "the server was seeded"
 
-    def test_a_restart_that_finds_a_newer_state_takes_it_over_whole(self, server: Network, tmp_path: Path) -> None:
+    def test_a_restart_that_finds_a_newer_state_loads_it_whole(self, server: Network, tmp_path: Path) -> None:
         """The log was trimmed since: what came meanwhile comes as totals, and what waits is added."""
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
         ada.train()
@@ -705,6 +702,84 @@ class TestCheckpoints:
         save(ben, tmp_path)
         again = restored(server, tmp_path)
         assert again.view() == again.should_view() == ada.view()
+
+
+# a trainer that shares nothing ----------------------------------------------------------------------------------------
+
+
+class TestAlone:
+    def test_a_batch_is_learned_whole_whatever_its_offsets(self) -> None:
+        batch = batch_of({P0: (0, STREAMS[P0][:5]), P1: (7, STREAMS[P1][:2])})
+        for _ in range(2):
+            assert Sharing().parts(batch, dict) == [LearnPart(batch, True)]
+
+    def test_everything_is_acknowledged_and_nothing_must_be_read_again(self) -> None:
+        assert Sharing().acknowledged({P0: 7, P1: 0}) == {P0: 7, P1: 0}
+        assert Sharing().claim([P0, P1]) == {}
+
+    def test_no_store_is_made_and_no_exchange_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def never(*_: Any, **__: Any) -> None:
+            raise AssertionError("a trainer that shares nothing has no store")
+
+        monkeypatch.setattr(CacheStore, "__init__", never)
+        monkeypatch.setattr(Contribution, "__init__", never)
+        pipeline = alone(memory_log(values_of(STREAMS[P0][:64])), tmp_path)
+        pipeline.run()
+        assert popularity_counts(pipeline.learner) == items_before({P0: 64})
+        assert pipeline.status.store.kind == "none"
+        assert (pipeline.status.store.exchanges, pipeline.status.store.live) == (0, True)
+
+    def test_its_checkpoint_holds_nothing_of_a_store(self, tmp_path: Path) -> None:
+        alone(memory_log(values_of(STREAMS[P0][:64])), tmp_path).run()
+        checkpoint = newest(tmp_path)
+        assert not [name for name in checkpoint.tensors if name.startswith("sharing")]
+        assert checkpoint.meta["sharing"] == {}
+
+    def test_events_that_come_again_after_a_crash_are_counted_once(self, tmp_path: Path) -> None:
+        log = memory_log(values_of(STREAMS[P0][:96]))
+        first = alone(log, tmp_path / "before")
+        first.start()
+        until(lambda: first.accounting.consumed == 48, first.step)
+        saved(first)
+        until(lambda: first.accounting.consumed == 80, first.step)  # what a crash loses
+        again = alone(log, Path(shutil.copytree(tmp_path / "before", tmp_path / "after")))
+        first.close()
+        assert again.accounting.consumed == 48
+        again.run()
+        assert popularity_counts(again.learner) == items_before({P0: 96})
+
+    def test_what_it_has_counted_seeds_a_store_that_it_joins_later(self, server: Network, tmp_path: Path) -> None:
+        """And what of the stream it has counted is not counted again."""
+        log = memory_log(values_of(STREAMS[P0][:64]))
+        before = alone(log, tmp_path)
+        before.run()
+        drawn = occurrence_of(before.learner)
+        with running(log, server, tmp_path) as (pipeline, store):
+            found = stored(server)
+            assert found is not None
+            assert (found.counts, found.drawn) == (items_before({P0: 64}), drawn)
+            assert found.following == {f"{TOPIC}[0]": 64}
+            append(log, values_of(STREAMS[P0][64:96]))
+            until(lambda: pipeline.accounting.consumed == 96, pipeline.step)
+            store.exchange()
+        found = stored(server)
+        assert found is not None
+        assert found.counts == items_before({P0: 96})
+
+    def test_one_that_shared_before_continues_with_its_counts(self, server: Network, tmp_path: Path) -> None:
+        log = memory_log(values_of(STREAMS[P0][:64]))
+        with running(log, server, tmp_path) as (pipeline, _):
+            until(lambda: pipeline.accounting.consumed == 64, pipeline.step)
+        again = alone(log, tmp_path)
+        assert popularity_counts(again.learner) == items_before({P0: 64})
+        again.run()
+        assert newest(tmp_path).meta["sharing"] != {}, "nothing was trained, so nothing was saved"
+
+
+def alone(log: MemoryLog, directory: Path) -> Pipeline:
+    settings = PipelineSettings(batch_size=16, max_age_s=None, checkpoint_every_s=None, until_end=True)
+    parts = (Learner(small()), lambda: MemorySource(log, TOPIC), EventDecoder(), MemoryDeadLetters(), settings)
+    return Pipeline(*parts, CheckpointStore(directory))
 
 
 # laws -----------------------------------------------------------------------------------------------------------------
@@ -782,7 +857,7 @@ class World:
         """A partition goes from one to the other, once what was contributed has arrived."""
         leaver, taker = self.trainers[who], self.trainers[1 - who]
         self.exchange(who)
-        if self.server.away or len(leaver.positions) < 2 or leaver.store.view.outbox.waiting:
+        if self.server.away or len(leaver.positions) < 2 or leaver.store.state.outbox.waiting:
             return
         partition = min(leaver.positions)
         leaver.sharing.release([partition])
@@ -821,7 +896,7 @@ def test_items_drawn_into_the_shared_cache_follow_the_occurrence(server: Network
     o = watcher.learner.occurrence.values(every)
     drawn = np.zeros(len(o))
     for k in range(200):
-        draw_anew((ada, ben)[k % 2])
+        draw_again((ada, ben)[k % 2])
         watcher.exchange()
         np.add.at(drawn, watcher.learner.cache, 1)
     assert np.array_equal(watcher.learner.occurrence.values(every), o), "nothing was resampled meanwhile"
@@ -830,7 +905,7 @@ def test_items_drawn_into_the_shared_cache_follow_the_occurrence(server: Network
     assert chi_squared_p(drawn, o + 0.02 * o.mean()) < 1e-3, "a vector that is a little off is told apart"
 
 
-def draw_anew(trainer: Trainer) -> None:
+def draw_again(trainer: Trainer) -> None:
     """The end of a step: the next cache is drawn and sent. Nothing was resampled, so that o stays as it is."""
     nothing = (np.empty(0, np.int64), np.empty(0, np.float32))
     (partition, at), *_ = trainer.positions.items()
@@ -839,7 +914,7 @@ def draw_anew(trainer: Trainer) -> None:
     trainer.exchange()
     rows = trainer.learner.items.rows(batch.items)
     trainer.learner._refresh_cache(*nothing, True)
-    trainer.sharing.contribute(Part(batch, True), Learned(rows, rows, 0, 0, None, nothing))  # type: ignore[arg-type]
+    trainer.sharing.contribute(LearnPart(batch, True), Learned(rows, rows, 0, 0, None, nothing))  # type: ignore[arg-type]
     trainer.store.exchange()
 
 
@@ -857,7 +932,7 @@ def chi_squared_p(found: np.ndarray, weights: np.ndarray) -> float:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(1, 4)), min_size=1, max_size=6))
 def test_spans_reach_over_all_offsets_of_their_partitions(stretches: list[tuple[int, int, int]]) -> None:
-    """Also of partitions that come several times, and of one that begins anew."""
+    """Also of partitions that come several times, and of one that was recreated."""
     batch = MicroBatch()
     for number, first, count in stretches:
         begin = len(batch)

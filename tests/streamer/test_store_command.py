@@ -28,37 +28,37 @@ from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredEr
 from servers.redis import RedisServer as Redis
 
 from streamer.build import build_pipeline
-from streamer.cache_store.admin import Contents, StoreAdmin
-from streamer.cache_store.base import Contribution, Increments, Span
 from streamer.cache_store.codec import pack_rows
+from streamer.cache_store.contribution import Contribution, Increments, Span
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.redis.admin import Contents, StoreAdmin
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.replica import Position
-from streamer.cache_store.shared import SharedStore
-from streamer.cache_store.view import SharedSettings
+from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.store import CacheStore
 from streamer.cli.inspect import inspect
 from streamer.cli.store import store as store_group
 from streamer.errors import SettingsError, SharingError, StreamerError
 from streamer.sharing import store_file
 
 IDS = ["tea", "milk", "ïce", "salt"]
-SETTINGS = SharedSettings(every_s=0.01, live_s=60)  # the machine may be busy
+SETTINGS = StoreSettings(every_s=0.01, live_s=60)  # the machine may be busy
 
 
 class Place:
-    """A namespace of its own in a Redis, and trainers at work in it."""
+    """A namespace of its own in a Redis, and trainers that are active in it."""
 
     def __init__(self, url: str) -> None:
         self.url, self.namespace = url, f"test-{uuid4().hex[:8]}"
         self.client = redis.Redis.from_url(url)
-        self._trainers: list[SharedStore] = []
+        self._trainers: list[CacheStore] = []
 
     def admin(self, model: str = "shop") -> StoreAdmin:
         return StoreAdmin(self.url, Keys(model, self.namespace))
 
-    def trainer(self, model: str = "shop", settings: SharedSettings = SETTINGS) -> SharedStore:
-        trainer = SharedStore(RedisServer(self.url, Keys(model, self.namespace)), settings, "t")
+    def trainer(self, model: str = "shop", settings: StoreSettings = SETTINGS) -> CacheStore:
+        trainer = CacheStore(RedisServer(self.url, Keys(model, self.namespace)), settings, "t")
         self._trainers.append(trainer)
         trainer.start()
         return trainer
@@ -99,14 +99,14 @@ def contribution(
 ) -> Contribution:
     """One event of each of these rows, from an offset on."""
     offsets = np.arange(start, start + len(rows))
-    told = drawn or {}
-    increments = Increments(np.array(list(told), np.int64), np.array(list(told.values()), np.int64))
+    counts = drawn or {}
+    increments = Increments(np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64))
     spans = (Span(p, start, start + len(rows)),)
     kept = np.array(cache, np.int64) if cache is not None else None
     return Contribution(spans, np.zeros(len(rows), np.int32), offsets, np.array(rows, np.int64), increments, kept)
 
 
-def filled(place: Place, model: str = "shop") -> SharedStore:
+def filled(place: Place, model: str = "shop") -> CacheStore:
     """A trainer that has counted 7 events of 4 items."""
     trainer = place.trainer(model)
     trainer.claim({"p[0]": None})
@@ -157,16 +157,16 @@ def test_inspect_shows_what_the_trainers_of_a_model_have_counted_resampled_and_c
     assert [entry["item"] for entry in report["occurrence"]["top"]] == ["ïce", "tea"]
     assert (report["cache"]["slots"], report["cache"]["distinct"]) == (4, 2)
     assert report["cache"]["bands"] == {"head": 0.75, "torso": 0.0, "tail": 0.25}
-    epoch = trainer.view.partitions.epoch("p[0]")
+    epoch = trainer.state.partitions.epochs["p[0]"]
     (partition,) = report["partitions"]
     assert partition.pop("claimed_ago_s") < 60
-    assert partition == {"partition": "p[0]", "next": 7, "epoch": epoch, "owner": trainer.view.trainer}
+    assert partition == {"partition": "p[0]", "next": 7, "epoch": epoch, "owner": trainer.state.trainer}
     (seen,) = report["trainers"]
-    assert (seen["trainer"], seen["ago_s"] < 60) == (trainer.view.trainer, True)
+    assert (seen["trainer"], seen["ago_s"] < 60) == (trainer.state.trainer, True)
     assert report["generation"] == place.contents().position.generation
 
 
-def test_inspect_tells_log_snapshot_and_memory(place):
+def test_inspect_shows_log_snapshot_and_memory(place):
     filled(place)
     report = answer("inspect", *place.options())["store"]
     entries = place.client.xlen(Keys("shop", place.namespace).log)
@@ -257,9 +257,9 @@ def test_reset_without_a_terminal_wants_a_yes(place):
     assert place.keys("shop") == before
 
 
-def test_reset_refuses_while_a_trainer_is_at_work(place):
+def test_reset_refuses_while_a_trainer_is_active(place):
     trainer = filled(place)
-    with pytest.raises(SharingError, match=rf"at work: {trainer.view.trainer}.*--force"):
+    with pytest.raises(SharingError, match=rf"trainers are active: {trainer.state.trainer}.*--force"):
         invoke("reset", "--yes", *place.options())
     assert place.contents().events == 7
     output("reset", "--yes", "--force", *place.options())
@@ -276,12 +276,12 @@ def test_a_model_is_free_as_soon_as_its_trainers_were_stopped(place, tmp_path):
     assert place.keys("shop") == set()
 
 
-def test_a_trainer_that_was_killed_counts_as_at_work_for_a_while(place):
+def test_a_trainer_that_was_killed_counts_as_active_for_a_while(place):
     filled(place)
     place.rest()
     now, _ = place.client.time()
     place.client.hset(Keys("shop", place.namespace).trainers, "killed", f"{now - 5} p[0]")
-    with pytest.raises(SharingError, match=r"at work: killed \(p\[0\]\), seen \d+ s ago"):
+    with pytest.raises(SharingError, match=r"active: killed \(p\[0\]\), last seen \d+ s ago"):
         invoke("reset", "--yes", *place.options())
     place.client.hset(Keys("shop", place.namespace).trainers, "killed", f"{now - 11} p[0]")
     output("reset", "--yes", *place.options())
@@ -344,15 +344,15 @@ def odd_format(client: redis.Redis, keys: Keys) -> None:
 DAMAGES = {
     meta_gone: "shop}:meta is missing",
     no_generation: "shop}:meta is missing, or names no generation",
-    no_number: "something else than we write .*many",
+    no_number: "its hashes hold values that no trainer writes .*many",
     another_type: "shop}:next is a string, not a hash",
-    odd_trainers: "something else than we write .*whenever",
+    odd_trainers: "its hashes hold values that no trainer writes .*whenever",
     odd_format: "its format is 'odd'",
 }
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGES.items())
-def test_a_damaged_model_is_told_hides_no_other_and_can_be_removed(place, tmp_path, damage, told):
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES.items())
+def test_a_damaged_model_is_reported_hides_no_other_and_can_be_removed(place, tmp_path, damage, problem):
     filled(place, "news")
     filled(place)
     output("export", "--out", tmp_path / "a.npz", *place.options())
@@ -360,33 +360,33 @@ def test_a_damaged_model_is_told_hides_no_other_and_can_be_removed(place, tmp_pa
     damage(place.client, Keys("shop", place.namespace))
     read = [["inspect"], ["export", "--out", tmp_path / "b.npz"], ["import", "--path", tmp_path / "a.npz"]]
     for command in read:
-        with pytest.raises(SharingError, match=f"{told}.*store reset"):
+        with pytest.raises(SharingError, match=f"{problem}.*store reset"):
             invoke(*command, *place.options())
     news, shop = answer("list", *place.options())["models"]
     assert (news["items"], "problem" in news) == (4, False)
     assert (shop["items"], shop["log_length"], shop["trainers"]) == (None, None, None)
-    assert re.search(told, shop["problem"])
-    assert re.search(rf"shop +- +- +-\nnote: .*{told}", output("list", *place.options()))
+    assert re.search(problem, shop["problem"])
+    assert re.search(rf"shop +- +- +-\nnote: .*{problem}", output("list", *place.options()))
     removed = invoke("reset", "--yes", *place.options())
     assert (removed.exit_code, place.keys("shop")) == (0, set())
-    assert re.search(told, removed.stderr)
+    assert re.search(problem, removed.stderr)
     assert place.admin().models() == ["news"]
 
 
-def test_a_damaged_model_is_not_removed_under_a_trainer_at_work(place):
+def test_a_damaged_model_is_not_removed_under_an_active_trainer(place):
     filled(place)
     place.rest()
     keys = Keys("shop", place.namespace)
     another_type(place.client, keys)
     place.client.hset(keys.trainers, "ada", f"{place.client.time()[0]} p[0]")
-    with pytest.raises(SharingError, match=r"at work: ada \(p\[0\]\)"):
+    with pytest.raises(SharingError, match=r"active: ada \(p\[0\]\)"):
         invoke("reset", "--yes", *place.options())
     place.client.delete(keys.trainers)
     place.client.set(keys.trainers, "nobody can tell")
     output("reset", "--yes", *place.options())
 
 
-def test_a_model_of_which_only_the_name_is_left_is_told_and_can_be_removed(place):
+def test_a_model_of_which_only_the_name_is_left_is_reported_and_can_be_removed(place):
     filled(place)
     place.rest()
     place.client.delete(*place.keys("shop"))
@@ -399,7 +399,7 @@ def test_a_model_of_which_only_the_name_is_left_is_told_and_can_be_removed(place
 
 
 @pytest.mark.parametrize("lost", ["snapshot", "items", "log"])
-def test_a_model_that_has_lost_a_part_is_told(place, lost):
+def test_a_model_that_has_lost_a_part_is_reported(place, lost):
     filled(place)
     place.rest()
     key = getattr(Keys("shop", place.namespace), lost)
@@ -409,7 +409,7 @@ def test_a_model_that_has_lost_a_part_is_told(place, lost):
 
 
 @pytest.mark.parametrize("name", ["snapshot", "log"])
-def test_what_was_not_packed_by_us_is_told_with_its_key(place, name):
+def test_what_was_not_packed_by_us_is_reported_with_its_key(place, name):
     trainer = filled(place)
     trainer.close()
     keys = Keys("shop", place.namespace)
@@ -433,7 +433,7 @@ def test_a_name_that_no_model_can_have_does_not_hide_the_others(place):
     assert "problem" in found["\ufffd"]
 
 
-def test_something_else_under_the_names_of_all_models_is_told(place):
+def test_something_else_under_the_names_of_all_models_is_reported(place):
     filled(place)
     place.rest()
     key = Keys("shop", place.namespace).models
@@ -461,7 +461,7 @@ def test_whatever_redis_raises_is_one_of_our_errors(place, monkeypatch, error):
         raise error
 
     admin = place.admin()
-    monkeypatch.setattr(admin._client, "smembers", fails)
+    monkeypatch.setattr(admin._server._connected(), "smembers", fails)
     with pytest.raises(StoreUnavailable):
         admin.models()
 
@@ -509,14 +509,14 @@ def test_an_export_holds_snapshot_and_log(place, tmp_path):
     for k in range(11):
         trainer.contribute(contribution([k % 4, 0], 2 * k, {k % 4: k}), IDS)
         assert trainer.flush(10)
-    look = place.admin().look()
-    assert 0 < look.snapshot_number < look.number
+    summary = place.admin().summary()
+    assert 0 < summary.snapshot_number < summary.number
     output("export", "--out", tmp_path / "a.npz", *place.options())
     contents, about = store_file.read(tmp_path / "a.npz")
     wanted = Counter({0: 11}) + Counter(k % 4 for k in range(11))
     assert contents.counts.tolist() == [wanted[row] for row in range(4)]
     assert contents.drawn.sum() == sum(range(11))
-    assert (about["model"], about["number"], contents.next) == ("shop", look.number, {"p[0]": 22})
+    assert (about["model"], about["number"], contents.next) == ("shop", summary.number, {"p[0]": 22})
 
 
 def test_a_trainer_that_joins_after_an_import_goes_on_from_it(place, tmp_path):
@@ -528,14 +528,14 @@ def test_a_trainer_that_joins_after_an_import_goes_on_from_it(place, tmp_path):
     assert (received.ids, received.reset.counts.tolist()) == (IDS, [4, 1, 1, 1])
     assert received.cache.tolist() == [0, 0, 0, 3]
     trainer.claim({"p[0]": None})
-    assert trainer.seen("p[0]") == 7
+    assert trainer.counted_until("p[0]") == 7
     trainer.contribute(contribution([1], 7), IDS)
     assert trainer.flush(10)
     contents = place.contents("copy")
     assert (contents.events, contents.counts.tolist(), contents.epochs) == (
         8,
         [4, 2, 1, 1],
-        trainer.view.partitions.epochs,
+        trainer.state.partitions.epochs,
     )
 
 
@@ -546,7 +546,7 @@ def test_import_does_not_replace_a_model_unless_told_to(place, tmp_path):
     other.contribute(contribution([1], 7), IDS)
     assert other.flush(10)
     place.rest()
-    with pytest.raises(SharingError, match=r"already, with 4 items.*--replace"):
+    with pytest.raises(SharingError, match=r"exists already, with 4 items.*--replace"):
         invoke("import", "--path", tmp_path / "a.npz", *place.options("other"))
     with pytest.raises(SharingError, match="give --yes"):
         invoke("import", "--replace", "--path", tmp_path / "a.npz", *place.options("other"))
@@ -555,14 +555,14 @@ def test_import_does_not_replace_a_model_unless_told_to(place, tmp_path):
     assert same(place.contents("other"), place.contents())
 
 
-def test_import_does_not_replace_a_model_under_a_trainer_at_work(place, tmp_path):
+def test_import_does_not_replace_a_model_under_an_active_trainer(place, tmp_path):
     filled(place)
     output("export", "--out", tmp_path / "a.npz", *place.options())
-    with pytest.raises(SharingError, match=r"at work.*--force"):
+    with pytest.raises(SharingError, match=r"trainers are active.*--force"):
         invoke("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options())
 
 
-def test_a_trainer_at_work_takes_over_what_was_put_in_by_force(place):
+def test_an_active_trainer_loads_what_was_imported_by_force(place):
     trainer = filled(place)
     admin, contents = place.admin(), place.contents()
     doubled = replace(contents, counts=2 * contents.counts, events=14)
@@ -575,7 +575,7 @@ def test_a_trainer_at_work_takes_over_what_was_put_in_by_force(place):
 def test_nothing_is_put_in_where_another_generation_has_begun(place):
     filled(place)
     with pytest.raises(StoreRefused, match="already"):
-        place.admin().put(place.contents(), instead_of="long gone")
+        place.admin().put(place.contents(), replaces="long gone")
 
 
 def test_contents_are_of_one_moment_while_trainers_go_on_and_trim_the_log(place):
@@ -593,14 +593,14 @@ def test_contents_are_of_one_moment_while_trainers_go_on_and_trim_the_log(place)
     threads = [threading.Thread(target=go_on, args=(k,)) for k in range(2)]
     for thread in threads:
         thread.start()
-    looks = [place.contents() for _ in range(60)]
+    moments = [place.contents() for _ in range(60)]
     stop.set()
     for thread in threads:
         thread.join()
-    for contents in looks:
+    for contents in moments:
         assert contents.events == contents.counts.sum() == contents.drawn.sum() == sum(contents.next.values())
-    assert looks[-1].events > looks[0].events
-    assert place.admin().look().snapshot_number > 0
+    assert moments[-1].events > moments[0].events
+    assert place.admin().summary().snapshot_number > 0
 
 
 def test_contents_are_read_anew_if_the_log_is_trimmed_meanwhile(place):
@@ -613,17 +613,17 @@ def test_contents_are_read_anew_if_the_log_is_trimmed_meanwhile(place):
             assert trainer.flush(10)
 
     go_on(0, 2)
-    admin, looks = place.admin(), []
+    admin, summaries = place.admin(), []
 
-    def look_and_lag(**options):
-        looks.append(StoreAdmin.look(admin, **options))
-        if len(looks) == 1:
+    def summary_then_lag(**options):
+        summaries.append(StoreAdmin.summary(admin, **options))
+        if len(summaries) == 1:
             go_on(2, 12)
-        return looks[-1]
+        return summaries[-1]
 
-    admin.look = look_and_lag
-    look, contents = admin.contents()
-    assert (len(looks), look.snapshot_number > looks[0].number) == (2, True)
+    admin.summary = summary_then_lag
+    summary, contents = admin.contents()
+    assert (len(summaries), summary.snapshot_number > summaries[0].number) == (2, True)
     assert (contents.events, contents.counts.tolist()) == (12, [3, 3, 3, 3])
 
 
@@ -676,12 +676,12 @@ def written(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_every_problem_of_a_file_is_told_at_once(tmp_path):
+def test_every_problem_of_a_file_is_reported_at_once(tmp_path):
     path = written(tmp_path / "a.npz", counts=np.arange(3), drawn=-np.arange(4), cache=np.array([0, 4]))
     with pytest.raises(StreamerError) as caught:
         store_file.read(path)
-    told = "counts has 3 numbers, not 4", "drawn has numbers below zero", "the cache names rows that have no id"
-    assert all(problem in str(caught.value) for problem in told)
+    problems = "counts has 3 numbers, not 4", "drawn has numbers below zero", "the cache names rows that have no id"
+    assert all(problem in str(caught.value) for problem in problems)
 
 
 def test_a_file_of_another_format_is_refused(tmp_path):
@@ -699,6 +699,6 @@ def test_a_damaged_file_is_refused(tmp_path, share):
         store_file.read(path)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(StreamerError, match="cannot read"):
         store_file.read(tmp_path / "a.npz")

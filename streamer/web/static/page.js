@@ -118,9 +118,9 @@ function showState() {
   add("Not in it", count(saved.unsaved_events) + " events");
   add("Size, time to write", bytes(saved.size_bytes) + ", " + duration(saved.duration_s));
   if (saved.failed) add("Failed checkpoints", count(saved.failed), true);
-  add("Shared with", store.kind === "memory" ? "nobody" : store.kind || "–");
-  if (store.kind !== "memory") {
-    add("Store", store.trouble || (store.live ? "in touch" : "out of touch"), store.trouble || !store.live);
+  add("Shared with", store.kind === "none" ? "nobody" : store.kind || "–");
+  if (store.kind !== "none") {
+    add("Store", store.problem || (store.live ? "responds" : "does not respond"), store.problem || !store.live);
     add("Round trip", duration(store.round_trip_s));
     add("Staleness", duration(store.staleness_s));
     add("Backlog", count(store.backlog_events) + " events");

@@ -8,10 +8,10 @@ import pytest
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
-from streamer.cache_store.connection import connect, shown, translated
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
-from streamer.cache_store.keys import Keys
-from streamer.cache_store.redis import RedisServer
+from streamer.cache_store.redis.connection import as_store_error, connect, without_passwords
+from streamer.cache_store.redis.schema import Keys
+from streamer.cache_store.redis.server import RedisServer
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from streamer.cache_store.redis import RedisServer
     ],
 )
 def test_a_wrong_url_is_refused_at_once(url: str) -> None:
-    with pytest.raises(StoreRefused, match="is no URL of Redis"):
+    with pytest.raises(StoreRefused, match="is not a valid Redis URL"):
         RedisServer(url, Keys("clicks"))
 
 
@@ -63,7 +63,7 @@ def test_a_message_about_a_url_names_the_schemes_and_no_password() -> None:
     ],
 )
 def test_passwords_are_not_shown(url: str, safe: str) -> None:
-    assert shown(url) == safe
+    assert without_passwords(url) == safe
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster"])
@@ -73,8 +73,8 @@ def test_passwords_are_not_shown(url: str, safe: str) -> None:
 def test_a_password_that_spoils_its_url_is_not_shown_and_the_remedy_is(scheme: str, password: str) -> None:
     with pytest.raises(StoreRefused, match="percent-encode special characters of the password") as caught:
         connect(f"{scheme}://:{password}@host:1/name", 1.0)
-    told = str(caught.value).replace(f"{scheme}://:***@host:1/name", "")
-    assert not {"hun", "ter", "12", "34"} & set(re.findall(r"[a-z]+|\d+", told))
+    message = str(caught.value).replace(f"{scheme}://:***@host:1/name", "")
+    assert not {"hun", "ter", "12", "34"} & set(re.findall(r"[a-z]+|\d+", message))
 
 
 @pytest.mark.parametrize("url", ["redis://:p@ss:word@host:1", "redis+sentinel://:p@ss:word@host:1/name"])
@@ -95,7 +95,7 @@ def test_options_of_sentinels_are_read_as_those_of_other_urls() -> None:
 
 def test_options_of_a_cluster_are_read_as_those_of_other_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {}
-    cluster = "streamer.cache_store.connection.RedisCluster.__init__"
+    cluster = "streamer.cache_store.redis.connection.RedisCluster.__init__"
     monkeypatch.setattr(cluster, lambda self, **options: given.update(options))
     connect("redis+clusters://h:1?socket_timeout=2&ssl_check_hostname=false", 5.0)
     assert (given["socket_timeout"], given["ssl_check_hostname"], given["ssl"]) == (2.0, False, True)
@@ -104,7 +104,7 @@ def test_options_of_a_cluster_are_read_as_those_of_other_urls(monkeypatch: pytes
 @pytest.mark.parametrize("place", ["redis://h:1", "redis+sentinel://h:1/name", "redis+cluster://h:1"])
 @pytest.mark.parametrize("option", ["socket_timeout=soon", "no_such=1"])
 def test_a_wrong_option_is_named(place: str, option: str) -> None:
-    with pytest.raises(StoreRefused, match=f"is no URL of Redis: .*{option.partition('=')[0]}"):
+    with pytest.raises(StoreRefused, match=f"is not a valid Redis URL: .*{option.partition('=')[0]}"):
         connect(f"{place}?{option}", 5.0)
 
 
@@ -138,7 +138,7 @@ def test_sentinels_may_have_account_database_and_addresses_of_any_kind() -> None
     ],
 )
 def test_an_error_that_may_pass_has_a_reason(error: Exception, reason: str) -> None:
-    found = translated(error, "redis://host")
+    found = as_store_error(error, "redis://host")
     assert isinstance(found, StoreUnavailable)
     assert found.reason == reason
     assert "redis://host" in str(found)
@@ -154,7 +154,7 @@ def test_an_error_that_may_pass_has_a_reason(error: Exception, reason: str) -> N
     ],
 )
 def test_an_error_that_stays_is_a_refusal(error: Exception) -> None:
-    assert isinstance(translated(error, "redis://host"), StoreRefused)
+    assert isinstance(as_store_error(error, "redis://host"), StoreRefused)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_an_error_that_stays_is_a_refusal(error: Exception) -> None:
     ],
 )
 def test_a_right_that_is_missing_is_no_wrong_password(error: Exception) -> None:
-    told = str(translated(error, "redis://host"))
-    assert "lacks a right" in told
-    assert "'evalsha'" in told
-    assert "+@all" in told
-    assert "password" not in told
+    message = str(as_store_error(error, "redis://host"))
+    assert "lacks a permission" in message
+    assert "'evalsha'" in message
+    assert "+@all" in message
+    assert "password" not in message
 
 
 @pytest.mark.parametrize("text", ["user is disabled.", "user is disabled"])
 def test_a_sentence_ends_with_one_dot(text: str) -> None:
-    told = str(translated(exceptions.AuthenticationError(text), "redis://host"))
-    assert "is disabled. Check user and password" in told
+    message = str(as_store_error(exceptions.AuthenticationError(text), "redis://host"))
+    assert "is disabled. Check user and password" in message

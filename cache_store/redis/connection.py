@@ -8,8 +8,9 @@
 | `redis+sentinel://[user:password@]host:port,host:port/name[/db]` | the master that Sentinels call `name`       |
 | `redis+cluster://[user:password@]host:port`                  | a Redis Cluster, by any of its nodes            |
 
-`redis+sentinels://` and `redis+clusters://` are the same by TLS. Options after a `?` are those of redis-py. What stands
-for something else in a URL is percent-encoded in a password: `@` is `%40`, `:` `%3A`, `/` `%2F`, `?` `%3F`, `#` `%23`.
+`redis+sentinels://` and `redis+clusters://` are the same by TLS. Options after a `?` are those of redis-py. In a
+password, characters that mean something in a URL are percent-encoded: `@` is `%40`, `:` `%3A`, `/` `%2F`, `?` `%3F`,
+`#` `%23`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from redis.sentinel import Sentinel
 from streamer.cache_store.errors import StoreError, StoreRefused, StoreUnavailable
 
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
-"""Whatever redis-py raises."""
+"""Everything that redis-py raises."""
 PLAIN = ("redis", "rediss", "unix")
 SCHEMES = (*PLAIN, "redis+sentinel", "redis+sentinels", "redis+cluster", "redis+clusters")
 ENCODE = "write host:port, and percent-encode special characters of the password (@ as %40, / as %2F, # as %23)"
-RIGHTS = "the keys ~{<namespace>:<model>}:* and ~{<namespace>}:models, and the commands +@all -@admin -@dangerous"
-"""What a user of Redis needs."""
+PERMISSIONS = "the keys ~{<namespace>:<model>}:* and ~{<namespace>}:models, and the commands +@all -@admin -@dangerous"
+"""That a user of Redis needs."""
 
 
 def connect(url: str, timeout_s: float) -> Any:
-    """A client for a URL; nothing is sent yet, but for a cluster.
+    """A client for a URL. Only a cluster is contacted at once.
 
     Raises:
         StoreRefused: the URL is wrong.
-        StoreUnavailable: no node of a cluster answers.
+        StoreUnavailable: no node of a cluster responds.
     """
     options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
     try:
@@ -50,19 +51,19 @@ def connect(url: str, timeout_s: float) -> Any:
         if "cluster" in parts.scheme:
             return _cluster(parts, options)
         client = redis.Redis.from_url(url, **options) if parts.scheme in PLAIN else _sentinel(parts, options)
-        client.connection_pool.make_connection()  # connects to nothing, but looks at the options
+        client.connection_pool.make_connection()  # does not connect, but checks the options
         return client
     except (ValueError, TypeError) as error:
-        raise StoreRefused(f"{shown(url)} is no URL of Redis: {error}") from error
+        raise StoreRefused(f"{without_passwords(url)} is not a valid Redis URL: {error}") from error
     except ERRORS as error:
-        raise translated(error, shown(url)) from error
+        raise as_store_error(error, without_passwords(url)) from error
 
 
 def _parts(url: str) -> SplitResult:
-    """A URL taken apart. What urllib says of a wrong one may be a part of a password: it is not repeated.
+    """The parts of a URL. An error does not quote urllib's, which may hold a part of a password.
 
     Raises:
-        ValueError: it cannot be, or is cut off by what stands in a password.
+        ValueError: the URL cannot be read, or a password has characters that cut it off.
     """
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
@@ -75,7 +76,7 @@ def _parts(url: str) -> SplitResult:
         raise ValueError(f"host and port cannot be read; {ENCODE}") from None
     names = [option.partition("=")[0] for option in parts.query.split("&")]
     if parts.fragment or "@" in "".join(names) or (parts.netloc and "@" in parts.path):
-        raise ValueError(f"it has an @ or # where none can be; {ENCODE}")
+        raise ValueError(f"it has an @ or # where none is allowed; {ENCODE}")
     return parts
 
 
@@ -84,7 +85,7 @@ def _sentinel(parts: SplitResult, options: dict[str, Any]) -> Any:
     if not name:
         raise ValueError("name the master: redis+sentinel://host:26379/NAME")
     if db and not db.isdecimal():
-        raise ValueError("what follows the name of the master is the number of a database")
+        raise ValueError("only the number of a database may follow the name of the master")
     account = _account(parts) | options | _options(parts) | ({"db": int(db)} if db else {})
     sentinel_options = {k: v for k, v in account.items() if k not in ("username", "password", "db")}
     hosts = [_host(text, 26379) for text in _hosts(parts)]
@@ -95,17 +96,17 @@ def _sentinel(parts: SplitResult, options: dict[str, Any]) -> Any:
 def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
     given = _options(parts)
     unknown = given.keys() - {*REDIS_ALLOWED_KEYS, *URL_QUERY_ARGUMENT_PARSERS} | given.keys() & {"db"}
-    if unknown:  # redis-py would leave it out without a word
+    if unknown:  # redis-py would ignore it silently
         raise ValueError(f"a cluster has no option {', '.join(sorted(unknown))}")
     nodes = [ClusterNode(*_host(text, 6379)) for text in _hosts(parts)]  # type: ignore[no-untyped-call]
     return RedisCluster(startup_nodes=nodes, **_account(parts) | options | given)
 
 
 def _options(parts: SplitResult) -> dict[str, Any]:
-    """What stands after the `?`, as redis-py reads it from the URLs that it knows.
+    """The options after the `?`, read as redis-py reads them from the URLs that it knows.
 
     Raises:
-        ValueError: an option has a value that it cannot have.
+        ValueError: an option has a wrong value.
     """
     found: dict[str, Any] = {}
     for name, value in parse_qsl(parts.query):
@@ -136,11 +137,11 @@ def _host(text: str, port: int) -> tuple[str, int]:
     return address.hostname, address.port or port
 
 
-def shown(url: str) -> str:
-    """A URL without its passwords, for messages; rather without a part that may belong to one.
+def without_passwords(url: str) -> str:
+    """A URL for messages. What may belong to a password is left out, too.
 
     Examples:
-        >>> shown("redis://ada:p@ss@cache:6379/0?ssl_password=secret&db=1")
+        >>> without_passwords("redis://ada:p@ss@cache:6379/0?ssl_password=secret&db=1")
         'redis://ada:***@cache:6379/0?ssl_password=***&db=1'
     """
     masked = re.sub(r"([?&][^=&@]*password=)[^&]*", r"\1***", url)
@@ -151,24 +152,24 @@ def shown(url: str) -> str:
     return f"{begin}{f'{user}:***' if password else '***' if user else ''}{at}{place}"
 
 
-def translated(error: Exception, where: str) -> StoreError:
-    """What an error of Redis means, and what to try."""
+def as_store_error(error: Exception, where: str) -> StoreError:
+    """The error of the store that an error of Redis means, with what to try."""
     text = str(error).rstrip(". ")
     if isinstance(error, exceptions.NoPermissionError) or "NOPERM" in text or "The user executing the script" in text:
-        return StoreRefused(f"{where} lets us in, but its user lacks a right: {text}. It needs {RIGHTS}")
+        return StoreRefused(f"{where} accepts our user, which lacks a permission: {text}. It needs {PERMISSIONS}")
     if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text:
-        return StoreRefused(f"{where} does not let us in: {text}. Check user and password in --redis-url")
+        return StoreRefused(f"{where} refused to log us in: {text}. Check user and password in --redis-url")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
         return StoreUnavailable("full", f"{where} is full ({text}): raise its maxmemory or remove other keys")
     if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
-        return StoreUnavailable("read-only", f"{where} only lets us read: is it a replica? ({text})")
+        return StoreUnavailable("read-only", f"{where} is read-only: is it a replica? ({text})")
     if isinstance(error, exceptions.BusyLoadingError) or "LOADING" in text:
         return StoreUnavailable("loading", f"{where} is loading its data")
     if isinstance(error, exceptions.TimeoutError):
-        return StoreUnavailable("slow", f"{where} did not answer in time: {text}")
+        return StoreUnavailable("slow", f"{where} did not respond in time: {text}")
     if isinstance(error, (exceptions.ConnectionError, exceptions.ClusterDownError, exceptions.RedisClusterException)):
-        told = f"{where} cannot be reached: {text}; is it running, and is the URL right?"
-        return StoreUnavailable("unreachable", told)
+        message = f"{where} cannot be reached: {text}; is it running, and is the URL right?"
+        return StoreUnavailable("unreachable", message)
     if "WRONGTYPE" in text:
         return StoreRefused(f"{where} has a key of another type under our names: {text}")
-    return StoreUnavailable("broken", f"{where} answered with an error: {text}")
+    return StoreUnavailable("broken", f"{where} returned an error: {text}")
