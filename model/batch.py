@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from streamer.model.co_occurrence import CoOccurrence
 
 Rows = NDArray[np.int64]
 """Numbers of table rows."""
@@ -25,15 +22,22 @@ class Batch:
     Args:
         users: [B] user rows.
         items: [B] item rows: the positives.
-        recent: [B, L] the last distinct items of each event's user, as of the event; None if the model uses none.
+        recent: [B, L] the last distinct items of each event's user, as of the event; None if the towers use none.
+        times_s: [B] seconds since the epoch; None if nobody needs them.
     """
 
     users: Rows
     items: Rows
     recent: Recent | None = None
+    times_s: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def only(self, events: Rows) -> Batch:
+        """Some of the events."""
+        recent, times_s = (part[events] if part is not None else None for part in (self.recent, self.times_s))
+        return Batch(self.users[events], self.items[events], recent, times_s)
 
 
 class LogPopularity(Protocol):
@@ -51,13 +55,9 @@ class StreamState:
     Args:
         popularity: corrects the sampling bias.
         cache: [C] item rows of the cache, with repetitions; may be empty.
-        prior: popularity that is part of the score itself; the correction's one if None.
         cache_draws: log of the probability with which items are drawn into the cache; None if it is not known.
-        co_occurrence: neighbours of each item, as of before the batch; needed if the model uses them.
     """
 
     popularity: LogPopularity
     cache: Rows
-    prior: LogPopularity | None = None
     cache_draws: LogPopularity | None = None
-    co_occurrence: CoOccurrence | None = None

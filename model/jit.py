@@ -35,3 +35,14 @@ def float32_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def bits_of_float32(typing_context, value):  # type: ignore[no-untyped-def]
+    """The 32 bits of a float, as an integer."""
+    from llvmlite import ir
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate

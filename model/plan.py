@@ -1,8 +1,7 @@
 """The host's part of a step: which item rows are touched, and which candidates stand in which column.
 
 Equal candidates share one column with a multiplicity c, which enters the weights as + log c. Sums over candidates stay
-exactly the same, the matrices become smaller, and an item has at most one column: what the repeat bias and the masks
-need.
+exactly the same, the matrices become smaller, and an item has at most one column: what masks need.
 """
 
 from __future__ import annotations
@@ -20,16 +19,6 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Sparse places of a [B, K] matrix, sorted by row, and the recency rank that each stands for."""
-
-    first: Ints  # [B + 1]
-    rows: Rows  # [nnz]
-    columns: Ints  # [nnz]
-    ranks: Rows  # [nnz]
-
-
-@dataclass(frozen=True, slots=True)
 class Candidates:
     """One candidate set.
 
@@ -37,19 +26,11 @@ class Candidates:
         at: [K] place of each candidate in `Plan.items`; None means places 0 .. K - 1.
         count: [K] multiplicity of each candidate.
         own: [B] the column of each query's own positive, -1 if it is not a candidate.
-        recent: where candidates are among the query's recent items.
     """
 
     at: Rows | None
     count: Floats
     own: Ints
-    recent: Places | None
-
-    def columns(self, items: int) -> Ints:
-        """[items] the column of each of the first `items` of `Plan.items`, -1 if it is no candidate."""
-        column = np.full(items, -1, np.int32)
-        column[slice(len(self.count)) if self.at is None else self.at] = np.arange(len(self.count))
-        return column
 
     def take(self, values: Floats) -> Floats:
         """Per-item values [T], by candidate [K]."""
@@ -67,8 +48,6 @@ class Plan:
         positive: [B] place of each event's item in `items`.
         extra: [X] place of each extra candidate in `items`.
         recent: [B, L] place of each recent item in `items`, -1 where there is none.
-        positive_rank: [B] recency rank of the event's own item among the user's recent items, -1 if it is none.
-        ranks: how many recency ranks the repeat bias covers.
     """
 
     items: Rows
@@ -77,8 +56,6 @@ class Plan:
     positive: Rows
     extra: Rows
     recent: Ints | None
-    positive_rank: Rows
-    ranks: int
 
     def batch_candidates(self) -> Candidates:
         """The positives of the batch."""
@@ -101,24 +78,13 @@ class Plan:
 
     def _candidates(self, at: Rows | None, count: NDArray[np.int64], column: Ints | None) -> Candidates:
         own = self.positive.astype(np.int32) if column is None else column[self.positive]
-        places = None
-        if self.recent is not None and self.ranks:
-            if column is None:
-                column = np.full(len(self.items), -1, np.int32)
-                column[: len(count)] = np.arange(len(count), dtype=np.int32)
-            places = Places(*_places(self.recent[:, : self.ranks], column))
-        return Candidates(at, count.astype(np.float32), own, places)
+        return Candidates(at, count.astype(np.float32), own)
 
 
 class Planner:
-    """Makes plans; keeps the scratch memory that makes them cheap.
+    """Makes plans; keeps the scratch memory that makes them cheap."""
 
-    Args:
-        ranks: how many recency ranks the repeat bias covers; 0 if it is off.
-    """
-
-    def __init__(self, ranks: int = 0) -> None:
-        self.ranks = ranks
+    def __init__(self) -> None:
         self._place = np.full(0, -1, np.int32)  # place in the plan of each item row; -1 between plans
 
     def plan(self, batch: Batch, extra: Rows, known_items: int) -> Plan:
@@ -131,24 +97,13 @@ class Planner:
         """
         self._place = grown(self._place, known_items, fill=-1)
         recent = batch.recent if batch.recent is not None else np.empty((len(batch), 0), np.int32)
-        items, in_batch, in_pools, positive, extra_at, recent_at, rank = _lay_out(
-            batch.items, extra, recent, self._place
-        )
-        return Plan(
-            items,
-            in_batch,
-            in_pools,
-            positive,
-            extra_at,
-            recent_at if batch.recent is not None else None,
-            np.where(rank < self.ranks, rank, -1),
-            self.ranks,
-        )
+        *plan, recent_at = _lay_out(batch.items, extra, recent, self._place)
+        return Plan(*plan, recent_at if batch.recent is not None else None)
 
 
 @inlined
 def _number(item: int, place: Ints, items: Rows, n: int) -> int:
-    """Give an item the next place, if it has none yet; answers how many have one."""
+    """Give an item the next place, if it has none yet; returns how many have one."""
     if place[item] < 0:
         place[item] = n
         items[n] = item
@@ -159,14 +114,13 @@ def _number(item: int, place: Ints, items: Rows, n: int) -> int:
 @compiled
 def _lay_out(
     positives: Rows, extra: Rows, recent: Recent, place: Ints
-) -> tuple[Rows, int, int, Rows, Rows, Ints, Rows]:
+) -> tuple[Rows, int, int, Rows, Rows, Ints]:
     """Number the distinct items in order of appearance; `place` is all -1 before and after."""
     B, L = recent.shape
     items = np.empty(len(positives) + len(extra) + B * L, np.int64)
     at_positive = np.empty(len(positives), np.int64)
     at_extra = np.empty(len(extra), np.int64)
     at_recent = np.empty((B, L), np.int32)
-    rank = np.full(len(positives), -1, np.int64)
     n = 0
     for b in range(len(positives)):
         n = _number(positives[b], place, items, n)
@@ -184,28 +138,6 @@ def _lay_out(
                 continue
             n = _number(item, place, items, n)
             at_recent[b, k] = place[item]
-            if item == positives[b]:
-                rank[b] = k
     for i in range(n):
         place[items[i]] = -1
-    return items[:n].copy(), in_batch, in_pools, at_positive, at_extra, at_recent, rank
-
-
-@compiled
-def _places(recent: Ints, column: Ints) -> tuple[Ints, Rows, Ints, Rows]:
-    """Where the recent items of each row stand among the columns."""
-    B, L = recent.shape
-    first = np.zeros(B + 1, np.int32)
-    rows = np.empty(B * L, np.int64)
-    columns = np.empty(B * L, np.int32)
-    ranks = np.empty(B * L, np.int64)
-    n = 0
-    for b in range(B):
-        for k in range(L):
-            if recent[b, k] >= 0 and column[recent[b, k]] >= 0:
-                rows[n] = b
-                columns[n] = column[recent[b, k]]
-                ranks[n] = k
-                n += 1
-        first[b + 1] = n
-    return first, rows[:n].copy(), columns[:n].copy(), ranks[:n].copy()
+    return items[:n].copy(), in_batch, in_pools, at_positive, at_extra, at_recent

@@ -35,7 +35,7 @@ class TowerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
-    """Shape of the model and of its score."""
+    """Shape of the towers."""
 
     heading: ClassVar[str] = "Model"
 
@@ -45,21 +45,6 @@ class ModelSettings(Settings):
     )
     user_ids: bool = setting(False, "Whether users have an embedding of their own besides.", fixed=True)
     item_ids: bool = setting(True, "Whether items have an embedding of their own.", fixed=True)
-    repeat_ranks: int = setting(30, "How many of a user's last items have a repeat bias.", at_least=0, fixed=True)
-    co_occurring_items: int = setting(
-        32,
-        "How many items that users had shortly before or after it are kept for each item, as a part of the score; "
-        "needs recent items.",
-        at_least=0,
-        fixed=True,
-    )
-    prior: Literal["off", "fixed", "learned"] = setting(
-        "learned", "Recent popularity as a part of the score, with a fixed or a learned weight.", fixed=True
-    )
-    prior_weight: float = setting(1.0, "First weight of the prior.")
-    prior_half_life: float = setting(
-        5000.0, "After this many events an event counts half in the prior; 0: never.", at_least=0, unit="events"
-    )
     init_std: float = setting(0.03, "Standard deviation of new embeddings.", above=0)
     item_features: tuple[str, ...] = setting((), "Categorical item feature to use; repeat it for several.", fixed=True)
     user_features: tuple[str, ...] = setting((), "Categorical user feature to use; repeat it for several.", fixed=True)
@@ -87,16 +72,6 @@ class ModelSettings(Settings):
         """Shape of the user tower: without layers of its own it has the size of the item tower's vectors."""
         dim = self.dim if self.user_layers else self.item_tower.out_dim
         return TowerShape(dim, self.user_ids, self.user_features, self.user_numeric_features, self.user_layers)
-
-    @property
-    def history(self) -> int:
-        """How many recent items of each user must be known."""
-        return max(self.recent_items, self.repeat_ranks)
-
-    @property
-    def co_occurrence(self) -> int:
-        """`co_occurring_items`, as far as recent items are known that they could be near to."""
-        return self.co_occurring_items if self.history else 0
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -158,6 +133,33 @@ class MethodSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankingSettings(Settings):
+    """How the towers' candidates and those of counting are ranked."""
+
+    heading: ClassVar[str] = "Ranking"
+
+    rerank: bool = setting(
+        True,
+        "Whether a small learned ranker orders the candidates, by what was counted and by the towers' inner product; "
+        "without it the inner product alone decides.",
+        fixed=True,
+    )
+    history: int = setting(
+        30, "How many of a user's last distinct items bring up candidates.", at_least=1, at_most=255, fixed=True
+    )
+    co_occurring_items: int = setting(
+        200,
+        "How many items that users had shortly before or after it are kept for each item, at most.",
+        at_least=0,
+        at_most=4096,
+        fixed=True,
+    )
+    retrieved_items: int = setting(50, "How many items nearest by the towers are candidates.", at_least=0)
+    ranker_events: int = setting(128, "Events of a batch that the ranker learns from, at most.", at_least=1)
+    ranker_learning_rate: float = setting(0.3, "Learning rate of the ranker.", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearningSettings(Settings):
     """How weights are updated."""
 
@@ -168,7 +170,7 @@ class LearningSettings(Settings):
     )
     learning_rate: float = setting(0.1, "Learning rate of the embedding tables.", above=0)
     dense_learning_rate: float = setting(
-        0.02, "Learning rate of everything else: layers, recency weights, prior, repeat bias.", above=0
+        0.02, "Learning rate of everything else: layers and recency weights.", above=0
     )
     learning_rate_decay: float = setting(
         1.0, "Factor of both learning rates after every `decay-every` steps.", above=0, at_most=1
@@ -179,11 +181,11 @@ class LearningSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerSettings(LearningSettings, ModelSettings, MethodSettings):
+class LearnerSettings(LearningSettings, RankingSettings, ModelSettings, MethodSettings):
     """What is learned, and how."""
 
 
 def id_towers(**changes: Any) -> LearnerSettings:
     """Settings of two plain id towers, the paper's model: the score is the inner product and nothing else."""
-    plain: dict[str, Any] = {"user_ids": True, "recent_items": 0, "repeat_ranks": 0, "prior": "off", "init_std": 0.1}
+    plain: dict[str, Any] = {"user_ids": True, "recent_items": 0, "rerank": False, "init_std": 0.1}
     return LearnerSettings(**(plain | changes))

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
-from streamer.model.co_occurrence import Nearness
 from streamer.model.device import to_device
 from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
@@ -19,7 +18,6 @@ from streamer.model.losses import LossTerm, Proposals, method_named
 from streamer.model.optim import ParameterAdam, make_optimizer
 from streamer.model.plan import Candidates, Plan, Planner
 from streamer.model.settings import LearnerSettings
-from streamer.model.sparse_scores import SparseTerm, merge_terms
 from streamer.model.towers import TouchedRows
 from streamer.model.two_tower import TwoTower
 
@@ -84,7 +82,7 @@ class Trainer:
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
         self.model = TwoTower(settings, self.optimizer.slots, device)
         self.dense = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
-        self.planner = Planner(settings.repeat_ranks)
+        self.planner = Planner()
         self.steps = 0
         self._draws = torch.Generator().manual_seed(settings.seed)  # on the host: the same draws on every device
         self._device_draws = _generator(device, settings.seed) if device.type == "cuda" else self._draws
@@ -111,21 +109,19 @@ class Trainer:
         known = model.item.size
         plan = self.planner.plan(batch, self._extra(batch, view, known), known)
         proposals = self._proposals(plan, view, known)
-        near = self._near(plan, batch, view)
 
-        # 2. vectors, with the prior as one more dimension
+        # 2. vectors
         touched = TouchedRows(self.device)
         users, place = np.unique(batch.users, return_inverse=True)
         vectors = model.items(touched, plan.items)  # [T, d]
         recent = self._to_device(plan.recent) if plan.recent is not None else None
         queries = model.queries(touched, users, self._to_device(place), vectors, recent)  # [B, d]
-        prior = self._prior(plan, view)
-        queries, vectors = model.with_prior(queries, vectors, prior)
-        positive = model.positive_scores(queries, vectors, plan, near)  # [B]
+        own = vectors.index_select(0, self._to_device(plan.positive))
+        positive = (queries * own).sum(1)  # [B]
 
         # 3. loss and gradients
         terms = self.method.terms(plan, proposals, self.settings)
-        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan, near) for p in terms}
+        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan) for p in terms}
         loss = torch.stack([outcomes[p.name].loss * p.weight for p in terms]).sum()
         self.dense.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -158,7 +154,7 @@ class Trainer:
         return tensors, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take over what `state` answered.
+        """Take over what `state` returned.
 
         Raises:
             ValueError: it belongs to a model of another shape.
@@ -217,31 +213,8 @@ class Trainer:
         log_cache = _of_candidates(plan, view.cache_draws) if wanted and view.cache_draws is not None else None
         return Proposals(log_pop, log_cache, known)
 
-    def _prior(self, plan: Plan, view: StreamState) -> Tensor | None:
-        if self.model.beta is None:
-            return None
-        return self._to_device((view.prior or view.popularity).log_pop(plan.items))
-
-    def _near(self, plan: Plan, batch: Batch, view: StreamState) -> Nearness | None:
-        """Which of all candidates are neighbours of each user's recent items."""
-        if self.model.gamma is None:
-            return None
-        assert view.co_occurrence is not None, "the model has a co-occurrence term: pass `co_occurrence`"
-        assert batch.recent is not None
-        return view.co_occurrence.nearness(batch.recent, plan.items[: plan.in_pools])
-
-    def _outcome(
-        self,
-        term: LossTerm,
-        queries: Tensor,
-        vectors: Tensor,
-        positive: Tensor,
-        plan: Plan,
-        near: Nearness | None,
-    ) -> Outcome:
+    def _outcome(self, term: LossTerm, queries: Tensor, vectors: Tensor, positive: Tensor, plan: Plan) -> Outcome:
         candidates, masked = term.candidates, self.settings.mask_positive
-        if near is not None:
-            near = near.to_columns(candidates.columns(plan.in_pools))
         if candidates.at is None:
             items = vectors[: len(candidates.count)]
         else:
@@ -257,27 +230,18 @@ class Trainer:
             resampler=self.settings.resampler,
             generator=self._device_draws,
         )
-        return sampled_softmax(queries, items, positive, sampling, self._sparse_scores(candidates, near, masked))
+        masks = self._masks(candidates.own) if masked else None
+        return sampled_softmax(queries, items, positive, sampling, masks)
+
+    def _masks(self, own: NDArray[np.int32]) -> SparseScores:
+        """Scores that take each query's own positive out of its candidates."""
+        rows = np.flatnonzero(own >= 0)
+        first = np.searchsorted(rows, np.arange(len(own) + 1)).astype(np.int32)
+        values = torch.full((len(rows),), float(MASKED), device=self.device)
+        return SparseScores(self._to_device(first), self._to_device(rows), self._to_device(own[rows]), values)
 
     def _offsets(self, count: int) -> Tensor:
         return self._to_device(torch.rand(count, generator=self._draws))
-
-    def _sparse_scores(self, candidates: Candidates, near: Nearness | None, masked: bool) -> SparseScores | None:
-        """The sparse terms of the scores: repeat bias, nearness, masks."""
-        terms = []
-        if self.model.repeat is not None and candidates.recent is not None:
-            places = candidates.recent
-            terms.append(
-                SparseTerm(places.rows, places.columns, self.model.repeat_bonus(self._to_device(places.ranks)))
-            )
-        if near is not None:
-            values = self.model.near_bonus(self._to_device(near.values), self._to_device(near.is_recent))
-            terms.append(SparseTerm(near.rows, near.columns, values))
-        if masked:
-            rows = np.flatnonzero(candidates.own >= 0)
-            values = torch.full((len(rows),), float(MASKED), device=self.device)
-            terms.append(SparseTerm(rows, candidates.own[rows], values))
-        return merge_terms(terms, len(candidates.own), self.device)
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator | None:

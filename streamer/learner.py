@@ -1,7 +1,7 @@
 """Everything that is learned from a stream, and how one micro-batch changes it.
 
-The learner is one recovery unit: id maps, users' recent items, items' neighbours, popularity, occurrence, cache,
-weights, optimizer and random state are saved and restored together. It knows nothing of where events come from.
+The learner is one recovery unit: id maps, users' recent items, what is counted, popularity, occurrence, cache, weights,
+optimizer and random state are saved and restored together. It knows nothing of where events come from.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -25,12 +25,14 @@ from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsErr
 from streamer.event import Features
 from streamer.ingest.batcher import MicroBatch
 from streamer.model.batch import Batch, Recent, Rows, StreamState
-from streamer.model.co_occurrence import CoOccurrence
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
-from streamer.model.ranking import Ranker
-from streamer.model.recent import RecentItems
+from streamer.model.ranking.evidence import TOWER, Candidates, Evidence
+from streamer.model.ranking.ranker import Ranker
+from streamer.model.ranking.recent import History, RecentItems
+from streamer.model.ranking.seen_items import UserItems
+from streamer.model.retrieval import Retriever
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
 from streamer.recommender import Recommendation, Recommender
@@ -39,7 +41,7 @@ from streamer.vocabulary import Vocabulary
 
 State = dict[str, Any]
 
-FORMAT = 2
+FORMAT = 3
 """Of what a checkpoint holds; one of another format cannot be read."""
 
 LARGEST_NUMBER = 1e9
@@ -58,6 +60,18 @@ class Learned:
     step: StepResult
     drawn: tuple[Rows, NDArray[np.float32]]
     """Items that were resampled, and how often; an item may occur twice."""
+
+
+class Evaluator(Protocol):
+    """Tests before it is trained."""
+
+    def choose(self, events: int) -> Rows:
+        """Which events of the next batch to rank, ascending."""
+        ...
+
+    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None) -> None:
+        """Rank the chosen events among their candidates; None: the towers alone rank all items."""
+        ...
 
 
 class Learner:
@@ -85,13 +99,15 @@ class Learner:
             side: {name: Vocabulary(first=1) for name in tower.categorical}
             for side, tower in (("user", settings.user_tower), ("item", settings.item_tower))
         }
-        self.recent = RecentItems(settings.history)
-        self.co_occurrence = CoOccurrence(settings.co_occurrence)
+        self.recent = RecentItems(max(settings.recent_items, settings.history if settings.rerank else 0))
+        self.evidence = Evidence(settings.co_occurring_items)
+        self.seen = UserItems()
+        self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
+        self.retriever = Retriever(self.trainer)
         self.exact = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
             slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.seed
         )
-        self.prior = ExactPopularity(settings.prior_half_life or None, floor=0.01)
         self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
         self._draws = np.random.default_rng([settings.seed, 2])
@@ -177,9 +193,7 @@ class Learner:
 
     # a micro-batch ----------------------------------------------------------------------------------------------------
 
-    def learn_batch(
-        self, batch: MicroBatch, before_training: Callable[[Batch], None] | None = None, counted: bool = True
-    ) -> Learned:
+    def learn_batch(self, batch: MicroBatch, evaluator: Evaluator | None = None, counted: bool = True) -> Learned:
         """Take in one micro-batch of at least one event.
 
         Events that come again after a crash, and that the counts of all trainers hold already, are trained without
@@ -187,10 +201,11 @@ class Learner:
 
         1. ids become rows, features are remembered;
         2. each event gets its user's recent items, as of the event;
-        3. `before_training` may look (test, then train);
-        4. popularity counts the batch;
-        5. the training step;
-        6. co-occurrence counts the batch; occurrence, and the next cache.
+        3. candidates of the events to be evaluated or ranked, as of the event; the evidence counts the batch;
+        4. test, then train: the evaluator ranks;
+        5. the ranker learns;
+        6. popularity counts the batch, and the towers learn;
+        7. occurrence, and the next cache.
         """
         known_users, known_items = len(self.users), len(self.items)
         # 1.
@@ -199,22 +214,34 @@ class Learner:
         self._set_features("user", users, batch.user_features)
         self._set_features("item", items, batch.item_features)
         # 2.
-        recent = self.recent.observe(users, items) if self.recent.length else None
-        rows = Batch(users, items, recent)
+        times_s = self._times(batch)
+        history = self.recent.observe(users, items, times_s)
+        rows = Batch(users, items, self._recent(history), times_s)
         # 3.
-        if before_training is not None:
-            before_training(rows)
+        evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
+        candidates = None
+        if self.settings.rerank:
+            learned_from = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
+            wanted = np.union1d(evaluated, learned_from)
+            nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
+            at = np.searchsorted(wanted, evaluated)
+            nearest[at] = self._nearest(rows.only(evaluated))
+            candidates = self.evidence.observe(items, times_s, history, wanted, nearest)
+            candidates.mark_seen(*self.seen.before(users, items, wanted)[1:])
+            self.seen.observe(users, items)
+            self._add_towers(candidates, rows.only(wanted))
         # 4.
+        if evaluator is not None:
+            evaluator(rows, evaluated, candidates.only(at) if candidates is not None else None)
+        # 5.
+        if candidates is not None:
+            self.ranker.learn(candidates, np.searchsorted(wanted, learned_from))
+        # 6.
         self.hashed.observe(items)
-        self.prior.observe(items)
         if counted:
             self.count(items)
-        # 5.
-        view = StreamState(self.popularity, self.cache, self.prior, self.occurrence, self.co_occurrence)
-        result = self.trainer.step(rows, view)
-        # 6.
-        if recent is not None and self.co_occurrence.length:
-            self.co_occurrence.observe(items, recent)
+        result = self.trainer.step(rows, StreamState(self.popularity, self.cache, self.occurrence))
+        # 7.
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
@@ -256,13 +283,43 @@ class Learner:
                 numbers[k, c] = number if number is not None else numbers[k, c]
         tower.features.set(at, codes, numbers)
 
-    def ranker(self) -> Ranker:
-        """Ranks with the current weights."""
-        return Ranker(self.trainer, self.prior, self.co_occurrence)
+    def _times(self, batch: MicroBatch) -> Rows:
+        """Seconds since the epoch; events without a time come a second after the one before."""
+        if batch.timestamps_s:
+            return np.asarray(batch.timestamps_s).astype(np.int64)
+        return self.evidence.now_s + 1 + np.arange(len(batch))
 
-    def recent_of(self, users: Rows) -> Recent | None:
-        """Recent items of some users, if the model uses them."""
-        return self.recent.of(users) if self.recent.length else None
+    def _recent(self, history: History) -> Recent | None:
+        """What the user tower reads of it."""
+        length = self.settings.recent_items
+        return np.ascontiguousarray(history.items[:, :length]) if length else None
+
+    def _nearest(self, rows: Batch) -> Rows:
+        """[n, retrieved items] the items nearest to the users by the towers; -1 where there are fewer."""
+        found = np.full((len(rows), self.settings.retrieved_items), -1)
+        known = self.exact.size
+        if len(rows) and known and found.shape[1]:
+            best, _ = self.retriever.top(self.retriever.items(known), rows.users, found.shape[1], rows.recent)
+            found[:, : best.shape[1]] = best
+        return found
+
+    def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
+        products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
+        candidates.features[:, TOWER] = products
+
+    def candidates(self, rows: Batch, history: History, extra: Rows | None = None) -> Candidates:
+        """Candidates of some users, described by what was learned so far; nothing is counted.
+
+        Args:
+            rows: users, recent items, targets (-1 for none), and times.
+            history: of the users.
+            extra: [n, x] further candidates of each, -1 for none.
+        """
+        nearest = self._nearest(rows)
+        extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
+        found = self.evidence.candidates(history, extra, rows.items, rows.times_s)
+        self._add_towers(found, rows)
+        return found
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, device: str | None = None) -> Learner:
@@ -284,7 +341,6 @@ class Learner:
         state: State = {f"trainer.{name}": t.detach().to("cpu", copy=True) for name, t in tensors.items()}
         for name, part in self._parts().items():
             state |= {f"{name}.{key}": np.array(value) for key, value in part.state().items()}
-        state["recent"] = np.array(self.recent.state())
         state["cache"] = np.array(self.cache)
         for name, vocabulary in self._vocabularies().items():
             state |= pack_strings(vocabulary.ids, f"ids.{name}")
@@ -305,7 +361,6 @@ class Learner:
             self.trainer.load_state(tensors, values["trainer"])
             for name, part in self._parts().items():
                 part.load_state({key: _array(state[f"{name}.{key}"]) for key in part.state()})
-            self.recent.load_state(_array(state["recent"]))
             self.cache = _array(state["cache"]).copy()
             for name, vocabulary in self._vocabularies().items():
                 vocabulary.load(unpack_strings(state, f"ids.{name}"))
@@ -320,9 +375,11 @@ class Learner:
         return {
             "popularity.exact": self.exact,
             "popularity.hash": self.hashed,
-            "popularity.prior": self.prior,
             "occurrence": self.occurrence,
-            "co_occurrence": self.co_occurrence,
+            "recent": self.recent,
+            "evidence": self.evidence,
+            "seen": self.seen,
+            "ranker": self.ranker,
         }
 
     def _vocabularies(self) -> dict[str, Vocabulary]:

@@ -20,7 +20,7 @@ from streamer.model.batch import Batch, Rows, StreamState
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity
-from streamer.model.ranking import Ranker
+from streamer.model.retrieval import Retriever
 from streamer.model.setting import changed, setting
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
@@ -52,9 +52,7 @@ class OfflineSettings(LearnerSettings):
     dim: int = changed(LearnerSettings, "dim", 32)
     user_ids: bool = changed(LearnerSettings, "user_ids", True)
     recent_items: int = changed(LearnerSettings, "recent_items", 0)
-    repeat_ranks: int = changed(LearnerSettings, "repeat_ranks", 0)
-    co_occurring_items: int = changed(LearnerSettings, "co_occurring_items", 0)
-    prior: Literal["off", "fixed", "learned"] = changed(LearnerSettings, "prior", "off")
+    rerank: bool = changed(LearnerSettings, "rerank", False)
     init_std: float = changed(LearnerSettings, "init_std", 0.1)
     optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = changed(LearnerSettings, "optimizer", "dense-adam")
     learning_rate: float = changed(LearnerSettings, "learning_rate", 0.01)
@@ -65,8 +63,8 @@ class OfflineSettings(LearnerSettings):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.recent_items or self.repeat_ranks or self.prior != "off":
-            found.append("the offline protocol has no order of events: leave recent-items, repeat-ranks and prior off")
+        if self.recent_items or self.rerank:
+            found.append("the offline protocol has no order of events: leave recent-items and rerank off")
         if not self.ks:
             found.append("ks is empty: give at least one length")
         return found
@@ -151,9 +149,9 @@ class OfflineRun:
 
     def evaluate(self) -> list[Measure]:
         """Every metric at every k, with the weights as they are now."""
-        ranker = Ranker(self.trainer)
-        queries = ranker.queries(np.arange(self.user_count), None)
-        return evaluate(queries, ranker.items().vectors, self.split, self.settings.ks)
+        retriever = Retriever(self.trainer)
+        queries = retriever.queries(np.arange(self.user_count), None)
+        return evaluate(queries, retriever.items().vectors, self.split, self.settings.ks)
 
     def _epoch(self, epoch: int, step_seconds: list[float]) -> Point:
         """One pass over the training pairs."""

@@ -19,7 +19,7 @@ from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learned, Learner
+from streamer.learner import Evaluator, Learned, Learner
 from streamer.metrics.composition import composition
 from streamer.model.setting import changed, setting
 from streamer.model.settings import LearnerSettings
@@ -164,12 +164,10 @@ class _TimedLearner(DelayedLearner):
         self._after_batch, self._ranking_s = after_batch, ranking_s
         self.step_seconds: list[float] = []
 
-    def learn_batch(
-        self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
-    ) -> Learned:
+    def learn_batch(self, batch: MicroBatch, evaluator: Evaluator | None = None, counted: bool = True) -> Learned:
         learn = super().learn_batch if self.delay else partial(Learner.learn_batch, self)
         started = time.perf_counter() - self._ranking_s()
-        learned = learn(batch, before_training, counted)
+        learned = learn(batch, evaluator, counted)
         if len(learned.items):  # else its feedback is late
             self.step_seconds.append(time.perf_counter() - self._ranking_s() - started)
         self._after_batch(batch, learned)

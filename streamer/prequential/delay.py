@@ -6,7 +6,7 @@ What users did last is known at once, as it is to whoever serves them; only lear
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +14,13 @@ import torch
 
 from streamer.errors import SettingsError
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learned, Learner
+from streamer.learner import Evaluator, Learned, Learner
 from streamer.model.batch import Batch, Recent, Rows
-from streamer.model.recent import RecentItems
+from streamer.model.ranking.recent import RecentItems
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult
 from streamer.prequential.floors import RECENT, Stretch
-from streamer.prequential.seen_items import SeenBefore
+from streamer.model.ranking.seen_items import SeenBefore
 
 
 class Due(NamedTuple):
@@ -98,17 +98,17 @@ class DelayedLearner(Learner):
         self._released = 0
         self._live = RecentItems(self.recent.length)
 
-    def learn_batch(
-        self, batch: MicroBatch, before_training: Callable[..., None] | None = None, counted: bool = True
-    ) -> Learned:
+    def learn_batch(self, batch: MicroBatch, evaluator: Evaluator | None = None, counted: bool = True) -> Learned:
         """1. rank the batch as it comes; 2. hold it back; 3. learn from those that are due."""
         # 1.
-        due = self.delay.due(batch.timestamps_s)
+        due, times_s = self.delay.due(batch.timestamps_s), self._times(batch)
         users, items = self.users.rows(batch.users), self.items.rows(batch.items)
         self.trainer.model.grow(len(self.users), len(self.items))
-        recent = self._live.observe(users, items) if self._live.length else None
-        if before_training is not None:
-            before_training(Batch(users, items, recent), due)
+        history = self._live.observe(users, items, times_s)
+        if evaluator is not None:
+            rows, chosen = Batch(users, items, self._recent(history), times_s), evaluator.choose(len(batch))
+            candidates = self.candidates(rows.only(chosen), history.only(chosen)) if self.settings.rerank else None
+            evaluator(rows, chosen, candidates, due)
         # 2.
         self._held.append((batch, counted))
         # 3.

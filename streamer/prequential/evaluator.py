@@ -12,23 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from streamer.errors import SettingsError
 from streamer.learner import Learner
-from streamer.model.batch import Batch, Rows
-from streamer.model.growing import capacity_for
-from streamer.model.ranking import Excluded
-from streamer.model.recent import RecentItems
+from streamer.model.batch import Batch, Floats, Rows
+from streamer.model.jit import compiled
+from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.ranker import ALL, DISCOVERY
+from streamer.model.ranking.recent import RecentItems
+from streamer.model.retrieval import Excluded
 from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
 from streamer.prequential.metrics import MISS, Figure, Tally
-from streamer.prequential.seen_items import SeenBefore, UserItems
+from streamer.model.ranking.seen_items import SeenBefore, UserItems
 from streamer.prequential.slices import SLICES, FirstEvents, Traits
 
 MODEL = "model"
 """The name under which the model's own figures stand, beside those of the floors."""
 _NONE = np.empty(0, np.int64)
+_NOTHING_SEEN = (_NONE, np.empty(0, np.int32))
 
 
 class Prequential:
@@ -77,8 +80,6 @@ class Prequential:
         """Events that came so far, ranked or not."""
         self.seconds = 0.0
         """Seconds that looking at them took."""
-        self._ranker = learner.ranker()
-        self._vectors: Tensor | None = None
         self._user_items = UserItems() if new_only else None
         self._lean = not names and not new_only  # nothing but what the learner counts is needed
         self._recent = RecentItems(RECENT)
@@ -106,21 +107,26 @@ class Prequential:
         """The hit rate of the most popular items."""
         return self.figure("most-popular")
 
-    def __call__(self, batch: Batch, due: Due | None = None) -> None:
-        """Rank what time allows, and take the batch in. The learner calls this before it trains a batch.
+    def choose(self, events: int) -> Rows:
+        """Which events of the next batch to rank: as many as time allows."""
+        return self._chosen(events) if self._clock() >= self._not_before else _NONE
+
+    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Due | None = None) -> None:
+        """Rank the chosen events, and take the batch in. The learner calls this before it trains a batch.
 
         Args:
             batch: the events.
+            chosen: those to be ranked, ascending.
+            candidates: of the chosen ones, described; None if the towers alone rank all items.
             due: how many events are learned before each of these, with a feedback delay; None if all before it are.
         """
         started = self._clock()
-        chosen = self._chosen(len(batch)) if started >= self._not_before else _NONE
-        self._look(batch, chosen, due)
-        self._pause(started, ranked=bool(len(chosen)))
+        self._look(batch, chosen, candidates, due)
+        self.took(self._clock() - started, ranked=bool(len(chosen)))
 
     def observe(self, batch: Batch) -> None:
         """Take a batch in without ranking anything."""
-        self._look(batch, _NONE, None)
+        self._look(batch, _NONE, None, None)
 
     def _chosen(self, events: int) -> Rows:
         if self.sample is None:
@@ -131,18 +137,17 @@ class Prequential:
             return np.arange(events)
         return np.sort(self._rng.choice(events, self.sample, replace=False))
 
-    def _pause(self, started: float, *, ranked: bool) -> None:
+    def took(self, seconds: float, *, ranked: bool) -> None:
         """Keep to the share of the time; a quiet stream saves nothing up for later.
 
         The first ranking, and what comes before it, does not count: compiled loops are loaded then, once.
         """
-        took = self._clock() - started
-        self.seconds += took
+        self.seconds += seconds
         if self.time_share is not None and self._warm:
-            self._not_before = max(started, self._not_before) + took / self.time_share
+            self._not_before = max(self._clock() - seconds, self._not_before) + seconds / self.time_share
         self._warm = self._warm or ranked
 
-    def _look(self, batch: Batch, chosen: Rows, due: Due | None) -> None:
+    def _look(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Due | None) -> None:
         """1. what is known of the events; 2. the model ranks; 3. the floors rank and learn; 4. the figures."""
         if not self.events:
             self._go_on_from_learner(batch)
@@ -154,11 +159,11 @@ class Prequential:
         # 1.
         seen = self._seen_before(batch, chosen)
         traits = self._traits(batch, chosen, seen)
-        recent = self._recent.observe(batch.users, batch.items)
+        recent = self._recent.observe(batch.users, batch.items, batch.times_s).items
         stretch = self._pending.stretch(batch, recent, chosen, due or Due.at_once(self.events, len(batch)), seen)
         self.events += len(batch)
         # 2.
-        ranks = {MODEL: self._rank(batch, chosen, seen)}
+        ranks = {MODEL: self._rank(batch, chosen, candidates, seen)}
         # 3.
         ranks |= {floor.name: floor.walk(stretch) for floor in self._floors}
         # 4.
@@ -201,26 +206,51 @@ class Prequential:
         band = self._popularity.bands(batch.items[chosen]) if len(chosen) else _NONE
         return Traits(new_user[chosen], new_item[chosen], band, seen.fresh, late)
 
-    def _rank(self, batch: Batch, chosen: Rows, seen: SeenBefore) -> Ranks:
+    def _rank(self, batch: Batch, chosen: Rows, candidates: Candidates | None, seen: SeenBefore) -> Ranks:
         """The model's ranks. An item that is not trained yet is in no list, however few there are."""
         ranks = Ranks.missed(len(chosen))
+        if candidates is not None:
+            for purpose, found in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
+                scores = self.learner.ranker.scores(candidates, purpose)
+                fresh = seen.fresh | (purpose == ALL)
+                without = (seen.first, seen.items) if purpose == DISCOVERY else _NOTHING_SEEN
+                _ranks(candidates.first, candidates.items, candidates.target, scores, fresh, *without, found)
+            return ranks
         known = np.flatnonzero(batch.items[chosen] < self.learner.exact.size)
         if not len(known):
             return ranks
-        at, ranker = chosen[known], self._ranker
-        recent = batch.recent[at] if batch.recent is not None else None
+        retriever, rows = self.learner.retriever, batch.only(chosen[known])
         left_out = Excluded(seen.first, seen.items).only(known)
-        items = ranker.items(self.learner.exact.size, self._room(self.learner.exact.size))
-        found = ranker.ranks_with_and_without(items, batch.users[at], batch.items[at], recent, left_out)
+        items = retriever.items(self.learner.exact.size)
+        found = retriever.ranks_with_and_without(items, rows.users, rows.items, rows.recent, left_out)
         ranks.among_all[known] = found[0]
         ranks.among_new[known] = np.where(seen.fresh[known], found[1], MISS)
         return ranks
 
-    def _room(self, items: int) -> Tensor:
-        """Memory for the vectors of so many items, the same each time until they are more."""
-        if self._vectors is None or len(self._vectors) < items:
-            self._vectors = self._ranker.room(capacity_for(items, 0))
-        return self._vectors
+
+@compiled
+def _ranks(
+    first: Rows,
+    items: NDArray[np.int32],
+    target: Rows,
+    scores: Floats,
+    wanted: NDArray[np.bool_],
+    seen_first: Rows,
+    seen: NDArray[np.int32],
+    found: Rows,
+) -> None:
+    """The target's rank among the candidates that the user has not seen; ties count against it."""
+    last = np.full(max(items.max() if len(items) else 0, seen.max() if len(seen) else 0) + 1, -1)
+    for e in range(len(target)):
+        if not wanted[e] or target[e] < 0:
+            continue
+        if len(seen_first):
+            for s in range(seen_first[e], seen_first[e + 1]):
+                last[seen[s]] = e
+        rank, own = 0, scores[target[e]]
+        for c in range(first[e], first[e + 1]):
+            rank += scores[c] >= own and last[items[c]] != e
+        found[e] = rank
 
 
 def _problems(ks: Sequence[int], window: int, time_share: float | None) -> list[str]:

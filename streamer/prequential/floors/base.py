@@ -9,7 +9,7 @@ import numpy as np
 
 from streamer.model.batch import Recent, Rows
 from streamer.prequential.metrics import MISS
-from streamer.prequential.seen_items import SeenBefore
+from streamer.model.ranking.seen_items import SeenBefore
 
 RECENT = 10
 """How many of a user's last distinct items the floors look at."""

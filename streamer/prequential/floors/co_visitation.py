@@ -15,7 +15,7 @@ from streamer.model.batch import Recent, Rows
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
 from streamer.prequential.floors.base import RECENT, Ranks, Stretch
-from streamer.prequential.pair_counts import PairCounts, Pool, add_one
+from streamer.model.ranking.pair_counts import PairCounts, Pool, add_one
 
 Doubles = NDArray[np.float64]
 

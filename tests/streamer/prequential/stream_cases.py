@@ -14,7 +14,7 @@ from streamer.model.recent import RecentItems
 from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, Ranks
 from streamer.prequential.metrics import MISS
-from streamer.prequential.seen_items import UserItems
+from streamer.model.ranking.seen_items import UserItems
 
 
 def in_order_of_appearance(raw: list[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Ranking against all known items, in blocks: no users x items matrix is ever held."""
+"""Retrieval by the towers alone: scores against all known items in blocks, so that no users x items matrix is held."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamer.model.batch import Floats, LogPopularity, Recent, Rows
-from streamer.model.co_occurrence import CoOccurrence
+from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.device import to_device
+from streamer.model.growing import capacity_for
 from streamer.model.jit import compiled
-from streamer.model.sparse_scores import SparseTerm
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
@@ -25,7 +24,7 @@ CHUNK_ITEMS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Vectors of all known items, as they are now; the prior, if there is one, is the last dimension."""
+    """Vectors of all known items, as they are now."""
 
     vectors: Tensor  # [N, d]
 
@@ -63,48 +62,29 @@ class Excluded(NamedTuple):
         return rows, self.items[np.arange(len(rows)) - before[rows] + self.first[users][rows]]
 
 
-class Ranker:
-    """Scores users against all items with a trainer's current weights.
+class Retriever:
+    """Scores users against items with a trainer's current weights.
 
     Args:
-        trainer: whose model ranks.
-        prior: popularity that is part of the score; needed if the model has a prior.
-        co_occurrence: neighbours of each item; needed if the model uses them.
+        trainer: whose model it is.
     """
 
-    def __init__(
-        self, trainer: Trainer, prior: LogPopularity | None = None, co_occurrence: CoOccurrence | None = None
-    ) -> None:
-        self.trainer, self.prior, self.co_occurrence = trainer, prior, co_occurrence
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
         self._scratch: Tensor | None = None
+        self._vectors: Tensor | None = None
 
     @torch.no_grad()
-    def items(self, size: int | None = None, into: Tensor | None = None) -> Items:
-        """The vectors of all known items, or of the first `size`.
-
-        Args:
-            size: how many items.
-            into: memory for them, from `room`; whoever ranks again and again saves the time that new memory takes.
-        """
+    def items(self, size: int | None = None) -> Items:
+        """The vectors of all known items, or of the first `size`; the memory is used again by the next call."""
         size = self.trainer.model.item.size if size is None else size
-        vectors = self.room(size) if into is None else into[:size]
+        if self._vectors is None or len(self._vectors) < size:
+            shape = (capacity_for(size, 0), self.trainer.settings.item_tower.out_dim)
+            self._vectors = torch.empty(shape, device=self.trainer.device)
         for start in range(0, size, CHUNK_ITEMS):
             rows = np.arange(start, min(start + CHUNK_ITEMS, size))
-            self._write(vectors[start : start + len(rows)], rows)
-        return Items(vectors)
-
-    def room(self, size: int) -> Tensor:
-        """Memory for the vectors of so many items."""
-        model = self.trainer.model
-        width = model.settings.item_tower.out_dim + (model.beta is not None)
-        return torch.empty(size, width, device=self.trainer.device)
-
-    def _write(self, vectors: Tensor, rows: Rows) -> None:
-        found = self._item_vectors(rows)
-        vectors[:, : found.shape[1]] = found
-        if self.trainer.model.beta is not None:
-            assert self.prior is not None, "the model has a prior: pass the popularity it is learned with"
-            vectors[:, -1] = self._to_device(self.prior.log_pop(rows))
+            self._vectors[start : start + len(rows)] = self._item_vectors(rows)
+        return Items(self._vectors[:size])
 
     def _item_vectors(self, rows: Rows) -> Tensor:
         return self.trainer.model.items(TouchedRows(self.trainer.device), rows)
@@ -123,38 +103,23 @@ class Ranker:
         model, touched = self.trainer.model, TouchedRows(self.trainer.device)
         model.user.grow(int(users.max(initial=-1)) + 1)
         distinct, place = np.unique(users, return_inverse=True)
-        if recent is not None and model.recency is not None:
-            used, at = np.unique(recent[:, : model.settings.recent_items], return_inverse=True)
-            offset = int(len(used) > 0 and used[0] == -1)
-            vectors = self._item_vectors(used[offset:].astype(np.int64))
-            at = (at.reshape(len(users), -1) - offset).astype(np.int32)
-            queries = model.queries(touched, distinct, self._to_device(place), vectors, self._to_device(at))
-        else:
-            queries = model.queries(touched, distinct, self._to_device(place), torch.empty(0), None)
-        if model.beta is None:
-            return queries
-        return torch.cat([queries, model.beta.expand(len(users), 1)], dim=1)
-
-    def bonus(self, recent: Recent | None) -> NDArray[np.float32] | None:
-        """[B, L] what the repeat bias adds to each recent item's score."""
-        repeat = self.trainer.model.repeat
-        if repeat is None or recent is None:
-            return None
-        ranks = min(len(repeat), recent.shape[1])
-        row = np.zeros(recent.shape[1], np.float32)
-        row[:ranks] = repeat.detach().cpu().numpy()[:ranks]
-        return np.where(recent >= 0, row, np.float32(0))
+        if recent is None or model.recency is None:
+            return model.queries(touched, distinct, self._to_device(place), torch.empty(0), None)
+        used, at = np.unique(recent[:, : model.settings.recent_items], return_inverse=True)
+        offset = int(len(used) > 0 and used[0] == -1)
+        vectors = self._item_vectors(used[offset:].astype(np.int64))
+        at = (at.reshape(len(users), -1) - offset).astype(np.int32)
+        return model.queries(touched, distinct, self._to_device(place), vectors, self._to_device(at))
 
     @torch.no_grad()
-    def near(self, recent: Recent | None, items: int) -> SparseTerm | None:
-        """What the neighbours of each user's recent items add to the scores of the first `items`."""
-        model = self.trainer.model
-        if model.gamma is None or recent is None:
-            return None
-        assert self.co_occurrence is not None, "the model has a co-occurrence term: pass what it is learned with"
-        found = self.co_occurrence.nearness(recent, np.arange(items))
-        values = model.near_bonus(self._to_device(found.values), self._to_device(found.is_recent))
-        return SparseTerm(found.rows, found.columns, values)
+    def inner_products(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
+        """[c] of each user and the items from `first[k]` to `first[k + 1]`."""
+        queries = self.queries(users, recent).cpu().numpy()
+        rows, at = np.unique(items, return_inverse=True)
+        vectors = self._item_vectors(rows.astype(np.int64)).cpu().numpy()
+        found = np.empty(len(items), np.float32)
+        _inner_products(queries, vectors, first, at, found)
+        return found
 
     @torch.no_grad()
     def ranks(
@@ -226,17 +191,12 @@ class Ranker:
         """Scores of some users at a time, [R, N]; a block is overwritten by the next."""
         if not len(users):
             return
-        queries, bonus, near = self.queries(users, recent), self.bonus(recent), self.near(recent, len(items))
+        queries = self.queries(users, recent)
         size = max(1, BLOCK_CELLS // max(len(items), 1))
         block = self._memory(queries, min(size, len(users)) * len(items)).view(-1, len(items))
         for start in range(0, len(users), size):
             part = slice(start, min(start + size, len(users)))
             scores = torch.mm(queries[part], items.vectors.T, out=block[: part.stop - start])
-            if bonus is not None:
-                assert recent is not None
-                _add_bonus(scores, recent[part], bonus[part])
-            if near is not None:
-                _add_near(scores, near, part)
             yield part, scores
 
     def _memory(self, like: Tensor, cells: int) -> Tensor:
@@ -244,18 +204,6 @@ class Ranker:
         if self._scratch is None or len(self._scratch) < cells:
             self._scratch = like.new_empty(max(cells, BLOCK_CELLS))
         return self._scratch[:cells]
-
-
-def _add_bonus(scores: Tensor, recent: Recent, bonus: NDArray[np.float32]) -> None:
-    at, place = np.nonzero((recent >= 0) & (recent < scores.shape[1]))
-    cells = _cells(scores, at, recent[at, place])
-    scores.view(-1).index_add_(0, cells, torch.from_numpy(bonus[at, place]).to(scores.device))
-
-
-def _add_near(scores: Tensor, near: SparseTerm, part: slice) -> None:
-    here = slice(*np.searchsorted(near.rows, [part.start, part.stop]))
-    cells = _cells(scores, near.rows[here] - part.start, near.columns[here])
-    scores.view(-1).index_add_(0, cells, near.values[here])
 
 
 def _at(rows: Rows, like: Tensor) -> Tensor:
@@ -309,3 +257,13 @@ def _count_not_below_among(
             item = items[place]
             count += item < known and scores[row, item] >= own[row]
         found[row] = count
+
+
+@compiled
+def _inner_products(queries: Floats, vectors: Floats, first: Rows, at: Rows, found: Floats) -> None:
+    for q in range(len(queries)):
+        for c in range(first[q], first[q + 1]):
+            total = np.float32(0)
+            for k in range(queries.shape[1]):
+                total += queries[q, k] * vectors[at[c], k]
+            found[c] = total

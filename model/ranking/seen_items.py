@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.jit import compiled
-from streamer.prequential.pair_counts import PairCounts, Pool, has
+from streamer.model.ranking.pair_counts import PairCounts, Pool, has
 
 
 class SeenBefore(NamedTuple):
@@ -50,9 +50,26 @@ class UserItems:
         kept = _gather(self._pairs.pool, users, items, earlier, ranked, fresh, first, found)
         return SeenBefore(fresh, first, found[:kept])
 
+    def of(self, user: int) -> Rows:
+        """The items of a user now."""
+        return np.array(list(self._pairs.of(user)), np.int64)
+
     def observe(self, users: Rows, items: Rows) -> None:
         """Take events in."""
         self._pairs.add(users, items)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The items of all users, one after the other, and how many each has."""
+        counts = self._pairs.pool.used.copy()
+        items = np.empty(counts.sum(), np.int32)
+        _list(self._pairs.pool, items)
+        return {"counts": counts, "items": items}
+
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Take over what `state` returned."""
+        self._pairs = PairCounts()
+        counts = state["counts"]
+        self._pairs.add(np.repeat(np.arange(len(counts)), counts), state["items"].astype(np.int64))
 
 
 def _earlier_of_user(users: Rows) -> Rows:
@@ -119,3 +136,15 @@ def _gather(
             before = earlier[before]
     first[len(ranked)] = to
     return to
+
+
+@compiled
+def _list(pool: Pool, items: NDArray[np.int32]) -> None:
+    to = 0
+    for user in range(len(pool.start)):
+        if pool.start[user] < 0:
+            continue
+        for slot in range(pool.start[user], pool.start[user] + (1 << pool.bits[user])):
+            if pool.keys[slot] >= 0:
+                items[to] = pool.keys[slot]
+                to += 1

@@ -1,0 +1,276 @@
+"""Each item's neighbours: what users had shortly before or after it.
+
+Vectors of a few dozen numbers cannot hold which of ten thousand items go together with which; a list of each item's
+neighbours can, from the first time that a user has both. An event of item i adds 1 / (r + 1) to the pair of i and each
+of its user's last ten items, in the lists of both; r is the recency rank, and items of one second share the rank of the
+first. Beside it stands a second weight, the same times exp(-gap / 0.3 days).
+
+Lists take the memory that they need: they lie in one pool, in blocks of powers of two, and what a list leaves when it
+grows is given to the next of that size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.model.batch import Floats, Recent, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import compiled, inlined
+from streamer.model.ranking.recent import Seconds
+
+REACH = 10
+"""An event is paired with this many of its user's recent items."""
+GAP_S = np.float32(0.3 * 86_400)
+"""After this time the timed weight of a pair is 1/e."""
+_FIRST_BITS = 2
+_CLASSES = 24
+_POOL = ("items", "weights", "timed")
+
+
+class Lists(NamedTuple):
+    """What the compiled loops work on.
+
+    Args:
+        items: [P] the pool: neighbours.
+        weights: [P] their weights.
+        timed: [P] their timed weights.
+        start: [N] where each item's list begins.
+        length: [N] neighbours in it.
+        bits: [N] log2 of the size of its block; 0 if it has none.
+        total: [N] weight of all pairs that an item was ever part of, those that no list holds any more too.
+        timed_total: [N] the same of the timed weights.
+        free: [24] by log2 of its size, a block that was left: its first neighbour leads to the next; -1 if none.
+        end: [1] the first place of the pool that was never part of a block.
+    """
+
+    items: NDArray[np.int32]
+    weights: Floats
+    timed: Floats
+    start: Rows
+    length: NDArray[np.int32]
+    bits: NDArray[np.int8]
+    total: Floats
+    timed_total: Floats
+    free: Rows
+    end: Rows
+
+
+class CoOccurrence:
+    """The heaviest neighbours of each item, at most `length`; where a list is full, the lightest gives way.
+
+    Args:
+        length: neighbours kept of each item.
+
+    Examples:
+        >>> co_occurrence = CoOccurrence(length=4)
+        >>> recent, times_s = np.array([[5, 6], [7, 5]], np.int32), np.array([[9, 8], [10, 9]], np.int32)
+        >>> co_occurrence.observe(np.array([7, 8]), np.array([10, 11]), recent, times_s)
+        >>> co_occurrence.of(7)
+        {5: 1.0, 6: 0.5, 8: 1.0}
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._clear()
+
+    def _clear(self) -> None:
+        self.size = 0
+        self.lists = Lists(
+            np.empty(0, np.int32),
+            np.empty(0, np.float32),
+            np.empty(0, np.float32),
+            np.empty(0, np.int64),
+            np.empty(0, np.int32),
+            np.empty(0, np.int8),
+            np.empty(0, np.float32),
+            np.empty(0, np.float32),
+            np.full(_CLASSES, -1),
+            np.zeros(1, np.int64),
+        )
+
+    def observe(self, items: Rows, times_s: NDArray[np.integer], recent: Recent, recent_s: Seconds) -> None:
+        """Take in events.
+
+        Args:
+            items: [B] item rows.
+            times_s: [B] when.
+            recent: [B, L] recent items of each event's user, as of the event.
+            recent_s: [B, L] when the user had them.
+        """
+        self.reserve(int(max(items.max(initial=-1), recent.max(initial=-1))) + 1)
+        done, times_s = 0, times_s.astype(np.int32)
+        while (done := _observe(self.lists, self.length, items, times_s, recent, recent_s, done)) < len(items):
+            self.extend()
+
+    def of(self, item: int) -> dict[int, float]:
+        """An item's neighbours and their weights."""
+        if item >= self.size:
+            return {}
+        here = slice(self.lists.start[item], self.lists.start[item] + self.lists.length[item])
+        return dict(zip(self.lists.items[here].tolist(), self.lists.weights[here].tolist(), strict=True))
+
+    def total(self, item: int) -> float:
+        """The weight of all pairs that an item was ever part of."""
+        return float(self.lists.total[item]) if item < self.size else 0.0
+
+    def reserve(self, items: int) -> None:
+        """Make room for this many items."""
+        self.size = max(self.size, items)
+        names = ("start", "length", "bits", "total", "timed_total")
+        self.lists = self.lists._replace(**{name: grown(getattr(self.lists, name), items) for name in names})
+
+    def extend(self, places: int = 0) -> None:
+        """Make the pool longer: by a quarter, and at least by what an event may need."""
+        pool = self.lists._asdict()
+        size = int(self.lists.end[0]) + max(places, len(self.lists.items) // 4, 1 << 16, room_for_event(self.length))
+        self.lists = self.lists._replace(**{name: _lengthened(pool[name], size) for name in _POOL})
+
+    def forget_items(self, items: Rows) -> None:
+        """Retire items: they have no neighbours any more, and are none (looks at all lists)."""
+        items = items[items < self.size]
+        if not len(items):
+            return
+        gone = np.zeros(self.size, np.bool_)
+        gone[items] = True
+        self.lists.length[items], self.lists.total[items], self.lists.timed_total[items] = 0, 0, 0
+        _remove(self.lists, gone)
+
+    def state(self) -> dict[str, NDArray]:
+        """All lists, one after the other without gaps."""
+        lists, size = self.lists, self.size
+        length = lists.length[:size]
+        first = np.cumsum(length, dtype=np.int64) - length
+        at = np.arange(length.sum()) + np.repeat(lists.start[:size] - first, length)
+        pool = {name: getattr(lists, name)[at] for name in _POOL}
+        return {**pool, "length": length, "total": lists.total[:size], "timed_total": lists.timed_total[:size]}
+
+    def load_state(self, state: dict[str, NDArray]) -> None:
+        """Take over what `state` returned."""
+        length = state["length"].astype(np.int32)
+        bits = np.where(length > 0, np.maximum(np.ceil(np.log2(np.maximum(length, 1))), _FIRST_BITS), 0).astype(np.int8)
+        block = np.where(length > 0, np.int64(1) << bits.astype(np.int64), 0)
+        self._clear()
+        self.lists.end[0] = block.sum()
+        self.reserve(len(length))
+        self.extend()
+        lists, size = self.lists, self.size
+        lists.start[:size], lists.length[:size], lists.bits[:size] = np.cumsum(block) - block, length, bits
+        lists.total[:size], lists.timed_total[:size] = state["total"], state["timed_total"]
+        first = np.cumsum(length, dtype=np.int64) - length
+        at = np.arange(len(state["items"])) + np.repeat(lists.start[:size] - first, length)
+        for name in _POOL:
+            getattr(lists, name)[at] = state[name]
+
+
+def _lengthened(array: NDArray, size: int) -> NDArray:
+    longer = np.empty(size, array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+@compiled
+def room_for_event(longest: int) -> int:
+    """Places of the pool that an event may need: its own list and those of its user's items may all move."""
+    block = 1
+    while block < longest:
+        block *= 2
+    return (REACH + 2) * max(block, 1 << _FIRST_BITS)
+
+
+@compiled
+def _observe(
+    lists: Lists, longest: int, items: Rows, times_s: Seconds, recent: Recent, recent_s: Seconds, done: int
+) -> int:
+    """Take in events from `done` on, as long as there is room; returns how many are done."""
+    room = room_for_event(longest)
+    while done < len(items) and lists.end[0] + room <= len(lists.items):
+        pair_up(lists, longest, items[done], times_s[done], recent[done], recent_s[done])
+        done += 1
+    return done
+
+
+@compiled
+def pair_up(lists: Lists, longest: int, item: int, time_s: int, recent: Recent, recent_s: Seconds) -> None:
+    """An event is paired with its user's recent items."""
+    rank = 0
+    for k in range(min(len(recent), REACH)):
+        other = recent[k]
+        if other < 0:
+            break
+        if k > 0 and recent_s[k] != recent_s[k - 1]:
+            rank = k
+        if other == item:
+            continue
+        weight = np.float32(1) / np.float32(rank + 1)
+        timed = weight * np.exp(-np.float32(max(time_s - recent_s[k], 0)) / GAP_S)
+        _add(lists, longest, other, item, weight, timed)
+        _add(lists, longest, item, other, weight, timed)
+        lists.total[other] += weight
+        lists.total[item] += weight
+        lists.timed_total[other] += timed
+        lists.timed_total[item] += timed
+
+
+@compiled
+def _add(lists: Lists, longest: int, item: int, other: int, weight: float, timed: float) -> None:
+    """More weight for a neighbour; a new one takes the next place, or that of the lightest if the list is full."""
+    start, length = lists.start[item], lists.length[item]
+    for m in range(start, start + length):
+        if lists.items[m] == other:
+            lists.weights[m] += weight
+            lists.timed[m] += timed
+            return
+    if length < longest:
+        if length == _room(lists.bits[item]):
+            start = _move(lists, item)
+        place = start + length
+        lists.length[item] += 1
+    else:
+        place = start
+        for m in range(start, start + length):
+            if lists.weights[m] < lists.weights[place]:
+                place = m
+    if longest > 0:
+        lists.items[place], lists.weights[place], lists.timed[place] = other, weight, timed
+
+
+@inlined
+def _room(bits: int) -> int:
+    return (1 << bits) if bits > 0 else 0
+
+
+@compiled
+def _move(lists: Lists, item: int) -> int:
+    """Give a list a block twice as large; returns its start."""
+    bits, start = lists.bits[item], lists.start[item]
+    larger = bits + 1 if bits > 0 else _FIRST_BITS
+    to = lists.free[larger]
+    if to >= 0:
+        lists.free[larger] = lists.items[to]
+    else:
+        to = lists.end[0]
+        lists.end[0] += 1 << larger
+    for m in range(lists.length[item]):
+        lists.items[to + m], lists.weights[to + m] = lists.items[start + m], lists.weights[start + m]
+        lists.timed[to + m] = lists.timed[start + m]
+    if bits > 0:
+        lists.items[start] = lists.free[bits]
+        lists.free[bits] = start
+    lists.start[item], lists.bits[item] = to, larger
+    return to
+
+
+@compiled
+def _remove(lists: Lists, gone: NDArray[np.bool_]) -> None:
+    """Take marked items out of every list; the others move up in their order."""
+    for i in range(len(gone)):
+        start, left = lists.start[i], lists.start[i]
+        for m in range(start, start + lists.length[i]):
+            if gone[lists.items[m]]:
+                continue
+            lists.items[left], lists.weights[left], lists.timed[left] = lists.items[m], lists.weights[m], lists.timed[m]
+            left += 1
+        lists.length[i] = left - start

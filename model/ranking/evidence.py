@@ -1,0 +1,477 @@
+"""What counting knows of a user and a candidate, as of an event.
+
+Candidates are the user's recent items, their neighbours, items that are popular lately, and whatever the caller adds.
+Each is described by the numbers in `FEATURES`; of nearness, with r_k the user's k-th recent item, w(r, j) the weight of
+j among the neighbours of r and W(r) the weight of all pairs of r:
+
+    near(j) = sum_k w(r_k, j) / ((k + 1) sqrt(W(r_k)))
+
+and the timed one with timed weights, and exp(-gap / 0.3 days) beside 1 / (k + 1). Events are walked through one by one:
+what an event is described by has counted all events before it, and not itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.model.batch import Floats, Rows
+from streamer.model.growing import grown
+from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined
+from streamer.model.ranking.co_occurrence import GAP_S, CoOccurrence, Lists, pair_up, room_for_event
+from streamer.model.ranking.recent import History
+
+LATELY, JUST_NOW = 5000, 500
+"""Events of the two windows in which popularity is counted."""
+POPULAR_LATELY, POPULAR_JUST_NOW = 60, 30
+"""How many of the most popular items of each window are candidates of everybody."""
+BUCKETS = (0, 1, 2, 4, 8, 16)
+"""Users are told apart by the number of their recent items: at least this many."""
+
+FEATURES = (
+    "near log",
+    "near root",
+    "near share",
+    "near timed log",
+    "near timed root",
+    "near timed share",
+    "near last",
+    "near 2 to 3",
+    "near 4 to 10",
+    "near 11 to 30",
+    "near most",
+    "near support",
+    "is near",
+    "events log",
+    "events lately",
+    "events just now",
+    "hours since last",
+    "hours since first",
+    "is recent",
+    "recent rank",
+    "recent gap",
+    "recent events",
+    "recent times",
+    "recent hours",
+    "recent again",
+    "tower",
+)
+"""What a candidate is described by. `near`: nearness to the user's recent items, as a whole and by how recent they are;
+`events`: popularity; `recent`: of candidates among the recent items themselves; `tower`: the towers' inner product."""
+TOWER = FEATURES.index("tower")
+_FEATURES, _IS_RECENT = len(FEATURES), FEATURES.index("is recent")
+_SUMS = 8
+_HOUR_S = np.float32(3600)
+_NEVER = np.float32(3)
+
+
+class Counts(NamedTuple):
+    """Events of each item: ever, by users who had it lately, and in the two windows; when the first and last came."""
+
+    ever: NDArray[np.int64]
+    again: NDArray[np.int64]
+    lately: NDArray[np.int32]
+    just_now: NDArray[np.int32]
+    first_s: NDArray[np.int32]
+    last_s: NDArray[np.int32]
+
+
+class Described(NamedTuple):
+    """Memory for candidates, filled by the compiled loop; see `Candidates`."""
+
+    first: Rows
+    items: NDArray[np.int32]
+    features: Floats
+    target: Rows
+    bucket: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates of some events or users, one after the other. The memory is used again by the next call.
+
+    Args:
+        first: [n + 1] those of k are `first[k]` to `first[k + 1]`.
+        items: [c] item rows, each once an event.
+        features: [c, FEATURES].
+        target: [n] the place of each event's own item among all, -1 if it is no candidate.
+        bucket: [n] place in `BUCKETS`.
+        seen: [c] whether the user had the item before.
+    """
+
+    first: Rows
+    items: NDArray[np.int32]
+    features: Floats
+    target: Rows
+    bucket: Rows
+    seen: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def only(self, events: Rows) -> Candidates:
+        """Those of some events; a copy."""
+        if len(events) == len(self):
+            return self
+        sizes = np.diff(self.first)[events]
+        first = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.arange(first[-1]) + np.repeat(self.first[events] - first[:-1], sizes)
+        target = np.where(self.target[events] >= 0, self.target[events] - self.first[events] + first[:-1], -1)
+        return Candidates(first, self.items[at], self.features[at], target, self.bucket[events], self.seen[at])
+
+    def mark_seen(self, first: Rows, items: NDArray[np.int32]) -> None:
+        """What the users had before, those of k from `first[k]` to `first[k + 1]`."""
+        _mark(self.first, self.items, first, items, self.seen)
+
+
+class Evidence:
+    """Counts what users had, together and lately.
+
+    Args:
+        neighbours: kept of each item, at most.
+    """
+
+    def __init__(self, neighbours: int) -> None:
+        self.co_occurrence = CoOccurrence(neighbours)
+        self.size, self.events, self.now_s = 0, 0, 0
+        self._counts = Counts(*(np.zeros(0, kind) for kind in (np.int64, np.int64, np.int32, np.int32, np.int32, np.int32)))
+        self._window = np.full(LATELY, -1, np.int32)  # items of the last events; event n at n % LATELY
+        self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
+        self._memory = Described(
+            np.zeros(1, np.int64), np.empty(0, np.int32), np.empty((0, _FEATURES), np.float32), np.empty(0), np.empty(0)
+        )
+
+    def observe(
+        self, items: Rows, times_s: Rows, history: History, wanted: Rows, extra: Rows | None = None
+    ) -> Candidates:
+        """Take in events, and describe the candidates of some of them as of the event.
+
+        Args:
+            items: [B] item rows.
+            times_s: [B] seconds since the epoch.
+            history: of each event's user, as of the event.
+            wanted: [n] which events, ascending.
+            extra: [n, x] further candidates of each, -1 for none; items that were never seen are passed over.
+        """
+        return self._walk(items, times_s, history, wanted, extra, count=True)
+
+    def candidates(
+        self, history: History, extra: Rows | None = None, items: Rows | None = None, times_s: Rows | None = None
+    ) -> Candidates:
+        """Candidates of some users, described as of the latest event, or as of `times_s`.
+
+        Args:
+            history: [n, L] of each user.
+            extra: [n, x] further candidates of each, -1 for none.
+            items: [n] targets, if there are any.
+            times_s: [n] seconds since the epoch.
+        """
+        users = len(history.items)
+        items = np.full(users, -1) if items is None else items
+        times_s = np.full(users, self.now_s) if times_s is None else times_s
+        return self._walk(items, times_s, history, np.arange(users), extra, count=False)
+
+    def lately(self, items: Rows) -> NDArray[np.float64]:
+        """Share of each item in the last events."""
+        found = np.zeros(len(items))
+        known = items < self.size
+        found[known] = self._counts.lately[items[known]]
+        return found / max(min(self.events, LATELY), 1)
+
+    def popular(self) -> NDArray[np.int32]:
+        """The most popular items of both windows, most popular first, each once."""
+        begin = self.events - min(self.events, JUST_NOW)
+        lately = self._most_frequent(self._window[self._window >= 0], POPULAR_LATELY)
+        latest = self._window[np.arange(begin, self.events) % LATELY]
+        both = np.concatenate([lately, self._most_frequent(latest, POPULAR_JUST_NOW)])
+        _, at = np.unique(both, return_index=True)
+        return both[np.sort(at)]
+
+    @staticmethod
+    def _most_frequent(items: NDArray[np.int32], most: int) -> NDArray[np.int32]:
+        distinct, counts = np.unique(items, return_counts=True)
+        return distinct[np.argsort(-counts, kind="stable")[:most]]
+
+    def _walk(
+        self, items: Rows, times_s: Rows, history: History, wanted: Rows, extra: Rows | None, *, count: bool
+    ) -> Candidates:
+        popular = self.popular() if len(wanted) else np.empty(0, np.int32)
+        extra = np.empty((len(wanted), 0), np.int64) if extra is None else extra
+        known = max(items.max(initial=-1), history.items.max(initial=-1), extra.max(initial=-1)) + 1
+        self._grow(int(known))
+        times_s = np.clip(times_s, 0, 2**31 - 1).astype(np.int32)
+        most = history.items.shape[1] * (1 + self.co_occurrence.length) + len(popular) + extra.shape[1]
+        self._memory = self._memory._replace(
+            first=np.zeros(len(wanted) + 1, np.int64),
+            target=np.full(len(wanted), -1),
+            bucket=np.zeros(len(wanted), np.int64),
+        )
+        sums = np.zeros((most, _SUMS), np.float32)
+        at = np.zeros(3, np.int64)  # events, wanted events and candidates so far
+        while True:
+            stream = (self._counts, self._window, self.events)
+            lists = (self.co_occurrence.lists, self.co_occurrence.length)
+            _describe_and_count(
+                *lists, *stream, items, times_s, history, wanted, popular, extra, self._place, sums, self._memory, at, count
+            )
+            if at[0] == len(items):
+                break
+            self._make_room(int(at[2]), most, len(wanted) - int(at[1]))
+        if count and len(items):
+            self.events += len(items)
+            self.now_s = max(self.now_s, int(times_s.max()))
+        filled, memory = int(at[2]), self._memory
+        items, features = memory.items[:filled], memory.features[:filled]
+        return Candidates(memory.first, items, features, memory.target, memory.bucket, features[:, _IS_RECENT] > 0)
+
+    def _make_room(self, filled: int, most: int, left: int) -> None:
+        """For candidates, and for the pairs of further events."""
+        lists = self.co_occurrence.lists
+        if lists.end[0] + room_for_event(self.co_occurrence.length) > len(lists.items):
+            self.co_occurrence.extend()
+        items, features = self._memory.items, self._memory.features
+        if filled + most > len(items):
+            size = filled + most * (2 + left // 8)
+            larger, described = np.empty(size, np.int32), np.empty((size, _FEATURES), np.float32)
+            larger[:filled], described[:filled] = items[:filled], features[:filled]
+            self._memory = self._memory._replace(items=larger, features=described)
+
+    def _grow(self, size: int) -> None:
+        self._counts = Counts(*(grown(array, size) for array in self._counts))
+        self._place = grown(self._place, size, fill=-1)
+        self.co_occurrence.reserve(size)
+        self.size = max(self.size, size)
+
+    def forget_items(self, items: Rows) -> None:
+        """Retire items."""
+        items = items[items < self.size]
+        for array in self._counts:
+            array[items] = 0
+        self._window[np.isin(self._window, items)] = -1
+        self.co_occurrence.forget_items(items)
+
+    def state(self) -> dict[str, NDArray]:
+        """Everything, as arrays."""
+        counts = {f"counts.{name}": array[: self.size] for name, array in self._counts._asdict().items()}
+        pairs = {f"pairs.{name}": array for name, array in self.co_occurrence.state().items()}
+        return {**counts, **pairs, "window": self._window, "clock": np.array([self.events, self.now_s])}
+
+    def load_state(self, state: dict[str, NDArray]) -> None:
+        """Take over what `state` returned."""
+        self.co_occurrence.load_state(
+            {name.removeprefix("pairs."): array for name, array in state.items() if name.startswith("pairs.")}
+        )
+        self.size = 0
+        self._grow(len(state["counts.ever"]))
+        for name, array in self._counts._asdict().items():
+            array[: self.size], array[self.size :] = state[f"counts.{name}"], 0
+        self._window = np.array(state["window"], np.int32)
+        self.events, self.now_s = (int(n) for n in state["clock"])
+
+
+@compiled
+def _describe_and_count(
+    lists: Lists,
+    longest: int,
+    counts: Counts,
+    window: NDArray[np.int32],
+    events: int,
+    items: Rows,
+    times_s: NDArray[np.int32],
+    history: History,
+    wanted: Rows,
+    popular: NDArray[np.int32],
+    extra: Rows,
+    place: NDArray[np.int32],
+    sums: Floats,
+    out: Described,
+    at: Rows,
+    count: bool,
+) -> None:
+    """Walk on from `at` until all events are done or there is no room for the next."""
+    room = room_for_event(longest)
+    while at[0] < len(items):
+        event = at[0]
+        if count and lists.end[0] + room > len(lists.items):
+            return
+        if at[1] < len(wanted) and wanted[at[1]] == event:
+            if at[2] + len(sums) > len(out.items):
+                return
+            n = _gather(lists, counts, event, times_s[event], history, popular, extra[at[1]], place, sums, out, at[2])
+            _describe(counts, event, times_s[event], history, sums, out, at[2], n)
+            if items[event] >= 0 and place[items[event]] >= 0:
+                out.target[at[1]] = place[items[event]]
+            for c in range(at[2], n):
+                place[out.items[c]] = -1
+            out.bucket[at[1]] = _bucket(history.items[event])
+            out.first[at[1] + 1] = n
+            at[1] += 1
+            at[2] = n
+        if count:
+            pair_up(lists, longest, items[event], times_s[event], history.items[event], history.times_s[event])
+            _count(counts, window, events + event, items[event], times_s[event], history.items[event])
+        at[0] += 1
+
+
+@compiled
+def _count(
+    counts: Counts, window: NDArray[np.int32], n: int, item: int, time_s: int, recent: NDArray[np.int32]
+) -> None:
+    oldest, older = window[n % LATELY], window[(n - JUST_NOW) % LATELY]
+    if oldest >= 0:
+        counts.lately[oldest] -= 1
+    if n >= JUST_NOW and older >= 0:
+        counts.just_now[older] -= 1
+    window[n % LATELY] = item
+    counts.lately[item] += 1
+    counts.just_now[item] += 1
+    if counts.ever[item] == 0:
+        counts.first_s[item] = time_s
+    counts.ever[item] += 1
+    counts.last_s[item] = time_s
+    for other in recent:
+        counts.again[item] += other == item
+
+
+@compiled
+def _bucket(recent: NDArray[np.int32]) -> int:
+    length, bucket = 0, 0
+    while length < len(recent) and recent[length] >= 0:
+        length += 1
+    for b in range(len(BUCKETS)):
+        if length >= BUCKETS[b]:
+            bucket = b
+    return bucket
+
+
+@inlined
+def _candidate(item: int, place: NDArray[np.int32], sums: Floats, out: Described, first: int, n: int) -> int:
+    """Make an item a candidate, if it is none yet; returns how many there are."""
+    if place[item] < 0:
+        place[item] = n
+        out.items[n] = item
+        sums[n - first] = 0
+        n += 1
+    return n
+
+
+@compiled
+def _gather(
+    lists: Lists,
+    counts: Counts,
+    event: int,
+    time_s: int,
+    history: History,
+    popular: NDArray[np.int32],
+    extra: Rows,
+    place: NDArray[np.int32],
+    sums: Floats,
+    out: Described,
+    first: int,
+) -> int:
+    """Write the candidates of an event from `first` on, and add up their nearness; returns where they end.
+
+    The recent items come first, in their order. Columns of `sums`: near, timed, by recency (4), most, support.
+    """
+    recent, recent_s = history.items[event], history.times_s[event]
+    n, L = first, len(recent)
+    for k in range(L):
+        if recent[k] < 0:
+            break
+        n = _candidate(recent[k], place, sums, out, first, n)
+    rank = 0
+    for k in range(L):
+        r = recent[k]
+        if r < 0:
+            break
+        if k > 0 and recent_s[k] != recent_s[k - 1]:
+            rank = k
+        share = np.float32(1) / np.sqrt(max(lists.total[r], np.float32(1)))
+        near = np.float32(1) / np.float32(rank + 1)
+        gap = np.exp(-np.float32(max(time_s - recent_s[k], 0)) / GAP_S)
+        timed = near * gap / np.sqrt(max(lists.timed_total[r], np.float32(1e-3)))
+        group = 2 + (rank > 0) + (rank > 2) + (rank > 9)
+        for m in range(lists.start[r], lists.start[r] + lists.length[r]):
+            n = _candidate(lists.items[m], place, sums, out, first, n)
+            line = sums[place[lists.items[m]] - first]
+            weight = share * lists.weights[m]
+            line[0] += near * weight
+            line[1] += timed * lists.timed[m]
+            line[group] += weight
+            line[6] = max(line[6], near * weight)
+            line[7] += np.float32(1)
+    for item in popular:
+        n = _candidate(item, place, sums, out, first, n)
+    for item in extra:
+        if item >= 0 and counts.ever[item] > 0:
+            n = _candidate(item, place, sums, out, first, n)
+    return n
+
+
+@compiled
+def _describe(
+    counts: Counts, event: int, time_s: int, history: History, sums: Floats, out: Described, first: int, end: int
+) -> None:
+    """Write the features of an event's candidates, in the order of `FEATURES`."""
+    recent, recent_s, times = history.items[event], history.times_s[event], history.counts[event]
+    most, most_timed = np.float32(1e-30), np.float32(1e-30)
+    for c in range(end - first):
+        most, most_timed = max(most, sums[c, 0]), max(most_timed, sums[c, 1])
+    rank = 0
+    for c in range(end - first):
+        item, s, x = out.items[first + c], sums[c], out.features[first + c]
+        x[:] = 0
+        if s[7] > 0:
+            x[0], x[1], x[2] = _log(1 + 30 * s[0]), np.sqrt(s[0]), s[0] / most
+            x[3], x[4], x[5] = _log(1 + 30 * s[1]), np.sqrt(s[1]), s[1] / most_timed
+            for g in range(4):
+                if s[2 + g] > 0:
+                    x[6 + g] = _log(1 + 30 * s[2 + g])
+            x[10], x[11], x[12] = _log(1 + 30 * s[6]), _log(1 + s[7]), 1
+        x[13] = _log(np.float32(1 + counts.ever[item]))
+        x[14] = _log(np.float32(1 + counts.lately[item]))
+        x[15] = _log(np.float32(1 + counts.just_now[item]))
+        x[16], x[17] = _NEVER, _NEVER
+        if counts.ever[item] > 0:
+            x[16] = _log_hours(time_s - counts.last_s[item])
+            x[17] = _log_hours(time_s - counts.first_s[item])
+        if c < len(recent) and recent[c] == item:
+            if c > 0 and recent_s[c] != recent_s[c - 1]:
+                rank = c
+            x[18], x[19] = 1, np.float32(1) / np.float32(rank + 1)
+            x[20] = np.exp(-np.float32(max(time_s - recent_s[c], 0)) / GAP_S)
+            x[21] = x[13]
+            x[22], x[23] = _log(np.float32(times[c])), _log_hours(time_s - recent_s[c])
+            x[24] = np.float32(counts.again[item] + 0.5) / np.float32(counts.ever[item] + 1)
+
+
+@compiled
+def _mark(first: Rows, items: NDArray[np.int32], seen_first: Rows, seen: NDArray[np.int32], found: NDArray[np.bool_]) -> None:
+    largest = 0
+    for item in items:
+        largest = max(largest, item)
+    last = np.full(largest + 1, -1)
+    for e in range(len(first) - 1):
+        for s in range(seen_first[e], seen_first[e + 1]):
+            if seen[s] <= largest:
+                last[seen[s]] = e
+        for c in range(first[e], first[e + 1]):
+            found[c] = found[c] or last[items[c]] == e
+
+
+@inlined
+def _log_hours(seconds: int) -> np.float32:
+    return np.float32(0.2) * _log(1 + np.float32(max(seconds, 0)) / _HOUR_S)
+
+
+@inlined
+def _log(y: np.float32) -> np.float32:
+    """log of y >= 1 within 1e-5: the exponent's bits, and a polynomial of the mantissa."""
+    bits = bits_of_float32(np.float32(y))
+    f = float32_from_bits((bits & 0x7FFFFF) | 0x3F800000) - np.float32(1)
+    p = np.float32(0.09488474) + f * np.float32(-0.02172218)
+    p = np.float32(-0.49871556) + f * (np.float32(0.32195188) + f * (np.float32(-0.20321429) + f * p))
+    return np.float32((bits >> 23) - 127) * np.float32(0.6931472) + f * (np.float32(0.99995362) + f * p)
