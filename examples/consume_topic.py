@@ -34,7 +34,7 @@ pipeline = build_pipeline(settings)
 
 def after_batch(batch):
     user = batch.users[-1]
-    best = ", ".join(found.item for found in pipeline.learner.recommend(user, k=3, exclude_recent=True))
+    best = ", ".join(found.item for found in pipeline.learner.recommend(user, k=3, exclude_seen=True))
     print(f"{pipeline.accounting.trained:,} events trained; next for {user}: {best}")
 
 

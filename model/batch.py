@@ -36,7 +36,8 @@ class Batch:
 
     def only(self, events: Rows) -> Batch:
         """Some of the events."""
-        recent, times_s = (part[events] if part is not None else None for part in (self.recent, self.times_s))
+        recent = self.recent[events] if self.recent is not None else None
+        times_s = self.times_s[events] if self.times_s is not None else None
         return Batch(self.users[events], self.items[events], recent, times_s)
 
 

@@ -97,8 +97,8 @@ class Planner:
         """
         self._place = grown(self._place, known_items, fill=-1)
         recent = batch.recent if batch.recent is not None else np.empty((len(batch), 0), np.int32)
-        *plan, recent_at = _lay_out(batch.items, extra, recent, self._place)
-        return Plan(*plan, recent_at if batch.recent is not None else None)
+        items, in_batch, in_pools, at_items, at_extra, at_recent = _lay_out(batch.items, extra, recent, self._place)
+        return Plan(items, in_batch, in_pools, at_items, at_extra, at_recent if batch.recent is not None else None)
 
 
 @inlined
@@ -112,9 +112,7 @@ def _number(item: int, place: Ints, items: Rows, n: int) -> int:
 
 
 @compiled
-def _lay_out(
-    positives: Rows, extra: Rows, recent: Recent, place: Ints
-) -> tuple[Rows, int, int, Rows, Rows, Ints]:
+def _lay_out(positives: Rows, extra: Rows, recent: Recent, place: Ints) -> tuple[Rows, int, int, Rows, Rows, Ints]:
     """Number the distinct items in order of appearance; `place` is all -1 before and after."""
     B, L = recent.shape
     items = np.empty(len(positives) + len(extra) + B * L, np.int64)

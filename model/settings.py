@@ -169,9 +169,7 @@ class LearningSettings(Settings):
         "adagrad", "Optimizer of the embedding tables; dense-adam moves all rows at every step.", fixed=True
     )
     learning_rate: float = setting(0.1, "Learning rate of the embedding tables.", above=0)
-    dense_learning_rate: float = setting(
-        0.02, "Learning rate of everything else: layers and recency weights.", above=0
-    )
+    dense_learning_rate: float = setting(0.02, "Learning rate of everything else: layers and recency weights.", above=0)
     learning_rate_decay: float = setting(
         1.0, "Factor of both learning rates after every `decay-every` steps.", above=0, at_most=1
     )

@@ -69,8 +69,11 @@ class Evaluator(Protocol):
         """Which events of the next batch to rank, ascending."""
         ...
 
-    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None) -> None:
-        """Rank the chosen events among their candidates; None: the towers alone rank all items."""
+    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Any = None) -> None:
+        """Rank the chosen events among their candidates; None: the towers alone rank all items.
+
+        `due` says which events are learned from by then, with a feedback delay.
+        """
         ...
 
 
@@ -143,7 +146,7 @@ class Learner:
         k: int = 10,
         *,
         recent: Sequence[object] | None = None,
-        exclude_recent: bool = False,
+        exclude_seen: bool = False,
     ) -> list[Recommendation]:
         """The best items for a user, or for a session without one; best first, each with its score.
 
@@ -151,7 +154,7 @@ class Learner:
             user: id; an unknown one gets what a user without history gets.
             k: how many items.
             recent: instead of a user: the items of a session, oldest first.
-            exclude_recent: leave out the items that the recommendation is based on.
+            exclude_seen: leave out what the user had, or the items of the session.
 
         Raises:
             ValueError: neither or both of `user` and `recent` are given.
@@ -162,12 +165,16 @@ class Learner:
             return []
         recommender = Recommender(self)
         query = recommender.user(str(user)) if recent is None else recommender.session([str(i) for i in recent])
-        return recommender.recommend([query], k, exclude_recent=exclude_recent)[0]
+        return recommender.recommend([query], k, exclude_seen=exclude_seen)[0]
 
     def rank(self, user: object, items: Iterable[object]) -> list[Recommendation]:
         """Some items by their score for a user, best first; items that are not known are left out."""
-        wanted = {str(item) for item in items}
-        return [found for found in self.recommend(user, max(len(self.items), 1)) if found.item in wanted]
+        rows = [self.items.row_of(str(item)) for item in items]
+        among = np.unique([row for row in rows if row is not None]).astype(np.int64)
+        if not len(among):
+            return []
+        recommender = Recommender(self)
+        return recommender.recommend([recommender.user(str(user))], len(self.items), among=among)[0]
 
     def save(self, directory: str | Path) -> Path:
         """Write a checkpoint into a directory, for `load`, `streamer recommend`, `inspect` and `export`.
@@ -216,7 +223,7 @@ class Learner:
         # 2.
         times_s = self._times(batch)
         history = self.recent.observe(users, items, times_s)
-        rows = Batch(users, items, self._recent(history), times_s)
+        rows = Batch(users, items, self.recent_items(history), times_s)
         # 3.
         evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
         candidates = None
@@ -225,7 +232,7 @@ class Learner:
             wanted = np.union1d(evaluated, learned_from)
             nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
             at = np.searchsorted(wanted, evaluated)
-            nearest[at] = self._nearest(rows.only(evaluated))
+            nearest[at] = self._nearest(rows.only(evaluated), nearest.shape[1])
             candidates = self.evidence.observe(items, times_s, history, wanted, nearest)
             candidates.mark_seen(*self.seen.before(users, items, wanted)[1:])
             self.seen.observe(users, items)
@@ -289,17 +296,17 @@ class Learner:
             return np.asarray(batch.timestamps_s).astype(np.int64)
         return self.evidence.now_s + 1 + np.arange(len(batch))
 
-    def _recent(self, history: History) -> Recent | None:
+    def recent_items(self, history: History) -> Recent | None:
         """What the user tower reads of it."""
         length = self.settings.recent_items
         return np.ascontiguousarray(history.items[:, :length]) if length else None
 
-    def _nearest(self, rows: Batch) -> Rows:
-        """[n, retrieved items] the items nearest to the users by the towers; -1 where there are fewer."""
-        found = np.full((len(rows), self.settings.retrieved_items), -1)
+    def _nearest(self, rows: Batch, count: int) -> Rows:
+        """[n, count] the items nearest to the users by the towers; -1 where there are fewer."""
+        found = np.full((len(rows), count), -1)
         known = self.exact.size
-        if len(rows) and known and found.shape[1]:
-            best, _ = self.retriever.top(self.retriever.items(known), rows.users, found.shape[1], rows.recent)
+        if len(rows) and known and count:
+            best, _ = self.retriever.top(self.retriever.items(known), rows.users, count, rows.recent)
             found[:, : best.shape[1]] = best
         return found
 
@@ -307,15 +314,17 @@ class Learner:
         products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
         candidates.features[:, TOWER] = products
 
-    def candidates(self, rows: Batch, history: History, extra: Rows | None = None) -> Candidates:
+    def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int = 0) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is counted.
 
         Args:
-            rows: users, recent items, targets (-1 for none), and times.
+            rows: users, targets (-1 for none), and times (None: that of the latest event).
             history: of the users.
             extra: [n, x] further candidates of each, -1 for none.
+            least: how many candidates each must have, if there are as many items.
         """
-        nearest = self._nearest(rows)
+        rows = dataclasses.replace(rows, recent=self.recent_items(history))
+        nearest = self._nearest(rows, max(least, self.settings.retrieved_items))
         extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
         found = self.evidence.candidates(history, extra, rows.items, rows.times_s)
         self._add_towers(found, rows)

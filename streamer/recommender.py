@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from streamer.errors import StreamerError
+from streamer.model.batch import Batch, Floats, Rows
+from streamer.model.ranking.ranker import ALL, DISCOVERY
+from streamer.model.ranking.recent import History
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
-    from streamer.model.batch import Recent
 
 
 class Recommendation(NamedTuple):
@@ -32,20 +33,29 @@ class Query:
     Args:
         user: id, None for a session.
         row: row of the user; for an unknown user, the row that a new one would get.
-        recent: item rows of the user or of the session, most recent first.
+        history: of the user or of the session, [1, L].
         known: whether there is anything to go by.
         note: what the person who asks should know about the result.
     """
 
     user: str | None
     row: int
-    recent: tuple[int, ...] = ()
+    history: History
     known: bool = True
     note: str = ""
 
+    @property
+    def recent(self) -> tuple[int, ...]:
+        """Item rows of the user or of the session, most recent first."""
+        return tuple(row for row in self.history.items[0].tolist() if row >= 0)
+
+    def rows(self) -> Batch:
+        """As rows of the tables, without a target."""
+        return Batch(np.array([self.row]), np.array([-1]))
+
 
 class Recommender:
-    """Ranks all known items with a learner's current weights.
+    """Ranks items with a learner's current weights.
 
     Args:
         learner: what was learned.
@@ -60,8 +70,7 @@ class Recommender:
         row = learner.users.row_of(user)
         if row is None:
             return self._without_history(user, f"user {_printable(user)} is not known")
-        recent = learner.recent_of(learner.users.rows([user]))
-        return Query(user, row, tuple(r for r in recent[0].tolist() if r >= 0) if recent is not None else ())
+        return Query(user, row, learner.recent.of(np.array([row])))
 
     def session(self, items: Sequence[str]) -> Query:
         """The query for the items of a session, oldest first.
@@ -80,56 +89,68 @@ class Recommender:
             return self._without_history(None, "none of these items is known")
         unknown = ", ".join(_printable(item) for item, row in rows.items() if row is None)
         note = f"ignored, because they are not known: {unknown}" if unknown else ""
-        return Query(None, len(learner.users), known[: learner.recent.length], note=note)
+        history = learner.recent.of(np.array([len(learner.users)]))
+        count = min(len(known), learner.recent.length)
+        history.items[0, :count], history.counts[0, :count] = known[:count], 1
+        history.times_s[0, :count] = learner.evidence.now_s - np.arange(count)  # in this order, and just now
+        return Query(None, len(learner.users), history, note=note)
 
     def recommend(
-        self, queries: Sequence[Query], k: int = 10, *, exclude_recent: bool = False
+        self, queries: Sequence[Query], k: int = 10, *, exclude_seen: bool = False, among: Rows | None = None
     ) -> list[list[Recommendation]]:
         """The best items for each query, best first; fewer than `k` if fewer are left.
 
         Args:
             queries: from `user` and `session`.
             k: how many items.
-            exclude_recent: leave out the items that a query is based on.
+            exclude_seen: leave out what the user had, or the items of the session.
+            among: item rows; all others are left out.
         """
-        learner, ranker = self._learner, self._learner.ranker()
-        rows, scores = ranker.top(
-            ranker.items(len(learner.items)),
-            np.array([query.row for query in queries]),
-            k,
-            self._recent_matrix(queries),
-            [np.array(query.recent, np.int64) for query in queries] if exclude_recent else None,
-        )
-        found = []
-        for query, best, values in zip(queries, rows.tolist(), scores.tolist(), strict=True):
-            if not query.known and learner.trainer.model.beta is None:
-                best, values = self._most_popular(k)
-            ranked = [(row, score) for row, score in zip(best, values, strict=True) if isfinite(score)]
-            found.append([Recommendation(learner.items.id_of(r), score, r in query.recent) for r, score in ranked])
+        learner, found = self._learner, []
+        for query in queries:
+            if learner.settings.rerank:
+                items, scores = self._ranked(query, k, exclude_seen, among)
+            elif query.known:
+                items, scores = self._retrieved(query, k, exclude_seen)
+            else:
+                counts = learner.exact.counts(np.arange(len(learner.items)))
+                items, scores = np.arange(len(counts)), np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0))
+            kept = np.isfinite(scores) & (np.isin(items, among) if among is not None else True)
+            items, scores = items[kept], scores[kept]
+            best, recent = np.argsort(-scores, kind="stable")[:k], set(query.recent)
+            ranked = zip(items[best].tolist(), scores[best].tolist(), strict=True)
+            found.append([Recommendation(learner.items.id_of(row), score, row in recent) for row, score in ranked])
         return found
 
-    def _recent_matrix(self, queries: Sequence[Query]) -> Recent | None:
-        """[B, L] the recent items of all queries, filled up with -1."""
-        length = self._learner.recent.length
-        if not length:
-            return None
-        matrix = np.full((len(queries), length), -1, np.int32)
-        for line, query in zip(matrix, queries, strict=True):
-            line[: len(query.recent)] = query.recent
-        return matrix
+    def _ranked(self, query: Query, k: int, exclude_seen: bool, among: Rows | None) -> tuple[Rows, Floats]:
+        """Candidates and their scores by the ranker."""
+        learner = self._learner
+        candidates = learner.candidates(query.rows(), query.history, among[None] if among is not None else None, k)
+        scores = learner.ranker.scores(candidates, DISCOVERY if exclude_seen else ALL)
+        if exclude_seen:
+            seen = learner.seen.of(query.row)
+            candidates.mark_seen(np.array([0, len(seen)]), seen.astype(np.int32))
+            scores[candidates.seen] = -np.inf
+        return candidates.items.astype(np.int64), scores
 
-    def _most_popular(self, k: int) -> tuple[list[int], list[float]]:
-        """Rows and log shares of the items that are most popular lately."""
-        log_pop = self._learner.prior.log_pop(np.arange(len(self._learner.items)))
-        best = np.argsort(-log_pop, kind="stable")[:k]
-        return best.tolist(), log_pop[best].tolist()
+    def _retrieved(self, query: Query, k: int, exclude_seen: bool) -> tuple[Rows, Floats]:
+        """The best items by the towers alone, with their inner products."""
+        learner, rows = self._learner, query.rows()
+        left_out = [np.array(query.recent, np.int64)] if exclude_seen else None
+        items = learner.retriever.items(len(learner.items))
+        recent = learner.recent_items(query.history)
+        best, scores = learner.retriever.top(items, rows.users, len(items) if k > len(items) else k, recent, left_out)
+        return best[0], scores[0]
 
     def _without_history(self, user: str | None, why: str) -> Query:
-        if self._learner.trainer.model.beta is not None:
-            what = "this is what a user without history gets, by the popularity prior"
-        else:
-            what = "these are the most popular items, by the log of their share (the model has no popularity prior)"
-        return Query(user, len(self._learner.users), known=False, note=f"{why}: {what}")
+        learner = self._learner
+        what = (
+            "this is what a user without history gets"
+            if learner.settings.rerank
+            else "these are the most popular items"
+        )
+        row = len(learner.users)
+        return Query(user, row, learner.recent.of(np.array([row])), known=False, note=f"{why}: {what}")
 
 
 def _printable(raw: str) -> str:

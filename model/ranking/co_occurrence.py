@@ -11,7 +11,7 @@ grows is given to the next of that size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class CoOccurrence:
             np.zeros(1, np.int64),
         )
 
-    def observe(self, items: Rows, times_s: NDArray[np.integer], recent: Recent, recent_s: Seconds) -> None:
+    def observe(self, items: Rows, times_s: Rows, recent: Recent, recent_s: Seconds) -> None:
         """Take in events.
 
         Args:
@@ -101,8 +101,8 @@ class CoOccurrence:
             recent_s: [B, L] when the user had them.
         """
         self.reserve(int(max(items.max(initial=-1), recent.max(initial=-1))) + 1)
-        done, times_s = 0, times_s.astype(np.int32)
-        while (done := _observe(self.lists, self.length, items, times_s, recent, recent_s, done)) < len(items):
+        done, when_s = 0, times_s.astype(np.int32)
+        while (done := _observe(self.lists, self.length, items, when_s, recent, recent_s, done)) < len(items):
             self.extend()
 
     def of(self, item: int) -> dict[int, float]:
@@ -138,7 +138,7 @@ class CoOccurrence:
         self.lists.length[items], self.lists.total[items], self.lists.timed_total[items] = 0, 0, 0
         _remove(self.lists, gone)
 
-    def state(self) -> dict[str, NDArray]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """All lists, one after the other without gaps."""
         lists, size = self.lists, self.size
         length = lists.length[:size]
@@ -147,7 +147,7 @@ class CoOccurrence:
         pool = {name: getattr(lists, name)[at] for name in _POOL}
         return {**pool, "length": length, "total": lists.total[:size], "timed_total": lists.timed_total[:size]}
 
-    def load_state(self, state: dict[str, NDArray]) -> None:
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Take over what `state` returned."""
         length = state["length"].astype(np.int32)
         bits = np.where(length > 0, np.maximum(np.ceil(np.log2(np.maximum(length, 1))), _FIRST_BITS), 0).astype(np.int8)
@@ -165,7 +165,7 @@ class CoOccurrence:
             getattr(lists, name)[at] = state[name]
 
 
-def _lengthened(array: NDArray, size: int) -> NDArray:
+def _lengthened(array: NDArray[Any], size: int) -> NDArray[Any]:
     longer = np.empty(size, array.dtype)
     longer[: len(array)] = array
     return longer
@@ -215,7 +215,7 @@ def pair_up(lists: Lists, longest: int, item: int, time_s: int, recent: Recent, 
 
 
 @compiled
-def _add(lists: Lists, longest: int, item: int, other: int, weight: float, timed: float) -> None:
+def _add(lists: Lists, longest: int, item: int, other: int, weight: np.float32, timed: np.float32) -> None:
     """More weight for a neighbour; a new one takes the next place, or that of the lightest if the list is full."""
     start, length = lists.start[item], lists.length[item]
     for m in range(start, start + length):
@@ -260,7 +260,7 @@ def _move(lists: Lists, item: int) -> int:
         lists.items[start] = lists.free[bits]
         lists.free[bits] = start
     lists.start[item], lists.bits[item] = to, larger
-    return to
+    return int(to)
 
 
 @compiled

@@ -13,7 +13,7 @@ what an event is described by has counted all events before it, and not itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,12 +137,12 @@ class Evidence:
     def __init__(self, neighbours: int) -> None:
         self.co_occurrence = CoOccurrence(neighbours)
         self.size, self.events, self.now_s = 0, 0, 0
-        self._counts = Counts(*(np.zeros(0, kind) for kind in (np.int64, np.int64, np.int32, np.int32, np.int32, np.int32)))
+        long, short = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        self._counts = Counts(long, long, short, short, short, short)
         self._window = np.full(LATELY, -1, np.int32)  # items of the last events; event n at n % LATELY
         self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
-        self._memory = Described(
-            np.zeros(1, np.int64), np.empty(0, np.int32), np.empty((0, _FEATURES), np.float32), np.empty(0), np.empty(0)
-        )
+        none = np.empty(0, np.int64)
+        self._memory = Described(none, np.empty(0, np.int32), np.empty((0, _FEATURES), np.float32), none, none)
 
     def observe(
         self, items: Rows, times_s: Rows, history: History, wanted: Rows, extra: Rows | None = None
@@ -202,7 +202,7 @@ class Evidence:
         extra = np.empty((len(wanted), 0), np.int64) if extra is None else extra
         known = max(items.max(initial=-1), history.items.max(initial=-1), extra.max(initial=-1)) + 1
         self._grow(int(known))
-        times_s = np.clip(times_s, 0, 2**31 - 1).astype(np.int32)
+        when_s = np.clip(times_s, 0, 2**31 - 1).astype(np.int32)
         most = history.items.shape[1] * (1 + self.co_occurrence.length) + len(popular) + extra.shape[1]
         self._memory = self._memory._replace(
             first=np.zeros(len(wanted) + 1, np.int64),
@@ -212,20 +212,34 @@ class Evidence:
         sums = np.zeros((most, _SUMS), np.float32)
         at = np.zeros(3, np.int64)  # events, wanted events and candidates so far
         while True:
-            stream = (self._counts, self._window, self.events)
-            lists = (self.co_occurrence.lists, self.co_occurrence.length)
+            pairs = self.co_occurrence
             _describe_and_count(
-                *lists, *stream, items, times_s, history, wanted, popular, extra, self._place, sums, self._memory, at, count
+                pairs.lists,
+                pairs.length,
+                self._counts,
+                self._window,
+                self.events,
+                items,
+                when_s,
+                history,
+                wanted,
+                popular,
+                extra,
+                self._place,
+                sums,
+                self._memory,
+                at,
+                count,
             )
             if at[0] == len(items):
                 break
             self._make_room(int(at[2]), most, len(wanted) - int(at[1]))
         if count and len(items):
             self.events += len(items)
-            self.now_s = max(self.now_s, int(times_s.max()))
+            self.now_s = max(self.now_s, int(when_s.max()))
         filled, memory = int(at[2]), self._memory
-        items, features = memory.items[:filled], memory.features[:filled]
-        return Candidates(memory.first, items, features, memory.target, memory.bucket, features[:, _IS_RECENT] > 0)
+        found, features = memory.items[:filled], memory.features[:filled]
+        return Candidates(memory.first, found, features, memory.target, memory.bucket, features[:, _IS_RECENT] > 0)
 
     def _make_room(self, filled: int, most: int, left: int) -> None:
         """For candidates, and for the pairs of further events."""
@@ -253,13 +267,13 @@ class Evidence:
         self._window[np.isin(self._window, items)] = -1
         self.co_occurrence.forget_items(items)
 
-    def state(self) -> dict[str, NDArray]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Everything, as arrays."""
         counts = {f"counts.{name}": array[: self.size] for name, array in self._counts._asdict().items()}
         pairs = {f"pairs.{name}": array for name, array in self.co_occurrence.state().items()}
         return {**counts, **pairs, "window": self._window, "clock": np.array([self.events, self.now_s])}
 
-    def load_state(self, state: dict[str, NDArray]) -> None:
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Take over what `state` returned."""
         self.co_occurrence.load_state(
             {name.removeprefix("pairs."): array for name, array in state.items() if name.startswith("pairs.")}
@@ -449,7 +463,9 @@ def _describe(
 
 
 @compiled
-def _mark(first: Rows, items: NDArray[np.int32], seen_first: Rows, seen: NDArray[np.int32], found: NDArray[np.bool_]) -> None:
+def _mark(
+    first: Rows, items: NDArray[np.int32], seen_first: Rows, seen: NDArray[np.int32], found: NDArray[np.bool_]
+) -> None:
     largest = 0
     for item in items:
         largest = max(largest, item)
@@ -470,7 +486,7 @@ def _log_hours(seconds: int) -> np.float32:
 @inlined
 def _log(y: np.float32) -> np.float32:
     """log of y >= 1 within 1e-5: the exponent's bits, and a polynomial of the mantissa."""
-    bits = bits_of_float32(np.float32(y))
+    bits = bits_of_float32(np.float32(y))  # type: ignore[call-arg,var-annotated]
     f = float32_from_bits((bits & 0x7FFFFF) | 0x3F800000) - np.float32(1)
     p = np.float32(0.09488474) + f * np.float32(-0.02172218)
     p = np.float32(-0.49871556) + f * (np.float32(0.32195188) + f * (np.float32(-0.20321429) + f * p))

@@ -100,7 +100,9 @@ def _first_weights(rng: np.random.Generator) -> Weights:
     linear = np.array([_FIRST.get(name, 0.0) for name in FEATURES], np.float32)
     hidden = rng.standard_normal((HIDDEN, len(FEATURES)), np.float32) / np.float32(len(FEATURES) ** 0.5)
     shape = (len(BUCKETS), HIDDEN)
-    return Weights(np.tile(linear, (len(BUCKETS), 1)), hidden, np.zeros(shape, np.float32), np.zeros(HIDDEN, np.float32))
+    return Weights(
+        np.tile(linear, (len(BUCKETS), 1)), hidden, np.zeros(shape, np.float32), np.zeros(HIDDEN, np.float32)
+    )
 
 
 @compiled

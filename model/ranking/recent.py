@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class RecentItems:
         self.size, shape = 0, (0, self.length)
         self._all = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
 
-    def observe(self, users: Rows, items: Rows, times_s: NDArray[np.integer]) -> History:
+    def observe(self, users: Rows, items: Rows, times_s: Rows) -> History:
         """Each event's user as of the event; the events are taken in.
 
         An event sees all earlier events of its user, those of the same call too.
@@ -93,11 +93,11 @@ class RecentItems:
         gone[items] = True
         _remove(self._all, self.size, gone)
 
-    def state(self) -> dict[str, NDArray]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """The lists of all users; views."""
         return {name: array[: self.size] for name, array in self._all._asdict().items()}
 
-    def load_state(self, state: dict[str, NDArray]) -> None:
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Take over lists that `state` returned; they may be of another length."""
         self._clear()
         self._grow(len(state["items"]))

@@ -212,11 +212,11 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
     """For a few people who were here often enough: what they had last, and what they may like next."""
     from streamer.recommender import Recommender
 
-    often = ((learner.recent.state() >= 0).sum(axis=1) >= most).nonzero()[0]
+    often = ((learner.recent.state()["items"] >= 0).sum(axis=1) >= most).nonzero()[0]
     chosen = often[[len(often) * k // users for k in range(users)]] if len(often) >= users else often
     recommender = Recommender(learner)
     queries = [recommender.user(learner.users.id_of(row)) for row in chosen.tolist()]
-    found = recommender.recommend(queries, most, exclude_recent=True) if queries else []
+    found = recommender.recommend(queries, most, exclude_seen=True) if queries else []
     return [
         {
             "user": query.user,

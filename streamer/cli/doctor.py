@@ -144,7 +144,7 @@ def check_numba(_: RunSettings) -> Iterator[Finding]:
         import numba
 
         assert numba.njit(lambda x: x + 1)(41) == 42
-        from streamer.model.recent import RecentItems
+        from streamer.model.ranking.recent import RecentItems
 
         RecentItems(length=1)
     except Exception as error:

@@ -1,16 +1,14 @@
 """`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
 
-The inner product of a user's and an item's vector is the model's score, but for the repeat bias and co-occurrence,
-which concern only the recent items of each user and what goes with them. Where the model has a popularity prior, it is
-the last dimension: log pop on the item's side, beta on the user's. A model that leaves much to co-occurrence has
-weaker vectors: where an index is all that serves, learn with `--co-occurring-items 0`.
+The inner product of a user's and an item's vector is the score by which the towers retrieve. It is one of the numbers
+that the ranker reads.
 
 `.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
 
     SIDE.vectors      float32 [N, dim]
     SIDE.ids.utf8     uint8, all ids one after the other as UTF-8
     SIDE.ids.offsets  int64 [N + 1], where each id begins, and the end
-    about             uint8, a JSON object as UTF-8: checkpoint, saved_at, dim, prior
+    about             uint8, a JSON object as UTF-8: checkpoint, saved_at, dim
 
 `streamer.checkpoint.unpack_strings(npz, "items.ids")` makes a list of the ids; so does
 
@@ -68,15 +66,14 @@ BLOCK_ROWS = 1 << 15
 def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
     """Write the vectors of the newest checkpoint with their ids, for an ANN index.
 
-    The inner product of a user's and an item's vector is the model's score without repeat bias and co-occurrence; the
-    popularity prior is in it, as the last dimension (log pop for items, beta for users).
+    The inner product of a user's and an item's vector is the score by which the towers retrieve candidates.
 
     \b
     Arrays of the .npz, for SIDE items and users, readable without pickle:
       SIDE.vectors      float32 [N, dim]
       SIDE.ids.utf8     uint8, all ids one after the other
       SIDE.ids.offsets  int64 [N + 1], where each begins, and the end
-      about             uint8, a JSON object: checkpoint, saved_at, dim, prior
+      about             uint8, a JSON object: checkpoint, saved_at, dim
     Columns of the .parquet: side, id, vector
     """
     write = writer_for(out)
@@ -103,9 +100,8 @@ def described(summary: dict[str, Any]) -> str:
 
 def about(loaded: Loaded) -> bytes:
     """Where the vectors come from, as JSON."""
-    prior = loaded.learner.trainer.model.beta is not None
     values = {"checkpoint": loaded.path.name, "saved_at": loaded.meta["saved_at"]}
-    return json.dumps({**values, "dim": dim_of(loaded.learner), "prior": prior}).encode()
+    return json.dumps({**values, "dim": dim_of(loaded.learner)}).encode()
 
 
 # vectors --------------------------------------------------------------------------------------------------------------
@@ -113,8 +109,7 @@ def about(loaded: Loaded) -> bytes:
 
 def dim_of(learner: Learner) -> int:
     """Size of the exported vectors."""
-    model = learner.trainer.model
-    return model.settings.item_tower.out_dim + (model.beta is not None)
+    return learner.settings.item_tower.out_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +138,19 @@ class Side:
 
 
 def item_vectors(learner: Learner, rows: Rows) -> Floats:
-    """[n, dim] the item tower's vectors, and log pop where the model has a prior."""
+    """[n, dim] the item tower's vectors."""
     import torch
 
     from streamer.model.towers import TouchedRows
 
-    model = learner.trainer.model
     with torch.no_grad():
-        vectors = model.items(TouchedRows(torch.device("cpu")), rows)
-        _, vectors = model.with_prior(vectors[:0], vectors, torch.from_numpy(learner.prior.log_pop(rows)))
-    found: Floats = vectors.numpy()
+        found: Floats = learner.trainer.model.items(TouchedRows(torch.device("cpu")), rows).numpy()
     return found
 
 
 def user_vectors(learner: Learner, rows: Rows) -> Floats:
-    """[n, dim] the user tower's vectors, and beta where the model has a prior."""
-    found: Floats = learner.ranker().queries(rows, learner.recent_of(rows)).numpy()
+    """[n, dim] the user tower's vectors."""
+    found: Floats = learner.retriever.queries(rows, learner.recent_items(learner.recent.of(rows))).numpy()
     return found
 
 

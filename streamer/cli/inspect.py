@@ -67,7 +67,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     embeddings, dense = sum(t.size * t.dim for t in model.tables.values()), sum(p.numel() for p in model.parameters())
     counts, occurrence = learner.exact.counts(rows), learner.occurrence.values(rows)
     head = np.argsort(-counts, kind="stable")
-    lately = learner.prior.counts(rows) / max(learner.prior.total, 1e-12)
+    lately = learner.evidence.lately(rows)
     popular = _top(ids, counts, top, "events")
     return {
         "checkpoint": str(loaded.path),

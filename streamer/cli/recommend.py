@@ -34,10 +34,9 @@ _QUERY = "Query"
 @option(_QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="How many items.")
 @option(
     _QUERY,
-    "--exclude-recent",
+    "--exclude-seen",
     is_flag=True,
-    help="Leave out the user's recent items, as many as the model remembers: --recent-items or --repeat-ranks of "
-    "`streamer run`, whichever is more (30 by default).",
+    help="Leave out the items that the user had, or those of the session.",
 )
 @option(_QUERY, "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @checkpoint_options
@@ -46,7 +45,7 @@ def recommend(
     users: tuple[str, ...],
     recent: tuple[str, ...],
     count: int,
-    exclude_recent: bool,
+    exclude_seen: bool,
     as_json: bool,
 ) -> None:
     """Recommend items from the newest checkpoint.
@@ -62,7 +61,7 @@ def recommend(
         raise CheckpointError(f"{loaded.path} has no items: nothing was trained when it was written")
     recommender = Recommender(loaded.learner)
     queries = [recommender.session(recent)] if recent else [recommender.user(user) for user in users]
-    found = recommender.recommend(queries, count, exclude_recent=exclude_recent)
+    found = recommender.recommend(queries, count, exclude_seen=exclude_seen)
     if as_json:
         click.echo(json.dumps(as_object(loaded.path, loaded.meta, queries, found)))
         return

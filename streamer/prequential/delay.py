@@ -17,10 +17,10 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned, Learner
 from streamer.model.batch import Batch, Recent, Rows
 from streamer.model.ranking.recent import RecentItems
+from streamer.model.ranking.seen_items import SeenBefore
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult
 from streamer.prequential.floors import RECENT, Stretch
-from streamer.model.ranking.seen_items import SeenBefore
 
 
 class Due(NamedTuple):
@@ -106,7 +106,7 @@ class DelayedLearner(Learner):
         self.trainer.model.grow(len(self.users), len(self.items))
         history = self._live.observe(users, items, times_s)
         if evaluator is not None:
-            rows, chosen = Batch(users, items, self._recent(history), times_s), evaluator.choose(len(batch))
+            rows, chosen = Batch(users, items, self.recent_items(history), times_s), evaluator.choose(len(batch))
             candidates = self.candidates(rows.only(chosen), history.only(chosen)) if self.settings.rerank else None
             evaluator(rows, chosen, candidates, due)
         # 2.

@@ -21,11 +21,11 @@ from streamer.model.jit import compiled
 from streamer.model.ranking.evidence import Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.recent import RecentItems
+from streamer.model.ranking.seen_items import SeenBefore, UserItems
 from streamer.model.retrieval import Excluded
 from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
 from streamer.prequential.metrics import MISS, Figure, Tally
-from streamer.model.ranking.seen_items import SeenBefore, UserItems
 from streamer.prequential.slices import SLICES, FirstEvents, Traits
 
 MODEL = "model"
@@ -159,7 +159,7 @@ class Prequential:
         # 1.
         seen = self._seen_before(batch, chosen)
         traits = self._traits(batch, chosen, seen)
-        recent = self._recent.observe(batch.users, batch.items, batch.times_s).items
+        recent = self._recent.observe(batch.users, batch.items, _times(batch)).items
         stretch = self._pending.stretch(batch, recent, chosen, due or Due.at_once(self.events, len(batch)), seen)
         self.events += len(batch)
         # 2.
@@ -210,11 +210,11 @@ class Prequential:
         """The model's ranks. An item that is not trained yet is in no list, however few there are."""
         ranks = Ranks.missed(len(chosen))
         if candidates is not None:
-            for purpose, found in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
+            for purpose, places in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
                 scores = self.learner.ranker.scores(candidates, purpose)
                 fresh = seen.fresh | (purpose == ALL)
                 without = (seen.first, seen.items) if purpose == DISCOVERY else _NOTHING_SEEN
-                _ranks(candidates.first, candidates.items, candidates.target, scores, fresh, *without, found)
+                _ranks(candidates.first, candidates.items, candidates.target, scores, fresh, *without, places)
             return ranks
         known = np.flatnonzero(batch.items[chosen] < self.learner.exact.size)
         if not len(known):
@@ -226,6 +226,10 @@ class Prequential:
         ranks.among_all[known] = found[0]
         ranks.among_new[known] = np.where(seen.fresh[known], found[1], MISS)
         return ranks
+
+
+def _times(batch: Batch) -> Rows:
+    return batch.times_s if batch.times_s is not None else np.zeros(len(batch), np.int64)
 
 
 @compiled

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import torch
+from streamer.model.co_occurrence import REACH, CoOccurrence
 from torch import Tensor
 
 from streamer.model import resampling
 from streamer.model.batch import Batch, StreamState
-from streamer.model.co_occurrence import REACH, CoOccurrence
 from streamer.model.trainer import Trainer
 
 

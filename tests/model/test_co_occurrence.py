@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streamer.model.co_occurrence import REACH, CoOccurrence, Nearness
 
 from streamer.model.batch import Recent
-from streamer.model.co_occurrence import REACH, CoOccurrence, Nearness
 from streamer.model.growing import SMALLEST_CAPACITY
 
 ITEMS = 9

@@ -8,11 +8,11 @@ import graph_walk
 import numpy as np
 import pytest
 import torch
+from streamer.model.co_occurrence import CoOccurrence
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from streamer.model.batch import Batch, StreamState
-from streamer.model.co_occurrence import CoOccurrence
 from streamer.model.kernels import Sampling, SparseScores, blocks_numba, blocks_torch, sampled_softmax
 from streamer.model.kernels.pooling import pooled
 from streamer.model.losses import METHODS, Proposals

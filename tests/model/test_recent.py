@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streamer.model.recent import RecentItems
 
 from streamer.model.batch import Recent
 from streamer.model.growing import SMALLEST_CAPACITY
-from streamer.model.recent import RecentItems
 
 Event = tuple[int, int]
 streams = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60)

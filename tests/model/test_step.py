@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference
+from streamer.model.co_occurrence import CoOccurrence
 
 from streamer.model.batch import Batch, StreamState
-from streamer.model.co_occurrence import CoOccurrence
 from streamer.model.kernels import blocks_numba
 from streamer.model.losses import METHODS
 from streamer.model.occurrence import Occurrence

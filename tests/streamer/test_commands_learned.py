@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from line_harness import run_settings
 from pyarrow import parquet
+from streamer.model.co_occurrence import REACH
 
 from streamer.build import build_pipeline
 from streamer.checkpoint import unpack_strings
@@ -26,7 +27,6 @@ from streamer.cli.main import cli
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
 from streamer.metrics.composition import composition
-from streamer.model.co_occurrence import REACH
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
@@ -156,9 +156,9 @@ def test_several_users_get_what_each_gets_alone(trained):
     assert [ids(answer) for answer in together] == [ids(alone[k]) for k in (0, 1, 0)]
 
 
-def test_exclude_recent_leaves_out_exactly_what_is_remembered(trained):
+def test_exclude_seen_leaves_out_exactly_what_is_remembered(trained):
     (everything,), (rest,) = (
-        answers(trained, "--user", "u3", "-k", 1000, *flags) for flags in ([], ["--exclude-recent"])
+        answers(trained, "--user", "u3", "-k", 1000, *flags) for flags in ([], ["--exclude-seen"])
     )
     had = remembered(trained, "u3")
     assert 0 < len(had) < 30
@@ -554,5 +554,5 @@ def test_help_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for option in ("--exclude-recent", "--top", "--side", "--redis-url"):
+    for option in ("--exclude-seen", "--top", "--side", "--redis-url"):
         assert option in done.stdout

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from streamer.model.batch import Recent, Rows
-from streamer.prequential.metrics import MISS
 from streamer.model.ranking.seen_items import SeenBefore
+from streamer.prequential.metrics import MISS
 
 RECENT = 10
 """How many of a user's last distinct items the floors look at."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from streamer.model.batch import Recent, Rows
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
-from streamer.prequential.floors.base import RECENT, Ranks, Stretch
 from streamer.model.ranking.pair_counts import PairCounts, Pool, add_one
+from streamer.prequential.floors.base import RECENT, Ranks, Stretch
 
 Doubles = NDArray[np.float64]
 

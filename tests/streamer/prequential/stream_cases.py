@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
+from streamer.model.recent import RecentItems
 
 from streamer.model.batch import Batch
-from streamer.model.recent import RecentItems
+from streamer.model.ranking.seen_items import UserItems
 from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, Ranks
 from streamer.prequential.metrics import MISS
-from streamer.model.ranking.seen_items import UserItems
 
 
 def in_order_of_appearance(raw: list[int]) -> np.ndarray:
