@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
@@ -21,6 +22,8 @@ from streamer.model.ranking.evidence import BUCKETS, FEATURES, Candidates
 ALL, DISCOVERY = 0, 1
 """Purposes: rank everything, or what is new to the user."""
 HIDDEN = 16
+HIDDEN_RATE = 1 / 3
+"""Learning rate of everything but the linear weights, as a share of theirs."""
 _FIRST = {"near log": 1.0, "events lately": 0.3, "tower": 0.3}
 _NEGLIGIBLE = np.float32(1e-5)
 
@@ -54,25 +57,31 @@ class Ranker:
 
     def scores(self, candidates: Candidates, purpose: int = ALL) -> Floats:
         """[c] of all candidates."""
-        found = np.empty(len(candidates.items), np.float32)
-        _scores(self.weights[purpose], candidates.first, candidates.features, candidates.bucket, found)
+        weights, found = self.weights[purpose], np.empty(len(candidates.items), np.float32)
+        products = _product(candidates.features, _matrix(weights).T)
+        _scores(weights, products, candidates.first, candidates.bucket, found)
         return found
 
     def learn(self, candidates: Candidates, events: Rows) -> None:
         """Learn from some events, given by their places among those that have candidates."""
+        chosen = candidates.only(events)
         for purpose, (weights, squares) in enumerate(zip(self.weights, self._squares, strict=True)):
             gradient, counts = weights.zeros(), np.zeros(len(BUCKETS), np.float32)
-            described = (candidates.first, candidates.features, candidates.bucket, candidates.target, candidates.seen)
-            _add_gradients(weights, *described, events, purpose == DISCOVERY, gradient, counts)
-            if not counts.any():
-                continue
+            products = _product(chosen.features, _matrix(weights).T)  # [c, buckets + hidden]
+            derivatives = np.zeros_like(products)
+            described = (chosen.first, chosen.bucket, chosen.target, chosen.seen)
+            _derive(weights, products, *described, purpose == DISCOVERY, derivatives, gradient, counts)
+            total = np.float32(max(counts.sum(), 1))
             by_bucket = np.maximum(counts, 1)[:, None]
-            means = (gradient.linear / by_bucket, gradient.hidden / counts.sum(), gradient.bias / by_bucket)
-            for part, square, mean, rate in zip(
-                weights, squares, (*means, gradient.out / counts.sum()), (1.0, 1 / 3, 1 / 3, 1 / 3), strict=True
-            ):
-                square += mean**2
-                part -= np.float32(rate * self.learning_rate) * mean / np.sqrt(square)
+            sums = _product(derivatives.T, chosen.features)
+            self._update(weights.linear, squares.linear, sums[: len(BUCKETS)] / by_bucket, 1.0)
+            self._update(weights.hidden, squares.hidden, sums[len(BUCKETS) :] / total, HIDDEN_RATE)
+            self._update(weights.bias, squares.bias, gradient.bias / by_bucket, HIDDEN_RATE)
+            self._update(weights.out, squares.out, gradient.out / total, HIDDEN_RATE)
+
+    def _update(self, weights: Floats, squares: Floats, gradient: Floats, rate: float) -> None:
+        squares += gradient**2
+        weights -= np.float32(rate * self.learning_rate) * gradient / np.sqrt(squares)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Weights and optimizer state."""
@@ -105,72 +114,73 @@ def _first_weights(rng: np.random.Generator) -> Weights:
     )
 
 
+def _matrix(weights: Weights) -> Floats:
+    """[buckets + hidden, features] everything that features are multiplied with."""
+    return np.concatenate([weights.linear, weights.hidden])
+
+
+def _product(a: Floats, b: Floats) -> Floats:
+    """By torch, whose threads the settings govern."""
+    found: Floats = torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    return found
+
+
 @compiled
-def _scores(weights: Weights, first: Rows, features: Floats, bucket: Rows, found: Floats) -> None:
-    units = np.empty(HIDDEN, np.float32)
+def _scores(weights: Weights, products: Floats, first: Rows, bucket: Rows, found: Floats) -> None:
     for e in range(len(first) - 1):
         for c in range(first[e], first[e + 1]):
-            found[c] = _score(weights, features[c], bucket[e], units)
+            found[c] = _score(weights, products[c], bucket[e])
 
 
 @compiled
-def _score(weights: Weights, x: Floats, b: int, units: Floats) -> np.float32:
-    """The score of a candidate; `units` gets the hidden units before the ReLU."""
-    score = np.float32(0)
-    for f in range(len(x)):
-        score += weights.linear[b, f] * x[f]
+def _score(weights: Weights, products: Floats, b: int) -> np.float32:
+    score, units = products[b], products[len(BUCKETS) :]
     for h in range(HIDDEN):
-        unit = weights.bias[b, h]
-        for f in range(len(x)):
-            unit += weights.hidden[h, f] * x[f]
-        units[h] = unit
-        score += weights.out[h] * max(unit, np.float32(0))
-    return score
+        score += weights.out[h] * max(units[h] + weights.bias[b, h], np.float32(0))
+    return np.float32(score)
 
 
 @compiled
-def _add_gradients(
+def _derive(
     weights: Weights,
+    products: Floats,
     first: Rows,
-    features: Floats,
     bucket: Rows,
     target: Rows,
     seen: NDArray[np.bool_],
-    events: Rows,
     discovery: bool,
+    derivatives: Floats,
     gradient: Weights,
     counts: Floats,
 ) -> None:
-    """Sums of d(-log softmax at the target); events whose target is no candidate teach nothing."""
-    most = 0
-    for e in events:
-        most = max(most, first[e + 1] - first[e])
-    scores, units = np.empty(most, np.float32), np.empty((most, HIDDEN), np.float32)
-    for e in events:
+    """Derivatives of -log softmax at the target by `products`, and sums of those by `bias` and `out`.
+
+    Events whose target is no candidate teach nothing.
+    """
+    scores = np.empty(len(products), np.float32)
+    for e in range(len(target)):
         own, b, begin, end = target[e], bucket[e], first[e], first[e + 1]
         if own < 0 or (discovery and seen[own]):
             continue
         counts[b] += 1
         best = np.float32(-np.inf)
         for c in range(begin, end):
-            if discovery and seen[c]:
-                scores[c - begin] = -np.inf
-                continue
-            scores[c - begin] = _score(weights, features[c], b, units[c - begin])
-            best = max(best, scores[c - begin])
+            hidden = discovery and seen[c]
+            scores[c] = np.float32(-np.inf) if hidden else _score(weights, products[c], b)
+            best = max(best, scores[c])
         total = np.float32(0)
-        for c in range(end - begin):
+        for c in range(begin, end):
             scores[c] = np.exp(scores[c] - best)
             total += scores[c]
         for c in range(begin, end):
-            g = scores[c - begin] / total - np.float32(c == own)
+            g = scores[c] / total - np.float32(c == own)
             if abs(g) < _NEGLIGIBLE:
                 continue
-            x, line = features[c], units[c - begin]
-            gradient.linear[b] += g * x
+            derivatives[c, b] = g
             for h in range(HIDDEN):
-                if line[h] > 0:
-                    gradient.out[h] += g * line[h]
+                unit = products[c, len(BUCKETS) + h] + weights.bias[b, h]
+                if unit > 0:
                     inner = g * weights.out[h]
+                    derivatives[c, len(BUCKETS) + h] = inner
                     gradient.bias[b, h] += inner
-                    gradient.hidden[h] += inner * x
+                    gradient.out[h] += g * unit
