@@ -226,20 +226,13 @@ class Learner:
         rows = Batch(users, items, self.recent_items(history), times_s)
         # 3.
         evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
-        candidates = None
+        learned_from = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
+        candidates, wanted = None, np.union1d(evaluated, learned_from)
         if self.settings.rerank:
-            learned_from = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
-            wanted = np.union1d(evaluated, learned_from)
-            nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
-            at = np.searchsorted(wanted, evaluated)
-            nearest[at] = self._nearest(rows.only(evaluated), nearest.shape[1])
-            candidates = self.evidence.observe(items, times_s, history, wanted, nearest)
-            candidates.mark_seen(*self.seen.before(users, items, wanted)[1:])
-            self.seen.observe(users, items)
-            self._add_towers(candidates, rows.only(wanted))
+            candidates = self._observe(rows, history, wanted, evaluated)
         # 4.
         if evaluator is not None:
-            evaluator(rows, evaluated, candidates.only(at) if candidates is not None else None)
+            evaluator(rows, evaluated, candidates and candidates.only(np.searchsorted(wanted, evaluated)))
         # 5.
         if candidates is not None:
             self.ranker.learn(candidates, np.searchsorted(wanted, learned_from))
@@ -289,6 +282,21 @@ class Learner:
             for k, number in found:
                 numbers[k, c] = number if number is not None else numbers[k, c]
         tower.features.set(at, codes, numbers)
+
+    def _observe(self, rows: Batch, history: History, wanted: Rows, evaluated: Rows) -> Candidates:
+        """Candidates of the wanted events, as of each; all events are counted.
+
+        Of the events to be evaluated, as of those that are served, the items nearest by the towers are candidates too:
+        that is a search among all items, which those that are only learned from do without.
+        """
+        nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
+        nearest[np.isin(wanted, evaluated)] = self._nearest(rows.only(evaluated), nearest.shape[1])
+        assert rows.times_s is not None
+        found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
+        found.mark_seen(*self.seen.before(rows.users, rows.items, wanted)[1:])
+        self.seen.observe(rows.users, rows.items)
+        self._add_towers(found, rows.only(wanted))
+        return found
 
     def _times(self, batch: MicroBatch) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one before."""

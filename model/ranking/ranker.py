@@ -72,7 +72,7 @@ class Ranker:
             described = (chosen.first, chosen.bucket, chosen.target, chosen.seen)
             _derive(weights, products, *described, purpose == DISCOVERY, derivatives, gradient, counts)
             total = np.float32(max(counts.sum(), 1))
-            by_bucket = np.maximum(counts, 1)[:, None]
+            by_bucket: Floats = np.maximum(counts, np.float32(1))[:, None]
             sums = _product(derivatives.T, chosen.features)
             self._update(weights.linear, squares.linear, sums[: len(BUCKETS)] / by_bucket, 1.0)
             self._update(weights.hidden, squares.hidden, sums[len(BUCKETS) :] / total, HIDDEN_RATE)
