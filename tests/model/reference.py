@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from streamer.model.co_occurrence import REACH, CoOccurrence
 from torch import Tensor
 
 from streamer.model import resampling
@@ -60,24 +59,6 @@ class Reference:
             pooled = pooled + self.dense["recency"][k].exp() / total * self.vector("item", item)
         return self.vector("user", user, pooled * self.dense["scale"])
 
-    def nearness(self, item: int, recent: list[int], co_occurrence: CoOccurrence) -> float:
-        total = 0.0
-        for k, other in enumerate(recent[:REACH]):
-            total += co_occurrence.of(other).get(item, 0.0) / (k + 1) / math.sqrt(max(co_occurrence.total(other), 1.0))
-        return math.log(1 + 30 * total)
-
-    def score(
-        self, q: Tensor, item: int, recent: list[int], log_prior: float, co_occurrence: CoOccurrence | None = None
-    ) -> Tensor:
-        s = q @ self.vector("item", item)
-        if self.model.settings.prior != "off":
-            s = s + self.dense["beta"] * log_prior
-        if item in recent[: self.model.settings.repeat_ranks]:
-            s = s + self.dense["repeat"][recent.index(item)]
-        if co_occurrence is not None and self.model.settings.co_occurrence:
-            s = s + self.dense["gamma"][int(item in recent)] * self.nearness(item, recent, co_occurrence)
-        return s
-
     # loss ------------------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, view: StreamState) -> Tensor:
@@ -87,19 +68,18 @@ class Reference:
         m = sampler.draws or B
         if method.name in ("ssl", "ssl-pop", "g-tower"):
             corrected = method.name != "ssl"
-            return self.softmax(batch, view, batch_items, lambda j: self.log_pop(view, j) if corrected else 0.0)
+            return self.softmax(batch, batch_items, lambda j: self.log_pop(view, j) if corrected else 0.0)
         if method.name == "mns":
             count = B if sampler.uniform_negatives is None else sampler.uniform_negatives
             uniform = self.host_draws.integers(0, N, count).tolist()
             a = B / (B + len(uniform))
             return self.softmax(
                 batch,
-                view,
                 batch_items + uniform,
                 lambda j: math.log(a * math.exp(self.log_pop(view, j)) + (1 - a) / N),
             )
         if method.name == "full-softmax":
-            return self.softmax(batch, view, list(range(N)), lambda j: 0.0)
+            return self.softmax(batch, list(range(N)), lambda j: 0.0)
         if method.name == "bir":
             return self.resampled(batch, view, batch_items, m)
         assert method.name == "xir"
@@ -114,21 +94,20 @@ class Reference:
     def log_pop(self, view: StreamState, item: int) -> float:
         return float(view.popularity.log_pop(np.array([item]))[0])
 
-    def rows(self, batch: Batch, view: StreamState):
+    def rows(self, batch: Batch):
         """Each event: its score function and its own item."""
-        prior = view.prior or view.popularity
         for b in range(len(batch)):
             recent = [] if batch.recent is None else [int(i) for i in batch.recent[b] if i >= 0]
             q = self.query(int(batch.users[b]), recent)
 
-            def score(item: int, q=q, recent=recent) -> Tensor:
-                return self.score(q, item, recent, float(prior.log_pop(np.array([item]))[0]), view.co_occurrence)
+            def score(item: int, q=q) -> Tensor:
+                return q @ self.vector("item", item)
 
             yield score, int(batch.items[b])
 
-    def softmax(self, batch: Batch, view: StreamState, candidates: list[int], log_proposal) -> Tensor:
+    def softmax(self, batch: Batch, candidates: list[int], log_proposal) -> Tensor:
         losses = []
-        for score, own in self.rows(batch, view):
+        for score, own in self.rows(batch):
             others = candidates
             positive = score(own) - log_proposal(own)
             if self.trainer.settings.mask_positive:
@@ -143,7 +122,7 @@ class Reference:
         offsets = torch.rand(len(batch), generator=self.draws)
         distinct = list(dict.fromkeys(candidates))
         losses, weights, scores, owns = [], [], [], []
-        for score, own in self.rows(batch, view):
+        for score, own in self.rows(batch):
             s = torch.stack([score(j) for j in distinct])
             source = proposal or view.popularity
             z = torch.stack([s[k] - float(source.log_pop(np.array([j]))[0]) for k, j in enumerate(distinct)]).detach()

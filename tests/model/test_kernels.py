@@ -8,7 +8,6 @@ import graph_walk
 import numpy as np
 import pytest
 import torch
-from streamer.model.co_occurrence import CoOccurrence
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,18 +20,17 @@ from streamer.model.popularity import ExactPopularity
 from streamer.model.settings import MethodSettings, id_towers
 from streamer.model.trainer import Trainer
 
-B, N, D, L = 9, 14, 5, 4
+B, N, D = 9, 14, 5
 
 
 def parts_of(method: str):
     """What a method asks of the kernel for a small batch with repeated items."""
     rng = np.random.default_rng(2)
-    recent = np.stack([rng.permutation(N)[:L] for _ in range(B)]).astype(np.int32)
-    batch = Batch(np.arange(B), rng.integers(0, N, B), recent)
+    batch = Batch(np.arange(B), rng.integers(0, N, B))
     popularity = ExactPopularity()
     popularity.observe(rng.zipf(1.4, 300) % N)
     extra = {"none": np.empty(0, np.int64), "all": np.arange(N)}.get(METHODS[method].extra, rng.integers(0, N, 8))
-    plan = Planner(ranks=L).plan(batch, extra, N)
+    plan = Planner().plan(batch, extra, N)
     proposals = Proposals(popularity.log_pop(plan.items), None, N)
     return METHODS[method].terms(plan, proposals, MethodSettings(draws=6))
 
@@ -48,10 +46,12 @@ def test_gradients_equal_finite_differences(method, resampler):
         Q = torch.randn(B, D, dtype=torch.float64, requires_grad=True)
         E = torch.randn(len(c.count), D, dtype=torch.float64, requires_grad=True)
         positive = torch.randn(B, dtype=torch.float64, requires_grad=True)
-        values = torch.randn(len(c.recent.ranks), dtype=torch.float64, requires_grad=True)
+        rows, columns = torch.nonzero(torch.rand(B, len(c.count)) < 0.3, as_tuple=True)
+        first = torch.searchsorted(rows, torch.arange(B + 1)).int()
+        values = torch.randn(len(rows), dtype=torch.float64, requires_grad=True)
         offsets = torch.rand(B, dtype=torch.float64)
 
-        def loss(Q, E, positive, values, part=part, c=c, offsets=offsets):
+        def loss(Q, E, positive, values, part=part, c=c, offsets=offsets, places=(first, rows, columns.int())):
             sampling = Sampling(
                 torch.from_numpy(part.log_weight()).double(),
                 part.draws,
@@ -61,13 +61,7 @@ def test_gradients_equal_finite_differences(method, resampler):
                 resampler,
                 torch.Generator().manual_seed(1),
             )
-            entries = SparseScores(
-                torch.from_numpy(c.recent.first),
-                torch.from_numpy(c.recent.rows),
-                torch.from_numpy(c.recent.columns),
-                values,
-            )
-            return sampled_softmax(Q, E, positive, sampling, entries).loss
+            return sampled_softmax(Q, E, positive, sampling, SparseScores(*places, values)).loss
 
         assert torch.autograd.gradcheck(loss, (Q, E, positive, values), eps=1e-6, atol=1e-6)
 
@@ -183,7 +177,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-FULL = id_towers(dim=8, recent_items=3, repeat_ranks=3, co_occurring_items=4, prior="learned")
+FULL = id_towers(dim=8, recent_items=3, mask_positive=True)
 
 
 def big_step(method: str, size: int, device: str = "cpu", resampler: str = "systematic"):
@@ -196,10 +190,8 @@ def big_step(method: str, size: int, device: str = "cpu", resampler: str = "syst
     batch = Batch(rng.integers(0, 50, size), rng.permutation(size) % items, recent)
     popularity = ExactPopularity()
     popularity.observe(batch.items)
-    co_occurrence = CoOccurrence(4)
-    co_occurrence.observe(batch.items, recent)
     cache = rng.permutation(size)[: size if items == size else 0]
-    return trainer, batch, StreamState(popularity, cache, co_occurrence=co_occurrence)
+    return trainer, batch, StreamState(popularity, cache)
 
 
 @pytest.mark.slow

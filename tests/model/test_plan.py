@@ -24,11 +24,10 @@ class Case:
     extra: list[int]
     recent: list[list[int]]  # of each event, distinct
     length: int
-    ranks: int
 
     def plan(self, planner: Planner | None = None) -> Plan:
         batch = Batch(np.zeros(len(self.items), np.int64), np.array(self.items, np.int64), self._lines())
-        return (planner or Planner(self.ranks)).plan(batch, np.array(self.extra, np.int64), ITEMS)
+        return (planner or Planner()).plan(batch, np.array(self.extra, np.int64), ITEMS)
 
     def _lines(self) -> Recent:
         lines = np.full((len(self.items), self.length), -1, np.int32)
@@ -44,7 +43,7 @@ def cases(draw: st.DrawFn) -> Case:
     length = draw(st.integers(0, 4))
     lists = st.lists(rows, max_size=length, unique=True)
     recent = [draw(lists) for _ in items]
-    return Case(items, draw(st.lists(rows, max_size=8)), recent, length, draw(st.integers(0, 5)))
+    return Case(items, draw(st.lists(rows, max_size=8)), recent, length)
 
 
 def pools_of(case: Case) -> dict[str, list[int]]:
@@ -60,15 +59,6 @@ def rows_of(candidates: Candidates, plan: Plan) -> list[int]:
     """The item row of each column."""
     at = np.arange(len(candidates.count)) if candidates.at is None else candidates.at
     return plan.items[at].tolist()
-
-
-def entries_of(candidates: Candidates) -> list[tuple[int, int, int]]:
-    """(row, column, rank) of each entry; checks that `first` tells the same rows."""
-    places = candidates.recent
-    assert places is not None
-    by_first = np.repeat(np.arange(len(places.first) - 1), np.diff(places.first))
-    np.testing.assert_array_equal(by_first, places.rows)
-    return list(zip(places.rows.tolist(), places.columns.tolist(), places.ranks.tolist(), strict=True))
 
 
 class TestItems:
@@ -88,19 +78,13 @@ class TestItems:
         found = [[plan.items[at].item() for at in line if at >= 0] for line in plan.recent]
         assert found == case.recent
 
-    @given(case=cases())
-    def test_positive_rank_is_where_the_item_is_among_the_users_recent_ones(self, case: Case) -> None:
-        covered = [line[: case.ranks] for line in case.recent]
-        slow = [line.index(i) if i in line else -1 for i, line in zip(case.items, covered, strict=True)]
-        assert case.plan().positive_rank.tolist() == slow
-
     @given(first=cases(), second=cases())
     def test_planner_remembers_nothing_of_the_plan_before(self, first: Case, second: Case) -> None:
-        planner = Planner(second.ranks)
+        planner = Planner()
         first.plan(planner)
         assert (planner._place == -1).all()
         found, fresh = second.plan(planner), second.plan()
-        for name in ("items", "positive", "extra", "recent", "positive_rank"):
+        for name in ("items", "positive", "extra", "recent"):
             np.testing.assert_array_equal(getattr(found, name), getattr(fresh, name))
 
     def test_planner_makes_room_for_items_that_come_later(self) -> None:
@@ -129,22 +113,6 @@ class TestCandidates:
         assert candidates.own.tolist() == [rows.index(i) if i in rows else -1 for i in case.items]
 
     @given(case=cases())
-    def test_entries_are_exactly_the_recent_items_among_the_candidates(self, pool: str, case: Case) -> None:
-        plan = case.plan()
-        candidates = candidates_of(plan)[pool]
-        if not case.ranks:
-            assert candidates.recent is None
-            return
-        rows = rows_of(candidates, plan)
-        slow = [
-            (b, rows.index(item), rank)
-            for b, line in enumerate(case.recent)
-            for rank, item in enumerate(line[: case.ranks])
-            if item in rows
-        ]
-        assert entries_of(candidates) == slow
-
-    @given(case=cases())
     def test_take_picks_each_candidates_value(self, pool: str, case: Case) -> None:
         plan = case.plan()
         candidates = candidates_of(plan)[pool]
@@ -153,50 +121,41 @@ class TestCandidates:
 
 class TestEdges:
     def test_once_forgets_how_often_candidates_occur(self) -> None:
-        plan = Case([1, 1, 2], [1, 3, 3], [[], [], []], 1, 1).plan()
+        plan = Case([1, 1, 2], [1, 3, 3], [[], [], []], 1).plan()
         assert plan.all_candidates(once=True).count.tolist() == [1, 1, 1]
         assert plan.all_candidates().count.tolist() == [3, 1, 2]
 
     def test_no_extra_items(self) -> None:
-        plan = Case([1, 2], [], [[], [1]], 1, 1).plan()
+        plan = Case([1, 2], [], [[], [1]], 1).plan()
         extra = plan.extra_candidates()
         assert rows_of(extra, plan) == []
         assert extra.own.tolist() == [-1, -1]
-        assert entries_of(extra) == []
         assert plan.in_pools == plan.in_batch
 
     def test_batch_of_one(self) -> None:
-        plan = Case([4], [7, 7], [[9, 4]], 2, 2).plan()
+        plan = Case([4], [7, 7], [[9, 4]], 2).plan()
         assert plan.items.tolist() == [4, 7, 9]
-        assert plan.positive_rank.tolist() == [1]
-        assert entries_of(plan.batch_candidates()) == [(0, 0, 1)]
-        assert entries_of(plan.extra_candidates()) == []
+        assert plan.batch_candidates().own.tolist() == [0]
+        assert plan.extra_candidates().own.tolist() == [-1]
 
     def test_all_items_equal(self) -> None:
-        plan = Case([5] * 4, [5] * 3, [[5]] * 4, 1, 1).plan()
+        plan = Case([5] * 4, [5] * 3, [[5]] * 4, 1).plan()
         assert plan.items.tolist() == [5]
         assert [c.count.tolist() for c in candidates_of(plan).values()] == [[4.0], [3.0], [7.0]]
-        assert entries_of(plan.all_candidates()) == [(b, 0, 0) for b in range(4)]
 
     def test_model_without_recent_items_has_no_places(self) -> None:
         batch = Batch(np.zeros(2, np.int64), np.array([1, 2]), recent=None)
-        plan = Planner(ranks=3).plan(batch, np.array([1]), ITEMS)
+        plan = Planner().plan(batch, np.array([1]), ITEMS)
         assert plan.recent is None
-        assert plan.positive_rank.tolist() == [-1, -1]
-        assert all(c.recent is None for c in candidates_of(plan).values())
-
-    def test_users_without_recent_items_have_no_entries(self) -> None:
-        plan = Case([1, 2], [3], [[], []], 3, 3).plan()
-        assert plan.items.tolist() == [1, 2, 3]
-        assert all(entries_of(c) == [] for c in candidates_of(plan).values())
 
     def test_gap_in_a_list_of_recent_items_is_skipped(self) -> None:
         batch = Batch(np.zeros(1, np.int64), np.array([1]), np.array([[-1, 1]], np.int32))
-        plan = Planner(ranks=2).plan(batch, np.empty(0, np.int64), ITEMS)
-        assert entries_of(plan.batch_candidates()) == [(0, 0, 1)]
+        plan = Planner().plan(batch, np.empty(0, np.int64), ITEMS)
+        assert plan.recent is not None
+        assert plan.recent.tolist() == [[-1, 0]]
 
     def test_empty_batch(self) -> None:
-        plan = Case([], [3, 3], [], 2, 2).plan()
+        plan = Case([], [3, 3], [], 2).plan()
         assert plan.items.tolist() == [3]
         assert len(plan.batch_candidates().count) == 0
         assert plan.extra_candidates().count.tolist() == [2]

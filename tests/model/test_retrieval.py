@@ -8,67 +8,67 @@ import torch
 from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
-from streamer.model import ranking
-from streamer.model.ranking import Excluded, Ranker
+from streamer.model import retrieval
+from streamer.model.retrieval import Excluded, Retriever
 
 
-def slow_scores(trainer, batch, view) -> np.ndarray:
+def slow_scores(trainer, batch) -> np.ndarray:
     reference = Reference(trainer)
-    rows = [[float(score(item)) for item in range(ITEMS)] for score, _ in reference.rows(batch, view)]
+    rows = [[float(score(item)) for item in range(ITEMS)] for score, _ in reference.rows(batch)]
     return np.array(rows)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_ranks_and_top_items_follow_the_score(model):
     trainer = make_trainer("xir", MODELS[model])
-    batch, view = make_input(trainer)
-    scores = slow_scores(trainer, batch, view)
-    ranker = Ranker(trainer, view.prior, view.co_occurrence)
-    items = ranker.items()
-    ranks = ranker.ranks(items, batch.users, batch.items, batch.recent)
+    batch, _ = make_input(trainer)
+    scores = slow_scores(trainer, batch)
+    retriever = Retriever(trainer)
+    items = retriever.items()
+    ranks = retriever.ranks(items, batch.users, batch.items, batch.recent)
     expected = [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
     assert ranks.tolist() == expected
-    top, values = ranker.top(items, batch.users, 4, batch.recent)
+    top, values = retriever.top(items, batch.users, 4, batch.recent)
     best = -np.sort(-scores, axis=1)[:, :4]
     np.testing.assert_allclose(np.take_along_axis(scores, top, axis=1), best, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(values, best, rtol=1e-4, atol=1e-4)
 
 
 def test_excluded_items_are_left_out():
-    trainer = make_trainer("xir", MODELS["all terms"])
-    batch, view = make_input(trainer)
-    scores = slow_scores(trainer, batch, view)
+    trainer = make_trainer("xir", MODELS["recent items"])
+    batch, _ = make_input(trainer)
+    scores = slow_scores(trainer, batch)
     excluded = [np.setdiff1d(np.arange(0, ITEMS, 2), [i]) for i in batch.items]
     for b, items in enumerate(excluded):
         scores[b, items] = -np.inf
-    ranker = Ranker(trainer, view.prior, view.co_occurrence)
-    ranks = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent, excluded)
+    retriever = Retriever(trainer)
+    ranks = retriever.ranks(retriever.items(), batch.users, batch.items, batch.recent, excluded)
     assert ranks.tolist() == [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
 
 
-@pytest.mark.parametrize("model", ["mlp", "co-occurrence", "all terms"])
+@pytest.mark.parametrize("model", ["mlp", "recent items"])
 def test_blocks_do_not_change_the_answer(model, monkeypatch):
     trainer = make_trainer("xir", MODELS[model])
-    batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.co_occurrence)
-    whole = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent)
-    monkeypatch.setattr(ranking, "BLOCK_CELLS", 2 * ITEMS)
-    monkeypatch.setattr(ranking, "CHUNK_ITEMS", 4)
-    parts = ranker.ranks(ranker.items(), batch.users, batch.items, batch.recent)
+    batch, _ = make_input(trainer)
+    retriever = Retriever(trainer)
+    whole = retriever.ranks(retriever.items(), batch.users, batch.items, batch.recent)
+    monkeypatch.setattr(retrieval, "BLOCK_CELLS", 2 * ITEMS)
+    monkeypatch.setattr(retrieval, "CHUNK_ITEMS", 4)
+    parts = retriever.ranks(retriever.items(), batch.users, batch.items, batch.recent)
     assert whole.tolist() == parts.tolist()
 
 
 def test_an_item_that_is_not_known_yet_ranks_behind_all_others():
     trainer = make_trainer("xir", MODELS["plain"])
-    ranker = Ranker(trainer)
-    assert ranker.ranks(ranker.items(), np.array([0]), np.array([ITEMS + 3])).tolist() == [ITEMS + 1]
+    retriever = Retriever(trainer)
+    assert retriever.ranks(retriever.items(), np.array([0]), np.array([ITEMS + 3])).tolist() == [ITEMS + 1]
 
 
 def test_a_user_that_is_not_known_yet_is_ranked_by_recent_items():
     trainer = make_trainer("xir", MODELS["recent items only"])
-    ranker = Ranker(trainer)
+    retriever = Retriever(trainer)
     recent = np.array([[3, 1, -1, -1]], np.int32)
-    top, values = ranker.top(ranker.items(), np.array([USERS + 5]), 3, recent)
+    top, values = retriever.top(retriever.items(), np.array([USERS + 5]), 3, recent)
     assert top.shape == (1, 3)
     assert np.isfinite(values).all()
 
@@ -77,31 +77,31 @@ def test_a_constant_model_ranks_nothing_first():
     trainer = make_trainer("ssl", MODELS["plain"])
     for table in trainer.model.tables.values():
         table.lines.zero_()
-    ranker = Ranker(trainer)
-    assert ranker.ranks(ranker.items(), np.arange(3), np.arange(3)).tolist() == [ITEMS] * 3
+    retriever = Retriever(trainer)
+    assert retriever.ranks(retriever.items(), np.arange(3), np.arange(3)).tolist() == [ITEMS] * 3
 
 
-def test_ranking_leaves_no_gradient_behind():
-    trainer = make_trainer("xir", MODELS["all terms"])
-    batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.co_occurrence)
-    assert not ranker.items().vectors.requires_grad
-    assert not torch.is_grad_enabled() or not ranker.queries(batch.users, batch.recent).requires_grad
+def test_retrieval_leaves_no_gradient_behind():
+    trainer = make_trainer("xir", MODELS["recent items"])
+    batch, _ = make_input(trainer)
+    retriever = Retriever(trainer)
+    assert not retriever.items().vectors.requires_grad
+    assert not torch.is_grad_enabled() or not retriever.queries(batch.users, batch.recent).requires_grad
 
 
 def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
-    trainer = make_trainer("xir", MODELS["all terms"])
-    batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.co_occurrence)
-    items = ranker.items()
+    trainer = make_trainer("xir", MODELS["recent items"])
+    batch, _ = make_input(trainer)
+    retriever = Retriever(trainer)
+    items = retriever.items()
     rng = np.random.default_rng(0)
     left_out = [np.setdiff1d(np.flatnonzero(rng.random(ITEMS + 4) < 0.4), [i]) for i in batch.items]
     left_out[1] = np.empty(0, np.int64)
     arguments = (items, batch.users, batch.items, batch.recent)
-    with_all, without = ranker.ranks_with_and_without(*arguments, Excluded.of(left_out))
-    assert with_all.tolist() == ranker.ranks(*arguments).tolist()
-    assert without.tolist() == ranker.ranks(*arguments, excluded=left_out).tolist()
-    scores = slow_scores(trainer, batch, view)
+    with_all, without = retriever.ranks_with_and_without(*arguments, Excluded.of(left_out))
+    assert with_all.tolist() == retriever.ranks(*arguments).tolist()
+    assert without.tolist() == retriever.ranks(*arguments, excluded=left_out).tolist()
+    scores = slow_scores(trainer, batch)
     for b, item in enumerate(batch.items):
         better = {j for j in range(ITEMS) if scores[b, j] >= scores[b, item]} - set(left_out[b].tolist())
         assert without[b] == len(better)
@@ -109,15 +109,15 @@ def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
 
 
 def test_unknown_targets_among_known_ones_do_not_shift_the_others():
-    trainer = make_trainer("xir", MODELS["all terms"])
-    batch, view = make_input(trainer)
-    ranker = Ranker(trainer, view.prior, view.co_occurrence)
-    items = ranker.items()
-    expected = ranker.ranks(items, batch.users, batch.items, batch.recent)
+    trainer = make_trainer("xir", MODELS["recent items"])
+    batch, _ = make_input(trainer)
+    retriever = Retriever(trainer)
+    items = retriever.items()
+    expected = retriever.ranks(items, batch.users, batch.items, batch.recent)
     targets = batch.items.copy()
     targets[::2] = ITEMS + 1
     left_out = Excluded.of([np.array([], np.int64) if b % 2 else np.arange(ITEMS) for b in range(len(targets))])
-    for ranks in ranker.ranks_with_and_without(items, batch.users, targets, batch.recent, left_out):
+    for ranks in retriever.ranks_with_and_without(items, batch.users, targets, batch.recent, left_out):
         assert ranks[1::2].tolist() == expected[1::2].tolist()
         assert (ranks[::2] == ITEMS + 1).all()
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference
-from streamer.model.co_occurrence import CoOccurrence
 
 from streamer.model.batch import Batch, StreamState
 from streamer.model.kernels import blocks_numba
@@ -22,30 +21,18 @@ CPU = torch.device("cpu")
 
 
 def small(**changes) -> LearnerSettings:
-    return id_towers(**({"dim": 6, "init_std": 0.7, "co_occurring_items": 0} | changes))
+    return id_towers(**({"dim": 6, "init_std": 0.7} | changes))
 
 
 PAPER = {"cache_weight": 0.2, "cache_correction": "popularity"}
 MODELS = {
     "plain": small(),
-    "prior": small(prior="learned", prior_weight=0.6),
-    "fixed prior": small(prior="fixed", prior_weight=0.6),
-    "repeat bias": small(repeat_ranks=3),
     "recent items": small(recent_items=4),
-    "recent items only": small(user_ids=False, recent_items=4, repeat_ranks=2),
-    "co-occurrence": small(recent_items=3, co_occurring_items=4),
-    "all terms": small(recent_items=2, repeat_ranks=4, co_occurring_items=6, prior="learned"),
+    "recent items only": small(user_ids=False, recent_items=4),
     "features": small(
         user_features=("city",), item_features=("seller", "category"), item_numeric_features=("price", "age")
     ),
-    "mlp": small(
-        user_layers=(5,),
-        item_layers=(8, 5),
-        item_features=("seller",),
-        recent_items=3,
-        prior="learned",
-        repeat_ranks=3,
-    ),
+    "mlp": small(user_layers=(5,), item_layers=(8, 5), item_features=("seller",), recent_items=3),
 }
 USERS, ITEMS, B, L = 7, 15, 12, 5
 
@@ -62,10 +49,8 @@ def make_trainer(method: str, model: LearnerSettings, **changes) -> Trainer:
             if not name.endswith(".id"):
                 table.grow(4)
     with torch.no_grad():
-        for name in ("recency", "repeat", "gamma"):
-            parameter = getattr(trainer.model, name)
-            if parameter is not None:
-                parameter.copy_(torch.from_numpy(rng.normal(size=len(parameter)).astype(np.float32)) * 0.5)
+        if (recency := trainer.model.recency) is not None:
+            recency.copy_(torch.from_numpy(rng.normal(size=len(recency)).astype(np.float32)) * 0.5)
     return trainer
 
 
@@ -75,17 +60,13 @@ def make_input(trainer: Trainer, seed: int = 0, size: int = B, items: int = ITEM
     for b in range(size):
         length = rng.integers(0, L + 1)
         recent[b, :length] = rng.permutation(ITEMS)[:length]
-    needed = trainer.model.settings.history
+    needed = trainer.model.settings.recent_items
     batch = Batch(rng.integers(0, USERS, size), rng.integers(0, items, size), recent if needed else None)
     popularity = HashPopularity() if trainer.method.popularity == "hash" else ExactPopularity()
     popularity.observe(rng.zipf(1.5, 500) % ITEMS)
-    prior = ExactPopularity(half_life_events=50)
-    prior.observe(rng.zipf(1.5, 500) % ITEMS)
     occurrence = Occurrence()
     occurrence.add(np.arange(ITEMS), rng.integers(1, 200, ITEMS))
-    co_occurrence = CoOccurrence(trainer.model.settings.co_occurrence)
-    co_occurrence.observe(np.arange(60) % ITEMS, rng.integers(0, ITEMS, (60, 4)).astype(np.int32))
-    return batch, StreamState(popularity, rng.integers(0, ITEMS, 9), prior, occurrence, co_occurrence)
+    return batch, StreamState(popularity, rng.integers(0, ITEMS, 9), occurrence)
 
 
 def assert_step_equals_reference(trainer: Trainer, batch: Batch, view: StreamState, tolerance: float = 2e-5) -> None:
@@ -126,21 +107,21 @@ def test_loss_and_gradients_equal_the_slow_formula(method, model, backend):
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
-@pytest.mark.parametrize("model", ["plain", "all terms"])
+@pytest.mark.parametrize("model", ["plain", "recent items"])
 @pytest.mark.parametrize("method", METHODS)
 def test_correcting_the_cache_by_occurrence_equals_the_slow_formula(method, model, backend):
     trainer = make_trainer(method, MODELS[model], cache_correction="occurrence")
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
-@pytest.mark.parametrize("model", ["plain", "all terms"])
+@pytest.mark.parametrize("model", ["plain", "recent items"])
 @pytest.mark.parametrize("method", METHODS)
 def test_masking_the_own_positive_equals_the_slow_formula(method, model, backend):
     trainer = make_trainer(method, MODELS[model], mask_positive=True)
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
-@pytest.mark.parametrize("model", ["plain", "all terms"])
+@pytest.mark.parametrize("model", ["plain", "recent items"])
 @pytest.mark.parametrize("method", ["bir", "xir"])
 def test_multinomial_resampling_equals_the_slow_formula(method, model):
     trainer = make_trainer(method, MODELS[model], resampler="multinomial")
@@ -150,7 +131,7 @@ def test_multinomial_resampling_equals_the_slow_formula(method, model):
 @pytest.mark.parametrize("draws", [2, 5, 40])
 @pytest.mark.parametrize("method", ["bir", "xir"])
 def test_other_numbers_of_draws_equal_the_slow_formula(method, draws, backend):
-    trainer = make_trainer(method, MODELS["all terms"], draws=draws, cache_weight=0.7)
+    trainer = make_trainer(method, MODELS["recent items"], draws=draws, cache_weight=0.7)
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
@@ -159,7 +140,7 @@ def test_many_blocks_equal_one_block(method, monkeypatch):
     results = []
     for rows in (16, 256):
         monkeypatch.setattr(blocks_numba, "block_rows", lambda _, rows=rows: rows)
-        trainer = make_trainer(method, MODELS["all terms"])
+        trainer = make_trainer(method, MODELS["recent items"])
         results.append(trainer.gradients(*make_input(trainer, size=117)))
     torch.testing.assert_close(results[0].loss, results[1].loss)
     for a, b in zip(results[0].gradients, results[1].gradients, strict=True):
@@ -170,7 +151,7 @@ def test_many_blocks_equal_one_block(method, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_positive):
     for size, items in ((1, 1), (6, 1)):
-        trainer = make_trainer(method, MODELS["all terms"], mask_positive=mask_positive)
+        trainer = make_trainer(method, MODELS["recent items"], mask_positive=mask_positive)
         batch, view = make_input(trainer, size=size, items=items)
         result = trainer.step(batch, view)
         assert torch.isfinite(result.loss)
@@ -191,7 +172,7 @@ def test_large_scores_do_not_overflow(method, backend):
 
 @pytest.mark.parametrize("method", ["bir", "xir"])
 def test_occurrence_increments_add_up_to_the_draws(method, backend):
-    trainer = make_trainer(method, MODELS["all terms"], draws=10)
+    trainer = make_trainer(method, MODELS["recent items"], draws=10)
     batch, view = make_input(trainer)
     items, counts = trainer.step(batch, view).occurrence()
     assert counts.sum() == len(batch) * 10
@@ -208,7 +189,7 @@ def test_methods_without_draws_have_no_occurrence():
 def test_xir_without_a_cache_is_its_batch_part():
     trainer = make_trainer("xir", MODELS["plain"])
     batch, view = make_input(trainer)
-    result = trainer.gradients(batch, StreamState(view.popularity, np.empty(0, np.int64), view.prior))
+    result = trainer.gradients(batch, StreamState(view.popularity, np.empty(0, np.int64)))
     assert set(result.parts) == {"batch"}
     torch.testing.assert_close(result.loss, result.parts["batch"].loss)
 
@@ -217,7 +198,7 @@ def test_xir_without_a_cache_is_its_batch_part():
 def test_same_seed_gives_the_same_bits(method):
     runs = []
     for _ in range(2):
-        trainer = make_trainer(method, MODELS["all terms"])
+        trainer = make_trainer(method, MODELS["recent items"])
         for k in range(4):
             trainer.step(*make_input(trainer, seed=k, size=300))
         runs.append({name: table.lines.clone() for name, table in trainer.model.tables.items()})

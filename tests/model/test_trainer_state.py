@@ -13,7 +13,7 @@ from streamer.model.trainer import Trainer
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", ["plain", "all terms", "features", "mlp"])
+@pytest.mark.parametrize("model", ["plain", "recent items", "features", "mlp"])
 def test_a_restored_trainer_continues_bit_for_bit(method, model):
     undisturbed = make_trainer(method, MODELS[model])
     for k in range(3):
