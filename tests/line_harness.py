@@ -16,7 +16,9 @@ from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.cli.run import run
 from streamer.event import encode
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner
+from streamer.learner import Evaluator, Learner
+from streamer.model.batch import Batch, Rows
+from streamer.model.ranking.evidence import Candidates
 from streamer.model.settings import LearnerSettings, id_towers
 from streamer.settings import RunSettings
 from streamer.sources.memory import MemoryLog
@@ -60,7 +62,7 @@ def append(log: MemoryLog, values: Sequence[bytes], topic: str = TOPIC) -> None:
 
 def small(method: str = "xir", **changes: Any) -> LearnerSettings:
     """A learner that is quick, and yet has every part."""
-    model = {"dim": 8, "recent_items": 4, "repeat_ranks": 6, "co_occurring_items": 0, "prior": "learned"}
+    model = {"dim": 8, "recent_items": 4, "rerank": True, "history": 6, "co_occurring_items": 8, "ranker_events": 8}
     rest = {"dense_learning_rate": 0.05, "cache_weight": 0.2, "cache_size": 32, "hash_slots": 64, "device": "cpu"}
     return id_towers(**(model | rest | {"method": method} | changes))
 
@@ -81,6 +83,28 @@ def learn_all(learner: Learner, stream: Sequence[Event], batch_size: int = 16) -
     """Learn a stream in batches."""
     for start in range(0, len(stream), batch_size):
         learner.learn_batch(micro_batch(stream[start : start + batch_size]))
+
+
+class Watch:
+    """An evaluator that wants every event, shows what it gets before the batch is trained, and hands it on.
+
+    Args:
+        look: called with the batch and its candidates.
+        evaluators: rank the batch after that.
+    """
+
+    def __init__(self, look: Callable[[Batch, Candidates | None], Any], *evaluators: Evaluator) -> None:
+        self.look, self.evaluators = look, evaluators
+
+    def choose(self, events: int) -> Rows:
+        """All of them."""
+        return np.arange(events)
+
+    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Any = None) -> None:
+        """Look, then let the others rank."""
+        self.look(batch, candidates)
+        for evaluator in self.evaluators:
+            evaluator(batch, chosen, candidates, due)
 
 
 def popularity_counts(learner: Learner) -> Counter[str]:

@@ -56,3 +56,21 @@ def test_where_nobody_knows_what_users_had_no_event_is_new():
     seen = SeenBefore.unknown(3)
     assert not seen.fresh.any()
     assert seen.first.tolist() == [0, 0, 0, 0]
+
+
+@settings(max_examples=50)
+@given(st.lists(PAIR, max_size=300), st.lists(PAIR, max_size=50))
+def test_what_users_had_survives_a_restart(pairs, further):
+    had, restarted = UserItems(), UserItems()
+    observe(had, pairs)
+    restarted.load_state({name: array.copy() for name, array in had.state().items()})
+    for one in (had, restarted):
+        observe(one, further)
+    for user in range(15):
+        assert set(restarted.of(user).tolist()) == {item for u, item in pairs + further if u == user}
+    for name, array in had.state().items():  # two checkpoints of the same stream are equal, restarted or not
+        np.testing.assert_array_equal(restarted.state()[name], array)
+
+
+def observe(had: UserItems, pairs: list[tuple[int, int]]) -> None:
+    had.observe(np.array([user for user, _ in pairs], np.int64), np.array([item for _, item in pairs], np.int64))

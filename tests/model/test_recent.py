@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streamer.model.recent import RecentItems
 
 from streamer.model.batch import Recent
 from streamer.model.growing import SMALLEST_CAPACITY
+from streamer.model.ranking.recent import History, RecentItems
 
 Event = tuple[int, int]
 streams = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60)
@@ -37,9 +37,13 @@ class SlowRecentItems:
         return self.lists.get(user, [])
 
 
-def observe(recent: RecentItems, stream: list[Event]) -> Recent:
+def history(recent: RecentItems, stream: list[Event], times_s: list[int] | None = None) -> History:
     users, items = np.array(stream, np.int64).reshape(-1, 2).T
-    return recent.observe(users, items)
+    return recent.observe(users, items, np.array(times_s or range(len(stream)), np.int64))
+
+
+def observe(recent: RecentItems, stream: list[Event]) -> Recent:
+    return history(recent, stream).items
 
 
 def after(stream: list[Event], length: int = 3) -> RecentItems:
@@ -56,7 +60,13 @@ def listed(lines: Recent) -> list[list[int]]:
 
 
 def of(recent: RecentItems, *users: int) -> list[list[int]]:
-    return listed(recent.of(np.array(users, np.int64)))
+    return listed(recent.of(np.array(users, np.int64)).items)
+
+
+def columns(recent: RecentItems, user: int) -> list[list[int]]:
+    """Item, time and count of each place of a user's list."""
+    found = np.stack([column[0].astype(np.int64) for column in recent.of(np.array([user]))], axis=1)
+    return found[found[:, 0] >= 0].tolist()
 
 
 class TestObserve:
@@ -80,6 +90,18 @@ class TestObserve:
         seen = observe(RecentItems(3), [(0, 5), (0, 6), (1, 5), (0, 7)])
         assert listed(seen) == [[], [5], [], [6, 5]]
 
+    def test_an_item_has_the_time_of_its_last_event_and_the_number_of_its_events(self) -> None:
+        found = history(RecentItems(3), [(0, 5), (0, 6), (0, 5), (1, 5), (0, 6)], [10, 20, 30, 40, 50])
+        assert found.items[4].tolist() == [5, 6, -1]
+        assert found.times_s[4, :2].tolist() == [30, 20]
+        assert found.counts[4, :2].tolist() == [2, 1]
+
+    def test_events_of_an_item_are_counted_up_to_255_and_anew_after_it_fell_out(self) -> None:
+        recent = after([(0, 5)] * 300 + [(0, 6)], length=2)
+        assert recent.of(np.array([0])).counts.tolist() == [[1, 255]]
+        observe(recent, [(0, 7), (0, 5)])
+        assert recent.of(np.array([0])).counts.tolist() == [[1, 1]]
+
     def test_repeated_item_moves_to_the_front(self) -> None:
         assert of(after([(0, 1), (0, 2), (0, 3), (0, 1)]), 0) == [[1, 3, 2]]
 
@@ -102,7 +124,7 @@ class TestObserve:
     def test_length_zero_keeps_nothing(self) -> None:
         recent = RecentItems(0)
         assert observe(recent, [(0, 1), (0, 2)]).shape == (2, 0)
-        assert recent.of(np.array([0, 9])).shape == (2, 0)
+        assert recent.of(np.array([0, 9])).items.shape == (2, 0)
 
 
 class TestOf:
@@ -116,11 +138,12 @@ class TestOf:
     def test_asking_an_empty_store_changes_nothing(self) -> None:
         recent = RecentItems(3)
         assert of(recent, 0, 7) == [[], []]
-        assert recent.size == len(recent.state()) == 0
+        assert recent.size == len(recent.state()["items"]) == 0
 
     def test_answer_is_a_copy(self) -> None:
         recent = after([(0, 5)])
-        recent.of(np.array([0])).fill(9)
+        for column in recent.of(np.array([0])):
+            column.fill(9)
         assert of(recent, 0) == [[5]]
 
 
@@ -141,8 +164,10 @@ class TestForget:
     ) -> None:
         recent, slow = after(stream, length), SlowRecentItems(length)
         slow.observe(stream)
+        before = {(user, i): rest for user in range(5) for i, *rest in columns(recent, user)}
         recent.forget_items(np.array(sorted(gone), np.int64))
         assert of(recent, *range(5)) == [[i for i in slow.of(user) if i not in gone] for user in range(5)]
+        assert all(before[user, i] == rest for user in range(5) for i, *rest in columns(recent, user))
 
     def test_list_fills_up_again_after_an_item_vanished(self) -> None:
         recent = after([(0, 1), (0, 2), (0, 3)])
@@ -157,8 +182,9 @@ class TestState:
         self, stream: list[Event], further: list[Event], length: int
     ) -> None:
         recent, restarted = after(stream, length), RecentItems(length)
-        restarted.load_state(recent.state().copy())
-        np.testing.assert_array_equal(observe(restarted, further), observe(recent, further))
+        restarted.load_state({name: array.copy() for name, array in recent.state().items()})
+        for found, expected in zip(history(restarted, further), history(recent, further), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
     @pytest.mark.parametrize(("length", "expected"), [(2, [9, 8]), (3, [9, 8, 7]), (5, [9, 8, 7])])
     def test_lists_of_another_length_are_cut_or_filled_up(self, length: int, expected: list[int]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from line_harness import (
+    Watch,
     assert_same_learner,
     assert_same_state,
     events,
@@ -40,7 +41,6 @@ FEATURES = {
     "item_numeric_features": ("price",),
     "item_layers": (8,),
     "recent_items": 3,
-    "repeat_ranks": 5,
 }
 
 
@@ -80,9 +80,8 @@ class TestLearning:
     def test_an_event_sees_its_users_earlier_events_also_of_the_same_batch(self):
         learner, seen = Learner(small()), []
         learner.learn_batch(micro_batch([("ann", "tea")]))
-        learner.learn_batch(
-            micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), lambda batch: seen.append(batch)
-        )
+        look = Watch(lambda batch, _: seen.append(batch))
+        learner.learn_batch(micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), look)
         tea, milk = learner.items.row_of("tea"), learner.items.row_of("milk")
         assert [row[row >= 0].tolist() for row in seen[0].recent] == [[tea], [], [milk, tea]]
 
@@ -123,10 +122,10 @@ class TestLearning:
         assert all_finite(learner)
 
     def test_all_wrong_settings_are_reported_at_once(self):
-        wrong = small(cache_size=-1, cache_scope="some", popularity="guess", prior_half_life=-1.0)
+        wrong = small(cache_size=-1, cache_scope="some", popularity="guess", history=0)
         with pytest.raises(SettingsError) as caught:
             Learner(wrong)
-        for name in ("cache-size", "cache-scope", "popularity", "prior-half-life"):
+        for name in ("cache-size", "cache-scope", "popularity", "history"):
             assert name in str(caught.value)
 
 
@@ -198,10 +197,10 @@ class TestFeatures:
     def test_features_reach_the_vectors(self):
         learner = Learner(small(**FEATURES))
         self.learn_batch(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
-        before = learner.ranker().items().vectors
+        before = learner.retriever.items().vectors.clone()
         row = np.array([learner.items.row_of("tea")])
         learner.trainer.model.item.features.set(row, np.array([[2, 0]]))
-        after = learner.ranker().items().vectors
+        after = learner.retriever.items().vectors
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
 
@@ -242,7 +241,7 @@ class TestRestart:
         assert_same_learner(restarted, undisturbed)
         assert np.array_equal(restarted.cache, undisturbed.cache)
         users = np.arange(len(undisturbed.users))
-        assert np.array_equal(restarted.recent_of(users), undisturbed.recent_of(users))
+        assert np.array_equal(restarted.recent.of(users).items, undisturbed.recent.of(users).items)
         vocabularies = [learner.categories["item"] for learner in (restarted, undisturbed)]
         assert [v.ids for v in vocabularies[0].values()] == [v.ids for v in vocabularies[1].values()]
 
@@ -286,8 +285,9 @@ class TestIncompatible:
             (changed(item_features=("colour", "brand")), ["item_features was"]),
             (changed(item_numeric_features=()), ["item_numeric_features was"]),
             (changed(item_ids=False), ["item_ids was True and is False now"]),
-            (changed(prior="fixed"), ["prior was learned and is fixed now"]),
-            (changed(recent_items=7, repeat_ranks=0), ["recent_items was 3", "repeat_ranks was 5"]),
+            (changed(rerank=False), ["rerank was True and is False now"]),
+            (changed(recent_items=7, history=9), ["recent_items was 3", "history was 6"]),
+            (changed(co_occurring_items=9), ["co_occurring_items was 8 and is 9 now"]),
             (changed(hash_slots=128), ["hash_slots was 64 and is 128 now"]),
             (changed(hash_clock="batch"), ["hash_clock"]),
             (changed(optimizer="sgd"), ["optimizer was adagrad and is sgd now"]),
@@ -308,6 +308,7 @@ class TestIncompatible:
             changed(cache_size=8),
             changed(popularity_half_life=100.0),
             changed(learning_rate=0.2, method="bir"),
+            changed(ranker_learning_rate=0.1, ranker_events=3, retrieved_items=5),
         ],
     )
     def test_rates_method_and_cache_may_change(self, settings):
@@ -323,7 +324,8 @@ class TestIncompatible:
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
         state, values = learner.snapshot()
-        for name in ("cache", "recent", "trainer.table.item.id.lines", "popularity.exact.counts", "ids.users.utf8"):
+        parts = ("recent.items", "evidence.pairs.items", "seen.items", "ranker.discovery.squares.out")
+        for name in ("cache", "trainer.table.item.id.lines", "popularity.exact.counts", "ids.users.utf8", *parts):
             partial = {key: value for key, value in state.items() if key != name}
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:
                 Learner(SAVED).restore(partial, values)

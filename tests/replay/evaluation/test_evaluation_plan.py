@@ -69,7 +69,7 @@ class TestWhatChangesNothing:
                 continue
             value = other.get(name) or next((c for c in setting.choices if c != setting.default), None)
             value = value or ("false" if setting.default is True else "cpu" if name == "device" else "1")
-            if name in ("init_std", "prior_weight"):
+            if name == "init_std":
                 value = "0.5"
             changed = spec_settings(Spec("d", "prequential", "xir", 0, {name: value}))
             assert getattr(changed, name) != getattr(usual, name), name

@@ -55,7 +55,8 @@ class TestMeasures:
             learner, time_share=None, sample=None, new_only=True, ks=(1, 5, 20, 50), floors=tuple(FLOORS), half=450
         )
         for start in range(0, 900, 32):
-            learner.learn_batch(micro_batch(STREAM[start : start + 32]), test)
+            times_s = LOG.timestamps_s[start : start + 32]
+            learner.learn_batch(micro_batch(STREAM[start : start + 32], timestamps_s=times_s), test)
         expected = {
             (metric, k, slice_, None if name == MODEL else name): tally.overall(slice_, metric, k)
             for name, tally in test.tallies.items()
@@ -86,10 +87,11 @@ class TestMeasures:
         assert found.value("hr", 10, "second-half/new") is None
         assert found.value("hr", 10, "second-half/all") == 1.0
 
-    def test_the_first_batch_is_missed_by_the_method_and_not_by_the_floors(self):
-        found = run(Events(["u"] * 64, ["a", "b"] * 32, None))
+    @pytest.mark.parametrize(("rerank", "hits"), [(False, 32), (True, 62)])
+    def test_the_first_batch_is_missed_by_the_towers_and_not_by_those_who_know_last_items(self, rerank, hits):
+        found = run(Events(["u"] * 64, ["a", "b"] * 32, None), rerank=rerank)
         assert (found.about["slices"]["all"], found.about["slices"]["new"]) == (64, 2)
-        assert found.value("hr", 10, "all") == 32 / 64
+        assert found.value("hr", 10, "all") == hits / 64
         assert found.value("hr", 10, "new") == 0.0
         for floor in ("most-popular", "recently-popular", "last-items"):
             assert found.value("hr", 10, "all", floor) == 62 / 64, "all but the first events of a and b"
@@ -108,11 +110,17 @@ class TestMeasures:
             if m.floor is not None and not m.slice.endswith(BANDS):
                 assert found.value(m.metric, m.k, m.slice, m.floor) == pytest.approx(m.value), m
 
-    def test_a_method_that_never_learns_misses_everything(self):
-        found = run(delay_seconds=1e9)
+    def test_towers_that_never_learn_miss_everything(self):
+        found = run(delay_seconds=1e9, rerank=False)
         ours = [m.value for m in figures(found) if m.floor is None]
         assert len(ours) > 100
         assert set(ours) == {0.0}
+        assert found.popularity.sum() == 0
+
+    def test_a_ranker_that_never_learns_knows_nothing_but_the_users_last_items(self):
+        found = run(delay_seconds=1e9)
+        assert {m.value for m in figures(found) if m.floor is None and "new" in m.slice.split("/")} == {0.0}
+        assert 0 < found.value("hr", 10, "all") <= found.value("hr", 10, "all", "last-items")
         assert found.popularity.sum() == 0
 
     def test_how_the_log_is_cut_changes_nothing(self, result):
@@ -136,7 +144,7 @@ class TestCurves:
         assert last["loss"] > 0
 
     def test_they_begin_with_the_misses_of_the_first_batch(self):
-        first = run(Events(["u"] * 64, ["a", "b"] * 32, None)).curve[0]
+        first = run(Events(["u"] * 64, ["a", "b"] * 32, None), rerank=False).curve[0]
         assert first["events"] == 32
         for kind in ("recent", "overall"):
             assert first[f"model/all/{kind}"] == first[f"model/new/{kind}"] == 0.0
@@ -188,7 +196,7 @@ class TestEnd:
 class TestDelay:
     @pytest.mark.parametrize("delay", [{"delay_events": 320}, {"delay_seconds": 3199.0}])
     def test_events_are_learned_only_after_the_delay(self, delay):
-        found = run(points=900, **delay)
+        found = run(points=900, rerank=False, **delay)
         assert found.popularity.sum() == (900 - 320) // 32 * 32
         assert found.about["slices"]["all"] == 900
         first = 352  # events that have come when the first batch is learned, after the last of them is ranked

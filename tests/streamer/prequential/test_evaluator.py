@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from clock import Clock
-from line_harness import Event, assert_same_learner, events, learn_all, micro_batch, small
+from line_harness import Event, Watch, assert_same_learner, events, learn_all, micro_batch, small
 
 from streamer.errors import SettingsError
-from streamer.learner import Learner
+from streamer.learner import Evaluator, Learner
 from streamer.model.batch import Batch
+from streamer.model.ranking.evidence import Candidates
 from streamer.prequential import FLOORS, MODEL, SLICES, Prequential
 
 
 def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
     """One event after the other: score every known item, look where the event's item stands."""
     hits = []
-    ranker = learner.ranker()
-    vectors = ranker.items(known).vectors
+    vectors = learner.retriever.items(known).vectors
     for n in range(len(batch)):
         recent = batch.recent[n : n + 1]
-        scores = (ranker.queries(batch.users[n : n + 1], recent) @ vectors.T)[0].double().numpy()
-        for rank, item in enumerate(recent[0]):
-            if 0 <= item < known:
-                scores[item] += ranker.bonus(recent)[0, rank]
+        scores = (learner.retriever.queries(batch.users[n : n + 1], recent) @ vectors.T)[0].double().numpy()
         item = int(batch.items[n])
         if excluded is not None:
             scores[[j for j in excluded[n] if j < known]] = -np.inf
@@ -44,56 +40,56 @@ def had_before(batch: Batch, seen: dict[int, set[int]]) -> list[set[int]]:
     return found
 
 
-def ranked_by(learner: Learner, stream: list[Event], look: Callable[[Batch], None]) -> None:
-    learner.learn_batch(micro_batch(stream), look)
+def ranked_by(learner: Learner, stream: list[Event], evaluator: Evaluator) -> None:
+    learner.learn_batch(micro_batch(stream), evaluator)
 
 
 class TestAgainstTheSlowRanking:
     @pytest.mark.parametrize("method", ["xir", "ssl-pop"])
     def test_every_event_is_ranked_against_all_items_known_before_its_batch(self, method):
-        learner, stream = Learner(small(method)), events(480)
+        learner, stream = Learner(small(method, rerank=False)), events(480)
         learn_all(learner, stream[:320])
         test = Prequential(learner, k=5, time_share=None, sample=None)
         expected: list[bool] = []
 
-        def look(batch: Batch) -> None:
+        def look(batch: Batch, _: Candidates | None) -> None:
             expected.extend(slow_hits(learner, batch, learner.exact.size, k=5))
-            test(batch)
 
         for start in range(320, 480, 40):
-            ranked_by(learner, stream[start : start + 40], look)
+            ranked_by(learner, stream[start : start + 40], Watch(look, test))
         assert test.model.events == len(expected) == 160
         assert test.model.hits == sum(expected)
         assert 0 < test.model.hits < 160
         assert test.model.overall == sum(expected) / 160
 
     def test_events_new_to_their_user_are_ranked_without_what_the_user_had(self):
-        learner, stream = Learner(small()), events(400)
+        learner, stream = Learner(small(rerank=False)), events(400)
         test = Prequential(learner, k=5, time_share=None, sample=None, new_only=True)
         seen: dict[int, set[int]] = {}
         expected: list[bool] = []
 
-        def look(batch: Batch) -> None:
+        def look(batch: Batch, _: Candidates | None) -> None:
             known, before = learner.exact.size, had_before(batch, seen)
             hits = zip(slow_hits(learner, batch, known, 5, before), batch.items, before, strict=True)
             expected.extend(hit for hit, item, items in hits if item not in items)
-            test(batch)
 
         for start in range(0, 400, 40):
-            ranked_by(learner, stream[start : start + 40], look)
+            ranked_by(learner, stream[start : start + 40], Watch(look, test))
         assert test.new.events == len(expected) == len(set(stream))
         assert test.new.hits == sum(expected)
         assert 0 < test.new.hits < test.new.events < test.model.events == 400
 
 
 class TestWhatCounts:
-    def test_an_item_first_seen_in_the_batch_is_no_hit_however_few_items_there_are(self):
-        learner = Learner(small())
+    @pytest.mark.parametrize("rerank", [False, True])
+    def test_an_item_that_nobody_had_is_no_hit_however_few_items_there_are(self, rerank):
+        learner = Learner(small(rerank=rerank))
         learn_all(learner, [("u0", "i0"), ("u1", "i1")])
         test = Prequential(learner, k=10, time_share=None, sample=None, new_only=True)
         ranked_by(learner, [("u0", "never seen"), ("u1", "nor this"), ("u0", "never seen")], test)
         assert test.model.events == 3
-        assert test.model.hits == test.new.hits == 0
+        assert test.new.hits == 0
+        assert test.model.hits == rerank  # the towers learn after the batch; evidence knows what its user had by then
         assert test.most_popular.hits == 1  # a floor learns from every event at once
 
     def test_a_known_item_among_fewer_than_k_is_always_a_hit(self):
@@ -122,24 +118,25 @@ class TestWhatCounts:
         assert (test.model.events, test.model.hits) == (2, 2)
         assert test.events == 4
 
+    @pytest.mark.parametrize("rerank", [False, True])
     @pytest.mark.parametrize("more", [{}, {"new_only": True, "floors": tuple(FLOORS)}], ids=["lean", "all"])
-    def test_before_the_first_item_is_known_all_events_are_misses_of_the_model_and_floors_may_hit(self, more):
-        learner = Learner(small())
+    def test_in_the_first_batch_the_towers_miss_and_whoever_counts_event_by_event_may_hit(self, more, rerank):
+        learner = Learner(small(rerank=rerank))
         test = Prequential(learner, time_share=None, sample=None, **more)
         ranked_by(learner, [("u", "a"), ("u", "a"), ("v", "a"), ("v", "b"), ("w", "a"), ("w", "b")], test)
         hits = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
         expected = {
-            "model": (6, 0),
+            "model": (6, 2 if rerank else 0),  # as last items and co-visitation together
             "most-popular": (6, 4),  # all but the first a and the first b
             "recently-popular": (6, 4),
             "last-items": (6, 1),  # u's second a
             "co-visitation": (6, 1),  # w's b, as v had it after a
         }
         assert hits == {name: expected[name] for name in test.tallies}
-        assert test.model.overall == test.model.recent == test.figure(metric="mrr").overall == 0.0
-        assert (test.new.events, test.new.hits) == ((5, 0) if more else (0, 0))
+        assert test.model.overall == test.model.recent == (2 / 6 if rerank else 0.0)
+        assert (test.new.events, test.new.hits) == ((5, int(rerank)) if more else (0, 0))
         ranked_by(learner, [("x", "a"), ("x", "b")], test)
-        assert (test.model.events, test.model.hits) == (8, 2)
+        assert (test.model.events, test.model.hits) == (8, 4 if rerank else 2)
 
     def test_most_popular_is_the_share_of_events_among_the_most_counted_items(self):
         learner = Learner(small())
@@ -156,10 +153,11 @@ class TestWhatCounts:
         ranked_by(learner, events(5, seed=2), test)
         assert test.model.events == test.most_popular.events == 15
 
-    def test_ranking_changes_nothing_that_is_learned(self):
+    @pytest.mark.parametrize("items", [60, 600])
+    def test_ranking_changes_nothing_that_is_learned(self, items):
         watched, alone = Learner(small()), Learner(small())
         test = Prequential(watched, time_share=None, new_only=True)
-        stream = events(320)
+        stream = events(320, items=items)
         for start in range(0, 320, 32):
             ranked_by(watched, stream[start : start + 32], test)
             alone.learn_batch(micro_batch(stream[start : start + 32]))
@@ -257,16 +255,15 @@ class TestFloors:
             Prequential(learner, time_share=None, sample=None, new_only=True, floors=tuple(FLOORS)) for _ in range(2)
         ]
 
-        def look(batch: Batch) -> None:
-            tests[0](batch)
+        def look(batch: Batch, _: Candidates | None) -> None:
             tests[1].observe(batch)
 
         for start in range(0, 160, 40):
-            ranked_by(learner, stream[start : start + 40], look)
+            ranked_by(learner, stream[start : start + 40], Watch(look, tests[0]))
         assert tests[1].model.events == 0
         before = {name: [tally.events(s) for s in SLICES] for name, tally in tests[0].tallies.items()}
         sums = {name: tally._sums.copy() for name, tally in tests[0].tallies.items()}
-        ranked_by(learner, stream[160:], lambda batch: [test(batch) for test in tests] and None)
+        ranked_by(learner, stream[160:], Watch(lambda *_: None, *tests))
         for name, tally in tests[1].tallies.items():
             first = tests[0].tallies[name]
             gained = [first.events(s) - n for s, n in zip(SLICES, before[name], strict=True)]
@@ -286,22 +283,25 @@ class TestTimeBudget:
     def slow_down(self, test: Prequential, clock: Clock) -> None:
         look = test._look
 
-        def slow(batch: Batch, chosen: np.ndarray, due: Any) -> None:
-            look(batch, chosen, due)
+        def slow(batch: Batch, chosen: np.ndarray, candidates: Candidates | None, due: Any) -> None:
+            look(batch, chosen, candidates, due)
             clock.now += 1.0 * bool(len(chosen))
 
         test._look = slow  # type: ignore[method-assign]
 
+    def rank(self, test: Prequential) -> None:
+        recent = test.learner.recent_items(test.learner.recent.of(np.array([0])))
+        test(Batch(np.array([0]), np.array([0]), recent), test.choose(1), None)
+
     def ranked(self, time_share: float | None, every_s: float, batches: int) -> list[int]:
-        learner, clock = Learner(small()), Clock(0.0)
+        learner, clock = Learner(small(rerank=False)), Clock(0.0)
         learn_all(learner, events(32))
         test = Prequential(learner, time_share=time_share, sample=None, clock=clock)
         self.slow_down(test, clock)
-        batch = Batch(np.array([0]), np.array([0]), learner.recent_of(np.array([0])))
         done = []
         for number in range(batches):
             before = test.model.events
-            test(batch)
+            self.rank(test)
             if test.model.events > before:
                 done.append(number)
             clock.now += every_s
@@ -317,13 +317,12 @@ class TestTimeBudget:
         assert self.ranked(time_share=None, every_s=0.01, batches=20) == list(range(20))
 
     def test_a_quiet_hour_saves_nothing_up(self):
-        learner, clock = Learner(small()), Clock(0.0)
+        learner, clock = Learner(small(rerank=False)), Clock(0.0)
         learn_all(learner, events(32))
         test = Prequential(learner, time_share=0.5, clock=clock)
         self.slow_down(test, clock)
-        batch = Batch(np.array([0]), np.array([0]), learner.recent_of(np.array([0])))
         clock.now += 3600
         for _ in range(20):
-            test(batch)
+            self.rank(test)
             clock.now += 0.1
         assert test.model.events <= 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from line_harness import assert_same_learner, events, micro_batch, small
+from line_harness import Watch, assert_same_learner, events, micro_batch, small
 
 from streamer.errors import SettingsError
 from streamer.learner import Learner
@@ -64,13 +64,14 @@ def test_a_negative_delay_is_refused_with_every_problem():
     assert len(caught.value.problems) == 2
 
 
-class Ranked:
+class Ranked(Watch):
     """Notes what was trained when each batch was ranked."""
 
     def __init__(self, learner: Learner) -> None:
+        super().__init__(self.note)
         self.learner, self.trained, self.recent = learner, [], []
 
-    def __call__(self, batch: Batch, due: Due | None = None) -> None:
+    def note(self, batch: Batch, _: object) -> None:
         self.trained.append(self.learner.exact.total)
         self.recent.append(batch.recent)
 
@@ -127,15 +128,17 @@ class TestDelayedLearner:
         assert hits == [0, 0, 0, 0, 0, 0, 3]
         assert test.most_popular.events == 28
 
+    @pytest.mark.parametrize("rerank", [False, True])
     @pytest.mark.parametrize("sample", [None, 4])
-    def test_until_events_are_learned_they_are_misses_or_passed_over_by_a_sample(self, sample):
+    def test_until_events_are_learned_the_towers_miss_them_or_a_sample_passes_them_over(self, sample, rerank):
         """Everybody foretells the only item there is as soon as it is known."""
-        learner = DelayedLearner(small(), Delay(events=8))
+        learner = DelayedLearner(small(rerank=rerank), Delay(events=8))
         test = Prequential(learner, k=1, time_share=None, sample=sample, floors=("last-items",))
         for _ in range(6):
             learner.learn_batch(micro_batch([("u", "a")] * 4, timestamps_s=[0.0] * 4), test)
         found = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
         if sample is None:  # the model learns whole batches, floors event by event; last items are known at once
-            assert found == {"model": (24, 12), "most-popular": (24, 15), "last-items": (24, 23)}
+            hits = 23 if rerank else 12
+            assert found == {"model": (24, hits), "most-popular": (24, 15), "last-items": (24, 23)}
         else:
             assert found == {"model": (12, 12), "most-popular": (12, 12), "last-items": (12, 12)}

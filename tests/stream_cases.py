@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
-from streamer.model.recent import RecentItems
 
 from streamer.model.batch import Batch
+from streamer.model.ranking.recent import RecentItems
 from streamer.model.ranking.seen_items import UserItems
 from streamer.prequential.delay import Due, PendingEvents
 from streamer.prequential.floors import RECENT, Floor, Ranks
@@ -71,7 +71,7 @@ def walked(floor: Floor, users: np.ndarray, items: np.ndarray, ends: list[int], 
         seen = known.before(batch.users, batch.items, chosen)
         known.observe(batch.users, batch.items)
         due = Due(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
-        lists = recent.observe(batch.users, batch.items)
+        lists = recent.observe(batch.users, batch.items, np.arange(start, end)).items
         found.append(floor.walk(waiting.stretch(batch, lists, chosen, due, seen)))
     return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
 

@@ -1,0 +1,181 @@
+"""Evidence: candidates and every feature, as of each event, against lists and dictionaries."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_evidence import Event, SlowEvidence
+
+from streamer.model.ranking import evidence as module
+from streamer.model.ranking.evidence import BUCKETS, FEATURES, JUST_NOW, LATELY, Candidates, Evidence
+from streamer.model.ranking.recent import RecentItems
+
+NEIGHBOURS, HISTORY = 3, 12
+GAPS_S = [0, 0, 1, 60, 4_000, 90_000, -500]
+events = st.tuples(st.integers(0, 2), st.integers(0, 15), st.sampled_from(GAPS_S))
+
+
+@st.composite
+def streams(draw: st.DrawFn, longest: int = 50) -> list[Event]:
+    found, now_s = [], 1_700_000_000
+    for user, item, gap_s in draw(st.lists(events, min_size=1, max_size=longest)):
+        now_s += gap_s
+        found.append(Event(user, item, now_s))
+    return found
+
+
+class Both:
+    """The compiled evidence with the users' recent items, and the slow one."""
+
+    def __init__(self, neighbours: int = NEIGHBOURS, history: int = HISTORY) -> None:
+        self.evidence, self.recent = Evidence(neighbours), RecentItems(history)
+        self.slow = SlowEvidence(neighbours, history)
+
+    def check(self, stream: list[Event], wanted: list[int], extra: np.ndarray | None = None) -> None:
+        """A batch: all that is described of the wanted events is what the slow version says before each."""
+        popular = self.slow.popular()  # as of the beginning of the batch
+        found = self.observe(stream, np.array(wanted, np.int64), extra)
+        for event, (user, item, time_s) in enumerate(stream):
+            if event in wanted:
+                k = wanted.index(event)
+                more = extra[k].tolist() if extra is not None else []
+                self.compare(found, k, user, item, time_s, popular, more)
+            self.slow.observe(stream[event])
+
+    def observe(self, stream: list[Event], wanted: np.ndarray, extra: np.ndarray | None = None) -> Candidates:
+        users, items, times_s = np.array(stream, np.int64).reshape(-1, 3).T
+        history = self.recent.observe(users, items, times_s)
+        return self.evidence.observe(items, times_s, history, wanted, extra)
+
+    def compare(
+        self, found: Candidates, k: int, user: int, item: int, time_s: int, popular: list[int], extra: list[int]
+    ) -> None:
+        here = slice(found.first[k], found.first[k + 1])
+        rows = found.items[here].tolist()
+        recent = [r.item for r in self.slow.history(user)]
+        candidates = self.slow.candidates(user, popular, extra)
+        assert len(rows) == len(set(rows))
+        assert set(rows) == candidates
+        assert rows[: len(recent)] == recent
+        assert found.target[k] == (found.first[k] + rows.index(item) if item in rows else -1)
+        assert BUCKETS[found.bucket[k]] == max(b for b in BUCKETS if b <= len(recent))
+        assert found.seen[here].tolist() == [row in recent for row in rows]
+        slow = self.slow.features(user, time_s, candidates)
+        for row, x in zip(rows, found.features[here].tolist(), strict=True):
+            assert dict(zip(FEATURES, x, strict=True)) == pytest.approx(slow[row], rel=1e-5, abs=5e-5)
+
+
+@settings(max_examples=150)
+@given(
+    stream=streams(), cuts=st.sets(st.integers(1, 49), max_size=4), every=st.integers(1, 3), popular=st.integers(0, 3)
+)
+def test_events_are_described_by_what_came_before_them(stream, cuts, every, popular):
+    both, rng = Both(), np.random.default_rng(len(stream))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "POPULAR_LATELY", popular)
+        patch.setattr(module, "POPULAR_JUST_NOW", 1)
+        for start, end in itertools.pairwise([0, *sorted(c for c in cuts if c < len(stream)), len(stream)]):
+            wanted = list(range(0, end - start, every))
+            both.check(stream[start:end], wanted, rng.integers(-1, 18, (len(wanted), 2)))
+
+
+def test_windows_of_popularity_forget_what_is_older():
+    """Items change over time, so that each window has lost some of them; checked at both ends of each window."""
+    rng, both = np.random.default_rng(0), Both(neighbours=2, history=2)
+    items = np.minimum(rng.geometric(0.2, LATELY + 2 * JUST_NOW), 30) + np.arange(LATELY + 2 * JUST_NOW) // 700
+    stream = [Event(int(rng.integers(50)), int(item), 60 * n) for n, item in enumerate(items)]
+    ends = [JUST_NOW - 1, JUST_NOW, JUST_NOW + 1, LATELY - 1, LATELY, LATELY + 1, len(stream) - 2]
+    for start, end in itertools.pairwise([0, *ends]):
+        both.observe(stream[start:end], np.empty(0, np.int64))
+        for event in stream[start:end]:
+            both.slow.observe(event)
+        ahead = Both(neighbours=2, history=2)
+        ahead.evidence.load_state(both.evidence.state())
+        ahead.recent.load_state(both.recent.state())
+        ahead.slow = both.slow
+        assert ahead.evidence.popular().tolist() == both.slow.popular()
+        event = stream[end]
+        found = ahead.observe([event], np.array([0]))
+        ahead.compare(found, 0, *event, popular=both.slow.popular(), extra=[])
+        lately = items[:end].tolist()[-LATELY:]
+        rows = np.arange(60)
+        np.testing.assert_allclose(both.evidence.lately(rows), [lately.count(r) / len(lately) for r in rows])
+
+
+@given(stream=streams(), times=st.sampled_from([None, 1_800_000_000]))
+def test_users_are_described_as_of_now_and_nothing_is_counted(stream, times):
+    both = Both()
+    both.observe(stream, np.empty(0, np.int64))
+    for event in stream:
+        both.slow.observe(event)
+    before = {name: array.copy() for name, array in both.evidence.state().items()}
+    users, some, last = np.arange(4), stream[0].item, stream[-1].item
+    now_s = times or max(event.time_s for event in stream)
+    when_s = np.full(4, times) if times else None
+    found = both.evidence.candidates(both.recent.of(users), np.full((4, 1), some), np.full(4, last), when_s)
+    for user in users.tolist():
+        both.compare(found, user, user, last, now_s, both.slow.popular(), [some])
+    for name, array in both.evidence.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@given(stream=streams(), further=streams())
+def test_restart_goes_on_as_if_it_had_not_happened(stream, further):
+    both, restarted = Both(), Both()
+    both.observe(stream, np.empty(0, np.int64))
+    restarted.evidence.load_state({name: array.copy() for name, array in both.evidence.state().items()})
+    restarted.recent.load_state({name: array.copy() for name, array in both.recent.state().items()})
+    results = [one.observe(further, np.arange(len(further))) for one in (both, restarted)]
+    for name in ("first", "items", "features", "target", "bucket", "seen"):
+        np.testing.assert_array_equal(getattr(results[0], name), getattr(results[1], name))
+    for name, array in both.evidence.state().items():
+        np.testing.assert_array_equal(restarted.evidence.state()[name], array)
+
+
+@given(stream=streams(), gone=st.sets(st.integers(0, 15), min_size=1), further=streams())
+def test_retired_items_are_candidates_of_nobody(stream, gone, further):
+    both = Both()
+    both.observe(stream, np.empty(0, np.int64))
+    rows = np.array(sorted(gone))
+    both.evidence.forget_items(rows)
+    both.recent.forget_items(rows)
+    left = {event.item for event in stream} - gone
+    found = both.evidence.candidates(both.recent.of(np.arange(3)), np.tile(rows, (3, 1)))
+    assert set(found.items.tolist()) == left
+    assert both.evidence.lately(rows).sum() == 0
+    kept = [event for event in further if event.item not in gone]
+    described = both.observe(kept, np.arange(len(kept)))
+    assert set(described.items.tolist()) <= left | {event.item for event in kept}
+    assert np.isfinite(described.features).all()
+
+
+def test_candidates_of_some_events_are_theirs():
+    both, rng = Both(), np.random.default_rng(0)
+    stream = [Event(int(u), int(i), 60 * n) for n, (u, i) in enumerate(rng.integers(0, 9, (60, 2)))]
+    found = both.observe(stream, np.arange(60))
+    found.mark_seen(np.arange(61), rng.integers(0, 9, 60).astype(np.int32))
+    some = np.array([3, 4, 40, 59])
+    part = found.only(some)
+    assert len(part) == 4
+    for k, event in enumerate(some):
+        ours, theirs = slice(part.first[k], part.first[k + 1]), slice(found.first[event], found.first[event + 1])
+        for name in ("items", "features", "seen"):
+            np.testing.assert_array_equal(getattr(part, name)[ours], getattr(found, name)[theirs])
+        assert part.bucket[k] == found.bucket[event]
+        own = found.target[event]
+        assert part.target[k] == (own - found.first[event] + part.first[k] if own >= 0 else -1)
+
+
+def test_candidates_that_the_user_had_before_are_marked():
+    both = Both(history=1)
+    both.observe([Event(0, item, item) for item in range(6)], np.empty(0, np.int64))
+    found = both.evidence.candidates(both.recent.of(np.array([0, 1])))
+    assert {item for item, seen in zip(found.items, found.seen, strict=True) if seen} == {5}
+    found.mark_seen(np.array([0, 2, 2]), np.array([2, 900], np.int32))
+    for k, expected in enumerate([{2, 5}, set()]):
+        here = slice(found.first[k], found.first[k + 1])
+        assert {i for i, seen in zip(found.items[here], found.seen[here], strict=True) if seen} == expected
