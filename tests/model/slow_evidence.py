@@ -149,9 +149,9 @@ class SlowEvidence:
         return found
 
     def _counted(self, item: int, time_s: int) -> dict[str, float]:
-        windows = {"events log": len(self.events), "events lately": evidence.LATELY, "events just now": evidence.JUST_NOW}
+        windows = {"events lately": evidence.LATELY, "events just now": evidence.JUST_NOW, "events log": 10**9}
         x = {
-            name: math.log(1 + sum(event.item == item for event, _ in self.events[-window:] if window))
+            name: math.log(1 + sum(event.item == item for event, _ in self.events[-window:]))
             for name, window in windows.items()
         }
         times_s = [event.time_s for event, _ in self.events if event.item == item]

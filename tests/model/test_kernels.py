@@ -47,11 +47,11 @@ def test_gradients_equal_finite_differences(method, resampler):
         E = torch.randn(len(c.count), D, dtype=torch.float64, requires_grad=True)
         positive = torch.randn(B, dtype=torch.float64, requires_grad=True)
         rows, columns = torch.nonzero(torch.rand(B, len(c.count)) < 0.3, as_tuple=True)
-        first = torch.searchsorted(rows, torch.arange(B + 1)).int()
+        places = (torch.searchsorted(rows, torch.arange(B + 1)).int(), rows, columns.int())
         values = torch.randn(len(rows), dtype=torch.float64, requires_grad=True)
         offsets = torch.rand(B, dtype=torch.float64)
 
-        def loss(Q, E, positive, values, part=part, c=c, offsets=offsets, places=(first, rows, columns.int())):
+        def loss(Q, E, positive, values, part=part, c=c, offsets=offsets, places=places):
             sampling = Sampling(
                 torch.from_numpy(part.log_weight()).double(),
                 part.draws,

@@ -45,7 +45,9 @@ def copied(ranker: Ranker) -> State:
 def moved(seed: int = 0, **changes: float) -> Ranker:
     """A ranker whose weights are nowhere zero."""
     ranker, rng = Ranker(**changes), np.random.default_rng(seed)
-    ranker.load_state({name: a + (rng.normal(size=a.shape) * 0.3 * ("weights" in name)) for name, a in ranker.state().items()})
+    for weights in ranker.weights:
+        for part in weights:
+            part += rng.normal(size=part.shape).astype(np.float32) * np.float32(0.3)
     return ranker
 
 
@@ -80,7 +82,8 @@ def test_scores_are_those_of_the_formula(purpose):
     weights, scores = weights_of(ranker.state(), purpose), ranker.scores(found, PURPOSES[purpose])
     for e in range(len(found)):
         for c in range(found.first[e], found.first[e + 1]):
-            assert scores[c] == pytest.approx(slow_score(weights, found.features[c], found.bucket[e]), rel=1e-4, abs=1e-5)
+            slow = slow_score(weights, found.features[c], found.bucket[e])
+            assert scores[c] == pytest.approx(slow, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -118,9 +121,8 @@ def toy_event(rng: np.random.Generator, telling: str, size: int = 20) -> Candida
     """One event whose item is the candidate with the most of one feature; the others say nothing."""
     features = rng.random((size, len(FEATURES)), np.float32)
     own = int(features[:, FEATURES.index(telling)].argmax())
-    return Candidates(
-        np.array([0, size]), np.arange(size, dtype=np.int32), features, np.array([own]), np.array([2]), np.zeros(size, bool)
-    )
+    first, items = np.array([0, size]), np.arange(size, dtype=np.int32)
+    return Candidates(first, items, features, np.array([own]), np.array([2]), np.zeros(size, np.bool_))
 
 
 @pytest.mark.parametrize("telling", ["tower", "recent gap", "hours since last"])

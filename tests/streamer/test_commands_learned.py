@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from line_harness import run_settings
 from pyarrow import parquet
-from streamer.model.co_occurrence import REACH
+from slow_evidence import Event, SlowEvidence
 
 from streamer.build import build_pipeline
 from streamer.checkpoint import unpack_strings
@@ -27,6 +27,8 @@ from streamer.cli.main import cli
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
 from streamer.metrics.composition import composition
+from streamer.model.ranking.evidence import BUCKETS, FEATURES
+from streamer.model.ranking.ranker import ALL
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
@@ -76,10 +78,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def without_prior(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """ssl with user ids, features and layers; no prior, no recent items."""
+def towers_alone(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """ssl with user ids, features and layers; no ranker, no recent items."""
     events = [e | {"item_features": {"genre": e["item_id"][-1]}} for e in made_events(1)]
-    options = ["--method", "ssl", "--prior", "off", "--recent-items", "0", "--repeat-ranks", "0", "--user-ids"]
+    options = ["--method", "ssl", "--no-rerank", "--recent-items", "0", "--user-ids"]
     options += ["--item-feature", "genre", "--item-layers", "6", "--user-layers", "6"]
     return train(tmp_path_factory.mktemp("learned") / "data", events, *options)
 
@@ -106,27 +108,33 @@ def ids(answer: dict) -> list[str]:
     return [entry["item"] for entry in answer["items"]]
 
 
-def slow_scores(learner: Learner, user: str) -> dict[str, float]:
-    """Each item's score for a known user, by the formula of the model, an item at a time."""
-    model, row = learner.trainer.model, learner.users.rows([user])
-    recent = [int(item) for item in learner.recent.of(row)[0] if item >= 0]
-    tables = model.item.tables["item.id"].weight.detach().numpy()
-    weights = np.exp(model.recency.detach().numpy())[: len(recent)]
-    query = sum(w * tables[recent[k]] for k, w in enumerate(weights)) / weights.sum() * model.scale.item()
+def slow_scores(trained: Trained, user: str) -> dict[str, float]:
+    """Each item's score for a known user, from the events and the weights, an item at a time."""
+    learner = trained.learner()
+    users, items = {u: k for k, u in enumerate(learner.users.ids)}, {i: k for k, i in enumerate(learner.items.ids)}
+    evidence = SlowEvidence(learner.settings.co_occurring_items, learner.settings.history)
+    for event in trained.events:
+        evidence.observe(Event(users[event["user_id"]], items[event["item_id"]], event["timestamp"]))
+    history = evidence.history(users[user])
+    features = evidence.features(users[user], trained.events[-1]["timestamp"], set(items.values()))
+    weights, bucket = learner.ranker.weights[ALL], max(k for k, least in enumerate(BUCKETS) if least <= len(history))
+    vectors, query = learner.retriever.items().vectors.numpy(), slow_query(learner, [r.item for r in history])
     scores = {}
-    for item, name in enumerate(learner.items.ids):
-        score = query @ tables[item] + model.beta.item() * learner.prior.log_pop(np.array([item]))[0]
-        if item in recent[: len(model.repeat)]:
-            score += model.repeat[recent.index(item)].item()
-        near = sum(
-            learner.co_occurrence.of(other).get(item, 0.0)
-            / (k + 1)
-            / max(learner.co_occurrence.total(other), 1.0) ** 0.5
-            for k, other in enumerate(recent[:REACH])
-        )
-        score += model.gamma[int(item in recent)].item() * np.log1p(30 * near)
-        scores[name] = float(score)
+    for item, x in features.items():
+        x["tower"] = float(query @ vectors[item])
+        x_ = np.array([x[name] for name in FEATURES])
+        units = np.maximum(weights.hidden @ x_ + weights.bias[bucket], 0)
+        scores[learner.items.id_of(item)] = float(weights.linear[bucket] @ x_ + weights.out @ units)
     return scores
+
+
+def slow_query(learner: Learner, recent: list[int]) -> np.ndarray:
+    """A user's vector, from that of the last items."""
+    model = learner.trainer.model
+    table = model.item.tables["item.id"].weight.detach().numpy()
+    recent = recent[: learner.settings.recent_items]
+    weights = np.exp(model.recency.detach().numpy())[: len(recent)]
+    return sum(w * table[item] for w, item in zip(weights, recent, strict=True)) / weights.sum() * model.scale.item()
 
 
 def remembered(trained: Trained, user: str) -> list[str]:
@@ -140,7 +148,7 @@ def remembered(trained: Trained, user: str) -> list[str]:
 
 def test_items_come_with_the_scores_of_the_model_best_first(trained):
     (answer,) = answers(trained, "--user", "u3", "-k", "7")
-    slow = sorted(slow_scores(trained.learner(), "u3").items(), key=lambda pair: -pair[1])[:7]
+    slow = sorted(slow_scores(trained, "u3").items(), key=lambda pair: -pair[1])[:7]
     assert ids(answer) == [name for name, _ in slow]
     assert [entry["score"] for entry in answer["items"]] == pytest.approx([score for _, score in slow], abs=1e-4)
     assert (answer["user"], answer["known"], answer["note"]) == ("u3", True, None)
@@ -156,40 +164,43 @@ def test_several_users_get_what_each_gets_alone(trained):
     assert [ids(answer) for answer in together] == [ids(alone[k]) for k in (0, 1, 0)]
 
 
-def test_exclude_seen_leaves_out_exactly_what_is_remembered(trained):
+def test_exclude_seen_leaves_out_exactly_what_the_user_had(trained):
     (everything,), (rest,) = (
         answers(trained, "--user", "u3", "-k", 1000, *flags) for flags in ([], ["--exclude-seen"])
     )
     had = remembered(trained, "u3")
     assert 0 < len(had) < 30
     assert sorted(ids(everything)) == sorted({e["item_id"] for e in trained.events})
-    assert ids(rest) == [item for item in ids(everything) if item not in had]
+    assert sorted(ids(rest)) == sorted(set(ids(everything)) - set(had))
     assert {entry["item"] for entry in everything["items"] if entry["recent"]} == set(had)
 
 
-def test_an_unknown_user_gets_the_popularity_prior_and_is_told_so(trained):
+def test_an_unknown_user_gets_popular_items_and_a_note_says_so(trained):
+    """Whoever has no history is ranked by a bucket of weights that starts out with what is popular lately."""
     (answer,) = answers(trained, "--user", "nobody", "-k", "6")
-    learner = trained.learner()
-    lately = learner.prior.counts(np.arange(len(learner.items)))
-    assert ids(answer) == [learner.items.id_of(row) for row in np.argsort(-lately, kind="stable")[:6]]
+    counts = Counter(e["item_id"] for e in trained.events)
+    assert set(ids(answer)) <= {item for item, _ in counts.most_common(12)}
     assert answer["known"] is False
     assert "nobody is not known" in answer["note"]
-    assert "popularity prior" in answer["note"]
+    assert "what a user without history gets" in answer["note"]
 
 
-def test_without_a_prior_an_unknown_user_gets_the_most_popular_items(without_prior):
-    known, unknown = answers(without_prior, "--user", "u1", "--user", "nobody", "-k", "5")
-    learner = without_prior.learner()
-    lately = learner.prior.counts(np.arange(len(learner.items)))
-    assert ids(unknown) == [learner.items.id_of(row) for row in np.argsort(-lately, kind="stable")[:5]]
+def test_towers_alone_give_an_unknown_user_the_most_popular_items(towers_alone):
+    known, unknown = answers(towers_alone, "--user", "u1", "--user", "nobody", "-k", "5")
+    learner = towers_alone.learner()
+    counts = learner.exact.counts(np.arange(len(learner.items)))
+    assert ids(unknown) == [learner.items.id_of(row) for row in np.argsort(-counts, kind="stable")[:5]]
     assert "most popular" in unknown["note"]
     assert known["note"] is None
     assert len(known["items"]) == 5
 
 
-def test_a_session_gets_what_a_user_with_these_recent_items_gets(trained):
-    session = [arg for item in reversed(remembered(trained, "u3")) for arg in ("--recent", item)]
-    (answer,), (of_user,) = answers(trained, *session), answers(trained, "--user", "u3")
+def test_a_session_gets_what_a_user_gets_who_had_these_items_one_after_the_other_just_now(tmp_path):
+    had = ["ï7", "ï2", "ï30", "ï5"]
+    visits = [{"user_id": "ann", "item_id": item, "timestamp": EVENTS + n} for n, item in enumerate(had)]
+    visited = train(tmp_path / "data", made_events() + visits)
+    (answer,) = answers(visited, *(arg for item in had for arg in ("--recent", item)))
+    (of_user,) = answers(visited, "--user", "ann")
     assert answer["user"] is None
     assert answer["items"] == of_user["items"]
 
@@ -208,14 +219,14 @@ def test_unknown_items_of_a_session_are_named_and_left_aside(trained):
     assert "what" in mixed["note"]
 
 
-def test_a_session_of_unknown_items_only_gets_the_popularity_prior(trained):
+def test_a_session_of_unknown_items_only_gets_what_an_unknown_user_gets(trained):
     (answer,), (nobody,) = answers(trained, "--recent", "what"), answers(trained, "--user", "nobody")
     assert answer["items"] == nobody["items"]
     assert answer["known"] is False
 
 
-def test_a_session_needs_a_model_of_recent_items(without_prior):
-    result = invoke("recommend", "--data-dir", without_prior.data_dir, "--recent", "ï2")
+def test_a_session_needs_a_model_of_recent_items(towers_alone):
+    result = invoke("recommend", "--data-dir", towers_alone.data_dir, "--recent", "ï2")
     assert isinstance(result.exception, StreamerError)
     assert "--recent-items" in str(result.exception)
 
@@ -330,8 +341,7 @@ def test_inspect_tells_the_popularity_head(trained, report):
     for entry in top:
         assert entry["events"] == counts[entry["item"]]
         assert entry["share"] == pytest.approx(counts[entry["item"]] / EVENTS)
-        row = trained.learner().items.rows([entry["item"]])
-        assert np.log(entry["share_lately"]) == pytest.approx(trained.learner().prior.log_pop(row)[0], abs=1e-5)
+        assert entry["share_lately"] == pytest.approx(entry["share"])  # all of these events are recent ones
     assert report["popularity"]["estimate"] == "exact"
 
 
@@ -350,7 +360,8 @@ def test_inspect_tells_the_composition_of_the_cache(trained, report):
     assert cache["bands"] == composition(learner.cache, learner.exact)._asdict()
     assert sum(cache["bands"].values()) == pytest.approx(1)
     assert [entry["slots"] for entry in cache["top"]] == [count for _, count in slots.most_common(3)]
-    assert all(slots[entry["item"]] == entry["slots"] == entry["share"] * 100 for entry in cache["top"])
+    assert all(slots[entry["item"]] == entry["slots"] for entry in cache["top"])
+    assert all(entry["share"] == entry["slots"] / 100 for entry in cache["top"])
 
 
 def test_inspect_tells_what_was_resampled_most(trained, report):
@@ -362,7 +373,7 @@ def test_inspect_tells_what_was_resampled_most(trained, report):
     assert occurrence["top"][0]["share"] == pytest.approx(best[0] / sum(values.values()))
 
 
-def test_a_person_sees_every_section(trained, without_prior):
+def test_a_person_sees_every_section(trained, towers_alone):
     lines = [line.split() for line in output("inspect", "--data-dir", trained.data_dir).splitlines()]
     for section in ("checkpoints", "settings", "sizes", "positions", "accounting", "popularity", "cache", "occurrence"):
         assert [section] in lines
@@ -370,7 +381,7 @@ def test_a_person_sees_every_section(trained, without_prior):
         assert [*name.split(), str(value)] in lines
     assert ["method", "xir"] in lines
     assert ["slots", "100"] in lines
-    other = " ".join(output("inspect", "--data-dir", without_prior.data_dir, "--top", 0).split())
+    other = " ".join(output("inspect", "--data-dir", towers_alone.data_dir, "--top", 0).split())
     assert "item features genre" in other
     assert "slots 0 distinct 0 note empty: only the method xir fills it" in other
     assert "total 0 note nothing was resampled" in other
@@ -385,41 +396,29 @@ def exported(trained: Trained, out: Path, *arguments: object) -> dict[str, np.nd
         return dict(npz)
 
 
-@pytest.mark.parametrize("name", ["trained", "without_prior"])
-def test_the_exported_inner_product_is_the_score_without_repeat_bias_and_co_occurrence(name, request, tmp_path):
+@pytest.mark.parametrize("name", ["trained", "towers_alone"])
+def test_the_exported_inner_product_is_the_score_of_the_towers(name, request, tmp_path):
     data: Trained = request.getfixturevalue(name)
-    arrays = exported(data, tmp_path / "vectors.npz")
-    learner, ranker = data.learner(), data.learner().ranker()
+    arrays, learner = exported(data, tmp_path / "vectors.npz"), data.learner()
     users = np.arange(len(learner.users))
-    recent = learner.recent_of(users)
-    rows, scores = ranker.top(ranker.items(), users, len(learner.items), recent)
+    recent, retriever = learner.recent_items(learner.recent.of(users)), learner.retriever
+    rows, scores = retriever.top(retriever.items(), users, len(learner.items), recent)
     products = arrays["users.vectors"] @ arrays["items.vectors"].T
-    bonus = np.zeros_like(products)
-    if recent is not None:
-        at, place = np.nonzero(recent >= 0)
-        bonus[at, recent[at, place]] = ranker.bonus(recent)[at, place]
-        assert np.abs(bonus).max() > 0.01
-    if (near := ranker.near(recent, len(learner.items))) is not None:
-        bonus[near.rows, near.columns] += near.values.numpy()
     expected = np.empty_like(products)
     np.put_along_axis(expected, rows, scores, axis=1)
-    np.testing.assert_allclose(products + bonus, expected, atol=1e-4)
+    np.testing.assert_allclose(products, expected, atol=1e-4)
 
 
-def test_the_prior_is_the_last_dimension(trained, without_prior, tmp_path):
+def test_vectors_have_the_size_of_the_towers(trained, towers_alone, tmp_path):
     arrays, learner = exported(trained, tmp_path / "a.npz"), trained.learner()
-    assert arrays["items.vectors"].shape == (len(learner.items), 9)
-    np.testing.assert_array_equal(arrays["items.vectors"][:, -1], learner.prior.log_pop(np.arange(len(learner.items))))
-    np.testing.assert_array_equal(arrays["users.vectors"][:, -1], learner.trainer.model.beta.item())
+    assert arrays["items.vectors"].shape == (len(learner.items), 8)
     assert json.loads(arrays["about"].tobytes()) == {
         "checkpoint": load(trained.directory).path.name,
         "saved_at": load(trained.directory).meta["saved_at"],
-        "dim": 9,
-        "prior": True,
+        "dim": 8,
     }
-    other = exported(without_prior, tmp_path / "b.npz")
+    other = exported(towers_alone, tmp_path / "b.npz")
     assert other["items.vectors"].shape[1] == other["users.vectors"].shape[1] == 6
-    assert json.loads(other["about"].tobytes())["prior"] is False
 
 
 def test_ids_come_in_the_order_of_the_vectors_without_objects(trained, tmp_path):
@@ -486,7 +485,7 @@ def test_an_old_file_is_replaced_and_the_summary_tells_what_was_written(trained,
         "checkpoint": str(load(trained.directory).path),
         "items": len(learner.items),
         "users": len(learner.users),
-        "dim": 9,
+        "dim": 8,
         "bytes": out.stat().st_size,
     }
     assert f"{len(learner.items)} items and {len(learner.users)} users" in output(

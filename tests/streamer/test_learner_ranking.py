@@ -1,0 +1,143 @@
+"""Retrieve, then rank: what a learner's ranker sees, and what a person gets from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from line_harness import Event, Watch, assert_same_learner, events, learn_all, micro_batch, small
+
+from streamer.ingest.batcher import MicroBatch
+from streamer.learner import Learner
+from streamer.model.batch import Batch
+from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.ranker import ALL, DISCOVERY
+
+STREAM = events(640, users=12, items=150)
+
+
+def learned(stream: list[Event] = STREAM, **changes: object) -> Learner:
+    learner = Learner(small(**changes))
+    learn_all(learner, stream, batch_size=32)
+    return learner
+
+
+def ranked(learner: Learner, batch: MicroBatch) -> list[dict[str, list]]:
+    """What each event of a batch is ranked by: candidates, features and scores."""
+    found: list[dict[str, list]] = []
+
+    def look(_: Batch, candidates: Candidates | None) -> None:
+        assert candidates is not None
+        scores = [learner.ranker.scores(candidates, purpose) for purpose in (ALL, DISCOVERY)]
+        for k in range(len(candidates)):
+            here = slice(candidates.first[k], candidates.first[k + 1])
+            columns = {"items": candidates.items, "features": candidates.features, "all": scores[0], "new": scores[1]}
+            found.append({name: column[here].tolist() for name, column in columns.items()})
+
+    learner.learn_batch(batch, Watch(look))
+    return found
+
+
+def test_what_is_ranked_at_an_event_depends_on_nothing_that_comes_with_it_or_later():
+    """The future is exchanged for another, in which other users have other items, unheard of ones among them."""
+    past, same, size = STREAM[:400], 11, 32
+    batch, rng = STREAM[400 : 400 + size], np.random.default_rng(0)
+    other = [(batch[same][0], "never seen"), *(batch[k] for k in same + 1 + rng.permutation(size - same - 1))]
+    other = [(user, item if k % 3 else f"other {k}") for k, (user, item) in enumerate(other)]
+    times_s = [1000.0 + n for n in range(size)]
+    futures = [batch, batch[:same] + other]
+    results = [ranked(learned(past), micro_batch(stream, timestamps_s=times_s)) for stream in futures]
+    for k in range(same + 1):  # the first event that differs is ranked alike, too
+        assert results[0][k] == results[1][k], k
+    assert results[0][same + 1 :] != results[1][same + 1 :]
+
+
+def test_candidates_of_an_event_are_new_to_its_user_or_not_however_long_ago():
+    """Where the event's own item is not new, nobody asks about the others."""
+    learner, had = Learner(small(history=3)), {}
+    wrong: list[tuple[int, int]] = []
+
+    def look(batch: Batch, candidates: Candidates | None) -> None:
+        assert candidates is not None
+        for k, (user, item) in enumerate(zip(batch.users.tolist(), batch.items.tolist(), strict=True)):
+            mine = had.setdefault(user, set())
+            for c in range(candidates.first[k], candidates.first[k + 1]):
+                candidate = int(candidates.items[c])
+                if candidates.seen[c] != (candidate in mine) and (item not in mine or candidate == item):
+                    wrong.append((user, candidate))
+            mine.add(item)
+
+    for start in range(0, len(STREAM), 32):
+        learner.learn_batch(micro_batch(STREAM[start : start + 32]), Watch(look))
+    assert not wrong, f"{len(wrong)} candidates are marked wrongly, such as {wrong[:3]} (user, item)"
+
+
+def test_events_that_are_not_new_to_their_user_teach_nothing_about_discoveries():
+    """An item that the user had long before the last few is not new."""
+    learner = Learner(small(history=3))
+    learn_all(learner, [("ann", f"i{n}") for n in range(40)])
+    before = {name: array.copy() for name, array in learner.ranker.state().items()}
+    learner.learn_batch(micro_batch([("ann", "i0")]))
+    after = learner.ranker.state()
+    assert not np.array_equal(after["all.weights.linear"], before["all.weights.linear"])
+    np.testing.assert_array_equal(after["discovery.weights.linear"], before["discovery.weights.linear"])
+
+
+def test_events_without_a_time_come_one_after_the_other():
+    without, with_times = Learner(small()), Learner(small())
+    without.learn(STREAM[:100], batch_size=30)
+    with_times.learn([(user, item, 1 + n) for n, (user, item) in enumerate(STREAM[:100])], batch_size=30)
+    assert_same_learner(without, with_times)
+
+
+class TestRecommending:
+    @pytest.mark.parametrize("rerank", [True, False])
+    def test_nothing_that_the_user_had_comes_back_however_long_ago(self, rerank):
+        learner = learned(rerank=rerank)
+        for user in {user for user, _ in STREAM}:
+            had = {item for who, item in STREAM if who == user}
+            assert len(had) > learner.settings.history
+            found = [r.item for r in learner.recommend(user, k=20, exclude_seen=True)]
+            assert len(found) == 20
+            assert not had & set(found)
+            assert had & {r.item for r in learner.recommend(user, k=20)}
+
+    def test_items_of_the_session_do_not_come_back(self):
+        learner, session = learned(), [f"i{n}" for n in range(15)]
+        assert len(session) > learner.settings.history
+        found = {r.item for r in learner.recommend(recent=session, k=30, exclude_seen=True)}
+        assert len(found) == 30
+        assert not set(session) & found
+
+    def test_a_user_who_had_almost_everything_gets_the_rest(self):
+        """Popular items and those near to the user are all known to the user: they must not use up the list."""
+        stream = [("other", f"rare {n}") for n in range(15)]
+        stream += [("ann", f"i{n}") for _ in range(6) for n in range(120)]
+        found = learned(stream).recommend("ann", k=10, exclude_seen=True)
+        assert len(found) == 10
+        assert all(r.item.startswith("rare") for r in found)
+
+    def test_k_items_come_best_first(self):
+        found = learned().recommend("u3", k=25)
+        assert len({r.item for r in found}) == 25
+        assert [r.score for r in found] == sorted((r.score for r in found), reverse=True)
+
+    def test_given_items_are_ranked_by_the_scores_that_recommend_gives_them(self):
+        learner = learned()
+        scores = {r.item: r.score for r in learner.recommend("u3", k=1000)}
+        assert len(scores) == len(learner.items)
+        wanted = [f"i{n}" for n in range(0, 150, 7)]
+        found = learner.rank("u3", [*wanted, "never seen", wanted[0]])
+        known = [item for item in wanted if item in scores]
+        assert len(known) > 10
+        assert {r.item: r.score for r in found} == pytest.approx({item: scores[item] for item in known}, abs=1e-5)
+        assert [r.item for r in found] == sorted(known, key=lambda item: -scores[item])
+
+    def test_asking_changes_nothing_that_is_learned(self):
+        asked, left_alone = learned(), learned()
+        asked.recommend("u3", exclude_seen=True)
+        asked.recommend("nobody")
+        asked.recommend(recent=["i1", "i2"])
+        asked.rank("u3", ["i1", "i149"])
+        for learner in (asked, left_alone):
+            learn_all(learner, events(64, seed=1))
+        assert_same_learner(asked, left_alone)
