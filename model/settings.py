@@ -123,7 +123,7 @@ class MethodSettings(Settings):
         "auto", "Estimate of popularity that corrects the sampling bias; auto: the method's own."
     )
     popularity_half_life: float = setting(
-        0.0, "After this many events an event counts half in the correction; 0: never.", at_least=0, unit="events"
+        5000.0, "After this many events an event counts half in the correction; 0: never.", at_least=0, unit="events"
     )
     hash_slots: int = setting(1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True)
     hash_alpha: float = setting(0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1)
@@ -168,7 +168,7 @@ class LearningSettings(Settings):
     optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = setting(
         "adagrad", "Optimizer of the embedding tables; dense-adam moves all rows at every step.", fixed=True
     )
-    learning_rate: float = setting(0.1, "Learning rate of the embedding tables.", above=0)
+    learning_rate: float = setting(0.2, "Learning rate of the embedding tables.", above=0)
     dense_learning_rate: float = setting(0.02, "Learning rate of everything else: layers and recency weights.", above=0)
     learning_rate_decay: float = setting(
         1.0, "Factor of both learning rates after every `decay-every` steps.", above=0, at_most=1

@@ -62,6 +62,13 @@ FEATURES = (
 """What a candidate is described by. `near`: nearness to the user's recent items, as a whole and by how recent they are;
 `events`: popularity; `recent`: of candidates among the recent items themselves; `tower`: the towers' inner product."""
 TOWER = FEATURES.index("tower")
+KINDS = {
+    "co-occurrence": tuple(f for f, name in enumerate(FEATURES) if "near" in name),
+    "popularity": tuple(f for f, name in enumerate(FEATURES) if name.startswith(("events", "hours"))),
+    "own history": tuple(f for f, name in enumerate(FEATURES) if "recent" in name),
+    "towers": (TOWER,),
+}
+"""Features by what they come from."""
 _FEATURES, _IS_RECENT = len(FEATURES), FEATURES.index("is recent")
 _SUMS = 8
 _HOUR_S = np.float32(3600)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.jit import compiled
-from streamer.model.ranking.evidence import BUCKETS, FEATURES, Candidates
+from streamer.model.ranking.evidence import BUCKETS, FEATURES, KINDS, Candidates
 
 ALL, DISCOVERY = 0, 1
 """Purposes: rank everything, or what is new to the user."""
@@ -78,6 +78,22 @@ class Ranker:
             self._update(weights.hidden, squares.hidden, sums[len(BUCKETS) :] / total, HIDDEN_RATE)
             self._update(weights.bias, squares.bias, gradient.bias / by_bucket, HIDDEN_RATE)
             self._update(weights.out, squares.out, gradient.out / total, HIDDEN_RATE)
+
+    def influence(self, candidates: Candidates, purpose: int = ALL) -> NDArray[np.float64]:
+        """[buckets, kinds] how much of what tells a user's candidates apart comes from each kind of evidence.
+
+        By the spread of each kind's part of the score, linear where the hidden units are; NaN without candidates.
+        """
+        weights, x = self.weights[purpose], candidates.features
+        bucket = np.repeat(candidates.bucket, np.diff(candidates.first))  # [c]
+        active = _product(x, weights.hidden.T) + weights.bias[bucket] > 0  # [c, hidden]
+        slopes = weights.linear[bucket] + _product((active * weights.out).astype(np.float32), weights.hidden)
+        parts = np.stack([(slopes[:, kind] * x[:, kind]).sum(1) for kind in map(list, KINDS.values())], axis=1)
+        found = np.full((len(BUCKETS), len(KINDS)), np.nan)
+        for b in np.unique(bucket):
+            spread = parts[bucket == b].std(0)
+            found[b] = spread / max(spread.sum(), 1e-12)
+        return found
 
     def _update(self, weights: Floats, squares: Floats, gradient: Floats, rate: float) -> None:
         squares += gradient**2
