@@ -123,7 +123,7 @@ class MethodSettings(Settings):
         "auto", "Estimate of popularity that corrects the sampling bias; auto: the method's own."
     )
     popularity_half_life: float = setting(
-        0.0, "After this many events an event counts half in the correction; 0: never.", at_least=0, unit="events"
+        5000.0, "After this many events an event counts half in the correction; 0: never.", at_least=0, unit="events"
     )
     hash_slots: int = setting(1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True)
     hash_alpha: float = setting(0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1)

@@ -107,7 +107,8 @@ class Learner:
         self.seen = UserItems()
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
         self.retriever = Retriever(self.trainer)
-        self.exact = ExactPopularity(settings.popularity_half_life or None)
+        self.exact = ExactPopularity()
+        self.ageing = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
             slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.seed
         )
@@ -121,7 +122,9 @@ class Learner:
         wanted = self.settings.popularity
         if wanted == "auto":
             wanted = "hash" if self.trainer.method.popularity == "hash" else "exact"
-        return self.hashed if wanted == "hash" else self.exact
+        if wanted == "hash":
+            return self.hashed
+        return self.ageing if self.settings.popularity_half_life else self.exact
 
     # the public part -------------------------------------------------------------------------------------------------
 
@@ -238,6 +241,7 @@ class Learner:
             self.ranker.learn(candidates, np.searchsorted(wanted, learned_from))
         # 6.
         self.hashed.observe(items)
+        self.ageing.observe(items)
         if counted:
             self.count(items)
         result = self.trainer.step(rows, StreamState(self.popularity, self.cache, self.occurrence))
@@ -391,6 +395,7 @@ class Learner:
     def _parts(self) -> dict[str, Any]:
         return {
             "popularity.exact": self.exact,
+            "popularity.ageing": self.ageing,
             "popularity.hash": self.hashed,
             "occurrence": self.occurrence,
             "recent": self.recent,

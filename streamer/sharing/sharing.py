@@ -169,6 +169,8 @@ class StoreSharing(Sharing):
             rows, counts = self._own[: len(reset.counts)], reset.counts.astype(np.float64)
             learner.exact.replace(rows, counts)
             learner.occurrence.replace(rows, reset.drawn.astype(np.float64))
+            if not learner.ageing.total:
+                learner.ageing.add(rows, counts)
             for pending in reset.pending:
                 learner.exact.add(pending.items, pending.item_counts.counts.astype(np.float64))
                 learner.occurrence.add(*pending.drawn)
@@ -176,6 +178,7 @@ class StoreSharing(Sharing):
         for delta in received.deltas:
             rows, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
             learner.exact.add(rows, counts)
+            learner.ageing.add(rows, counts)
             learner.occurrence.add(self._own[delta.drawn.rows], delta.drawn.counts)
         # 4. the newest cache
         if received.cache is not None:
