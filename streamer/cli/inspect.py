@@ -85,7 +85,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
         "released": _positions(meta["released"]),
         "accounting": meta["accounting"],
         "popularity": {
-            "estimate": "exact" if learner.popularity is learner.exact else "hash",
+            "estimate": "hash" if learner.popularity is learner.hashed else "exact",
             "events": learner.exact.total,
             "hash_error": estimation_error(learner.hashed, learner.exact, rows),
             "hash_error_head": estimation_error(learner.hashed, learner.exact, head[:HEAD_ITEMS]),
