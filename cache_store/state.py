@@ -37,7 +37,7 @@ class StoreSettings:
 
     Args:
         every_s: seconds between exchanges.
-        live_s: a server that has not responded for so long, or for five exchanges if that is longer, is not live.
+        live_s: a server that has not responded for this long, or for five exchanges if that is longer, is not live.
         soft_log_length: entries of the log after which it is trimmed.
         max_waiting: contributions that wait one by one before they are merged.
         keep_s: how long acknowledged contributions are kept, for a server that loses them.

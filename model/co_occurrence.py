@@ -22,7 +22,7 @@ from streamer.model.jit import compiled
 Ints = NDArray[np.int32]
 
 REACH = 10
-"""An event is paired with so many of its user's recent items."""
+"""An event is paired with this many of its user's recent items."""
 _SHARPNESS = np.float32(30)
 
 
@@ -142,7 +142,7 @@ class CoOccurrence:
         return {"items": self._items[:size], "weights": self._weights[:size], "totals": self._totals[:size]}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered.
+        """Take over what `state` returned.
 
         Raises:
             ValueError: those lists are of another length.

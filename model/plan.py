@@ -148,7 +148,7 @@ class Planner:
 
 @inlined
 def _number(item: int, place: Ints, items: Rows, n: int) -> int:
-    """Give an item the next place, if it has none yet; answers how many have one."""
+    """Give an item the next place, if it has none yet; returns how many have one."""
     if place[item] < 0:
         place[item] = n
         items[n] = item

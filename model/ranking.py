@@ -94,7 +94,7 @@ class Ranker:
         return Items(vectors)
 
     def room(self, size: int) -> Tensor:
-        """Memory for the vectors of so many items."""
+        """Memory for the vectors of this many items."""
         model = self.trainer.model
         width = model.settings.item_tower.out_dim + (model.beta is not None)
         return torch.empty(size, width, device=self.trainer.device)

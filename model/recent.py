@@ -69,7 +69,7 @@ class RecentItems:
         return self._items[: self.size]
 
     def load_state(self, state: Recent) -> None:
-        """Take over lists that `state` answered; they may be of another length."""
+        """Take over lists that `state` returned; they may be of another length."""
         self.size = 0
         self._items = np.full((0, self.length), -1, np.int32)
         self._grow(len(state))

@@ -29,7 +29,7 @@ class SparseTerm(NamedTuple):
 
 
 def merge_terms(terms: list[SparseTerm], queries: int, device: torch.device) -> SparseScores | None:
-    """All terms of so many queries in one list, sorted by row; None if it is empty."""
+    """All terms of these queries in one list, sorted by row; None if it is empty."""
     rows = np.concatenate([term.rows for term in terms]) if terms else np.empty(0, np.int64)
     if not len(rows):
         return None

@@ -158,7 +158,7 @@ class Trainer:
         return tensors, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take over what `state` answered.
+        """Take over what `state` returned.
 
         Raises:
             ValueError: it belongs to a model of another shape.

@@ -77,7 +77,7 @@ class ReplayLog(EmbeddedLog):
         """Append the events of a replay that follow its first `position` ones, and move its position behind them.
 
         Raises:
-            SourceError: the replay has another position in the topic: somebody else writes it too.
+            SourceError: the replay has another position in the topic: another process writes it, too.
         """
         self._update = (position + len(records), topic, replay, position)
         try:
@@ -94,6 +94,6 @@ class ReplayLog(EmbeddedLog):
                 query = "UPDATE replays SET written = ? WHERE topic = ? AND name = ? AND written = ?"
                 if self._db.execute(query, self._update).rowcount != 1:
                     raise SourceError(
-                        f"{self._path}: somebody else writes the same replay to topic {self._update[1]!r}. "
-                        "Nothing was doubled; see that it runs only once, and start it again"
+                        f"{self._path}: another process writes the same replay to topic {self._update[1]!r}. "
+                        "Nothing was doubled; make sure that it runs only once, and start it again"
                     )

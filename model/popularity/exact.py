@@ -24,7 +24,7 @@ class ExactPopularity:
 
     Args:
         half_life_events: None keeps every event for ever.
-        floor: an item counts as at least so many events of today; keeps the logarithm finite.
+        floor: an item counts as at least this many events of today; keeps the logarithm finite.
 
     Raises:
         ValueError: a number is not positive; the message lists every problem.
@@ -127,7 +127,7 @@ class ExactPopularity:
         return {"counts": self._counts[: self.size], "scalars": scalars}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered."""
+        """Take over what `state` returned."""
         self._counts, self.size = np.zeros(0), 0
         self._grow(len(state["counts"]))
         self._counts[: self.size] = state["counts"]
@@ -136,7 +136,7 @@ class ExactPopularity:
 
 @compiled
 def _add_weights(counts: NDArray[np.float64], rows: Rows, weights: NDArray[np.float64], scale: float) -> float:
-    """Add weights times the scale to the counts of rows, which may repeat; answers the sum of what was added."""
+    """Add weights times the scale to the counts of rows, which may repeat; returns the sum of what was added."""
     total = 0.0
     for k in range(len(rows)):
         counts[rows[k]] += scale * weights[k]

@@ -46,10 +46,10 @@ Figures = dict[str, Any]
 class DemoSettings(Settings):
     """All settings of `streamer demo`."""
 
-    events: int = setting(150_000, "Events to write and to learn from.", at_least=512)
-    rate: float = setting(4000.0, "Events written a second.", at_least=1)
-    seconds: float = setting(75.0, "Stop after this time, the start included.", at_least=1, unit="seconds")
-    seed: int = setting(0, "Determines the stream.", at_least=0)
+    events: int = setting(150_000, "Number of events to write and to learn from.", at_least=512)
+    rate: float = setting(4000.0, "Events written per second.", at_least=1)
+    seconds: float = setting(75.0, "Stop after this time, starting included.", at_least=1, unit="seconds")
+    seed: int = setting(0, "Seed of the stream.", at_least=0)
     data_dir: Path | None = setting(
         None, "Directory of log and checkpoints, kept afterwards.", if_none="a new temporary one"
     )
@@ -67,11 +67,11 @@ class DemoSettings(Settings):
 @settings_options(DemoSettings, environment=())
 @option("Options", "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
 def demo(settings: DemoSettings, as_json: bool) -> None:
-    """Watch a model learn: a made-up stream, an embedded log, a minute.
+    """Watch a model learn from a made-up stream for about a minute.
 
-    One process writes events of people with tastes to the log; what is popular changes all the time. The trainer
-    follows, ranks events before it learns from them, and its hit rate is compared to that of the most popular items.
-    Needs no broker, no Redis, no GPU and no download. Ctrl-C ends it earlier, with the summary.
+    A second process writes events of made-up users to an embedded log; what is popular changes all the time. The
+    trainer ranks events before it learns from them, and compares its hit rate with that of the most popular items. The
+    demo needs no broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
     deadline = time.monotonic() + settings.seconds
     directory = settings.data_dir.absolute() if settings.data_dir else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
@@ -115,7 +115,7 @@ def run_demo(
     def stop(reason: str) -> None:
         nonlocal ended_by
         ended_by = reason
-        reporter.note("stopping: the last step ends, and what was learned is saved")
+        reporter.note("stopping after this step; what was learned is being saved")
         pipeline.stop()
 
     def on_status(status: Status) -> None:

@@ -45,10 +45,10 @@ _json_option = option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print ro
 
 
 @click.command(cls=GroupedCommand)
-@option(_RUNS, "--method", default="xir", help="One method.")
+@option(_RUNS, "--method", default="xir", help="Method to evaluate.")
 @_settings_options
 @_json_option
-@option(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for the same and a report.")
+@option(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for results and a report.")
 def evaluate(settings: EvaluationSettings, method: str, out: Path | None, as_json: bool) -> None:
     """Evaluate one method on a log, against trivial recommenders."""
     _compare(settings, [method], f"{method} on {_files(settings)}", out, as_json)

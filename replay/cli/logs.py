@@ -23,14 +23,14 @@ def opened_log(path: str, format: str | None, settings: LogSettings) -> Iterator
 
     Raises:
         SettingsError: with every wrong setting.
-        SourceError: it cannot be read, or the filters leave none of its events.
+        SourceError: it cannot be read, or the filters leave no event of it.
     """
     from streamer.replay.datasets import open_log
 
     with _logged_to_standard_error(), open_log(path, format, settings) as log:
         report_malformed(log.malformed, path)
         if not len(log):
-            raise SourceError(f"{log.path}: the filters leave none of its events")
+            raise SourceError(f"{log.path}: the filters leave no event of it")
         yield log
 
 

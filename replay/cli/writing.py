@@ -86,7 +86,7 @@ def _resumed_at(stream: Stream, sink: EventSink, restart: bool) -> int:
     start = sink.resume(stream.name, restart)
     if start and (stream.total is None or start < stream.total):
         of_all = "" if stream.total is None else f" of {stream.total:,}"
-        click.echo(f"going on at event {start:,}{of_all}; --restart writes all again", err=True)
+        click.echo(f"resuming at event {start:,}{of_all}; --restart writes all again", err=True)
     return start
 
 
@@ -115,7 +115,7 @@ def _print_result(result: Result, settings: WriteSettings) -> None:
     stopped = "stopped: " if result.interrupted else ""
     click.echo(f"{stopped}{result.written:,} events written to {where}, {rate:,.0f} a second")
     if result.interrupted and settings.resume:
-        click.echo("The same command goes on from here.", err=True)
+        click.echo("Give the same command again to resume.", err=True)
 
 
 @contextmanager

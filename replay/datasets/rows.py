@@ -52,7 +52,7 @@ def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
         example = f", e.g. {malformed.examples[0]}" if malformed.examples else ""
         raise SourceError(
             f"{log.where}: none of its {malformed.total:,} rows is an event{example}; "
-            "is it of another format, or are its columns called otherwise?"
+            "has it another format, or do its columns have other names?"
         )
     return malformed
 

@@ -48,7 +48,7 @@ def parse_changes(texts: Iterable[str], option: str) -> dict[str, str]:
         if not name or not value:
             problems.append(f"--{option} is {text!r}: write NAME=VALUE")
         elif plain in OPTIONS:
-            problems.append(f"--{option} {text}: {plain} is no setting, {OPTIONS[plain]} chooses it")
+            problems.append(f"--{option} {text}: {plain} is not a setting, {OPTIONS[plain]} chooses it")
         elif setting in found and (known := PrequentialSettings.named(setting)) and known.is_list:
             found[setting] += f",{value}"
         else:
@@ -62,7 +62,7 @@ def common_changes(settings: EvaluationSettings) -> dict[str, Any]:
     """Settings of every run. Features of the log that are asked for are learned from, unless --set names others.
 
     Raises:
-        SettingsError: one is no setting, or features are asked for where nothing learns from them.
+        SettingsError: one is not a setting, or features are asked for where nothing learns from them.
     """
     features: dict[str, Any] = {}
     for side, asked in (("item", settings.item_features or ()), ("user", settings.user_features or ())):
@@ -126,7 +126,7 @@ def spec_settings(spec: Spec) -> OfflineSettings | PrequentialSettings:
     kind = OfflineSettings if spec.protocol == "offline" else PrequentialSettings
     others = [name for name in spec.settings if kind.named(name) is None and RunSettings.named(name) is not None]
     if others:
-        raise SettingsError([f"{name}, of `streamer run`, changes nothing here" for name in others])
+        raise SettingsError([f"{name} is a setting of `streamer run` that has no effect here" for name in others])
     try:
         return parse_settings(kind, spec.settings, method=spec.method, seed=spec.seed)
     except ValueError as error:

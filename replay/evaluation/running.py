@@ -54,7 +54,7 @@ def run_one(spec: Spec, log: Log, interactions: Callable[[], Interactions], on_p
         result = PrequentialRun(log.batches(pass_seed=log.seed + spec.seed), len(log), settings).run(advance)
         if not result.about["slices"]["all"]:
             why = refused(result.about["accounting"])
-            raise SourceError(f"{log.path}: all of its {len(log):,} events are refused, none is ranked: {why}")
+            raise SourceError(f"{log.path}: all of its {len(log):,} events were refused, and none was ranked: {why}")
     about = result.about | {
         "started": started,
         "seconds": time.time() - started,

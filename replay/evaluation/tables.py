@@ -267,7 +267,7 @@ def _floors_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows and columns in which nothing stands are left out."""
+    """Empty rows and columns are left out."""
     rows = [row for row in rows if any(row[1:])]
     filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
     lines = [[head[at] for at in filled], ["---"] * len(filled), *([row[at] for at in filled] for row in rows)]

@@ -101,7 +101,7 @@ class BackgroundSaver:
         try:
             path = self._store.save(job.tensors, job.meta)
         except Exception as error:
-            logger.error("checkpoint not saved, training goes on: %s", error)
+            logger.error("a checkpoint could not be saved, and training goes on: %s", error)
             self.failures_total += 1
             self.last_error = error
             job.future.set_exception(error)
@@ -116,7 +116,7 @@ class BackgroundSaver:
         try:
             self._on_saved(path)
         except Exception:
-            logger.exception("what should happen after a checkpoint failed; the checkpoint %s is safe", path)
+            logger.exception("the callback after checkpoint %s failed; the checkpoint is safe", path)
 
 
 @dataclass(slots=True)

@@ -106,7 +106,7 @@ class CheckpointStore:
             if len(problems) == len(sequences):
                 raise CorruptCheckpoint(
                     f"every checkpoint in {self.directory} is corrupt: {'; '.join(problems)}. "
-                    "Restore one from a backup, or start anew with another checkpoint directory"
+                    "Restore one from a backup, or begin with another checkpoint directory"
                 )
         return None
 
@@ -115,7 +115,7 @@ class CheckpointStore:
         if not self._path(sequence).exists():
             return []
         self._corrupt.add(sequence)
-        logger.warning("checkpoint skipped, trying the one before: %s", error)
+        logger.warning("skipped a checkpoint that cannot be used, trying the one before: %s", error)
         return [str(error)]
 
     def list(self) -> list[Path]:
@@ -162,7 +162,7 @@ class CheckpointStore:
 def _remove(path: Path) -> None:
     """Rename first, so that a crash in the middle does not leave what looks like a corrupt checkpoint.
 
-    A failure is no reason to call the save that came before a failure, too: it is tried again after the next.
+    A failure does not make the save that came before it a failure: it is tried again after the next.
     """
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     try:

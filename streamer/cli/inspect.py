@@ -27,14 +27,14 @@ HEAD_ITEMS = 100
 
 
 @click.command(cls=GroupedCommand)
-@option("Report", "--top", type=click.IntRange(0), default=5, help="How many items to list of each kind.")
+@option("Report", "--top", type=click.IntRange(0), default=5, help="Number of items to list of each kind.")
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @settings_options(RunSettings, only=(*CHECKPOINT, *STORE))
 def inspect(settings: RunSettings, top: int, as_json: bool) -> None:
     """Show what the newest checkpoint holds: sizes, settings, offsets, accounting, popularity, cache.
 
     With --redis-url, show what trainers share instead: trainers, partitions, counts, occurrence, cache, log, memory; or
-    both, if the directory is given too. May be called while `streamer run` goes on.
+    both, if the directory is given too. It may be used while `streamer run` is running.
     """
     context, default = click.get_current_context(), click.core.ParameterSource.DEFAULT
     directory_given = any(context.get_parameter_source(name) is not default for name in CHECKPOINT)

@@ -31,7 +31,7 @@ _QUERY = "Query"
     metavar="ITEM",
     help="Instead of a user: item of a session, in the order of its events; repeat it for several.",
 )
-@option(_QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="How many items.")
+@option(_QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="Number of items.")
 @option(
     _QUERY,
     "--exclude-recent",
@@ -51,7 +51,8 @@ def recommend(
 ) -> None:
     """Recommend items from the newest checkpoint.
 
-    For users by their id, or for a session of recent items without a user. May be called while `streamer run` goes on.
+    For users by their id, or for a session of recent items without a user. It may be used while
+    `streamer run` is running.
     """
     if bool(users) == bool(recent):
         raise click.UsageError("give either --user or --recent")
@@ -73,7 +74,7 @@ def recommend(
 
 
 def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
-    """The answer for a person."""
+    """Recommendations for a person."""
     if query.user is None:
         yield f"session of {len(query.recent)} items"
     else:
@@ -93,7 +94,7 @@ def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
 def as_object(
     path: Path, meta: dict[str, Any], queries: Sequence[Query], answers: Sequence[Sequence[Recommendation]]
 ) -> dict[str, Any]:
-    """The answers for a program."""
+    """Recommendations for a program."""
     return {
         "checkpoint": str(path),
         "saved_at": meta["saved_at"],

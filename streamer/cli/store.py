@@ -44,8 +44,8 @@ def json_option(function: F) -> F:
 
 def change_options(function: F) -> F:
     """The options `--yes` and `--force`."""
-    yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask.")
-    force = option(_GROUP, "--force", is_flag=True, help="Even if trainers are active.")
+    yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask for confirmation.")
+    force = option(_GROUP, "--force", is_flag=True, help="Proceed even if trainers are active.")
     return yes(force(function))
 
 
@@ -227,7 +227,7 @@ def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
         SharingError: Redis cannot be used.
     """
     if not settings.redis_url:
-        raise SettingsError(["--redis-url is missing: say which Redis, e.g. redis://localhost:6379/0"])
+        raise SettingsError(["--redis-url is missing: give the URL of the Redis, e.g. redis://localhost:6379/0"])
     from streamer.cache_store.redis.admin import StoreAdmin
 
     keys = store_keys(settings)

@@ -46,7 +46,7 @@ class History:
             self._open = []
 
     def resampled(self, most: int) -> list[tuple[float, ...]]:
-        """At most so many points, of about equal duration."""
+        """At most `points` points, of about equal duration."""
         have, wanted = len(self._points), max(most, 1)
         if have <= wanted:
             return list(self._points)

@@ -52,7 +52,7 @@ class Metric:
         name: as Prometheus shows it; `_total` for counters.
         kind: what it is.
         help: what it means, in a sentence.
-        labels: what tells its series apart.
+        labels: what distinguishes its series.
         buckets: upper bounds of a histogram.
     """
 
@@ -97,7 +97,7 @@ GROUPS = (
     Group(
         "Stream",
         (
-            _counter("streamer_events_consumed_total", "Events taken in, whatever became of them."),
+            _counter("streamer_events_consumed_total", "Events consumed, whatever became of them."),
             _counter("streamer_events_trained_total", "Events that were trained."),
             _counter("streamer_events_filtered_total", "Events that the filters left out."),
             _counter(
@@ -105,7 +105,7 @@ GROUPS = (
                 "Events and records that could not be used, by reason.",
                 Label("reason", tuple(str(reason) for reason in Reason)),
             ),
-            _gauge("streamer_partitions", "Partitions that are ours."),
+            _gauge("streamer_partitions", "Partitions assigned to this trainer."),
             _gauge("streamer_lag_records", "Records of a partition that are not trained yet.", *_OF_PARTITION),
             _gauge("streamer_queued_events", "Events that are decoded and wait to be trained."),
             _gauge(
@@ -297,8 +297,8 @@ GROUPS = (
     Group(
         "Process",
         (
-            _gauge("streamer_alive", "1 while the line steps or waits, as /healthz answers."),
-            _gauge("streamer_ready", "1 while there are partitions and recent steps, as /readyz answers."),
+            _gauge("streamer_alive", "1 while the pipeline steps or waits, as /healthz reports."),
+            _gauge("streamer_ready", "1 while there are partitions and recent steps, as /readyz reports."),
             _gauge(
                 "streamer_build_info",
                 "Always 1; says what runs.",

@@ -92,7 +92,7 @@ def curve(popularity: Doubles, occurrence: Doubles, points: int) -> list[Point]:
     Args:
         popularity: [N] events of each item, the most popular first.
         occurrence: [N] how often each was resampled.
-        points: at most so many.
+        points: at most this many.
     """
     size = len(popularity)
     if not size:

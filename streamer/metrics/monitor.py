@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from streamer.prequential import Prequential
 
 LOOK_PAUSE = 400
-"""Between two close looks pass so many times what a look takes: a quarter of a percent of the time."""
+"""The pause between two close looks, in multiples of what a look takes: a quarter of a percent of the time."""
 LEAST_LOOK_PAUSE_S = 1.0
 KEPT_LETTERS = 20
 DELAYS_A_BATCH = 4

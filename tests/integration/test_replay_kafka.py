@@ -173,7 +173,7 @@ def test_a_writer_is_fenced_when_another_one_goes_on_with_its_replay(topic: Topi
     other = topic.sink()
     assert other.resume("r") == 200
     one.write(stream[200:400])
-    with pytest.raises(SourceError, match=r"somebody else goes on with this replay.*Nothing was doubled"):
+    with pytest.raises(SourceError, match=r"another process continues this replay.*Nothing was doubled"):
         one.close()
     other.write(stream[200:])
     other.close()

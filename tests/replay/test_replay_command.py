@@ -265,7 +265,7 @@ def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any],
 def test_filters_that_leave_nothing_are_an_error(tmp_path: Path, csv: Path):
     result = invoked("csv", "--path", csv, *NAMED, "--k-core", 9, "--data-dir", tmp_path / "data")
     assert isinstance(result.exception, SourceError)
-    assert "the filters leave none of its events" in str(result.exception)
+    assert "the filters leave no event of it" in str(result.exception)
     assert not (tmp_path / "data").exists()
 
 
@@ -439,7 +439,7 @@ def test_a_replay_that_is_not_to_be_remembered_is_not(tmp_path: Path, csv: Path)
 def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
     invoked("synthetic", "--events", 500, "--data-dir", tmp_path)
     result = invoked("synthetic", "--events", 800, "--data-dir", tmp_path, "--json")
-    assert "going on at event 500 of 800; --restart writes all again" in result.stderr
+    assert "resuming at event 500 of 800; --restart writes all again" in result.stderr
     found = json.loads(result.stdout)
     assert (found["written"], found["already"], found["total"]) == (300, 500, 800)
     whole = [value for chunk in SyntheticReplay(800).chunks() for _, value, _ in chunk]

@@ -181,7 +181,7 @@ def test_two_writers_of_one_replay_do_not_double_events(tmp_path: Path):
     one, other, stream = EmbeddedSink(tmp_path, "t"), EmbeddedSink(tmp_path, "t"), records(20)
     assert one.resume("r") == other.resume("r") == 0
     one.write(stream[:5])
-    with pytest.raises(SourceError, match="somebody else writes the same replay"):
+    with pytest.raises(SourceError, match="another process writes the same replay"):
         other.write(stream[:10])
     one.write(stream[5:])
     one.close()
@@ -319,11 +319,11 @@ def test_stopped_it_says_how_to_go_on_and_does(tmp_path: Path, number: int):
         code, out = command.ended()
         assert code == 0, command.said()
         assert out.startswith(b"stopped: ")
-        assert "The same command goes on from here." in command.said()
+        assert "Give the same command again to resume." in command.said()
     written = len(values(tmp_path))
     assert 0 < written < 20_000
     with Command([*arguments, "--json"], tmp_path / "said") as command:
         code, out = command.ended()
-        assert f"going on at event {written:,} of 20,000" in command.said()
+        assert f"resuming at event {written:,} of 20,000" in command.said()
     assert json.loads(out)["written"] == 20_000 - written
     assert values(tmp_path) == sorted(value for chunk in SyntheticReplay(20_000).chunks() for _, value, _ in chunk)

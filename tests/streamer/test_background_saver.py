@@ -86,7 +86,7 @@ def test_a_failed_save_is_told_and_the_next_one_is_tried(saver, blocking, caplog
     blocking.may_save.release()
     assert saver.submit({}, {"number": 1}).exception() is error
     assert (saver.failures_total, saver.last_error) == (1, error)
-    assert f"checkpoint not saved, training goes on: {error}" in caplog.text
+    assert f"a checkpoint could not be saved, and training goes on: {error}" in caplog.text
     blocking.error = None
     blocking.may_save.release()
     assert saver.submit({}, {"number": 2}).result() == Path("ckpt-2")

@@ -40,7 +40,7 @@ class MostPopular:
     """Recommends the items with the most events.
 
     Args:
-        window: count only so many last events; None for all.
+        window: count only the last events, this many; None for all.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -50,7 +50,7 @@ class MostPopular:
         self.start_from(np.zeros(0, np.int64))
 
     def start_from(self, counts: Rows) -> None:
-        """Begin with so many events of each item."""
+        """Begin with these numbers of events of each item."""
         self.size = len(counts)
         order = np.argsort(-counts, kind="stable")
         above = len(counts) - np.cumsum(np.bincount(counts, minlength=1))

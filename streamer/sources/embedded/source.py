@@ -277,7 +277,7 @@ class EmbeddedSource:
         self._partitions = self._partitions | new  # not in place: another thread may be reading it
 
     def _starting_position(self, partition_id: int, partition: Partition, answered: Positions, start: str) -> int:
-        """The listener's answer rules; without one, the source's own policy."""
+        """The listener's position; without one, the source's own policy decides."""
         assert self._db is not None
         first, end = retained(self._db, partition_id)
         if partition in answered:
@@ -298,7 +298,7 @@ class _EndPositions:
         self._closed = False
 
     def read(self, partitions: Mapping[int, Partition]) -> dict[Partition, int]:
-        """Ask the log; if it does not answer, or after `close`, what was known last."""
+        """Ask the log; if it does not respond, or after `close`, what was known last."""
         with self._lock:
             if partitions and not self._closed:
                 with contextlib.suppress(sqlite3.Error):

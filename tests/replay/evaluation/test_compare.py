@@ -132,10 +132,10 @@ class TestCompare:
         [
             (["--methods", "xirr"], "there is no method 'xirr'"),
             (["--methods", " , "], "no method is named"),
-            (["--set", "seed=3"], "seed is no setting, --seeds chooses it"),
-            (["--protocol", "offline", "--set", "method=bir"], "method is no setting, --methods chooses it"),
+            (["--set", "seed=3"], "seed is not a setting, --seeds chooses it"),
+            (["--protocol", "offline", "--set", "method=bir"], "method is not a setting, --methods chooses it"),
             (["--data", "nowhere.csv"], "nowhere.csv does not exist"),
-            (["--k-core", "500"], "the filters leave none of its events"),
+            (["--k-core", "500"], "the filters leave no event of it"),
             (["--set", "dimm=3"], "there is no setting 'dimm'"),
             (["--set", "dim"], "write NAME=VALUE"),
             (["--set", "dim=x"], "dim is 'x': it must be a whole number of at least 1"),
