@@ -146,7 +146,7 @@ class WriteSettings(Settings):
     heading: ClassVar[str] = "Writing"
 
     topic: str = setting("interactions", "Topic to write to.")
-    data_dir: Path = changed(StreamSettings, "data_dir", StreamSettings.data_dir)
+    data_dir: Path = changed(StreamSettings, "data_dir", StreamSettings.data_dir, help="Directory of the embedded log.")
     partitions: int | None = setting(
         None, "Partitions of a new topic of the embedded log.", at_least=1, if_none=str(DEFAULT_PARTITIONS)
     )

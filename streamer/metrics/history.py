@@ -36,7 +36,7 @@ class Timeline:
             self._run.add(row)
 
     def recent(self) -> Rows:
-        """The last moments, the oldest first, at most so many as are worth drawing."""
+        """The last moments, the oldest first, at most as many as are worth drawing."""
         with self._lock:
             rows = list(self._recent)
         every = -(-len(rows) // SHOWN_POINTS) or 1
