@@ -67,7 +67,7 @@ class ExactPopularity:
             self.add(rows, counts)
 
     def _age(self, events: float) -> None:
-        """Note that events come. Rescaling before they are counted keeps their weights finite, however many they are."""
+        """Note that events come; rescaling before they are counted keeps their weights finite, however many come."""
         if self.half_life_events is None:
             return
         self._log2_weight += events / self.half_life_events

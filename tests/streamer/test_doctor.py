@@ -346,7 +346,7 @@ def test_a_redis_that_says_nothing_is_a_failure(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, checks = examined("--redis-url", f"redis://127.0.0.1:{silent.getsockname()[1]}")
     assert (code, states(checks["redis"])) == (1, ["failure"])
-    assert "did not answer in time" in checks["redis"][0]["found"]
+    assert "did not respond in time" in checks["redis"][0]["found"]
 
 
 def test_a_url_that_is_none_is_a_failure():

@@ -354,11 +354,11 @@ class TestFailingCheckpoints:
             line.pipeline.close()
 
     def test_a_full_disk(self, tmp_path, caplog, files_of_at_most):
-        """As the system tells it: writing beyond a limit fails in the middle of a file."""
+        """As a full disk behaves: writing beyond a limit fails in the middle of a file."""
         line = Line(memory_log(values_of(events(640))), tmp_path, checkpoint_every_events=64)
         line.pipeline.start()
         with files_of_at_most(4096):
-            until(lambda: "not saved" in caplog.text, line.pipeline.step)
+            until(lambda: "could not be saved" in caplog.text, line.pipeline.step)
         until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
         line.pipeline.close()
         assert line.store.saved[-1]["accounting"]["trained"] == 640
@@ -510,7 +510,7 @@ class TestErrors:
         away = FailingLetters(SourceUnavailable("nobody answers"), flushes=3)
         line = Line(log, tmp_path, away, checkpoint_every_events=64)
         summary = line.run()
-        assert caplog.text.count("its dead letters are not safe") == 3
+        assert caplog.text.count("its dead letters could not be written") == 3
         assert line.store.saved[0]["accounting"]["consumed"] > 3 * 64
         assert summary["checkpoint"] is not None
 
