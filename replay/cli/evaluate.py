@@ -138,7 +138,7 @@ def _compare(
         for path, name in zip(settings.data, settings.log_names, strict=True):
             with opened_log(path, settings.format, settings.only(LogSettings)) as log:
                 check_features(specs, log)
-                content = log_name(log.name, log.files, settings, 1)
+                content = log_name(log, settings)
                 with _progress(len(specs)) as on_progress:
                     ours = [replace(spec, data=name, content=content) for spec in specs]
                     records += run_all(ours, log, kept, on_progress)
