@@ -72,7 +72,7 @@ class _RowReader:
         columns, table = self._columns, self._columns.table
         damage = table.damage(self._database, partial(self._append, file, columns))
         if damage is not None and isinstance(table, DelimitedTable):
-            at_once, by_line = self._events, table.line_by_line()
+            at_once, by_line = self._events, replace(table, by_line=True)
             as_lines = file.with_mixed_line_ends(self._database, table.encoding)
             self._append(as_lines, replace(columns, table=by_line, problem=by_line.problem))
             if self._events >= at_once:

@@ -29,7 +29,7 @@ class EventsSource:
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """The next events; nothing ever comes later, so nothing is waited for."""
         records = list(islice(self._records, max_records))
-        self.at_end = len(records) < max_records
+        self.at_end = self.at_end or len(records) < max_records
         if not records:
             return []
         keys, values, times_ms = map(list, zip(*records, strict=True))
