@@ -165,7 +165,8 @@ class _Items:
     def popular(self, themes: Ints) -> Ints:
         """An item of each theme, drawn by popularity."""
         ranks = np.searchsorted(self._up_to_rank, self._rng.random(len(themes))).clip(max=len(self._up_to_rank) - 1)
-        return self._items[themes, self._by_rank[themes, ranks]]
+        items: Ints = self._items[themes, self._by_rank[themes, ranks]]
+        return items
 
     def related(self, items: Ints, directions: Ints) -> Ints:
         """A neighbour of each item in one direction: of two, the one with the better rank."""
@@ -173,7 +174,8 @@ class _Items:
         distance = self._rng.integers(1, self._settings.reach + 1, (2, len(items)))
         one, other = (slots + directions * distance) % self._items.shape[1]
         better = self._rank_of[themes, one] <= self._rank_of[themes, other]
-        return self._items[themes, np.where(better, one, other)]
+        found: Ints = self._items[themes, np.where(better, one, other)]
+        return found
 
     def drift(self, thousands: float) -> None:
         """Let that many thousands of sessions pass: items rise, new ones replace old ones."""

@@ -99,14 +99,9 @@ def run_demo(
     """Write and learn until all events are learned, somebody stops it, or time is up; returns what came of it.
 
     Args:
-        settings: what is written, and how fast.
         directory: of log and checkpoints.
         deadline: when to stop, on the monotonic clock.
-        reporter: shows it.
         watch: has the trainer watched, and returns the address of the live page.
-
-    Raises:
-        StreamerError: the log cannot be written or read.
     """
     from streamer.web.serve import open_browser, opens_browser
 
@@ -170,12 +165,7 @@ def writer(
 ) -> Iterator[Callable[[], str]]:
     """`streamer replay synthetic` in a process that ends with the block; yields a function that says why it failed.
 
-    Args:
-        directory: of the log.
-        events: number of events to write.
-        rate: events a second.
-        seed: determines them.
-        on_failure: called, by another thread, if it ends in failure before the block does.
+    `on_failure` is called, by another thread, if it ends in failure before the block does.
     """
     options = {"events": events, "rate": rate, "seed": seed, "data-dir": directory, "topic": TOPIC}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]

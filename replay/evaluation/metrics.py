@@ -36,13 +36,14 @@ Figures = NDArray[np.float64]
 
 def recall(hits: Hits, relevant: Rows, k: int) -> Figures:
     """Share of each user's test items (`relevant`: their number) that is among the first k."""
-    return hits[:, :k].sum(1) / relevant
+    shares: Figures = hits[:, :k].sum(1) / relevant
+    return shares
 
 
 def ndcg(hits: Hits, relevant: Rows, k: int, discounts: Figures | None = None) -> Figures:
     """Discounted gain of the first k, relative to that of a list that begins with all test items."""
-    ideal = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
-    hits = hits[:, :k]
+    ideal: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
+    hits = hits[:, :k]  # fewer than k if there are fewer items
     return hits @ (_discounts(k) if discounts is None else discounts)[: hits.shape[1]] / ideal
 
 
