@@ -71,12 +71,9 @@ class MemorySink:
 
 
 class EmbeddedSink(EmbeddedLog):
-    """A topic of the embedded log; created if it is not there.
+    """A topic of the embedded log; created if it is not there, with `DEFAULT_PARTITIONS` unless others are given.
 
     The table `replays` of the log holds the positions: topic, name of the replay, events written.
-
-    Args:
-        partitions: of the topic. None takes those that it has, or `DEFAULT_PARTITIONS` for a new one.
 
     Raises:
         SourceError: the topic is there with another number of partitions, or the log cannot be written.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -27,7 +27,7 @@ from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
 from streamer.model.setting import Settings, setting
-from streamer.replay.cli.demo_summary import print_summary
+from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ TOPIC = "interactions"
 LEAST_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
-
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
 
 def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Malformed | None = None) -> None:
-    """Write a stream to a topic, and print what was done. Ctrl-C and SIGTERM stop it; what was written stays.
+    """Write a stream to a topic, and print what was done, also what its reader found malformed.
 
-    Args:
-        as_json: whether one JSON object is printed instead of a sentence.
-        malformed: what the reader of the stream left out.
-
-    Raises:
-        StreamerError: the stream cannot be read, or the topic cannot be written.
+    Ctrl-C and SIGTERM stop it; what was written stays.
     """
     from streamer.replay.pacing import Pace
     from streamer.replay.producer import produce

@@ -70,11 +70,7 @@ class Database:
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turns an error of the database into one that names the file and what to try.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
+    """Turns an error of the database into a SourceError that names the file and what to try."""
     try:
         yield
     except duckdb.Error as error:

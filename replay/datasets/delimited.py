@@ -145,11 +145,7 @@ class DelimitedFormat(DatasetFormat):
         return find_columns(log, self.table(log), self.names, self.time_format)
 
     def table(self, log: LogFiles) -> DelimitedTable:
-        """The table in the files of a log.
-
-        Raises:
-            SourceError: it has too few columns, two of one name, or others in another file.
-        """
+        """The table in the files of a log."""
         settings, start = log.settings, log.first_lines
         delimiter = settings.delimiter or self.delimiter or start.delimiter
         cells = start.cells(delimiter)

@@ -38,10 +38,7 @@ _decode_json = msgspec.json.Decoder().decode
 class FeatureReader:
     """Reads features of items, or of users. Events share the features that it returns: treat them as read-only.
 
-    Args:
-        columns: the columns of the log.
-        texts: all different features in the log, joined, by their codes.
-        by_id: features from other files.
+    `texts` are all different features in the log, joined, by their codes; those `by_id` are from other files.
     """
 
     def __init__(self, columns: Sequence[FeatureColumn], texts: NDArray[Any], by_id: Mapping[str, Features]) -> None:
@@ -119,9 +116,6 @@ def read_feature_file(
         asked: the columns to take; None: all but those with a different value in more than half of the lines, which
             are names or titles rather than features.
         numbers: columns that hold numbers; so does `price:float` among those asked for.
-
-    Raises:
-        SourceError: it cannot be read, or a column is missing.
     """
 
     def column(candidates: Sequence[str]) -> str:
@@ -162,16 +156,15 @@ def read_feature_file(
 
 
 def file_beside(log: LogFiles, names: Sequence[str], asked: tuple[str, ...] | None) -> tuple[str, LogFile] | None:
-    """The first of these names with a file beside the log, and that file; None if there is none, or none is wanted.
-
-    Raises:
-        SourceError: there is none, and features are asked for that the log itself does not have.
-    """
-    there = {bare_name(name).lower(): name for name in reversed(log.location.names)}
-    found = next((name for name in names if name.lower() in there), None)
+    """The first of these names with a file beside the log, and that file; None if there is none, or none is wanted."""
+    there = {bare_name(name): name for name in reversed(log.location.names)}
+    there = {name.lower(): file for name, file in there.items()} | there  # the case counts only if both exist
+    found = next((name for name in names if name in there or name.lower() in there), None)
     if found is None and asked:
         raise SourceError(
             f"{log.where}: there is no column {asked[0]!r}, and no {' or '.join(names)} beside it that might have it; "
             "put that file beside the log, or leave the feature out"
         )
-    return None if found is None or asked == () else (found, log.location.open(there[found.lower()]))
+    if found is None or asked == ():
+        return None
+    return found, log.location.open(there.get(found) or there[found.lower()])

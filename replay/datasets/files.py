@@ -75,11 +75,7 @@ class LogFile:
         return replace(self, new_line=r"\r\n" if lengths[0] == lengths[1] else r"\n")
 
     def first_lines(self, database: Database) -> FirstLines:
-        """Its first lines, as UTF-8 or else as Latin-1.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Its first lines, as UTF-8 or else as Latin-1."""
         with reading(self.name):
             lines, others = self._first_lines(database, "utf-8")
         # Latin-1 if lines that are not UTF-8 are the rule, or the header is one: not if a few lines were damaged.
@@ -104,9 +100,6 @@ class Location:
     """Where a log lies: a file and its neighbours, files that match a pattern, a directory, or a zip archive.
 
     What must be unpacked goes to `directory`.
-
-    Raises:
-        SourceError: nothing is there, or it cannot be read.
     """
 
     def __init__(self, path: str | Path, directory: Path) -> None:
@@ -143,11 +136,7 @@ class Location:
         return [self.path] if self._archive is not None else [self._files[name] for name in self._opened]
 
     def choose(self, patterns: Sequence[Sequence[str]]) -> list[str]:
-        """The files of the log: those that the user named, or else all that match the first group with a match.
-
-        Raises:
-            SourceError: no file matches.
-        """
+        """The files of the log: those that the user named, or else all that match the first group with a match."""
         if self.named:
             return list(self.named)
         for group in patterns:
@@ -159,11 +148,7 @@ class Location:
         raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name one")
 
     def open(self, name: str) -> LogFile:
-        """A file of this place, unpacked if the database cannot do that.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """A file of this place, unpacked if the database cannot do that."""
         if name in self._opened:
             return self._opened[name]
         path = self._files[name]

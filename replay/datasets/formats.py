@@ -74,11 +74,7 @@ def open_log(path: str | Path, name: str | None = None, settings: LogSettings | 
 
 
 def guess_format(location: Location, database: Database) -> DatasetFormat:
-    """The format that the first lines show, or the names of the files where the first lines agree. Logs which.
-
-    Raises:
-        SourceError: neither shows a format.
-    """
+    """The format that the first lines show, or the names of the files where the first lines agree. Logs which."""
     found = None
     if location.named:
         if not _by_name(location.named[:1], (PARQUET,)):

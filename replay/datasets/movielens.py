@@ -81,9 +81,8 @@ def _features(
         return read_feature_file(log.database, file, table, table.names[:1], wanted)
     wanted = (*(name for name in wanted if name != "genres"), *_GENRES)
     found = read_feature_file(log.database, file, table, table.names[:1], wanted)
-    joined: dict[str, Features] = {}
     for id_, features in found.items():  # one feature for all genres instead of a flag for each
         genres = "|".join(name for name in _GENRES if features.get(name) == "1")
         others = {name: value for name, value in features.items() if name not in _GENRES}
-        joined[id_] = others | {"genres": genres} if genres else others
-    return {id_: features for id_, features in joined.items() if features}
+        found[id_] = others | {"genres": genres} if genres else others
+    return {id_: features for id_, features in found.items() if features}

@@ -35,11 +35,7 @@ _REJECTED = f"""(SELECT line, lower(replace(first(error_type::VARCHAR ORDER BY b
 
 
 def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
-    """Fill the table `raw`, and return the rows that are not events.
-
-    Raises:
-        SourceError: a file cannot be read, or none of the rows is an event.
-    """
+    """Fill the table `raw`, and return the rows that are not events."""
     reader = _RowReader(log, columns)
     events = 0
     for file in log.files:

@@ -18,11 +18,7 @@ _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of a multiply-xorshift mixer with li
 
 
 def make_stream(log: LogFiles, columns: EventColumns) -> None:
-    """Fill the tables `stream` and `codes_...` from `raw`, and drop `raw`.
-
-    Raises:
-        SourceError: there is not enough memory.
-    """
+    """Fill the tables `stream` and `codes_...` from `raw`, and drop `raw`."""
     settings, database = log.settings, log.database
     with reading(log.where):
         # 1. codes for ids and features, and the filters that look at one event

@@ -10,11 +10,7 @@ from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 
 
 class EventsSource:
-    """A `Source` of events in the wire format, in their order; takes one chunk of them at a time.
-
-    Args:
-        total: the number of events in all chunks.
-    """
+    """A `Source` of `total` events in the wire format, in their order; takes one chunk of them at a time."""
 
     all_assigned = True
     at_end = False

@@ -87,7 +87,6 @@ def top_items(
     Args:
         queries: [U, d] vectors of all users.
         items: [N, d] vectors of all items.
-        users: rows of these users.
         left_out: items that a user must not get.
         block_cells: scores that are in memory at a time; at least one row of them.
     """

@@ -112,7 +112,7 @@ class OfflineRun:
         self.popularity: ExactPopularity | HashPopularity = ExactPopularity()
         chosen = self.trainer.method.popularity if settings.popularity == "auto" else settings.popularity
         if chosen == "hash":
-            self.popularity = HashPopularity(settings.hash_slots, clock=settings.hash_clock, seed=settings.seed)
+            self.popularity = HashPopularity(slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed)
         else:
             self.popularity.observe(self.split.train.items)
         self.occurrence = Occurrence()

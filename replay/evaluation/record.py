@@ -144,11 +144,7 @@ def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[Point]:
 
 
 class Records:
-    """The runs of a comparison, in a directory that is created if it is not there.
-
-    Raises:
-        SettingsError: it cannot be.
-    """
+    """The runs of a comparison, in a directory that is created if it is not there."""
 
     def __init__(self, directory: Path) -> None:
         self._runs = directory / "runs"
@@ -179,11 +175,7 @@ class Records:
 
 
 def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
-    """Write a file beside, then put it in place: it is there whole, or not at all.
-
-    Raises:
-        StreamerError: it cannot be.
-    """
+    """Write a file beside, then put it in place: it is there whole, or not at all, which raises a StreamerError."""
     beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as file:
@@ -202,11 +194,7 @@ def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
 
 
 def check_writable(paths: Iterable[Path]) -> None:
-    """Check that files can be written, before there is something to write.
-
-    Raises:
-        SettingsError: with all that cannot.
-    """
+    """Check that files can be written, before there is something to write."""
     problems = []
     for path in paths:
         try:

@@ -79,11 +79,7 @@ def common_changes(settings: EvaluationSettings) -> dict[str, Any]:
 
 
 def plan_runs(settings: EvaluationSettings, methods: Sequence[str], changes: Sequence[Mapping[str, Any]]) -> list[Spec]:
-    """Every method with every change and every seed, of a log that has no name yet; each run once.
-
-    Raises:
-        SettingsError: with the problems of all of them.
-    """
+    """Every method with every change and every seed, of a log that has no name yet; each run once."""
     known = f"choose among {', '.join(METHODS)}"
     problems = [f"there is no method {method!r}: {known}" for method in methods if method not in METHODS]
     if problems or not methods:
@@ -117,11 +113,7 @@ def _used(settings: LogSettings) -> dict[str, Any]:
 
 
 def spec_settings(spec: Spec) -> OfflineSettings | PrequentialSettings:
-    """The defaults of the protocol (the paper's, or those of `streamer run`) with what the spec changes.
-
-    Raises:
-        SettingsError: there is no such setting, it would change nothing, or a value does not fit.
-    """
+    """The defaults of the protocol (the paper's, or those of `streamer run`) with what the spec changes."""
     kind: type[OfflineSettings | PrequentialSettings]
     kind = OfflineSettings if spec.protocol == "offline" else PrequentialSettings
     others = [name for name in spec.settings if kind.named(name) is None and RunSettings.named(name) is not None]
@@ -186,13 +178,14 @@ def run_one(spec: Spec, log: Log, interactions: Callable[[], Interactions], on_p
         if not result.about["slices"]["all"]:
             why = refused(result.about["accounting"])
             raise SourceError(f"{log.path}: all of its {len(log):,} events are refused, none is ranked: {why}")
+    described = log.describe()
     about = result.about | {
         "started": started,
         "seconds": time.time() - started,
         "version": metadata.version("streamer"),
         "python": platform.python_version(),
         "has_time": log.has_time,
-        **{name: log.describe()[name] for name in ("users", "items", "events")},
+        **{name: described[name] for name in ("users", "items", "events")},
     }
     return Record(
         **msgspec.structs.asdict(spec),

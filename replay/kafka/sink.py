@@ -49,11 +49,7 @@ class KafkaSink:
 
     A record has the time at which it is written: by the time of its event, a broker would remove an old one at once.
     Brokers that create topics when they are asked for one create this one.
-
-    Args:
-        settings: of a source; cluster and client settings are the same.
-        topic: the topic.
-        clock: seconds since the epoch.
+    The settings are those of a source: cluster and client settings are the same.
 
     Raises:
         SourceUnavailable: no broker answers.
