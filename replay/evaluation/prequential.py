@@ -56,7 +56,7 @@ class PrequentialSettings(LearnerSettings):
 
 
 class PrequentialRun:
-    """One method on one stream of `total` events: where the second half begins, and how far the run is.
+    """One method on one stream; `total`, the number of its events, shows where the second half begins.
 
     Raises:
         SettingsError: with every problem at once.
