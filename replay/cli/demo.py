@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -27,7 +27,7 @@ from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
 from streamer.model.setting import Settings, setting
-from streamer.replay.cli.demo_summary import print_summary
+from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ TOPIC = "interactions"
 LEAST_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
-
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +97,9 @@ def run_demo(
     """Write and learn until all events are learned, somebody stops it, or time is up; returns what came of it.
 
     Args:
-        settings: what is written, and how fast.
         directory: of log and checkpoints.
         deadline: when to stop, on the monotonic clock.
-        reporter: shows it.
         watch: has the trainer watched, and returns the address of the live page.
-
-    Raises:
-        StreamerError: the log cannot be written or read.
     """
     from streamer.web.serve import open_browser, opens_browser
 
@@ -170,12 +163,7 @@ def writer(
 ) -> Iterator[Callable[[], str]]:
     """`streamer replay synthetic` in a process that ends with the block; yields a function that says why it failed.
 
-    Args:
-        directory: of the log.
-        events: number of events to write.
-        rate: events a second.
-        seed: determines them.
-        on_failure: called, by another thread, if it ends in failure before the block does.
+    `on_failure` is called, by another thread, if it ends in failure before the block does.
     """
     options = {"events": events, "rate": rate, "seed": seed, "data-dir": directory, "topic": TOPIC}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]

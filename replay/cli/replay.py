@@ -79,15 +79,14 @@ def jsonl(settings: JsonLinesSettings, as_json: bool) -> None:
         return
     from streamer.event import EventSettings
     from streamer.replay.json_lines import JsonLines, check_readable
-    from streamer.replay.resume import replay_name
-    from streamer.replay.streams import LinesStream
+    from streamer.replay.streams import lines_stream, replay_name
 
     path, name = Path(settings.path), None
     lines = JsonLines(settings.path, EventSettings(fields=settings.columns))
     if settings.path != "-" and not path.is_fifo() and not path.is_char_device():  # what these hold is read only once
         check_readable(path)
         name = replay_name("lines", {"fields": dict(settings.columns), "limit": settings.limit}, [path])
-    write(LinesStream(lines, name, settings.limit), settings, as_json, lines.malformed)
+    write(lines_stream(lines, name, settings.limit), settings, as_json, lines.malformed)
     report_malformed(lines.malformed, settings.path)
 
 
@@ -102,21 +101,17 @@ def synthetic(settings: WriteSettings, events: int, seed: int, as_json: bool) ->
     Events have no times of their own: they happen when they are written. With --speed 1 a session of eight events
     begins every two seconds.
     """
-    from streamer.replay.streams import SyntheticReplay
+    from streamer.replay.streams import synthetic_stream
 
-    write(SyntheticReplay(events, seed), settings, as_json)
+    write(synthetic_stream(events, seed), settings, as_json)
 
 
 def write_log(kind: str, settings: ReplaySettings, as_json: bool) -> None:
-    """Write the events of a data set.
-
-    Raises:
-        StreamerError: it cannot be read as asked, or not be written.
-    """
-    from streamer.replay.streams import LogStream, log_name
+    """Write the events of a data set."""
+    from streamer.replay.streams import log_name, log_stream
 
     with opened_log(settings.path, kind, settings.only(LogSettings)) as log:
         if settings.speed is not None and not log.has_time:
             raise SettingsError([f"--speed follows the times of events, and {log.path} has none: give --rate instead"])
-        name = log_name(kind, log.files, settings, settings.passes)
-        write(LogStream(log, name, settings.passes, settings.seed), settings, as_json, log.malformed)
+        stream = log_stream(log, log_name(log, settings, settings.passes), settings.passes, settings.seed)
+        write(stream, settings, as_json, log.malformed)

@@ -49,11 +49,7 @@ class KafkaSink:
 
     A record has the time at which it is written: by the time of its event, a broker would remove an old one at once.
     Brokers that create topics when they are asked for one create this one.
-
-    Args:
-        settings: of a source; cluster and client settings are the same.
-        topic: the topic.
-        clock: seconds since the epoch.
+    The settings are those of a source: cluster and client settings are the same.
 
     Raises:
         SourceUnavailable: no broker responds.
@@ -176,7 +172,7 @@ class KafkaSink:
             producer.commit_transaction()
         except (errors.ProducerFencedError, errors.InvalidProducerEpochError) as error:
             problem = "another process continues this replay, or a transaction took too long"
-            advice = "Nothing was doubled; see that it runs only once, and start it again"
+            advice = "Nothing was doubled; make sure that it runs only once, and start it again"
             raise SourceError(f"{self._where}: {problem}. {advice}") from error
         except errors.KafkaError as error:
             if isinstance(error, errors.BrokerResponseError) and not is_transient(error):

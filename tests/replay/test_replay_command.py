@@ -22,7 +22,7 @@ from streamer.errors import SettingsError, SourceError
 from streamer.event import EventSettings
 from streamer.replay.cli.replay import replay
 from streamer.replay.json_lines import JsonLines
-from streamer.replay.streams import SyntheticReplay
+from streamer.replay.streams import synthetic_stream
 
 
 def invoked(*arguments: object) -> Result:
@@ -442,7 +442,7 @@ def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
     assert "resuming at event 500 of 800; --restart writes all again" in result.stderr
     found = json.loads(result.stdout)
     assert (found["written"], found["already"], found["total"]) == (300, 500, 800)
-    whole = [value for chunk in SyntheticReplay(800).chunks() for _, value, _ in chunk]
+    whole = [value for chunk in synthetic_stream(800).chunks(0) for _, value, _ in chunk]
     assert sorted(json.dumps(event) for _, event in in_topic(tmp_path)) == sorted(
         json.dumps(json.loads(v)) for v in whole
     )

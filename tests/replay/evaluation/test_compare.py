@@ -13,9 +13,9 @@ from comparisons import TINY, record, rows_in, streamer
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.plan import parse_changes, spec_settings
 from streamer.replay.evaluation.record import Measure, Records, Spec, by_rank, result_rows
 from streamer.replay.evaluation.report import page
+from streamer.replay.evaluation.runs import parse_changes, spec_settings
 from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.settings import RunSettings
 

@@ -11,8 +11,8 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.errors import SettingsError, SourceError, StreamerError
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.plan import parse_changes, spec_settings
 from streamer.replay.evaluation.record import Records, Spec, check_writable, write_file
+from streamer.replay.evaluation.runs import parse_changes, spec_settings
 from streamer.replay.evaluation.tables import about, main_table
 
 
