@@ -19,8 +19,7 @@ May import: `errors`; `checkpointer` alone also `learner`, `sharing`, `ingest` a
 """
 
 from streamer.checkpoint.files import Tensors
-from streamer.checkpoint.saver import BackgroundSaver
 from streamer.checkpoint.store import Checkpoint, CheckpointStore
 from streamer.checkpoint.strings import pack_strings, unpack_strings
 
-__all__ = ["BackgroundSaver", "Checkpoint", "CheckpointStore", "Tensors", "pack_strings", "unpack_strings"]
+__all__ = ["Checkpoint", "CheckpointStore", "Tensors", "pack_strings", "unpack_strings"]

@@ -94,7 +94,7 @@ class Line:
         self.pipeline.start()
         while not self.pipeline._ingest.finished:
             self.pipeline.step()
-            until(lambda: not self.pipeline._checkpoints._saver.busy)
+            until(lambda: not self.pipeline._checkpoints.is_saving)
         self.pipeline.close()
         return self.pipeline.summary()
 
@@ -169,7 +169,7 @@ class TestCheckpoints:
         counts = []
         while not line.pipeline._ingest.finished:
             line.pipeline.step()
-            until(lambda: not line.pipeline._checkpoints._saver.busy)
+            until(lambda: not line.pipeline._checkpoints.is_saving)
         line.pipeline.close()
         counts = [meta["accounting"]["consumed"] for meta in line.store.saved]
         assert counts == [112, 224, 336, 400], "after the batch with which a hundred more are reached; and at the end"
@@ -184,7 +184,7 @@ class TestCheckpoints:
             now[0] = float(seconds)
             until(lambda: line.pipeline._ingest.queued_events > 0 or line.pipeline._ingest.finished)
             line.pipeline.step()
-            until(lambda: not line.pipeline._checkpoints._saver.busy)
+            until(lambda: not line.pipeline._checkpoints.is_saving)
         assert [meta["accounting"]["consumed"] for meta in line.store.saved] == [11 * 16, 21 * 16]
         assert line.pipeline._checkpoints.age_s == 4.0
         line.pipeline.close()
@@ -422,7 +422,7 @@ class TestRestart:
         killed = Line(log, tmp_path / "b", checkpoint_every_events=100)
         killed.pipeline.start()
         until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
-        until(lambda: not killed.pipeline._checkpoints._saver.busy)
+        until(lambda: not killed.pipeline._checkpoints.is_saving)
         saved = killed.store.saved[-1]["accounting"]["consumed"]
         until(lambda: killed.pipeline.accounting.consumed > saved, killed.pipeline.step)
         killed.pipeline._reader.stop()
