@@ -31,7 +31,7 @@ def metrics() -> str:
         return f"`{label.name}`: {', '.join(f'`{value}`' for value in label.values) or label.bound}"
 
     head = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n\n".join("\n".join([f"### {g.title}", "", *head, *map(row, g.metrics)]) for g in GROUPS)
+    return "\n\n".join("\n".join([f"### {title}", "", *head, *map(row, found)]) for title, found in GROUPS.items())
 
 
 def escaped(text: str) -> str:
