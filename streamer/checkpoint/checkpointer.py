@@ -14,6 +14,7 @@ import numpy as np
 
 from streamer.accounting import Accounting
 from streamer.checkpoint import Checkpoint, CheckpointStore
+from streamer.checkpoint.files import size_bytes_of
 from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import FORMAT, Learner, checkpoint_meta
@@ -143,7 +144,7 @@ class Checkpointer:
             self._stats = replace(self._stats, failed=self._stats.failed + 1)
         else:
             self.path, self._safe_events, self._safe_at = future.result(), events, taken_at
-            seconds, size_bytes = self._clock() - taken_at, _size_bytes(self.path)
+            seconds, size_bytes = self._clock() - taken_at, size_bytes_of(self.path)
             self._stats = SaveStats(self._stats.saved + 1, self._stats.failed, 0, seconds, size_bytes)
         try:
             return done(error is None)
@@ -184,14 +185,6 @@ def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored
     arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
     sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
     return Restored(Accounting.from_json(meta["accounting"]), OffsetLedger(positions, released))
-
-
-def _size_bytes(directory: Path) -> int | None:
-    """The size of a checkpoint's files; None if it is gone, because newer ones took its place."""
-    try:
-        return sum(file.stat().st_size for file in directory.iterdir())
-    except OSError:
-        return None
 
 
 def _to_json(positions: Positions) -> list[list[Any]]:

@@ -121,6 +121,14 @@ def _checksum(path: Path) -> int:
     return crc32
 
 
+def size_bytes_of(directory: Path) -> int | None:
+    """The size of a checkpoint's files; None if it is gone, because newer ones took its place."""
+    try:
+        return sum(file.stat().st_size for file in directory.iterdir())
+    except OSError:
+        return None
+
+
 def sync(path: Path) -> None:
     """Sync a file or a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -189,9 +189,10 @@ def check_data(settings: RunSettings) -> Iterator[Finding]:
 def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     """The directory, and whether a run would find a checkpoint in it."""
     from streamer.checkpoint import CheckpointStore
+    from streamer.checkpoint.files import size_bytes_of
 
     store = CheckpointStore(settings.checkpoints, readonly=True)
-    sizes = {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in store.list()}
+    sizes = {path.name: size_bytes_of(path) or 0 for path in store.list()}
     wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * sizes[max(sizes)] if sizes else 0)
     yield examine_directory("checkpoints", store.directory, wanted_bytes)
     loaded = store.load()

@@ -58,6 +58,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     import numpy as np
 
     from streamer.checkpoint import CheckpointStore
+    from streamer.checkpoint.files import size_bytes_of
     from streamer.model.popularity import estimation_error
 
     paths = CheckpointStore(directory, readonly=True).list()  # before loading: whatever is newer then was skipped
@@ -79,7 +80,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             "users": len(learner.users),
             "items": len(learner.items),
             "parameters": embeddings + dense,
-            "bytes": _size(loaded.path),
+            "bytes": size_bytes_of(loaded.path) or 0,
         },
         "positions": _positions(meta["positions"]),
         "released": _positions(meta["released"]),
@@ -98,7 +99,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
 
 def _checkpoint(path: Path, newest: Path) -> Report:
     """A checkpoint from outside; one that is newer than the newest that could be read is corrupt."""
-    from streamer.checkpoint.files import META
+    from streamer.checkpoint.files import META, size_bytes_of
 
     try:
         found = json.loads((path / META).read_bytes())
@@ -107,18 +108,11 @@ def _checkpoint(path: Path, newest: Path) -> Report:
     meta = found if isinstance(found, dict) else {}  # damaged, or a trainer has just removed it
     return {
         "path": str(path),
-        "bytes": _size(path),
+        "bytes": size_bytes_of(path) or 0,
         "state": "newest" if path == newest else "older" if path < newest else "corrupt",
         "saved_at": meta.get("saved_at"),
         "consumed": meta.get("accounting", {}).get("consumed"),
     }
-
-
-def _size(path: Path) -> int:
-    try:
-        return sum(file.stat().st_size for file in path.iterdir())
-    except OSError:
-        return 0
 
 
 def _positions(listed: Sequence[tuple[str, int, int]]) -> list[Report]:

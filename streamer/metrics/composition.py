@@ -37,11 +37,7 @@ def composition(cache: Rows, popularity: ExactPopularity) -> Composition:
 
 
 class Ranking:
-    """Items sorted by how often they were seen.
-
-    Args:
-        counts: [N] events of each row.
-    """
+    """Items sorted by how often they were seen, given [N] events of each row."""
 
     def __init__(self, counts: Doubles) -> None:
         self.order = np.argsort(-counts, kind="stable")

@@ -20,11 +20,7 @@ class Verdict(NamedTuple):
 
 
 class Health:
-    """What a line last did, judged by the time since.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """What a line last did, judged by the time since."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -16,11 +16,7 @@ Rows = list[tuple[float, ...]]
 
 
 class Timeline:
-    """Several series over time, written by one thread and read by others.
-
-    Args:
-        columns: names of the series; the first is the time.
-    """
+    """Several series over time, the first of them the time; written by one thread and read by others."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)

@@ -18,9 +18,6 @@ class Instruments:
     Series whose labels have closed sets of values exist from the start, so that a rate can be taken of the first
     event; a gauge that was never set is not a number until it is.
 
-    Args:
-        registry: where they are registered.
-
     Examples:
         >>> instruments = Instruments(CollectorRegistry())
         >>> instruments.set("streamer_loss", 0.5)

@@ -46,14 +46,7 @@ _COLUMNS = ("time", "events_per_second", "lag", "loss", "delay", *BANDS)
 
 
 class Monitor(Observer):
-    """Everything that can be seen of one process.
-
-    Args:
-        registry: where the metrics are.
-        source: where events come from, for a person.
-        clock: monotonic seconds.
-        wall: seconds since the epoch.
-    """
+    """Everything that can be seen of one process; `wall` is the time since the epoch."""
 
     def __init__(
         self,
