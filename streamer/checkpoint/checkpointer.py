@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamer.accounting import Accounting
-from streamer.checkpoint import Checkpoint, CheckpointStore
+from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.files import size_bytes_of
 from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
@@ -81,11 +81,21 @@ class Checkpointer:
         found = self._store.load()
         if found is None:
             return Restored(Accounting(), OffsetLedger())
-        restored = _restored(learner, sharing, found)
+        meta = found.meta
+        if meta.get("format") != FORMAT:
+            raise IncompatibleCheckpoint(
+                f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}: "
+                "use the version that wrote it, or another checkpoint directory"
+            )
+        learner.restore(found.tensors, meta["learner"])
+        positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
+        prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
+        arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
+        sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
         self.path = found.path
-        self._tried_events = self._safe_events = restored.accounting.consumed
-        self._safe_at = self._clock() - max(0.0, time.time() - found.meta["saved_at"])
-        return restored
+        self._tried_events = self._safe_events = accounting.consumed
+        self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
+        return Restored(accounting, OffsetLedger(positions, released))
 
     def is_due(self, events: int) -> bool:
         """Return whether to save now, when `events` are consumed."""
@@ -170,21 +180,6 @@ class Checkpointer:
         self._store.close()
         if self._last is not None and not self._last.cancelled():
             self._last.result()
-
-
-def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored:
-    meta = found.meta
-    if meta.get("format") != FORMAT:
-        raise IncompatibleCheckpoint(
-            f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}: "
-            "use the version that wrote it, or another checkpoint directory"
-        )
-    learner.restore(found.tensors, meta["learner"])
-    positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
-    prefix = "sharing."
-    arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
-    sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
-    return Restored(Accounting.from_json(meta["accounting"]), OffsetLedger(positions, released))
 
 
 def _to_json(positions: Positions) -> list[list[Any]]:

@@ -245,11 +245,11 @@ def _all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[floa
 def _content(raw: Any, bad: Reason) -> Any:
     """Decode one field; `bad` is the reason for a number beyond what any type holds."""
     try:
-        return _decoded(_decode_any, raw)
-    except Invalid as problem:
-        if problem.reason is Reason.NOT_AN_EVENT:
-            raise Invalid(bad, "a number is out of range") from None
-        raise
+        return _decode_any(raw)
+    except msgspec.ValidationError:
+        raise Invalid(bad, "a number is out of range") from None
+    except _UNDECODABLE:
+        return _decoded(_decode_any, raw)  # raises, and says why
 
 
 def _decoded(decode: Callable[[Any], Any], value: Any) -> Any:

@@ -406,7 +406,7 @@ def test_a_redis_user_with_the_rights_that_a_run_needs_is_well(redis_server: Red
 def test_a_redis_behind_a_sentinel_is_well(redis_server: RedisServer):
     if not redis_server.can_restart:
         pytest.skip("it is not a process of this machine")
-    with LocalSentinel(redis_server.local(), "clicks") as sentinel:
+    with LocalSentinel(redis_server.local, "clicks") as sentinel:
         code, checks = examined("--redis-url", f"redis+sentinel://127.0.0.1:{sentinel.port}/clicks")
         assert (code, states(checks["redis"]), states(checks["redis memory"])) == (0, ["ok"], ["ok"])
         code, checks = examined("--redis-url", f"redis+sentinel://127.0.0.1:{sentinel.port}/nobody")
