@@ -148,7 +148,8 @@ class Checkpointer:
 
     def _note_end(self, future: Future[Path], events: int, taken_at: float, done: Callable[[bool], None]) -> None:
         if future.cancelled():
-            return done(False)
+            done(False)
+            return
         if error := future.exception():
             logger.error("checkpoint not saved, training goes on: %s", error)
             self._stats = replace(self._stats, failed=self._stats.failed + 1)
@@ -157,7 +158,7 @@ class Checkpointer:
             seconds, size_bytes = self._clock() - taken_at, size_bytes_of(self.path)
             self._stats = SaveStats(self._stats.saved + 1, self._stats.failed, 0, seconds, size_bytes)
         try:
-            return done(error is None)
+            done(error is None)
         finally:
             self._ended = future
 

@@ -53,9 +53,10 @@ def list_models(settings: SharingSettings, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"models": found}))
     elif found:
-        numbers = ([model[name] for name in ("items", "log_length", "trainers")] for model in found)
-        cells = [["-" if number is None else f"{number:,}" for number in row] for row in numbers]
-        rows = [[printable(model["model"]), *row] for model, row in zip(found, cells, strict=True)]
+        rows = []
+        for model in found:
+            numbers = (model["items"], model["log_length"], model["trainers"])
+            rows.append([printable(model["model"]), *("-" if n is None else f"{n:,}" for n in numbers)])
         click.echo("\n".join(table(rows, ("model", "items", "log", "active"), indent="")))
         for model in found:
             if "problem" in model:

@@ -101,9 +101,17 @@ class Writer:
 
     def letter(self, record: int, problem: Invalid, value: bytes | None, index: int | None = None) -> None:
         """Append a dead letter of the chunk's record number `record`."""
-        chunk, about = self.chunk, (problem.reason, problem.detail)
-        where, time_ms, key = (chunk.partition, chunk.offsets[record]), chunk.timestamps_ms[record], chunk.keys[record]
-        letter = DeadLetter.of_record(*about, *where, timestamp_ms=time_ms, key=key, value=value, index=index)
+        chunk = self.chunk
+        letter = DeadLetter.of_record(
+            problem.reason,
+            problem.detail,
+            chunk.partition,
+            chunk.offsets[record],
+            timestamp_ms=chunk.timestamps_ms[record],
+            key=chunk.keys[record],
+            value=value,
+            index=index,
+        )
         self._out.letters.append(letter)
 
     def end_record(self, record: int, filtered: int) -> None:
