@@ -151,7 +151,7 @@ class Checkpointer:
             done(False)
             return
         if error := future.exception():
-            logger.error("checkpoint not saved, training goes on: %s", error)
+            logger.error("a checkpoint could not be saved, and training goes on: %s", error)
             self._stats = replace(self._stats, failed=self._stats.failed + 1)
         else:
             self.path, self._safe_events, self._safe_at = future.result(), events, taken_at

@@ -110,7 +110,7 @@ class CheckpointStore:
                     if self._path(sequence).exists():  # or a trainer beside us removed it, so there are newer ones
                         self._corrupt.add(sequence)
                         problems.append(str(error))
-                        logger.warning("checkpoint skipped, trying the one before: %s", error)
+                        logger.warning("skipped a checkpoint that cannot be used, trying the one before: %s", error)
             if len(problems) == len(sequences):
                 raise CorruptCheckpoint(
                     f"every checkpoint in {self.directory} is corrupt: {'; '.join(problems)}. "

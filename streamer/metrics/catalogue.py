@@ -30,7 +30,7 @@ SIZES = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What tells series of a metric apart: all values that it may have, or else why there are few, in a few words."""
+    """What distinguishes series of a metric: all values that it may have, or else why there are few, in a few words."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -73,11 +73,11 @@ _BUCKETS = {
 
 _METRICS = """
 ## Stream
-streamer_events_consumed_total: Events taken in, whatever became of them.
+streamer_events_consumed_total: Events consumed, whatever became of them.
 streamer_events_trained_total: Events that were trained.
 streamer_events_filtered_total: Events that the filters left out.
 streamer_dead_letters_total{letter_reason}: Events and records that could not be used, by reason.
-streamer_partitions: Partitions that are ours.
+streamer_partitions: Partitions assigned to this trainer.
 streamer_lag_records{topic, partition}: Records of a partition that are not trained yet.
 streamer_queued_events: Events that are decoded and wait to be trained.
 streamer_event_delay_seconds: How long before it was trained the newest event of the latest batch happened, by the
@@ -171,8 +171,8 @@ streamer_checkpoint_size_bytes: Size of the latest checkpoint.
 streamer_checkpoints_total{result}: Checkpoints by what became of them.
 
 ## Process
-streamer_alive: 1 while the line steps or waits, as /healthz answers.
-streamer_ready: 1 while there are partitions and recent steps, as /readyz answers.
+streamer_alive: 1 while the pipeline steps or waits, as /healthz reports.
+streamer_ready: 1 while there are partitions and recent steps, as /readyz reports.
 streamer_build_info{version, python, torch, method, device}: Always 1; says what runs.
 """
 """All metrics in the order of the documentation: name, its labels by their names above, and what it means."""

@@ -96,7 +96,7 @@ def test_a_failed_save_is_logged_and_the_next_one_is_tried(saving, caplog, error
     saving.save(2)
     saving.let_go()
     saving.store.started.acquire()  # the first has failed
-    assert f"checkpoint not saved, training goes on: {error}" in caplog.text
+    assert f"a checkpoint could not be saved, and training goes on: {error}" in caplog.text
     saving.store.error = None
     saving.let_go()
     saving.checkpointer.close()

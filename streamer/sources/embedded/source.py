@@ -275,7 +275,7 @@ class EmbeddedSource:
         self._partitions = self._partitions | new  # not in place: another thread may be reading it
 
     def _starting_position(self, row: int, partition: Partition, listened: Positions, start: str) -> int:
-        """The listener's position rules; without one, the source's own policy."""
+        """The listener's position; without one, the source's own policy decides."""
         assert self._db is not None
         end: int = self._db.execute("SELECT next_offset FROM partitions WHERE id = ?", (row,)).fetchone()[0]
         oldest = "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ?"
