@@ -53,11 +53,7 @@ def pack(meta: dict[str, Any], arrays: Sequence[NDArray[np.int64]]) -> bytes:
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
-    """The header and the arrays that `pack` has packed.
-
-    Raises:
-        Malformed: `pack` has not packed this.
-    """
+    """The header and the arrays that `pack` has packed; `Malformed` if it has not packed this."""
     try:
         at = 4 + int.from_bytes(packed[:4], "little")
         header = msgspec.json.decode(packed[4:at], type=_Header)
@@ -86,11 +82,7 @@ def pack_delta(delta: Delta) -> bytes:
 
 
 def unpack_delta(packed: bytes) -> Delta:
-    """The delta that `pack_delta` has packed.
-
-    Raises:
-        Malformed: `pack_delta` has not packed this.
-    """
+    """The delta that `pack_delta` has packed; `Malformed` if it has not packed this."""
     meta, arrays = unpack(packed)
     try:
         spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
@@ -116,11 +108,7 @@ def pack_rows(rows: Rows) -> bytes:
 
 
 def unpack_rows(packed: bytes) -> Rows:
-    """The rows that `pack_rows` has packed.
-
-    Raises:
-        Malformed: `pack_rows` has not packed this.
-    """
+    """The rows that `pack_rows` has packed; `Malformed` if it has not packed this."""
     _, arrays = unpack(packed)
     if len(arrays) != 1:
         raise Malformed("not a cache")

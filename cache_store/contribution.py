@@ -35,24 +35,17 @@ NOTHING = Increments(np.empty(0, np.int64), np.empty(0, np.int64))
 class Contribution:
     """What one micro-batch adds to the shared state. Item rows are the trainer's own.
 
-    Args:
-        spans: where its events come from; one for each partition.
-        sources: [B] for each event the index of its span.
-        offsets: [B] of each event; a list will do, and becomes an array only where one is needed.
-        items: [B] item row of each event.
-        drawn: how often items were resampled.
-        cache: the cache that was drawn after the step; None if none was.
-        counts: [B] how many events each position stands for; None for one each. Merged contributions have one position
-            for each item of a span, at the span's first offset, so that a span can only be cut as a whole.
+    Merged contributions have one position for each item of a span, at the span's first offset, so that a span can only
+    be cut as a whole; `counts` then says how many events each position stands for.
     """
 
-    spans: tuple[Span, ...]
-    sources: NDArray[np.int32]
-    offsets: NDArray[np.int64] | Sequence[int]
-    items: Rows
-    drawn: Increments = NOTHING
-    cache: Rows | None = None
-    counts: Counts | None = None
+    spans: tuple[Span, ...]  # where its events come from; one for each partition
+    sources: NDArray[np.int32]  # [B] for each event the index of its span
+    offsets: NDArray[np.int64] | Sequence[int]  # [B]; a list becomes an array only where one is needed
+    items: Rows  # [B] item row of each event
+    drawn: Increments = NOTHING  # how often items were resampled
+    cache: Rows | None = None  # drawn after the step; None if none was
+    counts: Counts | None = None  # [B]; None for one event each
 
     @property
     def item_counts(self) -> Increments:

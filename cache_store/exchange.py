@@ -54,12 +54,7 @@ class _Rejoin(Exception):  # noqa: N818
 
 
 class Exchange:
-    """Keeps a trainer's state and a server in step. Not for several threads at once.
-
-    Args:
-        server: where the shared state is.
-        state: the trainer's part of it.
-    """
+    """Keeps a trainer's state and a server in step. Not for several threads at once."""
 
     def __init__(self, server: Server, state: TrainerState) -> None:
         self._server, self._state = server, state
@@ -361,11 +356,8 @@ class Exchange:
                 state.caught_up_at = state.clock()
 
     def _check_chain(self, pulled: Pulled, head: LogHead) -> None:
-        """Check that nothing is missing between what we have and what was pulled.
-
-        Raises:
-            _Rejoin: the server has lost what we have, and was seeded; or the log was trimmed, and we have loaded.
-        """
+        """Raise `_Rejoin` if something is missing between what we have and what was pulled: the server has lost what
+        we have, and was seeded; or the log was trimmed, and we have loaded."""
         _, number, chain, _ = self._state.replica.position
         first = pulled.entries[0] if pulled.entries else None
         lost = head.number < number or (head.number == number and head.chain != chain)

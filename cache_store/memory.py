@@ -31,12 +31,7 @@ from streamer.cache_store.server import (
 
 
 class MemoryServer:
-    """Shared state of one model, in this process.
-
-    Args:
-        hard_log_length: entries of the log beyond which nothing is added until it is trimmed.
-        clock: monotonic seconds.
-    """
+    """Shared state of one model, in this process."""
 
     kind = "memory"
 

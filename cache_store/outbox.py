@@ -25,10 +25,8 @@ class Waiting:
 class Outbox:
     """Contributions in their order. Not for several threads at once.
 
-    Args:
-        max_waiting: unsent contributions that are kept one by one; beyond that, the older half of them is merged.
-        keep_s: how long acknowledged contributions are kept, to send them again to a server that loses them.
-        keep_bytes: how much of them is kept at most.
+    Of unsent contributions, `max_waiting` are kept one by one; beyond that, the older half of them is merged.
+    Acknowledged ones are kept for `keep_s`, at most `keep_bytes`, to send them again to a server that loses them.
     """
 
     def __init__(self, max_waiting: int = 256, keep_s: float = 30.0, keep_bytes: int = 64 * 1_048_576) -> None:

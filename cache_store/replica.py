@@ -36,15 +36,8 @@ class Position(NamedTuple):
 class Replica:
     """Counts and occurrence by the store's rows, up to a position of the log. Not for several threads at once.
 
-    Args:
-        position: of the last entry that is in it.
-        counts: [N] events of each item.
-        drawn: [N] how often each item was resampled.
-        next_offsets: for each partition the offset up to which its events are counted.
-        events: how many are counted.
-
-    Raises:
-        ValueError: there are not as many counts as draws.
+    `next_offsets` has for each partition the offset up to which its events are counted, `events` how many are counted.
+    There must be as many counts as draws.
     """
 
     def __init__(
@@ -104,11 +97,7 @@ class Replica:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Replica:
-        """The replica that `pack` has packed.
-
-        Raises:
-            Malformed: `pack` has not packed this.
-        """
+        """The replica that `pack` has packed; `Malformed` if it has not packed this."""
         values, arrays = unpack(packed)
         try:
             counts, drawn = arrays

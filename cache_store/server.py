@@ -26,15 +26,15 @@ RESEED_S = 20.0
 
 
 class ClaimRequest(NamedTuple):
-    """A partition to claim."""
+    """A partition to claim.
 
-    epoch: int
-    """The last one that we know."""
-    end: int | None
-    """The offset after its last record, if known. A server that has more than that forgets it: the partition was
-    deleted and created again."""
+    A server that has more of it than `end` forgets that: the partition was deleted and created again. One that was not
+    `assigned` to us now was ours before, and is refused if others have claimed it since.
+    """
+
+    epoch: int  # the last one that we know
+    end: int | None  # the offset after its last record, if known
     assigned: bool
-    """Whether it was assigned to us now. If not, it was ours before, and is refused if others have claimed it since."""
 
 
 class Claim(NamedTuple):
@@ -86,26 +86,15 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """An entry to add.
+    """An entry to add, if the server has lost nothing of what the cursor has; the result holds what has come since."""
 
-    Args:
-        generation: that its rows belong to.
-        cursor: what we have: the entry is added only if the server has lost nothing of it, and the result holds what
-            has come since.
-        chain: a new token for the entry.
-        packed: the entry.
-        spans: where its events come from, with the epoch in which we claimed each partition.
-        cache: the next cache, packed; None leaves the one that is there.
-        items: the server must have this many rows: all that the entry names are below.
-    """
-
-    generation: str
-    cursor: Cursor
-    chain: str
-    packed: bytes
-    spans: Sequence[tuple[Span, int]]
-    cache: bytes | None = None
-    items: int = 0
+    generation: str  # that its rows belong to
+    cursor: Cursor  # what we have
+    chain: str  # a new token for the entry
+    packed: bytes  # the entry
+    spans: Sequence[tuple[Span, int]]  # where its events come from, with the epoch in which we claimed each partition
+    cache: bytes | None = None  # the next cache, packed; None leaves the one that is there
+    items: int = 0  # the server must have this many rows: all that the entry names are below
 
 
 class Outcome(StrEnum):
@@ -142,27 +131,18 @@ class PushResult:
 class Seed:
     """State for a server that has none, or less than we have.
 
-    Args:
-        generation: the new one.
-        snapshot: packed, at the beginning of the new generation.
-        ids: of all items, by row.
-        next: of the snapshot.
-        epochs: as far as we know them.
-        origin: the position of our own state; None if we have none. A server that was seeded from an earlier position
-            takes ours instead.
-        replaces: the generation that has lost something; "" for an empty server.
-        events: that the state counts. Of two states of a model the one with more events knows more, whatever their
-            generations: one may come from an old checkpoint.
+    A server that was seeded from an earlier position of the same origin takes ours instead. Of two states of a model
+    the one with more events knows more, whatever their generations: one may come from an old checkpoint.
     """
 
-    generation: str
-    snapshot: bytes
-    ids: Sequence[str]
-    next: Mapping[str, int]
-    epochs: Mapping[str, int]
-    origin: Position | None
-    replaces: str = ""
-    events: int = 0
+    generation: str  # the new one
+    snapshot: bytes  # packed, at the beginning of the new generation
+    ids: Sequence[str]  # of all items, by row
+    next: Mapping[str, int]  # of the snapshot
+    epochs: Mapping[str, int]  # as far as we know them
+    origin: Position | None  # the position of our own state; None if we have none
+    replaces: str = ""  # the generation that has lost something; "" for an empty server
+    events: int = 0  # that the state counts
 
 
 def ids_between(server: Server, generation: str, first: int, stop: int) -> list[str] | None:

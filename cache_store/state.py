@@ -33,21 +33,13 @@ MAX_INBOX_ROWS, MAX_INBOX_ROWS_PER_ITEM = 1_000_000, 4
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """How a trainer takes part.
+    """How a trainer takes part."""
 
-    Args:
-        every_s: seconds between exchanges.
-        live_s: a server that has not responded for so long, or for five exchanges if that is longer, is not live.
-        soft_log_length: entries of the log after which it is trimmed.
-        max_waiting: contributions that wait one by one before they are merged.
-        keep_s: how long acknowledged contributions are kept, for a server that loses them.
-    """
-
-    every_s: float = 1.0
-    live_s: float = 2.0
-    soft_log_length: int = SOFT_LOG_LENGTH
-    max_waiting: int = 256
-    keep_s: float = 30.0
+    every_s: float = 1.0  # between exchanges
+    live_s: float = 2.0  # a server that has not responded for longer, and for five exchanges, is not live
+    soft_log_length: int = SOFT_LOG_LENGTH  # entries of the log after which it is trimmed
+    max_waiting: int = 256  # contributions that wait one by one before they are merged
+    keep_s: float = 30.0  # how long acknowledged contributions are kept, for a server that loses them
 
 
 @dataclass(slots=True)
@@ -56,11 +48,9 @@ class StoreStatus:
 
     kind: str = "none"
     live: bool = True
-    problem: str | None = None
-    """What is wrong now, in a sentence; None if nothing is."""
+    problem: str | None = None  # what is wrong now, in a sentence; None if nothing is
     round_trip_s: float = 0.0
-    staleness_s: float = 0.0
-    """Seconds since the replica was last known to hold everything that is in the store."""
+    staleness_s: float = 0.0  # since the replica was last known to hold everything that is in the store
     backlog_contributions: int = 0
     backlog_events: int = 0
     log_length: int = 0
@@ -72,10 +62,8 @@ class StoreStatus:
     seeds: int = 0
     joins: int = 0
     snapshots: int = 0
-    refused_events: int = 0
-    """Events whose contribution was dropped because another trainer owned the partition by then."""
-    duplicate_events: int = 0
-    """Events that were trained and not counted because the store had counted them before."""
+    refused_events: int = 0  # whose contribution was dropped because another trainer owned the partition by then
+    duplicate_events: int = 0  # that were trained and not counted because the store had counted them before
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +141,8 @@ class Partitions:
 class TrainerState:
     """Replica, outbox and inbox of a trainer. Whoever uses them holds `lock`, never while the network is waited for.
 
-    Only the exchange changes the replica's position and offsets, and reads those without the lock.
-
-    Args:
-        settings: how to take part.
-        trainer: our name, for a person; made unique.
-        kind: of the server.
-        clock: monotonic seconds.
+    Only the exchange changes the replica's position and offsets, and reads those without the lock. Our name, `trainer`,
+    is for a person and is made unique; `kind` is that of the server.
     """
 
     def __init__(self, settings: StoreSettings, trainer: str, kind: str, clock: Callable[[], float]) -> None:

@@ -51,13 +51,7 @@ class CacheStore:
     """A trainer's part of the shared state, and its exchange with a server.
 
     `receive`, `contribute`, `counted_until`, `first_unacknowledged`, `pop_refused` and `release` never wait;
-    `claim` and `flush` wait for a bounded time. All of them may be called by any thread.
-
-    Args:
-        server: where the shared state is; closed with this.
-        settings: how to take part.
-        trainer: our name, for a person; made unique.
-        clock: monotonic seconds.
+    `claim` and `flush` wait for a bounded time. All of them may be called by any thread. The server is closed, too.
     """
 
     def __init__(
@@ -154,20 +148,15 @@ class CacheStore:
     def map_rows(self, version: int, first: int, own: Rows) -> None:
         """Note which rows of ours are those of the store from `first` on, so that the server need not be asked.
 
-        Args:
-            version: `row_version` of what was received; if it is outdated, nothing happens.
-            first: the store's row of the first.
-            own: [n] our rows.
+        Nothing happens if `version`, the `row_version` of what was received, is outdated.
         """
         with self.state.lock:
             self.state.row_map.map(version, first, own)
 
     def contribute(self, contribution: Contribution, ids: Sequence[str]) -> None:
-        """Send this with the next exchange.
+        """Send what one micro-batch contributes with the next exchange; it has no events before `counted_until`.
 
-        Args:
-            contribution: of one micro-batch, without events before `counted_until`.
-            ids: item ids by the trainer's rows; it may grow, and is read later.
+        `ids` are item ids by the trainer's rows; the list may grow, and is read later.
         """
         state = self.state
         with state.lock:
@@ -227,23 +216,13 @@ class CacheStore:
     ) -> None:
         """Continue from what `save` returned, before `start`.
 
-        Args:
-            arrays: from `save`.
-            values: from `save`.
-            ids: item ids by the trainer's rows.
-            own: [N] the trainer's row for each of the store's, as far as it had received them.
+        `ids` are item ids by the trainer's rows, and `own` [N] the trainer's row for each of the store's, as far as it
+        had received them.
         """
         self.state.restore(arrays, values, ids, own)
 
     def begin_with(self, counts: Counts, drawn: Counts, next_offsets: Mapping[str, int], ids: Sequence[str]) -> None:
-        """Continue from the counts of a trainer that shared nothing so far, before `start`: they seed an empty server.
-
-        Args:
-            counts: [N] events of each item.
-            drawn: [N] how often each item was resampled.
-            next_offsets: for each partition the offset up to which its events are counted.
-            ids: [N] item ids.
-        """
+        """Continue from counts of a trainer that shared nothing so far, before `start`: they seed an empty server."""
         beginning = Position.beginning(secrets.token_hex(8))
         self.state.replica = Replica(beginning, counts, drawn, next_offsets, int(counts.sum()))
         self.state.row_map.restore(ids, np.arange(len(counts)))

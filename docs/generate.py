@@ -31,7 +31,7 @@ def metrics() -> str:
         return f"`{label.name}`: {', '.join(f'`{value}`' for value in label.values) or label.bound}"
 
     head = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n\n".join("\n".join([f"### {g.title}", "", *head, *map(row, g.metrics)]) for g in GROUPS)
+    return "\n\n".join("\n".join([f"### {title}", "", *head, *map(row, found)]) for title, found in GROUPS.items())
 
 
 def escaped(text: str) -> str:
@@ -39,13 +39,16 @@ def escaped(text: str) -> str:
     return text.replace("|", "&#124;").replace("<", "&lt;")
 
 
-def settings(kind: type[Settings], known: type[Settings] | None = None) -> str:
-    """All settings of a class, a table for each heading, but for those that another class has with the same default."""
+def settings(kind: type[Settings], known: type[Settings] | None = None, given: str = "--") -> str:
+    """All settings of a class, a table for each heading, but for those that another class has with the same default.
+
+    `given` is how they are given on the command line.
+    """
     rows = set(setting_rows(known)) if known is not None else set()
     tables = []
     for heading, group in itertools.groupby((r for r in setting_rows(kind) if r not in rows), key=lambda r: r[0]):
         head = [f"### {heading}", "", "| option | in Python | default | values | meaning |", "|---|---|---|---|---|"]
-        cells = ([f"`--{o}`", f"`{n}`", d, v, m] for _, o, n, d, v, m in group)
+        cells = ([f"`{given}{o}`", f"`{n}`", d, v, m] for _, o, n, d, v, m in group)
         tables.append("\n".join([*head, *(f"| {' | '.join(escaped(c) for c in row)} |" for row in cells)]))
     return "\n\n".join(tables)
 
@@ -54,13 +57,13 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics},
     "settings.md": {
         "run": lambda: settings(RunSettings),
-        "prequential": lambda: settings(PrequentialSettings, RunSettings),
-        "offline": lambda: settings(OfflineSettings, RunSettings),
+        "prequential": lambda: settings(PrequentialSettings, RunSettings, "--set "),
+        "offline": lambda: settings(OfflineSettings, RunSettings, "--set "),
         "replay": lambda: settings(ReplaySettings),
         "evaluation": lambda: settings(EvaluationSettings, ReplaySettings),
     },
 }
-"""File -> mark -> what stands between its marks."""
+"""File -> mark -> the table between its marks."""
 
 
 def generated(name: str) -> str:

@@ -3,7 +3,7 @@
     python examples/consume_topic.py [host:9092 topic]
 
 Without arguments a few events are written to an embedded log first, and read from there. Offsets and model are kept in
-one checkpoint: killed at any moment and started again, this goes on where it was.
+one checkpoint: killed at any moment and started again with the same `data_dir`, it resumes.
 """
 
 import json

@@ -1,1 +1,5 @@
-"""The retrieval model and how it learns: towers, samplers, popularity, the training step. No I/O happens here."""
+"""The retriever and how it learns: towers, methods, resampling, popularity, occurrence, the training step.
+
+Belongs here: whatever computes with rows and tensors. Ids, files, streams and servers do not: no I/O happens here.
+May import: torch, numpy and numba; nothing else of Streamer.
+"""

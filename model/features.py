@@ -78,7 +78,7 @@ class FeatureStore:
         return {"codes": self._codes[: self.size], "numbers": self._numbers[: self.size]}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered.
+        """Take over what `state` returned.
 
         Raises:
             ValueError: it is of other features.

@@ -147,7 +147,7 @@ class Occurrence:
         }
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered."""
+        """Take over what `state` returned."""
         self.size, self._weight = len(state["counts"]), float(state["weight"][0])
         leaves = np.zeros(capacity_for(self.size, SMALLEST_CAPACITY))
         leaves[: self.size] = state["counts"]

@@ -273,7 +273,7 @@ class ParameterAdam:
         return {**found, "steps": torch.tensor(self.steps)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` answered."""
+        """Take over what `state` returned."""
         self.steps = int(state["steps"])
         for name, pair in self.moments.items():
             for k, moment in enumerate(pair):

@@ -1,4 +1,4 @@
-"""Drawing with replacement from each row of a weight matrix, answered as counts.
+"""Drawing with replacement from each row of a weight matrix, as counts.
 
 Both resamplers are unbiased: the expected count of column j is m w_j / sum(w). A row whose weights are all zero draws
 nothing.

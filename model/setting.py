@@ -111,7 +111,7 @@ class Setting:
         """A value of the setting's type from text, a file or Python; text may hold several, separated by commas.
 
         Raises:
-            ValueError: it is no such value; the message says what is wanted.
+            ValueError: it is not such a value; the message says what is wanted.
         """
         if isinstance(value, str) and value.lower() == "none" and self.type is not self.base:
             return None

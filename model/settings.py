@@ -41,10 +41,10 @@ class ModelSettings(Settings):
 
     dim: int = setting(64, "Size of the embeddings.", at_least=1, fixed=True)
     recent_items: int = setting(
-        10, "How many of a user's last distinct items make up the user's vector.", at_least=0, fixed=True
+        10, "Number of a user's last distinct items that make up the user's vector.", at_least=0, fixed=True
     )
-    user_ids: bool = setting(False, "Whether users have an embedding of their own besides.", fixed=True)
-    item_ids: bool = setting(True, "Whether items have an embedding of their own.", fixed=True)
+    user_ids: bool = setting(False, "Give each user an embedding of its own in addition.", fixed=True)
+    item_ids: bool = setting(True, "Give each item an embedding of its own.", fixed=True)
     init_std: float = setting(0.03, "Standard deviation of new embeddings.", above=0)
     item_features: tuple[str, ...] = setting((), "Categorical item feature to use; repeat it for several.", fixed=True)
     user_features: tuple[str, ...] = setting((), "Categorical user feature to use; repeat it for several.", fixed=True)
@@ -60,7 +60,7 @@ class ModelSettings(Settings):
     user_layers: tuple[int, ...] = setting(
         (), "Fully connected layers of the user tower.", at_least=1, metavar="UNITS", fixed=True
     )
-    seed: int = setting(0, "Determines all first weights and draws.", at_least=0)
+    seed: int = setting(0, "Seed of all initial weights and draws.", at_least=0)
 
     @property
     def item_tower(self) -> TowerShape:
@@ -97,7 +97,7 @@ class MethodSettings(Settings):
     method: Literal["ssl", "ssl-pop", "mns", "g-tower", "bir", "xir", "full-softmax"] = setting(
         "xir", "How negatives are chosen and weighted; full-softmax is the slow reference."
     )
-    cache_size: int = setting(2048, "Items in the cache (xir).", at_least=0)
+    cache_size: int = setting(2048, "Number of items in the cache (xir).", at_least=0)
     cache_weight: float = setting(0.05, "Lambda: the cache's share of the loss (xir).", at_least=0, at_most=1)
     cache_correction: Literal["occurrence", "popularity"] = setting(
         "occurrence",
@@ -107,17 +107,17 @@ class MethodSettings(Settings):
         "all", "Draw the cache among all items, or among those touched in the step as the authors' code does (xir)."
     )
     draws: int | None = setting(
-        None, "|R_u|: negatives that a query draws (bir, xir).", at_least=1, if_none="the batch size"
+        None, "|R_u|: number of negatives that a query draws (bir, xir).", at_least=1, if_none="the batch size"
     )
     uniform_negatives: int | None = setting(
-        None, "Uniformly drawn items beside the batch (mns).", at_least=0, if_none="the batch size"
+        None, "Number of uniformly drawn items in addition to the batch (mns).", at_least=0, if_none="the batch size"
     )
     resampler: Literal["systematic", "multinomial"] = setting(
         "systematic", "How negatives are drawn; multinomial as in the paper (bir, xir)."
     )
     mask_positive: bool = setting(False, "Remove a query's own positive from its candidates.")
     occurrence_half_life: float = setting(
-        0.0, "After this many steps what was resampled counts half; 0: never (xir).", at_least=0, unit="steps"
+        0.0, "After this many steps a draw counts half; 0: never (xir).", at_least=0, unit="steps"
     )
     popularity: Literal["auto", "exact", "hash"] = setting(
         "auto", "Estimate of popularity that corrects the sampling bias; auto: the method's own."
@@ -128,7 +128,7 @@ class MethodSettings(Settings):
     hash_slots: int = setting(1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True)
     hash_alpha: float = setting(0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1)
     hash_clock: Literal["event", "batch"] = setting(
-        "event", "What G-Tower counts gaps in; batch as in the paper.", fixed=True
+        "event", "Unit in which G-Tower counts gaps; batch as in the paper.", fixed=True
     )
 
 
@@ -171,11 +171,11 @@ class LearningSettings(Settings):
     learning_rate: float = setting(0.2, "Learning rate of the embedding tables.", above=0)
     dense_learning_rate: float = setting(0.02, "Learning rate of everything else: layers and recency weights.", above=0)
     learning_rate_decay: float = setting(
-        1.0, "Factor of both learning rates after every `decay-every` steps.", above=0, at_most=1
+        1.0, "Factor for both learning rates after every `decay-every` steps.", above=0, at_most=1
     )
     decay_every: int = setting(0, "Steps between decays of the learning rates; 0: never.", at_least=0, unit="steps")
     l2: float = setting(0.0, "L2 coefficient of the tables (dense-adam).", at_least=0)
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+    device: str = setting("auto", "Device to train on: auto, cpu, cuda or cuda:N.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ class Table:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over rows that `state_dict` answered.
+        """Take over rows that `state_dict` returned.
 
         Raises:
             ValueError: those rows are of another shape.

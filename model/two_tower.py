@@ -43,7 +43,7 @@ class TwoTower(nn.Module):
         return {**self.user.tables, **self.item.tables}
 
     def grow(self, users: int, items: int) -> None:
-        """Make room for so many users and items."""
+        """Make room for this many users and items."""
         self.user.grow(users)
         self.item.grow(items)
 

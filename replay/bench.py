@@ -37,16 +37,18 @@ def measure(bench: ReplayBench) -> dict[str, Any]:
         write_csv(path, bench.events)
         write_tmall(with_features, bench.events)
         events = list(_read(path))
+
+        def new_log() -> Path:
+            return directory / uuid4().hex
+
         calls: dict[tuple[str, str], Callable[[], object]] = {
             ("read", STREAMER): lambda: list(_read(path)),
             ("read", "csv.DictReader, sorted"): lambda: read_by_hand(path),
             ("read_features", STREAMER): lambda: list(_read(with_features, "tmall")),
             ("read_features", "csv.DictReader, sorted"): lambda: features_by_hand(with_features),
-            ("embedded", STREAMER): lambda: _to_embedded(directory / uuid4().hex, events),
-            ("embedded", "json.dumps, a row an event in sqlite3"): lambda: sqlite_by_hand(
-                directory / uuid4().hex, events
-            ),
-            ("file_to_embedded", STREAMER): lambda: _to_embedded(directory / uuid4().hex, _read(path)),
+            ("embedded", STREAMER): lambda: _write(EmbeddedSink(new_log(), TOPIC, PARTITIONS), events),
+            ("embedded", "json.dumps, a row an event in sqlite3"): lambda: sqlite_by_hand(new_log(), events),
+            ("file_to_embedded", STREAMER): lambda: _write(EmbeddedSink(new_log(), TOPIC, PARTITIONS), _read(path)),
         }
         if servers := bench.bootstrap_servers:
             topics = iter(stack.enter_context(kafka_topics(servers, 3 * bench.rounds)))
@@ -71,8 +73,7 @@ def measure(bench: ReplayBench) -> dict[str, Any]:
 
 def write_csv(path: Path, events: int) -> None:
     """A long-tailed log with a header, not sorted by time."""
-    rng = np.random.default_rng(0)
-    users, items = _users_and_items(rng, events)
+    rng, users, items = _users_and_items(events)
     times = 1_600_000_000 + rng.integers(0, 10_000_000, events)
     rows = zip(users, items, times.tolist(), strict=True)
     path.write_text("user_id,item_id,timestamp\n" + "".join(f"user-{u},item-{i},{t}\n" for u, i, t in rows))
@@ -80,8 +81,7 @@ def write_csv(path: Path, events: int) -> None:
 
 def write_tmall(path: Path, events: int) -> None:
     """The same as Tmall's log: a category, a seller and a brand for each item, and days for times."""
-    rng = np.random.default_rng(0)
-    users, items = _users_and_items(rng, events)
+    rng, users, items = _users_and_items(events)
     days = (100 * rng.integers(5, 12, events) + rng.integers(1, 29, events)).tolist()
     rows = "".join(
         f"{u},{i},{i % 1600},{i % 5000},{i % 8400},{d},0\n" for u, i, d in zip(users, items, days, strict=True)
@@ -89,9 +89,10 @@ def write_tmall(path: Path, events: int) -> None:
     path.write_text(f"{TMALL_HEADER}\n{rows}")
 
 
-def _users_and_items(rng: np.random.Generator, events: int) -> tuple[list[int], list[int]]:
+def _users_and_items(events: int) -> tuple[np.random.Generator, list[int], list[int]]:
+    rng = np.random.default_rng(0)
     items = long_tailed(rng, 50_000, events, 0.8).tolist()
-    return rng.integers(0, 30_000, events).tolist(), items
+    return rng, rng.integers(0, 30_000, events).tolist(), items
 
 
 # ours -----------------------------------------------------------------------------------------------------------------
@@ -100,10 +101,6 @@ def _users_and_items(rng: np.random.Generator, events: int) -> tuple[list[int], 
 def _read(path: Path, kind: str = "csv") -> Iterator[Events]:
     with open_log(path, kind) as log:
         yield from log.batches()
-
-
-def _to_embedded(directory: Path, events: Any) -> None:
-    _write(EmbeddedSink(directory, TOPIC, PARTITIONS), events)
 
 
 def _to_kafka(servers: str, topic: str, events: Any) -> None:

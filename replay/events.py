@@ -20,20 +20,14 @@ MOST_EXAMPLES = 20
 
 @dataclass(slots=True)
 class Events:
-    """Some events in stream order, as columns of equal length.
-
-    Args:
-        users: id of each event's user.
-        items: id of each event's item.
-        timestamps_s: seconds since the epoch; None if the log has no times: records then get the time of writing.
-        user_features: features of each event's user; None if no event has any.
-        item_features: features of each event's item; None if no event has any.
-    """
+    """Some events in stream order, as columns of equal length."""
 
     users: list[str]
     items: list[str]
     timestamps_s: list[float] | None = None
+    """Seconds since the epoch; None if the log has no times: records then get the time of writing."""
     user_features: Sequence[Features | None] | None = None
+    """Of each event's user; None if no event has any."""
     item_features: Sequence[Features | None] | None = None
 
     def __len__(self) -> int:

@@ -30,11 +30,7 @@ _COMPRESSED = {
 
 
 def check_readable(path: Path) -> None:
-    """See that a file is plain, or compressed in the one way that can be read line by line.
-
-    Raises:
-        SourceError: it is compressed in another way, or cannot be read.
-    """
+    """See that a file is plain, or compressed in the one way that can be read line by line."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
@@ -48,12 +44,8 @@ def check_readable(path: Path) -> None:
 class JsonLines:
     """The events of a file of JSON lines, or of standard input, as records by our own field names.
 
-    A line is an event or an array of events; the decoder that the trainer uses checks it. An event without a time gets
-    that of its file.
-
-    Args:
-        path: the file, plain or `.gz`; `-` for standard input.
-        settings: names of fields, and limits. Its filters are left to the trainer.
+    A line is an event or an array of events; the decoder that the trainer uses checks it, and the filters of its
+    settings are left to the trainer. An event without a time gets that of its file.
     """
 
     def __init__(self, path: str | Path, settings: EventSettings | None = None) -> None:
@@ -64,11 +56,7 @@ class JsonLines:
         self.malformed = Malformed()
 
     def __iter__(self) -> Iterator[list[Record]]:
-        """Chunks of records, in the order of the lines.
-
-        Raises:
-            SourceError: the file is not there, or cannot be read.
-        """
+        """Chunks of records, in the order of the lines."""
         with closing(FileSource(self._path)) as source:
             source.open(_FromTheStart())
             while not source.at_end:

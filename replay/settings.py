@@ -43,14 +43,14 @@ class ReadingSettings(Settings):
         metavar="COLUMN",
     )
     user_features: tuple[str, ...] | None = setting(
-        None, "The same of the user.", if_none="those that the data set is known for", metavar="COLUMN"
+        None, "The same for the user.", if_none="those that the data set is known for", metavar="COLUMN"
     )
-    seed: int = setting(0, "Shuffles events of equal time, and chooses users.", at_least=0)
+    seed: int = setting(0, "Seed for shuffling events of equal time, and for --sample-users.", at_least=0)
     delimiter: str | None = setting(None, "Text between columns.", if_none="as the file shows")
     header: bool | None = setting(None, "Whether the first line names the columns.", if_none="as the file shows")
-    memory_limit: str = setting("1GB", "Memory for reading and sorting; what does not fit goes to disk.")
+    memory_limit: str = setting("1GB", "Memory for reading and sorting; the rest goes to disk.")
     temp_dir: Path | None = setting(None, "Directory for temporary files.", if_none="that of the system")
-    threads: int | None = setting(None, "CPU threads.", at_least=1, if_none="one for each core")
+    threads: int | None = setting(None, "Number of CPU threads.", at_least=1, if_none="one for each core")
 
     @property
     def known_fields(self) -> tuple[str, ...]:
@@ -90,10 +90,10 @@ class LogSettings(ReadingSettings):
         None, "Only this number of users, or this share of them (0.1), chosen by the seed.", above=0, metavar="N"
     )
     k_core: int = setting(
-        0, "Only users and items with K events each, once all others are gone.", at_least=0, metavar="K"
+        0, "Only users and items with at least K events each among the events that remain.", at_least=0, metavar="K"
     )
-    min_user_events: int | None = setting(None, "The same for users alone.", at_least=0, if_none="K")
-    min_item_events: int | None = setting(None, "The same for items alone.", at_least=0, if_none="K")
+    min_user_events: int | None = setting(None, "Only users with at least this many events.", at_least=0, if_none="K")
+    min_item_events: int | None = setting(None, "Only items with at least this many events.", at_least=0, if_none="K")
     limit: int | None = setting(None, "Only the first events, up to this number.", at_least=1)
 
     @property
@@ -146,7 +146,7 @@ class WriteSettings(Settings):
     heading: ClassVar[str] = "Writing"
 
     topic: str = setting("interactions", "Topic to write to.")
-    data_dir: Path = changed(StreamSettings, "data_dir", StreamSettings.data_dir)
+    data_dir: Path = changed(StreamSettings, "data_dir", StreamSettings.data_dir, help="Directory of the embedded log.")
     partitions: int | None = setting(
         None, "Partitions of a new topic of the embedded log.", at_least=1, if_none=str(DEFAULT_PARTITIONS)
     )
@@ -155,16 +155,16 @@ class WriteSettings(Settings):
     )
     kafka: Mapping[str, str] = changed(StreamSettings, "kafka", {})
     kafka_config: Path | None = changed(StreamSettings, "kafka_config", None)
-    restart: bool = setting(False, "Write all events again, also those that the topic has from the same command.")
+    restart: bool = setting(False, "Write all events again, also those that the same command has written before.")
     resume: bool = setting(
         True,
-        "Go on after the events that the topic has from the same command. --no-resume writes all again and remembers "
-        "nothing: it needs neither transactions nor rights to Kafka's group and transactional ids "
+        "Continue after the events that the same command has written before. --no-resume writes all again and records "
+        "no progress: it needs neither transactions nor rights to Kafka's group and transactional ids "
         "streamer-replay-<name>.",
     )
-    rate: float | None = setting(None, "Events a second.", above=0, if_none="as fast as possible")
-    speed: float | None = setting(None, "Times real time: 60 writes an hour of events in a minute.", above=0)
-    max_gap_s: float | None = setting(None, "With --speed: longest pause between events.", above=0, unit="seconds")
+    rate: float | None = setting(None, "Events per second.", above=0, if_none="as fast as possible")
+    speed: float | None = setting(None, "Multiple of real time: 60 writes an hour of events in a minute.", above=0)
+    max_gap_s: float | None = setting(None, "With --speed: the longest pause between events.", above=0, unit="seconds")
 
     ENVIRONMENT: ClassVar[tuple[str, ...]] = ("topic", "data_dir", "bootstrap_servers", "kafka", "kafka_config")
     """Settings that environment variables may set, as for `streamer run`: they say where, not how fast."""
@@ -186,7 +186,7 @@ class PathSettings(Settings):
 
     path: str = setting("", "File, directory or pattern; plain or compressed. Required.", metavar="PATH")
     passes: int = setting(
-        1, "How often the log is written; each pass shuffles equal times anew, and its times follow on.", at_least=1
+        1, "Number of times that the log is written; each pass shuffles equal times anew, with later times.", at_least=1
     )
 
     def problems(self) -> list[str]:
@@ -235,14 +235,14 @@ class EvaluationSettings(LogSettings):
 
     heading: ClassVar[str] = "Runs"
 
-    data: tuple[str, ...] = setting((), "Log; repeat it for several. Required.", option="data", metavar="PATH")
-    format: str | None = setting(None, "Its format, as `streamer replay --help` lists them.", if_none="guessed")
+    data: tuple[str, ...] = setting((), "Log to read; repeat it for several. Required.", option="data", metavar="PATH")
+    format: str | None = setting(None, "Format of the log, one that `streamer replay --help` lists.", if_none="guessed")
     names: tuple[str, ...] = setting(
         (), "Name of the log in all figures, one for each --data; by default the name of the file."
     )
     protocol: Literal["offline", "prequential"] = setting(
         "prequential",
-        "Prequential: the production line, each event ranked before it is trained. Offline: the paper's.",
+        "Prequential: the pipeline of `streamer run`, each event ranked before it is trained. Offline: the paper's.",
     )
     seeds: int = setting(1, "Number of seeds, from 0.", at_least=1)
     changes: tuple[str, ...] = setting(

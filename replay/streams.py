@@ -2,164 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from streamer.errors import SourceError
 from streamer.replay.events import Events, Record
-from streamer.replay.resume import replay_name
 from streamer.replay.settings import LogSettings
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import Log
-    from streamer.replay.events import Malformed
     from streamer.replay.json_lines import JsonLines
 
 PASS_GAP_S = 1.0
 """Between the last event of a pass and the first one of the next."""
 
 
-class Stream(Protocol):
+@dataclass(frozen=True, slots=True)
+class Stream:
     """Events in an order that is the same each time."""
 
-    @property
-    def name(self) -> str | None:
-        """Of the replay; None for a stream that can be read only once."""
-        ...
-
-    @property
-    def total(self) -> int | None:
-        """Number of events, if that is known."""
-        ...
-
-    @property
-    def has_time(self) -> bool:
-        """Whether events have times; if not, their records get the time at which they are written."""
-        ...
-
-    def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
-        """The events from number `start` on, in chunks."""
-        ...
+    name: str | None
+    """Of the replay; None for a stream that can be read only once."""
+    total: int | None
+    """Number of events, if that is known."""
+    has_time: bool
+    """Whether events have times; if not, their records get the time at which they are written."""
+    chunks: Callable[[int], Iterator[Sequence[Record]]]
+    """The events from a number on, in chunks."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogStream:
-    """The events of a log, one or several times.
+def log_stream(log: Log, name: str | None, passes: int = 1, seed: int = 0) -> Stream:
+    """The events of a log, one or several times, the times of a pass after those of the pass before.
 
     Each pass shuffles anew what the log itself does not order: events of equal time, or all of them if it has no times.
-    The times of a pass follow those of the pass before.
-
-    Args:
-        log: the log.
-        name: of the replay.
-        passes: how many times.
-        seed: of the first pass; each of the next ones has the next number.
+    The first pass has the seed, each of the next ones the next number.
     """
 
-    log: Log
-    name: str | None
-    passes: int = 1
-    seed: int = 0
-
-    @property
-    def total(self) -> int:
-        """Events of all passes."""
-        return self.passes * len(self.log)
-
-    @property
-    def has_time(self) -> bool:
-        """As the log has."""
-        return self.log.has_time
-
-    def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
-        """See `Stream.chunks`."""
-        first, skipped = divmod(start, max(len(self.log), 1))
-        for number in range(first, self.passes):
-            delay_s = number * self._pass_s() if number else 0.0
-            for events in self.log.batches(pass_seed=self.seed + number, start=skipped):
+    def chunks(start: int) -> Iterator[Sequence[Record]]:
+        first, skipped = divmod(start, max(len(log), 1))
+        for number in range(first, passes):
+            delay_s = 0.0
+            if number and log.has_time:
+                described = log.describe()
+                delay_s = number * (described["last_s"] - described["first_s"] + PASS_GAP_S)
+            for events in log.batches(pass_seed=seed + number, start=skipped):
                 if delay_s and events.timestamps_s is not None:
                     events = replace(events, timestamps_s=[time_s + delay_s for time_s in events.timestamps_s])
                 yield events.records()
             skipped = 0
 
-    def _pass_s(self) -> float:
-        """Seconds from the first event of a pass to the first one of the next."""
-        if not self.log.has_time:
-            return 0.0
-        described = self.log.describe()
-        return float(described["last_s"] - described["first_s"] + PASS_GAP_S)
+    return Stream(name, passes * len(log), log.has_time, chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticReplay:
-    """A synthetic stream, up to a number of events. They happen as they are written: their own times only set the pace.
+def synthetic_stream(events: int, seed: int = 0) -> Stream:
+    """A synthetic stream, up to a number of events; with more of them it is the same replay, and goes on.
 
-    Args:
-        total: number of events.
-        seed: determines them.
+    Its events happen as they are written: their own times only set the pace.
     """
 
-    total: int
-    seed: int = 0
-    has_time = False
-
-    @property
-    def name(self) -> str:
-        """Of the replay, which is the same one with more events, and goes on."""
-        return replay_name("synthetic", {"seed": self.seed})
-
-    def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
-        """See `Stream.chunks`."""
+    def chunks(start: int) -> Iterator[Sequence[Record]]:
         from streamer.replay.synthetic import SyntheticSettings, SyntheticStream
 
-        stream = SyntheticStream(SyntheticSettings(seed=self.seed))
-        yield from up_to(self.total - start, map(_untimed, _skip(stream, start)))
+        stream = SyntheticStream(SyntheticSettings(seed=seed))
+        return up_to(events - start, map(_untimed, _skip(stream, start)))
+
+    return Stream(replay_name("synthetic", {"seed": seed}), events, False, chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class LinesStream:
-    """Events of JSON lines in the order of the file, or of standard input.
+def lines_stream(lines: JsonLines, name: str | None, limit: int | None = None) -> Stream:
+    """Events of JSON lines in the order of the file, or of standard input."""
 
-    Args:
-        lines: the reader.
-        name: of the replay; None for standard input.
-        limit: at most this many events.
-    """
+    def chunks(start: int) -> Iterator[Sequence[Record]]:
+        rest = _skip(lines, start)
+        return rest if limit is None else up_to(limit - start, rest)
 
-    lines: JsonLines
-    name: str | None
-    limit: int | None = None
-    total: int | None = None
-    has_time = True
-
-    @property
-    def malformed(self) -> Malformed:
-        """What was no event, among the lines read so far."""
-        return self.lines.malformed
-
-    def chunks(self, start: int = 0) -> Iterator[Sequence[Record]]:
-        """See `Stream.chunks`."""
-        rest = _skip(self.lines, start)
-        yield from rest if self.limit is None else up_to(self.limit - start, rest)
+    return Stream(name, None, True, chunks)
 
 
-def log_name(kind: str, files: Sequence[Path], settings: LogSettings, passes: int) -> str:
+def log_name(log: Log, settings: LogSettings, passes: int = 1) -> str:
     """The name of the replay of a log. Settings that change neither events nor order do not count: memory, threads.
 
-    Args:
-        kind: its format.
-        files: all that it was read from, see `Log.files`.
-        settings: which of its events, and in which order.
-        passes: how many times.
-
     Raises:
-        SourceError: a file cannot be read.
+        SourceError: one of its files cannot be read.
     """
     determining = asdict(settings.only(LogSettings)) | {"passes": passes, "min_events": settings.min_events}
     for name in ("memory_limit", "temp_dir", "threads", "k_core", "min_user_events", "min_item_events"):
         del determining[name]
-    return replay_name(kind, determining, files)
+    return replay_name(log.name, determining, log.files)
+
+
+def replay_name(kind: str, settings: Mapping[str, Any], files: Iterable[Path] = ()) -> str:
+    """The name of a replay, by what determines its events and their order: `gowalla-` and 16 hexadecimal digits.
+
+    The same command has the same name and goes on; another seed is another replay. A file is known by all that is in
+    it, wherever it lies.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    digest = hashlib.sha256(msgspec.json.encode([kind, settings], order="deterministic", enc_hook=str))
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    return f"{kind}-{digest.hexdigest()[:16]}"
 
 
 def up_to(limit: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Record]]:

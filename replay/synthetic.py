@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import SettingsError
+from streamer.model.setting import Settings, setting
 from streamer.replay.events import Events
 
 Ints = NDArray[np.int64]
@@ -39,63 +40,35 @@ REMEMBERED = 20
 _EVENT = np.dtype([("user", np.int64), ("item", np.int64), ("time_s", np.float64)])
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticSettings:
-    """What the stream is like.
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSettings(Settings):
+    """What the stream is like."""
 
-    Args:
-        seed: determines the whole stream.
-        themes: groups of related items.
-        items_per_theme: items of a theme at any one time.
-        zipf: how steeply the popularity of items falls with their rank within a theme.
-        theme_zipf: how steeply that of the themes falls.
-        users: users at the beginning.
-        new_users: share of sessions that a new user begins.
-        regulars: share of the other sessions that belong to the regulars, a tenth of all users.
-        tastes: themes that a user likes, the first one best.
-        new_taste: chance that one of them has changed when a session begins.
-        session_events: mean length of a session.
-        related: chance that the next item is related to the one before.
-        returning: chance that it is one that the user had before.
-        reach: how far related items are apart in the ring, at most.
-        rising_items: items that rise to the top of their theme, in 1,000 sessions.
-        new_items: items that appear, in 1,000 sessions, each in place of an old one.
-        start_s: time of the first event, in seconds since the epoch.
-        session_every_s: seconds between the beginnings of sessions.
-        pause_s: mean seconds between the events of a session.
-        block: sessions that are made at once.
-    """
-
-    seed: int = 0
-    themes: int = 40
-    items_per_theme: int = 150
-    zipf: float = 1.2
-    theme_zipf: float = 1.0
-    users: int = 4000
-    new_users: float = 0.05
-    regulars: float = 0.4
-    tastes: int = 3
-    new_taste: float = 0.05
-    session_events: float = 8.0
-    related: float = 0.6
-    returning: float = 0.15
-    reach: int = 5
-    rising_items: float = 10.0
-    new_items: float = 40.0
-    start_s: float = 1_700_000_000.0
-    session_every_s: float = 2.0
-    pause_s: float = 30.0
-    block: int = 256
+    seed: int = setting(0, "Determines the whole stream.", at_least=0)
+    themes: int = setting(40, "Groups of related items.", at_least=1)
+    items_per_theme: int = setting(150, "Items of a theme at any one time.", at_least=2)
+    zipf: float = setting(1.2, "How steeply the popularity of items falls with their rank in a theme.", at_least=0)
+    theme_zipf: float = setting(1.0, "How steeply that of the themes falls.", at_least=0)
+    users: int = setting(4000, "Users at the beginning.", at_least=1)
+    new_users: float = setting(0.05, "Share of sessions that a new user begins.", at_least=0, at_most=1)
+    regulars: float = setting(0.4, "Share of the other sessions of regulars, a tenth of all.", at_least=0, at_most=1)
+    tastes: int = setting(3, "Themes that a user likes, the first one best.", at_least=1)
+    new_taste: float = setting(0.05, "Chance that one of them is new when a session begins.", at_least=0, at_most=1)
+    session_events: float = setting(8.0, "Mean length of a session.", at_least=1)
+    related: float = setting(0.6, "Chance that an item is related to the one before.", at_least=0, at_most=1)
+    returning: float = setting(0.15, "Chance that it is one that the user had before.", at_least=0, at_most=1)
+    reach: int = setting(5, "How far related items are apart in the ring, at most.", at_least=1)
+    rising_items: float = setting(10.0, "Items that rise to the top of their theme, in 1,000 sessions.", at_least=0)
+    new_items: float = setting(40.0, "Items that replace an old one, in 1,000 sessions.", at_least=0)
+    start_s: float = setting(1_700_000_000.0, "Time of the first event, in seconds since the epoch.")
+    session_every_s: float = setting(2.0, "Seconds between the beginnings of sessions.", at_least=0)
+    pause_s: float = setting(30.0, "Mean seconds between the events of a session.", at_least=0)
+    block: int = setting(256, "Sessions that are made at once.", at_least=1)
 
     def problems(self) -> list[str]:
-        """One sentence for each wrong setting."""
-        shares = ("new_users", "regulars", "new_taste", "related", "returning")
-        found = [f"{n} is {getattr(self, n)}: it must be from 0 to 1" for n in shares if not 0 <= getattr(self, n) <= 1]
-        least = {"themes": 1, "users": 1, "tastes": 1, "session_events": 1, "reach": 1, "block": 1}
-        least |= {"items_per_theme": self.reach + 1, "zipf": 0, "theme_zipf": 0, "rising_items": 0, "new_items": 0}
-        least |= {"session_every_s": 0, "pause_s": 0, "seed": 0}
-        small = {name: minimum for name, minimum in least.items() if getattr(self, name) < minimum}
-        found += [f"{name} is {getattr(self, name)}: it must be at least {m}" for name, m in small.items()]
+        found = super().problems()
+        if self.items_per_theme <= self.reach:
+            found.append(f"items-per-theme is {self.items_per_theme}: it must be above reach, which is {self.reach}")
         if self.related + self.returning > 1:
             found.append("related and returning are chances of the same step: together at most 1")
         return found

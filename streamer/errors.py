@@ -3,7 +3,7 @@
 StreamerError
 ├── SettingsError            one or more settings are wrong; carries every problem at once
 ├── SourceError              a source of events cannot be used as asked
-│   ├── SourceUnavailable    the other side does not answer now; trying again may help
+│   ├── SourceUnavailable    the other side does not respond now; trying again may help
 │   └── UnknownTopic         the topic does not exist and is not created on reading
 ├── SharingError             what trainers share cannot be used, or another trainer has taken our place
 └── CheckpointError          a checkpoint cannot be written or read
@@ -40,7 +40,7 @@ class SourceError(StreamerError):
 
 
 class SourceUnavailable(SourceError):  # noqa: N818  (reads as a state, like ConnectionRefused)
-    """The other side does not answer now; trying again may help."""
+    """The other side does not respond now; trying again may help."""
 
 
 class UnknownTopic(SourceError):  # noqa: N818

@@ -459,7 +459,7 @@ def _merged(rows: Rows, features: Sequence[Features | None]) -> dict[int, Featur
 
 
 def _number(value: str | float) -> float | None:
-    """A feature as a number that a float32 holds; None if it is none. Integers come as text: they may be categories."""
+    """A feature as a number that a float32 holds; None if it is not one. Integers are text: they may be categories."""
     try:
         number = float(_TRUTH.get(value, value))  # type: ignore[arg-type]
     except ValueError:

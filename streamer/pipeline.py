@@ -195,7 +195,7 @@ class Pipeline:
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
-        """The next batch. If it fails halfway, what is in memory is no state of the stream and is never saved."""
+        """The next batch. If it fails halfway, what is in memory belongs to no position, and is never saved."""
         with self._ingest.batch(timeout_s) as batch:
             self._torn = batch is not None
             yield batch
@@ -215,7 +215,7 @@ class Pipeline:
             if letters:
                 self._dead_letters.write(letters)
         except SourceUnavailable as error:
-            logger.warning("%d dead letters wait: %s", len(letters), error)
+            logger.warning("%d dead letters could not be written yet: %s", len(letters), error)
 
     # checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class Pipeline:
         try:
             self._dead_letters.flush()
         except SourceUnavailable as error:
-            logger.warning("no checkpoint now, its dead letters are not safe: %s", error)
+            logger.warning("postponed a checkpoint, because its dead letters could not be written: %s", error)
             if self._checkpoints is not None:
                 self._checkpoints.postpone(self.accounting.consumed)
             return False

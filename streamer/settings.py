@@ -1,4 +1,4 @@
-"""Settings of a run: `RunSettings` holds everything that `streamer run` can be told, by the same names everywhere.
+"""Settings of a run: `RunSettings` holds all settings of `streamer run`, by the same names everywhere.
 
 Each group is a class of its own, so that a part of the line asks for its own settings only. The model's groups are in
 `streamer.model.settings`. What a setting is, and how text becomes one: `streamer.model.setting`.
@@ -37,7 +37,7 @@ class StreamSettings(Settings):
     )
     kafka_config: Path | None = setting(None, "File with settings of the Kafka client (.properties or .toml).")
     start: Literal["earliest", "latest", "error"] = setting(
-        "earliest", "Where a partition without a committed offset begins."
+        "earliest", "Where to begin in a partition without a committed offset."
     )
     start_timestamp: str | None = setting(
         None, "Begin at this time instead: seconds or milliseconds since the epoch, or ISO 8601.", metavar="TIME"
@@ -45,14 +45,16 @@ class StreamSettings(Settings):
     source: str | None = setting(
         None, "Read JSON lines from a file instead; - for standard input.", metavar="FILE", option="source"
     )
-    data_dir: Path = setting(Path("streamer-data"), "Directory of the embedded log.")
+    data_dir: Path = setting(
+        Path("streamer-data"), "Directory of the embedded log, and of checkpoints unless --checkpoint-dir is given."
+    )
 
     @property
     def start_timestamp_ms(self) -> int | None:
         """`start_timestamp` in milliseconds since the epoch.
 
         Raises:
-            ValueError: it is no time.
+            ValueError: it is not a valid time.
         """
         return None if self.start_timestamp is None else _milliseconds(self.start_timestamp)
 
@@ -91,17 +93,19 @@ class EventSettings(Settings):
 
     fields: Mapping[str, str] = setting(
         {},
-        "What a field is called in your records, e.g. user_id=uid; repeat it for several.",
+        "Name of a field in your records, e.g. user_id=uid; repeat it for several.",
         metavar="OURS=THEIRS",
         option="field",
     )
     event_types: tuple[str, ...] = setting((), "Train only on events of this type; repeat it for several.")
     min_rating: float | None = setting(None, "Train only on events with at least this rating.")
-    max_id_length: int = setting(256, "Longest id.", at_least=1, unit="characters")
-    max_features: int = setting(64, "Most features of a user, and of an item, in one event.", at_least=1)
-    max_feature_length: int = setting(256, "Longest name or category of a feature.", at_least=1, unit="characters")
-    max_record_bytes: int = setting(1 << 20, "Largest value of a record.", at_least=1, unit="bytes")
-    max_events_per_record: int = setting(10_000, "Most events of a record that holds an array.", at_least=1)
+    max_id_length: int = setting(256, "Maximum length of an id.", at_least=1, unit="characters")
+    max_features: int = setting(64, "Maximum number of features of a user, and of an item, in one event.", at_least=1)
+    max_feature_length: int = setting(
+        256, "Maximum length of a feature's name or category.", at_least=1, unit="characters"
+    )
+    max_record_bytes: int = setting(1 << 20, "Maximum size of a record's value.", at_least=1, unit="bytes")
+    max_events_per_record: int = setting(10_000, "Maximum number of events in one record (an array).", at_least=1)
 
     def name_of(self, field: str) -> str:
         """What the topic calls one of our fields."""
@@ -133,23 +137,23 @@ class PipelineSettings(Settings):
 
     heading: ClassVar[str] = "Run"
 
-    batch_size: int = setting(512, "Events of a micro-batch.", at_least=1)
+    batch_size: int = setting(512, "Number of events in a micro-batch.", at_least=1)
     max_age_s: float = setting(
-        1.0, "A smaller batch is trained when its oldest event has waited this long; 0: only full ones.",
+        1.0, "A batch that is not full is trained when its oldest event has waited this long; 0: never.",
         at_least=0, unit="seconds",
     )  # fmt: skip
     max_queued_events: int = setting(16_384, "Reading ahead pauses while this many events wait.", at_least=1)
     until_end: bool = setting(
-        False, "Stop at the end of the stream as it is at the start, of the partitions that no other trainer reads."
+        False, "Stop at the end that the stream has now, in all partitions that no other trainer reads."
     )
     max_events: int | None = setting(None, "Stop after this many events.", at_least=1)
     evaluation_share: float = setting(
-        0.02, "Share of the time for ranking events before they are trained; 0: none.", at_least=0, at_most=1
+        0.02, "Share of the time spent on ranking events before they are trained; 0: none.", at_least=0, at_most=1
     )
     checkpoint_every_s: float = setting(60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds")
     checkpoint_every_events: int | None = setting(None, "Events between checkpoints.", at_least=1)
-    keep_checkpoints: int = setting(3, "How many checkpoints are kept.", at_least=1)
-    checkpoint_dir: Path | None = setting(None, "Where state is kept.", if_none="<data-dir>/checkpoints")
+    keep_checkpoints: int = setting(3, "Number of checkpoints to keep.", at_least=1)
+    checkpoint_dir: Path | None = setting(None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints")
     dead_letters: str | None = setting(
         None,
         "Topic (Kafka) or file for records that are not valid events.",
@@ -157,7 +161,7 @@ class PipelineSettings(Settings):
         metavar="NAME",
         option="dead-letters",
     )
-    threads: int | None = setting(None, "CPU threads of the training step.", at_least=1, if_none="all cores")
+    threads: int | None = setting(None, "Number of CPU threads of the training step.", at_least=1, if_none="all cores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,19 +171,19 @@ class SharingSettings(Settings):
     heading: ClassVar[str] = "Sharing"
 
     redis_url: str | None = setting(
-        None, "Redis that trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."
+        None, "Redis through which trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."
     )
-    model_name: str = setting("default", "Name of the model; several may share a Redis.", option="model")
-    redis_namespace: str = setting("streamer", "What keys in Redis begin with; no colons.")
+    model_name: str = setting("default", "Name of the model; several models may share a Redis.", option="model")
+    redis_namespace: str = setting("streamer", "Prefix of all keys in Redis, without colons.")
     share_every_s: float = setting(
-        1.0, "Time between exchanges with Redis: how old the view of other trainers may be.",
+        1.0, "Time between exchanges with Redis; limits how old the view of other trainers is.",
         at_least=0.001, at_most=10, unit="seconds",
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(LearnerSettings, SharingSettings, PipelineSettings, EventSettings, StreamSettings):
-    """Everything that `streamer run` can be told."""
+    """All settings of `streamer run`."""
 
     @property
     def checkpoints(self) -> Path:

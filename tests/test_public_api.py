@@ -75,9 +75,10 @@ def test_every_example_is_documented():
     assert all(f"examples/{path.name}" in text for path in EXAMPLES)
 
 
-def test_the_code_of_the_documentation_runs(tmp_path, monkeypatch):
-    """The first block of docs/python.md, as a person would paste it."""
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_code_of_the_documentation_runs(page, tmp_path, monkeypatch):
+    """The first block of a page, as a person would paste it."""
     monkeypatch.chdir(tmp_path)
-    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    block = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     exec(block[1], names := {})
     assert [found.item for found in names["learner"].recommend("bob", k=3)]

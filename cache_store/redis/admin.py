@@ -78,16 +78,7 @@ class Contents:
 
 
 class StoreAdmin:
-    """One model in Redis, from outside.
-
-    Args:
-        url: as for `RedisServer`.
-        keys: the model's.
-        timeout_s: how long to wait for an answer.
-
-    Raises:
-        StoreRefused: the URL is wrong.
-    """
+    """One model in Redis, from outside; a wrong URL is a `StoreRefused`."""
 
     def __init__(self, url: str, keys: Keys, timeout_s: float = 10.0) -> None:
         self._server = RedisServer(url, keys, timeout_s)
@@ -185,11 +176,7 @@ class StoreAdmin:
         return rows, ""
 
     def _replica(self, summary: ModelSummary) -> Replica | None:
-        """The snapshot, and every entry after it up to the head; None if some entries are gone.
-
-        Raises:
-            Damaged: the snapshot or an entry cannot be read.
-        """
+        """The snapshot, and every entry after it up to the head; None if some entries are gone."""
         if not summary.snapshot:
             raise self._damaged(f"{self.keys.snapshot} is missing")
         with self._readable(self.keys.snapshot):
@@ -216,15 +203,7 @@ class StoreAdmin:
         return removed
 
     def put(self, contents: Contents, replaces: str = "") -> str:
-        """Begin a generation with this state; returns its name.
-
-        Args:
-            contents: the state.
-            replaces: the generation that it replaces; "" if there is none.
-
-        Raises:
-            StoreRefused: there is another generation.
-        """
+        """Begin a generation with this state, and return its name; `StoreRefused` if one but `replaces` is there."""
         summary, beginning = self.summary(), Position.beginning(secrets.token_hex(8))
         if summary is not None and summary.generation != replaces:
             raise StoreRefused(f"{self._which} exists already, or has started a new generation")

@@ -103,11 +103,7 @@ def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
 
 
 def _options(parts: SplitResult) -> dict[str, Any]:
-    """The options after the `?`, read as redis-py reads them from the URLs that it knows.
-
-    Raises:
-        ValueError: an option has a wrong value.
-    """
+    """The options after the `?`, read as redis-py reads them from the URLs that it knows."""
     found: dict[str, Any] = {}
     for name, value in parse_qsl(parts.query):
         parse: Any = URL_QUERY_ARGUMENT_PARSERS.get(name, str)

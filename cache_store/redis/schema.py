@@ -50,14 +50,10 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one model.
+    """The keys of one model; a namespace is that of all models that belong together.
 
-    Args:
-        model: its name.
-        namespace: of all models that belong together. It has no colon, so that no two models have the same keys.
-
-    Raises:
-        ValueError: a name is empty or has braces, which mean something to Redis; or the namespace has a colon.
+    A `ValueError` says that a name is empty or has braces, which mean something to Redis; or that the namespace has a
+    colon: then two models could have the same keys.
 
     Examples:
         >>> Keys("clicks").log

@@ -38,17 +38,7 @@ IDS_PER_COMMAND = 1000
 
 
 class RedisServer:
-    """One model in Redis.
-
-    Args:
-        url: see `connection`.
-        keys: the model's.
-        timeout_s: how long to wait for an answer.
-        hard_log_length: entries of the log beyond which nothing is added until it is trimmed.
-
-    Raises:
-        StoreRefused: the URL is wrong.
-    """
+    """One model in Redis. `connection` says what a URL may be; `StoreRefused` says what is wrong with it."""
 
     kind = "redis"
 
@@ -215,11 +205,7 @@ class RedisServer:
                 )
 
     def check_types(self) -> None:
-        """Check that our keys have the types that we write.
-
-        Raises:
-            Damaged: with every key that has another one.
-        """
+        """Raise `Damaged`, with every key of ours that has another type than we write."""
         wrong = []
         for key, expected in self.keys.types().items():
             found = self.call("type", key).decode()
@@ -237,12 +223,7 @@ class RedisServer:
 
 
 def check_format(found: str, which: str) -> None:
-    """Check that this version can read a model of this format.
-
-    Raises:
-        StoreRefused: a newer version wrote it.
-        Damaged: no version writes that.
-    """
+    """Raise `StoreRefused` if a newer version wrote a model of this format, `Damaged` if none writes that."""
     if not found.isdecimal():
         raise Damaged(f"{which} is damaged: its format is {found!r}, not a number. `streamer store reset` removes it")
     if int(found) > FORMAT:

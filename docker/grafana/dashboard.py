@@ -283,7 +283,7 @@ ROWS = (
                     "95%": quantile(0.95, "streamer_event_to_trained_seconds"),
                     "newest, {{instance}}": each("streamer_event_delay_seconds"),
                 },
-                "By the event's own time. A stream that is replayed tells old events, and is shown as old.",
+                "By the event's own time. A replayed stream has old events, and is shown as old.",
                 "s",
                 bottom=None,
             ),

@@ -22,7 +22,7 @@ from streamer.model.kernels.spec import Computed, Sampling, SparseScores
 from streamer.model.resampling import safe_offsets
 
 CACHE_CELLS = 1 << 18
-"""A block of so many float32 cells (1 MiB) stays in a core's second-level cache."""
+"""A block of this many float32 cells (1 MiB) stays in a core's second-level cache."""
 
 
 SPARSE_SHARE = 4096
@@ -102,7 +102,7 @@ class _Job:
         self.entry_gradient = np.zeros_like(self.values)
 
     def run(self, span: tuple[int, int], size: int) -> tuple[Tensor, Floats]:
-        """A span of rows; answers this thread's share of the item gradient and of the counts."""
+        """A span of rows; returns this thread's share of the item gradient and of the counts."""
         (start, stop), (K, d) = span, self.E.shape
         cells = _workspace(K * min(size, stop - start))
         scaled = torch.empty(size, d)

@@ -1,4 +1,4 @@
-"""What the sampled softmax is asked, and what it answers."""
+"""What the sampled softmax takes, and what it returns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The answer of a backend: losses, gradients of their mean, and what the draws looked like."""
+    """What a backend returns: losses, gradients of their mean, and what the draws looked like."""
 
     loss: Tensor  # [B]
     query_gradient: Tensor  # [B, d]

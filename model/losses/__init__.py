@@ -1,4 +1,8 @@
-"""The training methods by name."""
+"""The training methods by name, one file each over one formula (`base`), and as plain functions (`functional`).
+
+Belongs here: which candidates a method has, how they are corrected, and whether they are resampled.
+May import: `model.batch`, `model.kernels`, `model.plan`, `model.settings`; no towers and no optimizer.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Popularity(LogPopularity, Protocol):
         ...
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered."""
+        """Take over what `state` returned."""
         ...
 
 

@@ -24,7 +24,7 @@ class ExactPopularity:
 
     Args:
         half_life_events: None keeps every event for ever.
-        floor: an item counts as at least so many events of today; keeps the logarithm finite.
+        floor: an item counts as at least this many events of today; keeps the logarithm finite.
 
     Raises:
         ValueError: a number is not positive; the message lists every problem.
@@ -50,7 +50,7 @@ class ExactPopularity:
         self.add(items, None)
 
     def add(self, rows: Rows, counts: NDArray[np.float64] | None) -> None:
-        """Take in events (`counts` None), or so many events of each row at once, as if evenly mixed."""
+        """Take in events (`counts` None), or `counts` events of each row at once, as if evenly mixed."""
         events = float(len(rows)) if counts is None else float(counts.sum())
         if not events:
             return
@@ -60,14 +60,14 @@ class ExactPopularity:
         self._total += _add_weights(self._counts, rows, weights, scale)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
-        """Forget everything, and take in so many events of each row, as if evenly mixed."""
+        """Forget everything, and take in `counts` events of each row, as if evenly mixed."""
         self._counts, self.size, self._total, self._log2_weight = np.zeros(0), 0, 0.0, 0.0
         if len(rows):
             self._grow(int(rows.max()) + 1)
             self.add(rows, counts)
 
     def _age(self, events: float) -> None:
-        """So many events come. Rescaling before they are counted keeps their weights finite, however many they are."""
+        """Note that events come; rescaling before they are counted keeps their weights finite, however many come."""
         if self.half_life_events is None:
             return
         self._log2_weight += events / self.half_life_events
@@ -77,14 +77,14 @@ class ExactPopularity:
             self._log2_weight = 0.0
 
     def _weights(self, events: int) -> NDArray[np.float64]:
-        """Of the last so many events, in their order."""
+        """Of the last events, in their order."""
         if self.half_life_events is None:
             return np.ones(events)
         age = np.arange(events - 1, -1, -1)
         return np.exp2(self._log2_weight - age / self.half_life_events)
 
     def _mean_weight(self, events: float) -> float:
-        """Of the last so many events: a geometric series."""
+        """Of the last events: a geometric series."""
         if self.half_life_events is None:
             return 1.0
         rate = math.log(2) / self.half_life_events
@@ -127,7 +127,7 @@ class ExactPopularity:
         return {"counts": self._counts[: self.size], "scalars": scalars}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered."""
+        """Take over what `state` returned."""
         self._counts, self.size = np.zeros(0), 0
         self._grow(len(state["counts"]))
         self._counts[: self.size] = state["counts"]
@@ -136,7 +136,7 @@ class ExactPopularity:
 
 @compiled
 def _add_weights(counts: NDArray[np.float64], rows: Rows, weights: NDArray[np.float64], scale: float) -> float:
-    """Add weights times the scale to the counts of rows, which may repeat; answers the sum of what was added."""
+    """Add weights times the scale to the counts of rows, which may repeat; returns the sum of what was added."""
     total = 0.0
     for k in range(len(rows)):
         counts[rows[k]] += scale * weights[k]

@@ -11,7 +11,7 @@ from streamer.model.batch import Floats, Rows
 from streamer.model.jit import compiled, inlined
 
 _STALE = 4.0
-"""An item that has been away for so many of its gaps is estimated by its absence: e^-4 = 2% of all gaps are longer."""
+"""An item that has been away for this many of its gaps is estimated by its absence: e^-4 = 2% of gaps are longer."""
 
 _CLOCKS = ("event", "batch")
 _MOST_HITS = 1 << 30
@@ -91,7 +91,7 @@ class HashPopularity:
         }
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` answered.
+        """Take over what `state` returned.
 
         Raises:
             ValueError: its arrays have another shape, or its clock ticks otherwise.

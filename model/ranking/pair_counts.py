@@ -72,7 +72,7 @@ class PairCounts:
             self.extend()
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Make room for this many rows."""
         pool = self.pool
         self.pool = pool._replace(
             start=grown(pool.start, rows, fill=-1), bits=grown(pool.bits, rows), used=grown(pool.used, rows)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -27,7 +27,7 @@ from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
 from streamer.model.setting import Settings, setting
-from streamer.replay.cli.demo_summary import print_summary
+from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -39,17 +39,15 @@ LEAST_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
 
-Figures = dict[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings(Settings):
     """All settings of `streamer demo`."""
 
-    events: int = setting(150_000, "Events to write and to learn from.", at_least=512)
-    rate: float = setting(4000.0, "Events written a second.", at_least=1)
-    seconds: float = setting(75.0, "Stop after this time, the start included.", at_least=1, unit="seconds")
-    seed: int = setting(0, "Determines the stream.", at_least=0)
+    events: int = setting(150_000, "Number of events to write and to learn from.", at_least=512)
+    rate: float = setting(4000.0, "Events written per second.", at_least=1)
+    seconds: float = setting(75.0, "Stop after this time, starting included.", at_least=1, unit="seconds")
+    seed: int = setting(0, "Seed of the stream.", at_least=0)
     data_dir: Path | None = setting(
         None, "Directory of log and checkpoints, kept afterwards.", if_none="a new temporary one"
     )
@@ -67,11 +65,11 @@ class DemoSettings(Settings):
 @settings_options(DemoSettings, environment=())
 @option("Options", "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
 def demo(settings: DemoSettings, as_json: bool) -> None:
-    """Watch a model learn: a made-up stream, an embedded log, a minute.
+    """Watch a model learn from a made-up stream for about a minute.
 
-    One process writes events of people with tastes to the log; what is popular changes all the time. The trainer
-    follows, ranks events before it learns from them, and its hit rate is compared to that of the most popular items.
-    Needs no broker, no Redis, no GPU and no download. Ctrl-C ends it earlier, with the summary.
+    A second process writes events of made-up users to an embedded log; what is popular changes all the time. The
+    trainer ranks events before it learns from them, and compares its hit rate with that of the most popular items. The
+    demo needs no broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
     deadline = time.monotonic() + settings.seconds
     directory = settings.data_dir.absolute() if settings.data_dir else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
@@ -99,14 +97,9 @@ def run_demo(
     """Write and learn until all events are learned, somebody stops it, or time is up; returns what came of it.
 
     Args:
-        settings: what is written, and how fast.
         directory: of log and checkpoints.
         deadline: when to stop, on the monotonic clock.
-        reporter: shows it.
         watch: has the trainer watched, and returns the address of the live page.
-
-    Raises:
-        StreamerError: the log cannot be written or read.
     """
     from streamer.web.serve import open_browser, opens_browser
 
@@ -115,7 +108,7 @@ def run_demo(
     def stop(reason: str) -> None:
         nonlocal ended_by
         ended_by = reason
-        reporter.note("stopping: the last step ends, and what was learned is saved")
+        reporter.note("stopping after this step; what was learned is being saved")
         pipeline.stop()
 
     def on_status(status: Status) -> None:
@@ -170,12 +163,7 @@ def writer(
 ) -> Iterator[Callable[[], str]]:
     """`streamer replay synthetic` in a process that ends with the block; yields a function that says why it failed.
 
-    Args:
-        directory: of the log.
-        events: number of events to write.
-        rate: events a second.
-        seed: determines them.
-        on_failure: called, by another thread, if it ends in failure before the block does.
+    `on_failure` is called, by another thread, if it ends in failure before the block does.
     """
     options = {"events": events, "rate": rate, "seed": seed, "data-dir": directory, "topic": TOPIC}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]

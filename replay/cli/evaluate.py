@@ -19,7 +19,7 @@ from streamer.replay.settings import EvaluationSettings, LogSettings
 
 if TYPE_CHECKING:
     from streamer.replay.evaluation.record import Spec
-    from streamer.replay.evaluation.running import OnProgress
+    from streamer.replay.evaluation.runs import OnProgress
 
 _RUNS, _OUTPUT = "Runs", "Output"
 
@@ -34,21 +34,17 @@ ABLATIONS = (
 """The paper's ablations, and the learning rate."""
 
 _settings_options = settings_options(EvaluationSettings, environment=())
-_out_option = option(
-    _OUTPUT,
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    help="Directory for results.json, results.md and report.html. What it holds already is not run again.",
-)
+_directory = click.Path(file_okay=False, path_type=Path)
+_out_help = "Directory for results.json, results.md and report.html. What it holds already is not run again."
+_out_option = option(_OUTPUT, "--out", type=_directory, required=True, help=_out_help)
 _json_option = option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
 
 
 @click.command(cls=GroupedCommand)
-@option(_RUNS, "--method", default="xir", help="One method.")
+@option(_RUNS, "--method", default="xir", help="Method to evaluate.")
 @_settings_options
 @_json_option
-@option(_OUTPUT, "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for the same and a report.")
+@option(_OUTPUT, "--out", type=_directory, help="Directory for results and a report.")
 def evaluate(settings: EvaluationSettings, method: str, out: Path | None, as_json: bool) -> None:
     """Evaluate one method on a log, against trivial recommenders."""
     _compare(settings, [method], f"{method} on {_files(settings)}", out, as_json)
@@ -103,11 +99,7 @@ def _compare(
     as_json: bool,
     over: Sequence[str] = (),
 ) -> None:
-    """Run every method with every seed and every value of `over` on every log; write and print what they found.
-
-    Raises:
-        StreamerError: settings are wrong, a log cannot be read, or a file cannot be written.
-    """
+    """Run every method with every seed and every value of `over` on every log; write and print what they found."""
     if settings.threads:
         import torch
 
@@ -115,10 +107,9 @@ def _compare(
     from msgspec.structs import replace
 
     from streamer.replay.datasets.files import Location
-    from streamer.replay.evaluation.plan import check_features, common_changes, plan_runs
     from streamer.replay.evaluation.record import Records, check_writable, result_rows, write_file
     from streamer.replay.evaluation.report import page
-    from streamer.replay.evaluation.running import run_all
+    from streamer.replay.evaluation.runs import check_features, common_changes, plan_runs, run_all
     from streamer.replay.evaluation.tables import markdown
     from streamer.replay.streams import log_name
 
@@ -138,7 +129,7 @@ def _compare(
         for path, name in zip(settings.data, settings.log_names, strict=True):
             with opened_log(path, settings.format, settings.only(LogSettings)) as log:
                 check_features(specs, log)
-                content = log_name(log.name, log.files, settings, 1)
+                content = log_name(log, settings)
                 with _progress(len(specs)) as on_progress:
                     ours = [replace(spec, data=name, content=content) for spec in specs]
                     records += run_all(ours, log, kept, on_progress)
@@ -154,12 +145,8 @@ def _compare(
 
 
 def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Settings and their values.
-
-    Raises:
-        SettingsError: one has none.
-    """
-    from streamer.replay.evaluation.plan import parse_changes
+    """Settings and their values."""
+    from streamer.replay.evaluation.runs import parse_changes
 
     axes: dict[str, list[str]] = {}
     for text in texts:
@@ -192,14 +179,8 @@ def _progress(runs: int) -> Iterator[OnProgress]:
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[text]}"),
-    )
+    columns = progress.Progress.get_default_columns()  # description, bar, share, time remaining
+    columns = (*columns, progress.TimeElapsedColumn(), progress.TextColumn("{task.fields[text]}"))
     with progress.Progress(*columns, console=Console(stderr=True)) as bars:
         every = bars.add_task("all runs", total=runs, text="")
         one = bars.add_task("", total=1.0, text="", visible=False)

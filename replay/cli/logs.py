@@ -23,15 +23,23 @@ def opened_log(path: str, format: str | None, settings: LogSettings) -> Iterator
 
     Raises:
         SettingsError: with every wrong setting.
-        SourceError: it cannot be read, or the filters leave none of its events.
+        SourceError: it cannot be read, or the filters leave no event of it.
     """
     from streamer.replay.datasets import open_log
 
-    with _logged_to_standard_error(), open_log(path, format, settings) as log:
-        report_malformed(log.malformed, path)
-        if not len(log):
-            raise SourceError(f"{log.path}: the filters leave none of its events")
-        yield log
+    logger, handler = logging.getLogger("streamer.replay.datasets"), logging.StreamHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with open_log(path, format, settings) as log:
+            report_malformed(log.malformed, path)
+            if not len(log):
+                raise SourceError(f"{log.path}: the filters leave no event of it")
+            yield log
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def report_malformed(malformed: Malformed, path: str) -> None:
@@ -42,22 +50,3 @@ def report_malformed(malformed: Malformed, path: str) -> None:
         listed = len(malformed.examples)
         more = f", the first {listed} are listed" if malformed.total > listed else ""
         click.echo(f"{malformed.total:,} malformed events were left out{more}", err=True)
-
-
-class _StandardError(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        click.echo(record.getMessage(), err=True)
-
-
-@contextmanager
-def _logged_to_standard_error() -> Iterator[None]:
-    """Meanwhile, messages of the readers are printed; standard output stays as it is."""
-    logger, handler = logging.getLogger("streamer.replay.datasets"), _StandardError(logging.INFO)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)

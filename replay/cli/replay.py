@@ -35,17 +35,17 @@ class DatasetGroup(click.Group):
 
 @click.group(cls=DatasetGroup)
 def replay() -> None:
-    """Write the events of a data set to a topic, at a pace, for `streamer run` to learn from.
+    """Write the events of a data set to a topic, for `streamer run` to learn from.
 
-    Events come in the order of their times, those of equal time shuffled by a seed, and keyed by their user. Without
-    --bootstrap-servers they go to the embedded log, which is created if it is not there.
+    Events are written in the order of their times, those of equal time shuffled by a seed, with the user as key.
+    Without --bootstrap-servers they go to the embedded log, which is created if it is not there.
 
-    A replay that was stopped, or killed, goes on where it was when the same command is given again: no event is lost,
-    none is doubled. --restart writes all of them again.
+    A replay that was stopped or killed resumes when the same command is given again: no event is lost or doubled.
+    --restart writes all of them again.
 
     In Kafka, events are written by transactions. A reader that does not ask for committed records
-    (isolation_level=read_committed) also sees the events of a write that a kill cut off, and sees them again when the
-    replay goes on.
+    (isolation_level=read_committed) also sees the events of a transaction that was cut off, and again when the replay
+    resumes.
     """
 
 
@@ -70,53 +70,48 @@ def dataset_command(dataset: DatasetFormat) -> click.Command:
 def jsonl(settings: JsonLinesSettings, as_json: bool) -> None:
     """Write the events of a file of JSON lines.
 
-    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}. A line that is none is reported with
-    its number, and the rest goes on. With --in-order, and from standard input, lines may also hold arrays of events;
-    they are written at once, with all their fields, and in the order in which they stand.
+    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}. A line that is not an event is
+    reported with its number and left out. With --in-order, and from standard input, lines may also hold arrays of
+    events; they are written as they come, with all their fields.
     """
     if not settings.as_they_are:
         write_log("jsonl", settings, as_json)
         return
     from streamer.event import EventSettings
     from streamer.replay.json_lines import JsonLines, check_readable
-    from streamer.replay.resume import replay_name
-    from streamer.replay.streams import LinesStream
+    from streamer.replay.streams import lines_stream, replay_name
 
     path, name = Path(settings.path), None
     lines = JsonLines(settings.path, EventSettings(fields=settings.columns))
     if settings.path != "-" and not path.is_fifo() and not path.is_char_device():  # what these hold is read only once
         check_readable(path)
         name = replay_name("lines", {"fields": dict(settings.columns), "limit": settings.limit}, [path])
-    write(LinesStream(lines, name, settings.limit), settings, as_json, lines.malformed)
+    write(lines_stream(lines, name, settings.limit), settings, as_json, lines.malformed)
     report_malformed(lines.malformed, settings.path)
 
 
 @replay.command(cls=GroupedCommand)
 @option("Events", "--events", type=click.IntRange(1), default=100_000, help="Number of events.")
-@option("Events", "--seed", type=click.IntRange(0), default=0, help="Determines all of them.")
+@option("Events", "--seed", type=click.IntRange(0), default=0, help="Seed of the stream.")
 @settings_options(WriteSettings, environment=WriteSettings.ENVIRONMENT)
 @_json_option
 def synthetic(settings: WriteSettings, events: int, seed: int, as_json: bool) -> None:
     """Write a made-up stream: long-tailed, with tastes, sessions and drift.
 
-    Events happen when they are written: they have no times of their own. By --speed 1 a session of eight events begins
-    every two seconds.
+    Events have no times of their own: they happen when they are written. With --speed 1 a session of eight events
+    begins every two seconds.
     """
-    from streamer.replay.streams import SyntheticReplay
+    from streamer.replay.streams import synthetic_stream
 
-    write(SyntheticReplay(events, seed), settings, as_json)
+    write(synthetic_stream(events, seed), settings, as_json)
 
 
 def write_log(kind: str, settings: ReplaySettings, as_json: bool) -> None:
-    """Write the events of a data set.
-
-    Raises:
-        StreamerError: it cannot be read as asked, or not be written.
-    """
-    from streamer.replay.streams import LogStream, log_name
+    """Write the events of a data set."""
+    from streamer.replay.streams import log_name, log_stream
 
     with opened_log(settings.path, kind, settings.only(LogSettings)) as log:
         if settings.speed is not None and not log.has_time:
             raise SettingsError([f"--speed follows the times of events, and {log.path} has none: give --rate instead"])
-        name = log_name(kind, log.files, settings, settings.passes)
-        write(LogStream(log, name, settings.passes, settings.seed), settings, as_json, log.malformed)
+        stream = log_stream(log, log_name(log, settings, settings.passes), settings.passes, settings.seed)
+        write(stream, settings, as_json, log.malformed)

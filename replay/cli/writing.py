@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -20,74 +19,50 @@ if TYPE_CHECKING:
     from streamer.replay.streams import Stream
 
 
-@dataclass(slots=True)
-class Result:
-    """What a replay did.
-
-    Args:
-        written: events that it wrote.
-        already: events of the stream that the topic held before.
-        total: events of the stream, if that is known.
-        seconds: how long it took.
-        interrupted: whether Ctrl-C or SIGTERM stopped it.
-    """
-
-    written: int = 0
-    already: int = 0
-    total: int | None = None
-    seconds: float = 0.0
-    interrupted: bool = False
-
-
 def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Malformed | None = None) -> None:
-    """Write a stream to a topic, and print what was done. Ctrl-C and SIGTERM stop it; what was written stays.
+    """Write a stream to a topic, and print what was done, also what its reader found malformed.
 
-    Args:
-        stream: the events.
-        settings: where they go, and how fast.
-        as_json: whether one JSON object is printed instead of a sentence.
-        malformed: what the reader of the stream left out.
-
-    Raises:
-        StreamerError: the stream cannot be read, or the topic cannot be written.
+    Ctrl-C and SIGTERM stop it; what was written stays.
     """
-    from streamer.replay.pacing import make_pace
+    from streamer.replay.pacing import Pace
     from streamer.replay.producer import produce
 
-    pace = make_pace(settings.rate, settings.speed, settings.max_gap_s)
-    result, started = Result(total=stream.total), time.monotonic()
+    pace = Pace(settings.rate, settings.speed, settings.max_gap_s)
+    started, already, written, interrupted = time.monotonic(), 0, 0, False
     sink = open_sink(settings)
     try:
         with _interrupted_by_sigterm():
-            result.already = _resumed_at(stream, sink, settings.restart) if settings.resume else 0
-            with _progress(stream.total, result.already) as advance:
+            if settings.resume and stream.name is not None:
+                already = sink.resume(stream.name, settings.restart)
+            if already and (stream.total is None or already < stream.total):
+                of_all = "" if stream.total is None else f" of {stream.total:,}"
+                click.echo(f"resuming at event {already:,}{of_all}; --restart writes all again", err=True)
+            with _progress(stream.total, already) as advance:
 
                 def count(events: int) -> None:
-                    result.written += events
+                    nonlocal written
+                    written += events
                     advance(events)
 
-                produce(stream.chunks(result.already), sink, pace, count, None if stream.has_time else time.time)
+                produce(stream.chunks(already), sink, pace, count, None if stream.has_time else time.time)
     except KeyboardInterrupt:
-        result.interrupted = True
+        interrupted = True
     finally:
         sink.close()
-    result.seconds = round(time.monotonic() - started, 3)
+    seconds = round(time.monotonic() - started, 3)
     if as_json:
+        result = {"written": written, "already": already, "total": stream.total, "seconds": seconds}
         bad = {} if malformed is None else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
-        click.echo(json.dumps(asdict(result) | bad | {"topic": settings.topic}))
-    else:
-        _print_result(result, settings)
-
-
-def _resumed_at(stream: Stream, sink: EventSink, restart: bool) -> int:
-    """The number of the stream's events that the topic holds."""
-    if stream.name is None:
-        return 0
-    start = sink.resume(stream.name, restart)
-    if start and (stream.total is None or start < stream.total):
-        of_all = "" if stream.total is None else f" of {stream.total:,}"
-        click.echo(f"going on at event {start:,}{of_all}; --restart writes all again", err=True)
-    return start
+        click.echo(json.dumps(result | {"interrupted": interrupted} | bad | {"topic": settings.topic}))
+        return
+    where = f"{settings.topic} in {settings.bootstrap_servers or f'the embedded log {settings.data_dir}'}"
+    if not written and already and not interrupted:
+        click.echo(f"nothing left to write: {already:,} events are in {where}. --restart writes them again")
+        return
+    stopped, rate = "stopped: " if interrupted else "", written / max(seconds, 1e-9)
+    click.echo(f"{stopped}{written:,} events written to {where}, {rate:,.0f} a second")
+    if interrupted and settings.resume:
+        click.echo("Give the same command again to resume.", err=True)
 
 
 def open_sink(settings: WriteSettings) -> EventSink:
@@ -104,18 +79,6 @@ def open_sink(settings: WriteSettings) -> EventSink:
     from streamer.replay.producer import EmbeddedSink
 
     return EmbeddedSink(settings.data_dir, settings.topic, settings.partitions)
-
-
-def _print_result(result: Result, settings: WriteSettings) -> None:
-    where = f"{settings.topic} in {settings.bootstrap_servers or f'the embedded log {settings.data_dir}'}"
-    if not result.written and result.already and not result.interrupted:
-        click.echo(f"nothing left to write: {result.already:,} events are in {where}. --restart writes them again")
-        return
-    rate = result.written / max(result.seconds, 1e-9)
-    stopped = "stopped: " if result.interrupted else ""
-    click.echo(f"{stopped}{result.written:,} events written to {where}, {rate:,.0f} a second")
-    if result.interrupted and settings.resume:
-        click.echo("The same command goes on from here.", err=True)
 
 
 @contextmanager
@@ -142,11 +105,7 @@ def _progress(total: int | None, start: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

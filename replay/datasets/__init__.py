@@ -2,7 +2,7 @@
 
 Belongs here: whatever knows a file format, or turns files into `Events`; topics, paces and methods do not.
 May import: `streamer.event`, `streamer.errors`, `replay.events`, `replay.settings`, DuckDB; nothing else of `replay`,
-no torch.
+no torch. Whatever is wrong with a log is a SourceError that says where and what to try, with a setting a SettingsError.
 """
 
 from streamer.replay.datasets.base import DatasetFormat

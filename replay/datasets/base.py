@@ -38,11 +38,7 @@ class DatasetFormat(ABC):
 
     @abstractmethod
     def columns(self, log: LogFiles) -> EventColumns:
-        """The columns that hold the parts of an event.
-
-        Raises:
-            SourceError: the log is not of this format, or a column is missing.
-        """
+        """The columns that hold the parts of an event."""
 
     def recognises(self, start: FirstLines) -> bool:
         """Whether a file with these lines is of this format, whatever its name."""
@@ -174,11 +170,7 @@ class EventColumns:
         return found
 
     def check_filters(self, settings: LogSettings) -> None:
-        """See that the log has the columns that the filters need.
-
-        Raises:
-            SettingsError: with every filter whose column is missing, and every event type that does not exist.
-        """
+        """See that the log has the columns that the filters need."""
         needs = {
             "event-type": (settings.event_types, self.event_type, "event_type"),
             "min-rating": (settings.min_rating is not None, self.rating, "rating"),
@@ -199,11 +191,7 @@ class EventColumns:
 
 
 def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: TimeFormat = ANY_TIME) -> EventColumns:
-    """The columns of a table that hold the parts of an event, as the settings or the format call them.
-
-    Raises:
-        SourceError: a column is required or asked for, and missing.
-    """
+    """The columns of a table that hold the parts of an event, as the settings or the format call them."""
     settings = log.settings
 
     def named(name: str, part: str | None = None) -> str:

@@ -4,7 +4,7 @@
     ann,"tea, green",1700000000
 
 A log of several files must have the same columns in all of them. A quote that is never closed, or lines of which some
-end in CR LF and others in LF, make the database lose lines: such a file is read line by line, see `LineByLineTable`.
+end in CR LF and others in LF, make the database lose lines: such a file is read `by_line`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import duckdb
@@ -50,8 +50,17 @@ class DelimitedTable(Table):
     quotes: bool = False
     skipped: int = 0
     """Empty lines before the first."""
+    by_line: bool = False
+    """Whether each line is split alone, which is slower, so that a damaged line spoils no other.
+
+    A quote that is never closed is then a character like others.
+    """
 
     def scan(self, file: LogFile) -> str:
+        if self.by_line:
+            cells = ", ".join(f"{self._cell_sql(number)} AS c{number}" for number in range(len(self.names)))
+            lines = f"SELECT line, {self._cells_sql} AS cells FROM {file.lines_sql(self.encoding)} WHERE line NOT NULL"
+            return f"(SELECT line, cells, {cells} FROM ({lines} OFFSET {int(self.header)}))"
         quote = "'\"'" if self.quotes else "''"
         columns = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(self.names)))
         return (
@@ -59,6 +68,38 @@ class DelimitedTable(Table):
             f" auto_detect=false, delim={quoted(self.delimiter)}, quote={quote}, escape={quote},"
             f" skip={self.skipped}, columns={{{columns}}}, encoding={quoted(self.encoding)}, store_rejects=true,"
             f" rejects_line_size_limit=1000)"
+        )
+
+    @property
+    def _cells_sql(self) -> str:
+        """SQL of all cells of a line, still with their quotes."""
+        plain = f"string_split(line, {quoted(self.delimiter)})"
+        if not self.quotes or len(self.delimiter) > 1:
+            return plain
+        mark = re.escape(self.delimiter)
+        cell = f'{mark}("(?:[^"]|"")*"[^{mark}]*|[^{mark}]*)'
+        in_quotes = f"regexp_extract_all({quoted(self.delimiter)} || line, {quoted(cell)}, 1)"
+        return f"CASE WHEN contains(line, '\"') THEN {in_quotes} ELSE {plain} END"
+
+    def _cell_sql(self, number: int) -> str:
+        """SQL of one of them, without its quotes."""
+        cell = f"cells[{number + 1}]"
+        if not self.quotes:
+            return cell
+        inside = f"replace({cell}[2:-2], '\"\"', '\"')"
+        return (
+            f"CASE WHEN NOT starts_with({cell}, '\"') THEN {cell}"
+            f" WHEN length({cell}) > 1 AND ends_with({cell}, '\"') THEN {inside} ELSE trim({cell}, '\"') END"
+        )
+
+    @property
+    def problem(self) -> str:
+        """SQL of the reason why a line that is split alone does not have these columns; null if it has."""
+        quotes = "length(line) - length(replace(line, '\"', ''))" if self.quotes else "0"
+        columns = len(self.names)
+        return (
+            f"CASE WHEN len(cells) = {columns} THEN NULL WHEN ({quotes}) % 2 = 1 THEN 'unclosed_quote'"
+            f" WHEN len(cells) < {columns} THEN 'missing_columns' ELSE 'too_many_columns' END"
         )
 
     def untrimmed(self, name: str) -> str:
@@ -69,10 +110,6 @@ class DelimitedTable(Table):
         if self.quotes:
             return f"nullif(trim({cell}), '')"
         return f"nullif(CASE WHEN starts_with({cell}, '\"') THEN trim({cell}, '\" ') ELSE trim({cell}) END, '')"
-
-    def line_by_line(self) -> LineByLineTable:
-        """The same columns, each line split alone."""
-        return LineByLineTable(**{f.name: getattr(self, f.name) for f in fields(self)})
 
     def damage(self, database: Database, read: Callable[[], object]) -> str | None:
         """Call `read`, and return why the file must be read line by line; None if nothing is wrong."""
@@ -89,50 +126,6 @@ class DelimitedTable(Table):
                OR trim(csv_line, chr(10) || chr(13)) LIKE '%' || chr(10) || '%'"""
         )
         return None if line is None else f"the quotes in line {line} do not match"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineByLineTable(DelimitedTable):
-    """Reads a damaged file more slowly: it splits each line alone, so that a damaged line spoils no other.
-
-    A quote that is never closed is a character like others.
-    """
-
-    def scan(self, file: LogFile) -> str:
-        lines = f"SELECT line, {self._split} AS cells FROM {file.lines_sql(self.encoding)} WHERE line IS NOT NULL"
-        columns = ", ".join(f"{self._cell(number)} AS c{number}" for number in range(len(self.names)))
-        return f"(SELECT line, cells, {columns} FROM ({lines} OFFSET {int(self.header)}))"
-
-    @property
-    def problem(self) -> str:
-        """SQL of the reason why a line does not have these columns; null if it has."""
-        quotes = "length(line) - length(replace(line, '\"', ''))" if self.quotes else "0"
-        columns = len(self.names)
-        return (
-            f"CASE WHEN len(cells) = {columns} THEN NULL WHEN ({quotes}) % 2 = 1 THEN 'unclosed_quote'"
-            f" WHEN len(cells) < {columns} THEN 'missing_columns' ELSE 'too_many_columns' END"
-        )
-
-    @property
-    def _split(self) -> str:
-        """SQL of all cells of a line, still with their quotes."""
-        plain = f"string_split(line, {quoted(self.delimiter)})"
-        if not self.quotes or len(self.delimiter) > 1:
-            return plain
-        mark = re.escape(self.delimiter)
-        cell = f'{mark}("(?:[^"]|"")*"[^{mark}]*|[^{mark}]*)'
-        in_quotes = f"regexp_extract_all({quoted(self.delimiter)} || line, {quoted(cell)}, 1)"
-        return f"CASE WHEN contains(line, '\"') THEN {in_quotes} ELSE {plain} END"
-
-    def _cell(self, number: int) -> str:
-        cell = f"cells[{number + 1}]"
-        if not self.quotes:
-            return cell
-        inside = f"replace({cell}[2:-2], '\"\"', '\"')"
-        return (
-            f"CASE WHEN NOT starts_with({cell}, '\"') THEN {cell}"
-            f" WHEN length({cell}) > 1 AND ends_with({cell}, '\"') THEN {inside} ELSE trim({cell}, '\"') END"
-        )
 
 
 class DelimitedFormat(DatasetFormat):
@@ -152,11 +145,7 @@ class DelimitedFormat(DatasetFormat):
         return find_columns(log, self.table(log), self.names, self.time_format)
 
     def table(self, log: LogFiles) -> DelimitedTable:
-        """The table in the files of a log.
-
-        Raises:
-            SourceError: it has too few columns, two of one name, or others in another file.
-        """
+        """The table in the files of a log."""
         settings, start = log.settings, log.first_lines
         delimiter = settings.delimiter or self.delimiter or start.delimiter
         cells = start.cells(delimiter)
@@ -164,8 +153,15 @@ class DelimitedFormat(DatasetFormat):
         header = settings.header if settings.header is not None else self._is_header(cells, settings.columns)
         # 2. the names of the columns
         if header:
-            self._check_distinct(log, cells)
             columns = cells
+            for part in FIELDS:
+                asked = settings.columns.get(part)
+                named = first_match(getattr(self.names, part) if asked is None else (asked,), cells)
+                if named is not None and cells.count(named) > 1:
+                    raise SourceError(
+                        f"{log.where}: two columns are called {named!r}: say which one by its number, "
+                        f"e.g. {part}={1 + cells.index(named)}"
+                    )
         else:  # as many as most of the first lines have
             count = Counter(map(len, start.rows(delimiter))).most_common(1)[0][0]
             columns = [*self.order, *(str(number) for number in range(len(self.order) + 1, count + 1))]
@@ -188,8 +184,12 @@ class DelimitedFormat(DatasetFormat):
                     f"{log.where}: the files have different columns: {file.name} begins with {other.quoted_first}, "
                     f"{log.files[0].name} with {start.quoted_first}; read them one by one"
                 )
+        # 4. a number is added to a name that is empty or occurs again
+        names: list[str] = []
+        for number, name in enumerate(columns, 1):
+            names.append(name if name and name not in names else f"{name or 'column'}_{number}")
         return DelimitedTable(
-            names=_distinct(columns),
+            names=tuple(names),
             delimiter=delimiter,
             header=header,
             quotes=self.quotes,
@@ -208,25 +208,6 @@ class DelimitedFormat(DatasetFormat):
         if by_name and all(first_match(names, cells) for names in by_name):
             return True
         return not self.order and not (asked and all(name.isdecimal() for name in asked.values()))
-
-    def _check_distinct(self, log: LogFiles, cells: Sequence[str]) -> None:
-        """Raise an error if two columns of a header have the name of a part of an event."""
-        for part in FIELDS:
-            asked = log.settings.columns.get(part)
-            found = first_match(getattr(self.names, part) if asked is None else (asked,), cells)
-            if found is not None and cells.count(found) > 1:
-                raise SourceError(
-                    f"{log.where}: two columns are called {found!r}: say which one by its number, "
-                    f"e.g. {part}={1 + cells.index(found)}"
-                )
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with a number added where one is empty or occurs again."""
-    found: list[str] = []
-    for number, name in enumerate(names, 1):
-        found.append(name if name and name not in found else f"{name or 'column'}_{number}")
-    return tuple(found)
 
 
 class Csv(DelimitedFormat):

@@ -7,6 +7,7 @@ different, so they get codes as ids do, and each is taken apart once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,8 @@ from streamer.event import Features
 from streamer.event.fields import normal_features
 from streamer.replay.datasets.base import SEPARATOR, FeatureColumn, first_match, number_sql
 from streamer.replay.datasets.database import Database, reading
-from streamer.replay.datasets.delimited import DelimitedTable, LineByLineTable
-from streamer.replay.datasets.files import LogFile
+from streamer.replay.datasets.delimited import DelimitedTable
+from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
 
 MOST_SHARED = 1_000_000
 """Up to this number of different features are kept taken apart, and shared by the events."""
@@ -37,10 +38,7 @@ _decode_json = msgspec.json.Decoder().decode
 class FeatureReader:
     """Reads features of items, or of users. Events share the features that it returns: treat them as read-only.
 
-    Args:
-        columns: the columns of the log.
-        texts: all different features in the log, joined, by their codes.
-        by_id: features from other files.
+    `texts` are all different features in the log, joined, by their codes; those `by_id` are from other files.
     """
 
     def __init__(self, columns: Sequence[FeatureColumn], texts: NDArray[Any], by_id: Mapping[str, Features]) -> None:
@@ -111,16 +109,13 @@ def read_feature_file(
     asked: tuple[str, ...] | None,
     numbers: Sequence[str] = (),
 ) -> dict[str, Features]:
-    """Features by id, from a file with a line for each user or item.
+    """Features by id, from a file with a line for each user or item; damaged lines are left out.
 
     Args:
         id_names: what the column with the id may be called.
         asked: the columns to take; None: all but those with a different value in more than half of the lines, which
             are names or titles rather than features.
         numbers: columns that hold numbers; so does `price:float` among those asked for.
-
-    Raises:
-        SourceError: it cannot be read, or a column is missing.
     """
 
     def column(candidates: Sequence[str]) -> str:
@@ -138,8 +133,17 @@ def read_feature_file(
     floats = {*numbers, *(name.removesuffix(":float") for name in asked or () if name.endswith(":float"))}
     # 2. their values
     values = [number_sql(table.trimmed(name)) if name in floats else table.trimmed(name) for name in names]
+    columns, rows = ", ".join([table.trimmed(key), *values]), list[tuple[Any, ...]]()
+
+    def read(file: LogFile, table: DelimitedTable) -> None:
+        database.drop_rejects()
+        undamaged = f"WHERE {table.problem} IS NULL" if table.by_line else ""
+        rows[:] = database.rows(f"SELECT {columns} FROM {table.scan(file)} {undamaged}")
+
     with reading(file.name):
-        rows = _read_rows(database, file, table, [table.trimmed(key), *values])
+        if table.damage(database, partial(read, file, table)) is not None:
+            read(file.with_mixed_line_ends(database, table.encoding), replace(table, by_line=True))
+        database.drop_rejects()
     # 3. those that are features
     most = max(MOST_IN_SMALL_FILE, len(rows) // 2)
     used = [
@@ -151,26 +155,16 @@ def read_feature_file(
     return {id_: features for id_, features in found.items() if id_ and features}
 
 
-def missing_feature(where: str, name: str, files: str) -> SourceError:
-    """The log has no column for a feature that is asked for, and the file that may have it is not there."""
-    return SourceError(
-        f"{where}: there is no column {name!r}, and no {files} beside it that might have it; "
-        "put that file beside the log, or leave the feature out"
-    )
-
-
-def _read_rows(
-    database: Database, file: LogFile, table: DelimitedTable, columns: Sequence[str]
-) -> list[tuple[Any, ...]]:
-    """Some columns of a file; damaged lines are left out."""
-    rows: list[tuple[Any, ...]] = []
-
-    def read(file: LogFile, table: DelimitedTable) -> None:
-        database.drop_rejects()
-        where = f"WHERE {table.problem} IS NULL" if isinstance(table, LineByLineTable) else ""
-        rows[:] = database.rows(f"SELECT {', '.join(columns)} FROM {table.scan(file)} {where}")
-
-    if table.damage(database, partial(read, file, table)) is not None:
-        read(file.with_mixed_line_ends(database, table.encoding), table.line_by_line())
-    database.drop_rejects()
-    return rows
+def file_beside(log: LogFiles, names: Sequence[str], asked: tuple[str, ...] | None) -> tuple[str, LogFile] | None:
+    """The first of these names with a file beside the log, and that file; None if there is none, or none is wanted."""
+    there = {bare_name(name): name for name in reversed(log.location.names)}
+    there = {name.lower(): file for name, file in there.items()} | there  # the case counts only if both exist
+    found = next((name for name in names if name in there or name.lower() in there), None)
+    if found is None and asked:
+        raise SourceError(
+            f"{log.where}: there is no column {asked[0]!r}, and no {' or '.join(names)} beside it that might have it; "
+            "put that file beside the log, or leave the feature out"
+        )
+    if found is None or asked == ():
+        return None
+    return found, log.location.open(there.get(found) or there[found.lower()])

@@ -10,6 +10,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -74,20 +75,14 @@ class LogFile:
         return replace(self, new_line=r"\r\n" if lengths[0] == lengths[1] else r"\n")
 
     def first_lines(self, database: Database) -> FirstLines:
-        """Its first lines, as UTF-8 or else as Latin-1.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Its first lines, as UTF-8 or else as Latin-1."""
         with reading(self.name):
             lines, others = self._first_lines(database, "utf-8")
         # Latin-1 if lines that are not UTF-8 are the rule, or the header is one: not if a few lines were damaged.
         beyond_ascii = sum(not line.isascii() for line in lines)
         if len(others) > beyond_ascii and (1 in others or 10 * len(others) >= len(lines)):
-            try:
+            with suppress(duckdb.Error):
                 return FirstLines(self._first_lines(database, "latin-1")[0], "latin-1")
-            except duckdb.Error:
-                pass
         return FirstLines(lines, "utf-8")
 
     def _first_lines(self, database: Database, encoding: str) -> tuple[tuple[str, ...], list[int]]:
@@ -104,32 +99,34 @@ class LogFile:
 class Location:
     """Where a log lies: a file and its neighbours, files that match a pattern, a directory, or a zip archive.
 
-    Args:
-        directory: for files that must be unpacked.
-
-    Raises:
-        SourceError: nothing is there, or it cannot be read.
+    What must be unpacked goes to `directory`.
     """
 
     def __init__(self, path: str | Path, directory: Path) -> None:
         self.path, self._directory = Path(path), directory
         self._archive: zipfile.ZipFile | None = None
+        self._files: dict[str, Path] = {}
         self._opened: dict[str, LogFile] = {}
         self.named: tuple[str, ...] = ()
         """The files that the user named; empty for a directory, or an archive of several files."""
-        if self.path.is_dir():
-            self._files = _files_in(self.path)
-        elif not self.path.is_file():
-            self._files = _files_matching(str(path))
-            self.named = tuple(self._files)
-        elif archive := _archive(self.path):
-            self._archive = archive
-            members = [info.filename for info in archive.infolist() if not info.is_dir()]
-            self._files = {name: self.path for name in members if not _is_clutter(name)}
-            self.named = tuple(self._files) if len(self._files) == 1 else ()
-        else:
-            self._files = _files_in(self.path.parent) | {self.path.name: self.path}
-            self.named = (self.path.name,)
+        try:
+            if self.path.is_dir():
+                self._files = _files_in(self.path)
+            elif not self.path.is_file():
+                self._files = _files_matching(str(path))
+                self.named = tuple(self._files)
+            elif zipfile.is_zipfile(self.path):
+                self._archive = zipfile.ZipFile(self.path)
+                for name in self._archive.namelist():
+                    is_clutter = name.startswith("__MACOSX/") or PurePosixPath(name).name.startswith(".")
+                    if not name.endswith("/") and not is_clutter:
+                        self._files[name] = self.path
+                self.named = tuple(self._files) if len(self._files) == 1 else ()
+            else:
+                self._files = _files_in(self.path.parent) | {self.path.name: self.path}
+                self.named = (self.path.name,)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise SourceError(f"{self.path} cannot be read: {error}") from error
         self.names = list(self._files)
         """All files that are there."""
 
@@ -139,11 +136,7 @@ class Location:
         return [self.path] if self._archive is not None else [self._files[name] for name in self._opened]
 
     def choose(self, patterns: Sequence[Sequence[str]]) -> list[str]:
-        """The files of the log: those that the user named, or else all that match the first group with a match.
-
-        Raises:
-            SourceError: no file matches.
-        """
+        """The files of the log: those that the user named, or else all that match the first group with a match."""
         if self.named:
             return list(self.named)
         for group in patterns:
@@ -155,28 +148,23 @@ class Location:
         raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name one")
 
     def open(self, name: str) -> LogFile:
-        """A file of this place, unpacked if the database cannot do that.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
-        if name not in self._opened:
-            try:
-                self._opened[name] = self._open(name)
-            except (OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
-                raise SourceError(f"{self.path}: {name} cannot be read: {error}") from error
-        return self._opened[name]
-
-    def _open(self, name: str) -> LogFile:
+        """A file of this place, unpacked if the database cannot do that."""
+        if name in self._opened:
+            return self._opened[name]
         path = self._files[name]
-        if self._archive is not None:
-            path = self._unpack(PurePosixPath(name).name, self._archive.open(name))
-        with path.open("rb") as file:
-            start = file.read(8)
-        for magic, decompress in _DECOMPRESS.items():
-            if start.startswith(magic):
-                path, start = self._unpack(path.name, decompress(path)), b""
-        return LogFile(name, path, next((c for magic, c in _COMPRESSIONS.items() if start.startswith(magic)), "none"))
+        try:
+            if self._archive is not None:
+                path = self._unpack(PurePosixPath(name).name, self._archive.open(name))
+            with path.open("rb") as file:
+                start = file.read(8)
+            for magic, decompress in _DECOMPRESS.items():
+                if start.startswith(magic):
+                    path, start = self._unpack(path.name, decompress(path)), b""
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
+            raise SourceError(f"{self.path}: {name} cannot be read: {error}") from error
+        compression = next((c for magic, c in _COMPRESSIONS.items() if start.startswith(magic)), "none")
+        self._opened[name] = LogFile(name, path, compression)
+        return self._opened[name]
 
     def _unpack(self, name: str, packed: IO[bytes]) -> Path:
         """Write a member of an archive, or what a compressed file holds, to a file of our own."""
@@ -229,40 +217,22 @@ def bare_name(name: str) -> str:
 
 
 def _files_in(directory: Path) -> dict[str, Path]:
-    try:
-        return {path.name: path for path in sorted(directory.iterdir()) if path.is_file()}
-    except OSError as error:
-        raise SourceError(f"{directory} cannot be read: {error}") from error
+    return {path.name: path for path in sorted(directory.iterdir()) if path.is_file()}
 
 
 def _files_matching(pattern: str) -> dict[str, Path]:
-    """Files by their names relative to the directory that all of them lie in."""
+    """Files by their names relative to the directory that all of them lie in; if there is none, what may be meant."""
     above = next((parent for parent in Path(pattern).parents if not glob.has_magic(str(parent))), Path())
     found = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207  (also absolute ones)
-    files = {path.relative_to(above).as_posix(): path for path in found if path.is_file()}
-    if not files:
-        raise SourceError(_nothing_at(Path(pattern)))
-    return files
-
-
-def _archive(path: Path) -> zipfile.ZipFile | None:
-    try:
-        return zipfile.ZipFile(path) if zipfile.is_zipfile(path) else None
-    except (OSError, zipfile.BadZipFile) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
-
-
-def _is_clutter(name: str) -> bool:
-    return name.startswith("__MACOSX/") or PurePosixPath(name).name.startswith(".")
-
-
-def _nothing_at(path: Path) -> str:
-    """Why there is no log, with names that may have been meant."""
-    if not path.parent.is_dir():
-        return f"{path} does not exist: there is no directory {path.parent}"
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    near = difflib.get_close_matches(path.name, names, 3, 0.6)
-    return f"{path} does not exist; " + (f"did you mean {' or '.join(near)}?" if near else _listed(names))
+    if files := {path.relative_to(above).as_posix(): path for path in found if path.is_file()}:
+        return files
+    directory, name = Path(pattern).parent, Path(pattern).name
+    if not directory.is_dir():
+        raise SourceError(f"{pattern} does not exist: there is no directory {directory}")
+    names = sorted(entry.name for entry in directory.iterdir())
+    near = difflib.get_close_matches(name, names, 3, 0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else _listed(names)
+    raise SourceError(f"{pattern} does not exist; {hint}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 DELIMITERS = (",", "\t", ";", "|", "::")
 EXAMINED = 20
-"""Lines that tell the delimiter and the format."""
+"""Lines that show the delimiter and the format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from streamer.errors import SettingsError, SourceError
-from streamer.replay.datasets.amazon import Amazon
 from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat
 from streamer.replay.datasets.database import Database
 from streamer.replay.datasets.delimited import Csv, Tsv
-from streamer.replay.datasets.echonest import EchoNest
 from streamer.replay.datasets.files import Location, LogFiles, matches
 from streamer.replay.datasets.first_lines import FirstLines
-from streamer.replay.datasets.gowalla import Gowalla
 from streamer.replay.datasets.jsonl import Jsonl
 from streamer.replay.datasets.lightgcn import LightGcn
 from streamer.replay.datasets.log import Log
 from streamer.replay.datasets.movielens import MovieLens
 from streamer.replay.datasets.parquet import Parquet
+from streamer.replay.datasets.published import Amazon, EchoNest, Gowalla, TaFeng, Tmall
 from streamer.replay.datasets.recbole import RecBole
-from streamer.replay.datasets.ta_feng import TaFeng
-from streamer.replay.datasets.tmall import Tmall
 from streamer.replay.settings import LogSettings
 
 logger = logging.getLogger(__name__)
@@ -78,11 +74,7 @@ def open_log(path: str | Path, name: str | None = None, settings: LogSettings | 
 
 
 def guess_format(location: Location, database: Database) -> DatasetFormat:
-    """The format that the first lines show, or the names of the files where the first lines agree. Logs which.
-
-    Raises:
-        SourceError: neither shows a format.
-    """
+    """The format that the first lines show, or the names of the files where the first lines agree. Logs which."""
     found = None
     if location.named:
         if not _by_name(location.named[:1], (PARQUET,)):

@@ -47,9 +47,6 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     """The columns of JSON lines.
 
     Features are the objects `item_features` and `user_features`, as in events, unless the settings name others.
-
-    Raises:
-        SourceError: none of the first lines is an object, or a field is missing.
     """
     paths: dict[str, tuple[str, ...]] = {}
     for line in log.first_lines.lines:
@@ -65,10 +62,10 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     table = JsonTable(names=tuple(sorted(paths, key=lambda name: len(paths[name]))), paths=paths)
     problem = "CASE WHEN document IS NULL THEN CASE WHEN json_valid(line) THEN 'not_an_event' ELSE 'not_json' END END"
     columns = replace(find_columns(log, table, names), problem=problem)
-    if "item_features" in paths and log.settings.item_features is None:
-        columns = replace(columns, item_features=(table.object("item_features"),))
-    if "user_features" in paths and log.settings.user_features is None:
-        columns = replace(columns, user_features=(table.object("user_features"),))
+    for name in ("item_features", "user_features"):
+        if name in paths and getattr(log.settings, name) is None:
+            features = FeatureColumn(name, f"json_extract(document, {table.pointer(name)})::VARCHAR", "object")
+            columns = replace(columns, **{name: (features,)})  # type: ignore[arg-type]
     return columns
 
 
@@ -92,11 +89,8 @@ class JsonTable(Table):
         return f"(SELECT {document} AS document, line FROM {file.lines_sql('utf-8')} WHERE line IS NOT NULL)"
 
     def untrimmed(self, name: str) -> str:
-        return f"json_extract_string(document, {self._pointer(name)})"
+        return f"json_extract_string(document, {self.pointer(name)})"
 
-    def object(self, name: str) -> FeatureColumn:
-        """The features in a field that is an object."""
-        return FeatureColumn(name, f"json_extract(document, {self._pointer(name)})::VARCHAR", "object")
-
-    def _pointer(self, name: str) -> str:
+    def pointer(self, name: str) -> str:
+        """SQL of the JSON pointer to a field."""
         return quoted("".join("/" + key.replace("~", "~0").replace("/", "~1") for key in self.paths[name]))

@@ -40,9 +40,6 @@ class Log:
 
     A log without times is shuffled as a whole. The order is the same on any machine and with any number of threads.
     Used by one thread; `close` removes the temporary files.
-
-    Raises:
-        SourceError: it cannot be read, or does not hold an event.
     """
 
     def __init__(self, format_name: str, log: LogFiles, columns: EventColumns) -> None:
@@ -98,16 +95,9 @@ class Log:
         }
 
     def batches(self, chunk: int = CHUNK, pass_seed: int | None = None, start: int = 0) -> Iterator[Events]:
-        """The events in the order of the stream.
+        """The events in the order of the stream, from position `start` on, `chunk` of them at once.
 
-        Args:
-            chunk: events at once.
-            pass_seed: for a further pass, in which events of equal time have another order; None: that of the settings.
-            start: position of the first event.
-
-        Raises:
-            ValueError: chunk or start are too small.
-            SourceError: there is not enough memory to sort.
+        Another pass has a seed of its own, by which events of equal time have another order.
         """
         if chunk < 1 or start < 0:
             raise ValueError(f"chunk is {chunk} and start is {start}: they must be at least 1 and 0")
@@ -122,24 +112,18 @@ class Log:
                 self._database.rows(f"CREATE TABLE {table} AS {ordered_sql('stream', seed, self.has_time)}")
         try:
             for begin in range(start, len(self), chunk):
+                sql = f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {begin + chunk}"
                 with reading(self.path):
-                    events = self._read(table, begin, begin + chunk)
-                yield events
+                    columns = self._database.arrays(sql)
+                users: list[str] = self._user_ids[columns["user_id"]].tolist()
+                items: list[str] = self._item_ids[columns["item_id"]].tolist()
+                times_s = columns["time_s"].tolist() if self.has_time else None
+                user_features = self._user_features.read(users, columns.get("user_features"))
+                item_features = self._item_features.read(items, columns.get("item_features"))
+                yield Events(users, items, times_s, user_features, item_features)
         finally:
             if table != "stream":
                 self._database.rows(f"DROP TABLE {table}")
-
-    def _read(self, table: str, begin: int, end: int) -> Events:
-        columns = self._database.arrays(f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {end}")
-        users: list[str] = self._user_ids[columns["user_id"]].tolist()
-        items: list[str] = self._item_ids[columns["item_id"]].tolist()
-        return Events(
-            users,
-            items,
-            columns["time_s"].tolist() if self.has_time else None,
-            self._user_features.read(users, columns.get("user_features")),
-            self._item_features.read(items, columns.get("item_features")),
-        )
 
     def interactions(self) -> Interactions:
         """All events as arrays, without features."""

@@ -16,8 +16,8 @@ from dataclasses import replace
 from streamer.event import Features
 from streamer.replay.datasets.base import ColumnNames, EventColumns
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
-from streamer.replay.datasets.features import missing_feature, read_feature_file
-from streamer.replay.datasets.files import LogFiles, bare_name
+from streamer.replay.datasets.features import file_beside, read_feature_file
+from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.first_lines import FirstLines, is_number
 
 _GENRES = (
@@ -70,13 +70,10 @@ def _features(
     log: LogFiles, tables: Mapping[str, DelimitedTable], asked: tuple[str, ...] | None, usual: tuple[str, ...]
 ) -> dict[str, Features]:
     """Features by id, from the first of some files that is there."""
-    there = {bare_name(name).lower(): name for name in reversed(log.location.names)}
-    known = next((name for name in tables if name in there), None)
-    if known is None and asked:
-        raise missing_feature(log.where, asked[0], " or ".join(tables))
-    if known is None or asked == ():
+    if (beside := file_beside(log, tuple(tables), asked)) is None:
         return {}
-    file, table = log.location.open(there[known]), tables[known]
+    name, file = beside
+    table = tables[name]
     if table.encoding == "utf-8":  # movies.dat is not
         table = replace(table, encoding=file.first_lines(log.database).encoding)
     wanted = usual if asked is None else asked
@@ -84,11 +81,8 @@ def _features(
         return read_feature_file(log.database, file, table, table.names[:1], wanted)
     wanted = (*(name for name in wanted if name != "genres"), *_GENRES)
     found = read_feature_file(log.database, file, table, table.names[:1], wanted)
-    return {id_: joined for id_, features in found.items() if (joined := _join_genres(features))}
-
-
-def _join_genres(features: Features) -> Features:
-    """Features with one for all genres instead of a flag for each."""
-    genres = "|".join(name for name in _GENRES if features.get(name) == "1")
-    others = {name: value for name, value in features.items() if name not in _GENRES}
-    return others | {"genres": genres} if genres else others
+    for id_, features in found.items():  # one feature for all genres instead of a flag for each
+        genres = "|".join(name for name in _GENRES if features.get(name) == "1")
+        others = {name: value for name, value in features.items() if name not in _GENRES}
+        found[id_] = others | {"genres": genres} if genres else others
+    return {id_: features for id_, features in found.items() if features}

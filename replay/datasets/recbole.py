@@ -16,13 +16,14 @@ from dataclasses import replace
 from streamer.event import Features
 from streamer.replay.datasets.base import EventColumns, find_columns, first_match
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
-from streamer.replay.datasets.features import missing_feature, read_feature_file
+from streamer.replay.datasets.features import file_beside, read_feature_file
 from streamer.replay.datasets.files import LogFiles, bare_name
 from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.settings import FIELDS, LogSettings
 
 Asked = tuple[str, ...] | None
 """The features that the settings name; None: the usual ones."""
+_WITH_HEADER = LogSettings(header=True)
 _TYPES = ("token", "float", "token_seq", "float_seq")
 
 
@@ -61,14 +62,11 @@ class RecBole(DelimitedFormat):
     def _features(self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: Asked) -> dict[str, Features]:
         """Features by id, from the file with another suffix beside the log."""
         expected = bare_name(log.files[0].name).removesuffix(".inter") + suffix
-        name = next((name for name in log.location.names if bare_name(name) == expected), None)
-        if name is None and asked:
-            raise missing_feature(log.where, asked[0], expected)
-        if name is None or asked == ():
+        if (beside := file_beside(log, [expected], asked)) is None:
             return {}
-        file, settings = log.location.open(name), LogSettings(header=True)
-        beside = replace(log, files=(file,), first_lines=file.first_lines(log.database), settings=settings)
-        table, types = self._typed_table(beside)
+        _, file = beside
+        first_lines = file.first_lines(log.database)
+        table, types = self._typed_table(replace(log, files=(file,), first_lines=first_lines, settings=_WITH_HEADER))
         numbers = [column for column, kind in types.items() if kind == "float"]
         return read_feature_file(log.database, file, table, id_names, asked, numbers)
 

@@ -35,11 +35,7 @@ _REJECTED = f"""(SELECT line, lower(replace(first(error_type::VARCHAR ORDER BY b
 
 
 def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
-    """Fill the table `raw`, and return the rows that are not events.
-
-    Raises:
-        SourceError: a file cannot be read, or none of the rows is an event.
-    """
+    """Fill the table `raw`, and return the rows that are not events."""
     reader = _RowReader(log, columns)
     events = 0
     for file in log.files:
@@ -52,7 +48,7 @@ def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
         example = f", e.g. {malformed.examples[0]}" if malformed.examples else ""
         raise SourceError(
             f"{log.where}: none of its {malformed.total:,} rows is an event{example}; "
-            "is it of another format, or are its columns called otherwise?"
+            "has it another format, or do its columns have other names?"
         )
     return malformed
 
@@ -72,7 +68,7 @@ class _RowReader:
         columns, table = self._columns, self._columns.table
         damage = table.damage(self._database, partial(self._append, file, columns))
         if damage is not None and isinstance(table, DelimitedTable):
-            at_once, by_line = self._events, table.line_by_line()
+            at_once, by_line = self._events, replace(table, by_line=True)
             as_lines = file.with_mixed_line_ends(self._database, table.encoding)
             self._append(as_lines, replace(columns, table=by_line, problem=by_line.problem))
             if self._events >= at_once:

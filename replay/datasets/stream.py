@@ -9,40 +9,53 @@ stream    the same in the order of the stream                            its row
 from __future__ import annotations
 
 from streamer.replay.datasets.base import EventColumns
-from streamer.replay.datasets.database import Database, quoted, reading
+from streamer.replay.datasets.database import quoted, reading
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.settings import LogSettings, parse_time
 
-_MASK = 0xFFFFFFFF
+_MASK, _MASK_64 = 0xFFFFFFFF, (1 << 64) - 1
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of a multiply-xorshift mixer with little bias
 
 
 def make_stream(log: LogFiles, columns: EventColumns) -> None:
-    """Fill the tables `stream` and `codes_...` from `raw`, and drop `raw`.
-
-    Raises:
-        SourceError: there is not enough memory.
-    """
+    """Fill the tables `stream` and `codes_...` from `raw`, and drop `raw`."""
     settings, database = log.settings, log.database
     with reading(log.where):
-        _fill_events(database, columns, settings)
-        _sample_users(database, settings)
-        _drop_rare(database, settings.min_events)
+        # 1. codes for ids and features, and the filters that look at one event
+        for name in columns.coded:
+            database.rows(
+                f"CREATE TABLE codes_{name} AS SELECT value, (row_number() OVER () - 1)::INTEGER AS code FROM"
+                f" (SELECT DISTINCT {name} AS value FROM raw WHERE problem IS NULL)"
+            )
+        database.rows(f"CREATE TABLE events AS {_filtered_sql(columns, settings)}")
+        database.rows("DROP TABLE raw")
+        # 2. the users that the seed chooses; a small sample is part of any larger one
+        if (sample := settings.sample_users) is not None:
+            users = database.value("SELECT count(DISTINCT user_id) FROM events")
+            chosen = max(1, round(sample * users)) if sample < 1 else int(sample)
+            database.rows(
+                f"""DELETE FROM events WHERE user_id NOT IN (
+                    SELECT code FROM codes_user_id WHERE code IN (SELECT user_id FROM events)
+                    ORDER BY md5('{settings.seed}:' || value), value LIMIT {chosen})"""
+            )
+        # 3. without users and items that have too few events, again and again until none is left
+        dropped = True
+        while dropped:
+            dropped = False
+            for column, least in settings.min_events.items():
+                rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {least}"
+                if least > 1 and database.value(f"DELETE FROM events WHERE {column} IN ({rare})"):
+                    dropped = True
+        # 4. the order
         limit = "" if settings.limit is None else f"LIMIT {settings.limit}"
-        database.rows(
-            f"CREATE TABLE stream AS {ordered_sql('events', settings.seed, columns.time is not None)} {limit}"
-        )
+        ordered = ordered_sql("events", settings.seed, columns.time is not None)
+        database.rows(f"CREATE TABLE stream AS {ordered} {limit}")
         database.rows("DROP TABLE events")
 
 
-def _fill_events(database: Database, columns: EventColumns, settings: LogSettings) -> None:
-    """Give codes to ids and features, and apply the filters that look at one event."""
+def _filtered_sql(columns: EventColumns, settings: LogSettings) -> str:
+    """SQL of the events in `raw` with their codes, without those that the filters leave out."""
     coded = columns.coded
-    for name in coded:
-        database.rows(
-            f"CREATE TABLE codes_{name} AS SELECT value, (row_number() OVER () - 1)::INTEGER AS code FROM"
-            f" (SELECT DISTINCT {name} AS value FROM raw WHERE problem IS NULL)"
-        )
     selected = ["raw.rowid AS row", *(f"codes_{name}.code AS {name}" for name in coded)]
     joins = [f"JOIN codes_{name} ON raw.{name} = codes_{name}.value" for name in coded]
     conditions = ["problem IS NULL"]
@@ -61,34 +74,7 @@ def _fill_events(database: Database, columns: EventColumns, settings: LogSetting
         conditions.append(f"time_s >= {parse_time(settings.since)!r}")
     if settings.until is not None:
         conditions.append(f"time_s < {parse_time(settings.until)!r}")
-    rows = f"SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
-    database.rows(f"CREATE TABLE events AS {rows}")
-    database.rows("DROP TABLE raw")
-
-
-def _sample_users(database: Database, settings: LogSettings) -> None:
-    """Keep the users that the seed chooses; a small sample is part of any larger one."""
-    sample = settings.sample_users
-    if sample is None:
-        return
-    users = database.value("SELECT count(DISTINCT user_id) FROM events")
-    chosen = max(1, round(sample * users)) if sample < 1 else int(sample)
-    database.rows(
-        f"""DELETE FROM events WHERE user_id NOT IN (
-            SELECT code FROM codes_user_id WHERE code IN (SELECT user_id FROM events)
-            ORDER BY md5('{settings.seed}:' || value), value LIMIT {chosen})"""
-    )
-
-
-def _drop_rare(database: Database, min_events: dict[str, int]) -> None:
-    """Drop the users and items with too few events, again and again until none is left."""
-    dropped = True
-    while dropped:
-        dropped = False
-        for column, least in min_events.items():
-            rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {least}"
-            if least > 1 and database.value(f"DELETE FROM events WHERE {column} IN ({rare})"):
-                dropped = True
+    return f"SELECT {', '.join(selected)} FROM raw {' '.join(joins)} WHERE {' AND '.join(conditions)}"
 
 
 def ordered_sql(table: str, seed: int, by_time: bool) -> str:
@@ -105,7 +91,11 @@ def shuffled_sql(table: str, seed: int) -> str:
     step is a subquery: in one expression, each would hold the one before several times. The product of two numbers of
     32 bits fits in 64.
     """
-    low, high = _salts(seed)
+    # two numbers of 32 bits that neighbouring seeds do not share: the first output of splitmix64
+    z = (seed + 0x9E3779B97F4A7C15) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    low, high = (z ^ (z >> 31)) & _MASK, (z ^ (z >> 31)) >> 32
     mix = (
         f"(xor(shuffle_key, shuffle_key >> 16) * {_FIRST}::UBIGINT) & {_MASK}",
         f"(xor(shuffle_key, shuffle_key >> 15) * {_SECOND}::UBIGINT) & {_MASK}",
@@ -116,13 +106,3 @@ def shuffled_sql(table: str, seed: int) -> str:
     for step in (*mix, f"(shuffle_key + {high}::UBIGINT) & {_MASK}", *mix):
         sql = f"SELECT * REPLACE ({step} AS shuffle_key) FROM ({sql})"
     return sql
-
-
-def _salts(seed: int) -> tuple[int, int]:
-    """Two numbers of 32 bits that neighbouring seeds do not share: the first output of splitmix64."""
-    mask = (1 << 64) - 1
-    z = (seed + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
-    return z & _MASK, z >> 32

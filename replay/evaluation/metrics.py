@@ -40,16 +40,22 @@ def recall(hits: Hits, relevant: Rows, k: int) -> Figures:
     return shares
 
 
-def ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
-    """Discounted gain of the first k, relative to the best possible one."""
-    return hits[:, :k] @ _discounts(hits[:, :k].shape[1]) / _ideal(relevant, k)
+def ndcg(hits: Hits, relevant: Rows, k: int, discounts: Figures | None = None) -> Figures:
+    """Discounted gain of the first k, relative to that of a list that begins with all test items."""
+    ideal: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
+    hits = hits[:, :k]  # fewer than k if there are fewer items
+    return hits @ (_discounts(k) if discounts is None else discounts)[: hits.shape[1]] / ideal
 
 
 def authors_ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
     """What the paper's code computes: the discount of the second place for every later one; the ideal is right."""
-    discounts = _discounts(hits[:, :k].shape[1])
+    discounts = _discounts(k)
     discounts[1:] = discounts[1:2]
-    return hits[:, :k] @ discounts / _ideal(relevant, k)
+    return ndcg(hits, relevant, k, discounts)
+
+
+def _discounts(count: int) -> Figures:
+    return 1.0 / np.log2(np.arange(2, count + 2))
 
 
 METRICS: dict[str, Callable[[Hits, Rows, int], Figures]] = {
@@ -59,26 +65,8 @@ METRICS: dict[str, Callable[[Hits, Rows, int], Figures]] = {
 }
 
 
-def _discounts(count: int) -> Figures:
-    discounts: Figures = 1.0 / np.log2(np.arange(2, count + 2))
-    return discounts
-
-
-def _ideal(relevant: Rows, k: int) -> Figures:
-    """The discounted gain of a list that begins with all test items."""
-    gains: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
-    return gains
-
-
 def evaluate(queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]) -> list[Measure]:
-    """Every metric at every k, over all items but those that the user trained.
-
-    Args:
-        queries: [U, d] vectors of all users.
-        items: [N, d] vectors of all items.
-        split: what is left out, and what is looked for.
-        ks: lengths of the lists.
-    """
+    """Every metric at every k of `ks`, over all items but those that the user trained; vectors as for `top_items`."""
     relevant = split.test.counts
     users = np.flatnonzero(relevant)
     best = top_items(queries, items, users, max(ks), split.train)
@@ -99,8 +87,6 @@ def top_items(
     Args:
         queries: [U, d] vectors of all users.
         items: [N, d] vectors of all items.
-        users: rows of these users.
-        count: number of items for each.
         left_out: items that a user must not get.
         block_cells: scores that are in memory at a time; at least one row of them.
     """

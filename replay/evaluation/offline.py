@@ -30,7 +30,6 @@ from streamer.replay.evaluation.record import Measure, Point, RunResult, step_me
 from streamer.replay.evaluation.split import split_by_user
 
 POPULARITY_GROUPS = 10
-"""Groups of items by popularity in the cache's composition, the most popular first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,7 @@ class OfflineSettings(LearnerSettings):
 
 
 class OfflineRun:
-    """One method, one seed.
-
-    Args:
-        interactions: the log; order and time do not matter, repeated pairs count once.
-        settings: the protocol.
-        clock: seconds.
+    """One method, one seed. Order and time of the interactions do not matter, repeated pairs count once.
 
     Raises:
         SettingsError: with every problem at once; or no user has a test item.
@@ -102,38 +96,44 @@ class OfflineRun:
             interactions.users, interactions.items, self.user_count, settings.test_share, self._rng(0)
         )
         if not len(self.split.test):
-            raise SettingsError([self._nothing_to_test()])
+            most = int(self.split.train.counts.max())
+            larger = "a larger test_share, " if most > 1 else ""
+            problem = (
+                f"no user has a test item: {self.user_count:,} users have at most {most} distinct items each, and "
+                f"test_share {settings.test_share} leaves these for training; try {larger}a log in which users have "
+                "more items, or the prequential protocol"
+            )
+            raise SettingsError([problem])
         steps = -(-len(self.split.train) // settings.batch_size)
         self.trainer = Trainer(replace(settings, decay_every=settings.decay_every_epochs * steps), device)
         self.trainer.model.grow(self.user_count, self.item_count)
-        self.popularity = self._popularity()
+        self.popularity: ExactPopularity | HashPopularity = ExactPopularity()
+        chosen = self.trainer.method.popularity if settings.popularity == "auto" else settings.popularity
+        if chosen == "hash":
+            self.popularity = HashPopularity(slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed)
+        else:
+            self.popularity.observe(self.split.train.items)
         self.occurrence = Occurrence()
         self.cache: Rows = np.empty(0, np.int64)
         self._draws = self._rng(1)
-
-    def _nothing_to_test(self) -> str:
-        most, share = int(self.split.train.counts.max()), self.settings.test_share
-        larger = "a larger test_share, " if most > 1 else ""
-        return (
-            f"no user has a test item: {self.user_count:,} users have at most {most} distinct items each, and "
-            f"test_share {share} leaves these for training; try {larger}a log in which users have more items, or the "
-            "prequential protocol"
-        )
 
     def run(self, on_progress: Callable[[float, str], None] = lambda share, text: None) -> RunResult:
         """Train all epochs, each one pass over the training pairs; every metric at every k after the last one.
 
         Points of the curve: `epoch` (from 1), `loss` (mean of its steps), `seconds` of training, and `recall@k` and
         `ndcg@k` where it was evaluated. Points of the composition: `epoch`, and `cache_composition` after it.
-
-        Args:
-            on_progress: called after every epoch with the share of the run that is done, and what it found so far.
+        `on_progress` is called after every epoch with the share of the run that is done, and what it found so far.
         """
         epochs, every, recall = self.settings.epochs, self.settings.evaluate_every_epochs, ""
         result = RunResult(popularity=np.bincount(self.split.train.items, minlength=self.item_count))
         step_seconds: list[float] = []
         for epoch in range(1, epochs + 1):
-            point = self._epoch(epoch, step_seconds)
+            losses, started = [], self._clock()
+            for batch in self._batches(epoch):
+                before = self._clock()
+                losses.append(float(self._step(batch).loss))
+                step_seconds.append(self._clock() - before)
+            point: Point = {"epoch": epoch, "loss": statistics.fmean(losses), "seconds": self._clock() - started}
             if epoch == epochs or (every and (epoch == 1 or epoch % every == 0)):
                 result.measures = self.evaluate()
                 point |= {f"{m.metric}@{m.k}": m.value for m in result.measures if m.metric != "authors-ndcg"}
@@ -152,15 +152,6 @@ class OfflineRun:
         retriever = Retriever(self.trainer)
         queries = retriever.queries(np.arange(self.user_count), None)
         return evaluate(queries, retriever.items().vectors, self.split, self.settings.ks)
-
-    def _epoch(self, epoch: int, step_seconds: list[float]) -> Point:
-        """One pass over the training pairs."""
-        losses, started = [], self._clock()
-        for batch in self._batches(epoch):
-            before = self._clock()
-            losses.append(float(self._step(batch).loss))
-            step_seconds.append(self._clock() - before)
-        return {"epoch": epoch, "loss": statistics.fmean(losses), "seconds": self._clock() - started}
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         order = self._rng(2, epoch).permutation(len(self.split.train))
@@ -185,25 +176,13 @@ class OfflineRun:
                 self.cache = self.occurrence.draw(size, self._draws, self.item_count)
         return result
 
-    def _popularity(self) -> ExactPopularity | HashPopularity:
-        settings = self.settings
-        chosen = self.trainer.method.popularity if settings.popularity == "auto" else settings.popularity
-        if chosen == "hash":
-            return HashPopularity(slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed)
-        exact = ExactPopularity()
-        exact.observe(self.split.train.items)
-        return exact
-
     def _rng(self, *purpose: int) -> np.random.Generator:
         """A source of randomness of its own for each purpose."""
         return np.random.default_rng([self.settings.seed, *purpose])
 
 
 def cache_composition(cache: Rows, popularity: Rows) -> Point:
-    """The number of distinct items in a cache, and the share of each group of items, the most popular first.
-
-    The groups have equal numbers of items (to one).
-    """
+    """The number of distinct items in a cache, and the share of each tenth of all items, the most popular first."""
     place = np.empty(len(popularity), np.int64)
     place[np.argsort(-popularity, kind="stable")] = np.arange(len(popularity))
     group = place[cache] * POPULARITY_GROUPS // len(popularity)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -56,12 +56,7 @@ class PrequentialSettings(LearnerSettings):
 
 
 class PrequentialRun:
-    """One method on one stream.
-
-    Args:
-        chunks: the events in the order of the stream.
-        total: how many there are: where the second half begins, and how far the run is.
-        settings: the method, and how it is evaluated.
+    """One method on one stream; `total`, the number of its events, shows where the second half begins.
 
     Raises:
         SettingsError: with every problem at once.
@@ -93,9 +88,7 @@ class PrequentialRun:
         and each floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None where there is no
         event. Points of the composition: `events`, and shares `head`, `torso`, `tail` of the cache. About it: `slices`,
         the number of ranked events of each; `events_per_second`, and the same without ranking; the `accounting`.
-
-        Args:
-            on_progress: called after every batch with the share of the stream that is done, and the events so far.
+        `on_progress` is called after every batch with the share of the stream that is done, and the events so far.
         """
         self._on_progress = on_progress
         learner, test, result = self._learner, self._test, self._result
@@ -112,7 +105,12 @@ class PrequentialRun:
         seconds = time.perf_counter() - started
         rows = np.arange(len(learner.items))
         result.occurrence, result.popularity = learner.occurrence.values(rows), learner.exact.counts(rows)
-        result.measures = [*self._measures(), step_measure(learner.step_seconds)]
+        for name in (MODEL, *self._settings.floors):
+            for slice_, metric, k in itertools.product(SLICES, METRICS, self._settings.ks):
+                value = test.tallies[name].overall(slice_, metric, k)
+                if value is not None:
+                    result.measures.append(Measure(metric, k, slice_, value, None if name == MODEL else name))
+        result.measures.append(step_measure(learner.step_seconds))
         result.about = {
             "slices": {slice_: test.tallies[MODEL].events(slice_) for slice_ in SLICES},
             "events_per_second": test.events / seconds,
@@ -137,22 +135,9 @@ class PrequentialRun:
             self._result.composition.append({"events": test.events, **shares._asdict()})
         self._on_progress(test.events / max(self._total, 1), f"{test.events:,} events")
 
-    def _measures(self) -> Iterator[Measure]:
-        for name in (MODEL, *self._settings.floors):
-            for slice_, metric, k in itertools.product(SLICES, METRICS, self._settings.ks):
-                value = self._test.tallies[name].overall(slice_, metric, k)
-                if value is not None:
-                    yield Measure(metric, k, slice_, value, None if name == MODEL else name)
-
 
 class _TimedLearner(DelayedLearner):
-    """A learner that measures its steps.
-
-    Args:
-        settings: the method, and how late it learns.
-        after_batch: called after each batch.
-        ranking_s: seconds that ranking took so far, which are no part of a step.
-    """
+    """A learner that measures its steps; `ranking_s`, the seconds that ranking took so far, are no part of a step."""
 
     def __init__(
         self,

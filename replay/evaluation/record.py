@@ -27,42 +27,35 @@ Point = dict[str, Any]
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A figure, and what it is about.
-
-    Args:
-        metric: `recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`, or `step-ms`, the milliseconds of a training step.
-        k: length of the list that it looks at; 0 if it looks at none.
-        slice: over which events or users: `all`, `new`, ..., `second-half/all`, ...
-        value: the figure.
-        floor: the trivial recommender that it belongs to; None if it is the method's own.
-    """
+    """A figure, and what it is about."""
 
     metric: str
+    """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`, or `step-ms`, the milliseconds of a training step."""
     k: int
+    """Length of the list that it looks at; 0 if it looks at none."""
     slice: str
+    """Over which events or users: `all`, `new`, ..., `second-half/all`, ..."""
     value: float
     floor: str | None = None
+    """The trivial recommender that it belongs to; None if it is the method's own."""
 
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run of either protocol found.
-
-    Args:
-        measures: the figures of the method, of a training step, and of the floors if the protocol has any.
-        curve: points of the learning curves.
-        composition: points of the cache's composition, if the method has a cache.
-        occurrence: [N] how often each item was resampled, by row; zeros if the method draws nothing.
-        popularity: [N] how often each item was trained.
-        about: what else a reader wants to know.
-    """
+    """What a run of either protocol found."""
 
     measures: list[Measure] = field(default_factory=list)
+    """Figures of the method, of a training step, and of the floors if the protocol has any."""
     curve: list[Point] = field(default_factory=list)
+    """Points of the learning curves."""
     composition: list[Point] = field(default_factory=list)
+    """Points of the cache's composition, if the method has a cache."""
     occurrence: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    """[N] how often each item was resampled, by row; zeros if the method draws nothing."""
     popularity: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    """[N] how often each item was trained."""
     about: dict[str, Any] = field(default_factory=dict)
+    """Sizes, seconds, versions: what else a reader wants to know."""
 
     def value(self, metric: str, k: int, slice_: str = "all", floor: str | None = None) -> float | None:
         """One figure; None if there is none."""
@@ -76,25 +69,19 @@ def step_measure(step_seconds: Sequence[float]) -> Measure:
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """What determines the figures of a run.
-
-    Args:
-        data: name of the log.
-        protocol: `offline` or `prequential`.
-        method: one of `streamer.model.losses.METHODS`.
-        seed: of everything random.
-        settings: what differs from the protocol's defaults, by name.
-        log: what of the log is used, if not all of it.
-        content: what the log holds, as a name; logs that are called alike differ in it.
-    """
+    """What determines the figures of a run."""
 
     data: str
+    """Name of the log."""
     protocol: str
     method: str
     seed: int
     settings: dict[str, Any] = {}
+    """What differs from the protocol's defaults, by name."""
     log: dict[str, Any] = {}
+    """What of the log is used, if not all of it."""
     content: str = ""
+    """What the log holds, as a name; logs that are called alike differ in it."""
 
     @property
     def key(self) -> str:
@@ -104,20 +91,13 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class Record(Spec, frozen=True, kw_only=True):
-    """A run, and what it found.
-
-    Args:
-        measures: all figures.
-        curve: points of the learning curves.
-        composition: points of the cache's composition.
-        ranks: shares of `popularity` and `occurrence` of an item by its popularity `rank`, thinned out on a log axis.
-        about: sizes, seconds, versions: what a reader wants to know.
-    """
+    """A run, and what it found, see `RunResult`."""
 
     measures: list[Measure]
     curve: list[Point] = []
     composition: list[Point] = []
     ranks: list[Point] = []
+    """Shares of `popularity` and `occurrence` of an item by its popularity `rank`, thinned out on a log axis."""
     about: dict[str, Any] = {}
 
     def settings_of(self, floor: str | None) -> dict[str, Any]:
@@ -164,14 +144,7 @@ def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[Point]:
 
 
 class Records:
-    """The runs of a comparison, in a directory.
-
-    Args:
-        directory: created if it is not there.
-
-    Raises:
-        SettingsError: it cannot be.
-    """
+    """The runs of a comparison, in a directory that is created if it is not there."""
 
     def __init__(self, directory: Path) -> None:
         self._runs = directory / "runs"
@@ -202,11 +175,7 @@ class Records:
 
 
 def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
-    """Write a file beside, then put it in place: it is there whole, or not at all.
-
-    Raises:
-        StreamerError: it cannot be.
-    """
+    """Write a file beside, then put it in place: it is there whole, or not at all, which raises a StreamerError."""
     beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as file:
@@ -225,11 +194,7 @@ def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
 
 
 def check_writable(paths: Iterable[Path]) -> None:
-    """Check that files can be written, before there is something to write.
-
-    Raises:
-        SettingsError: with all that cannot.
-    """
+    """Check that files can be written, before there is something to write."""
     problems = []
     for path in paths:
         try:

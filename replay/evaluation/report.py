@@ -58,15 +58,7 @@ def page(
     axes: Sequence[str] = (),
     fixed: Mapping[str, Any] | None = None,
 ) -> str:
-    """The whole page.
-
-    Args:
-        title: of the page.
-        tables: in Markdown; only headings, paragraphs and tables, a section (`##`) for each log and protocol.
-        records: what was measured.
-        axes: of a sweep: the settings that were changed one at a time.
-        fixed: of a sweep: the settings of all runs.
-    """
+    """The whole page: of each log and protocol its section (`##`) of the tables, as `markdown` made them, and plots."""
     plots = ["".join(_plots(ours, axes, fixed or {})) for ours in by_log(records)]
     sections = [_html(section) for section in re.split(r"^(?=## )", tables, flags=re.MULTILINE) if section.strip()]
     body = "\n".join(part for pair in zip_longest(sections, plots, fillvalue="") for part in pair)
@@ -140,7 +132,15 @@ def _offline_curves(runs: Runs) -> list[str]:
 
 def _stream_curves(runs: Runs) -> list[str]:
     """Hit rates since the start over the time of the stream, and over its last events by their number."""
-    lines = [(MODEL, name, _dated(record.curve), "solid") for record, name in runs] + _floor_curves(runs)
+    lines = [(MODEL, name, record.curve, "solid") for record, name in runs]
+    # a floor is drawn once, or for each feedback delay, which costs it hits
+    common = common_settings([record for record, _ in runs])
+    drawn = set()
+    for record, _ in runs:
+        delays = {name: value for name, value in record.settings.items() if name in DELAYS and name not in common}
+        if settings_text(delays) not in drawn:
+            drawn.add(settings_text(delays))
+            lines += [(f, labelled(f"floor: {f}", delays, ()), record.curve, "dot") for f in record.floors]
     timed, found = all(record.about.get("has_time") for record, _ in runs), []
     for slice_, what in (("all", "all events"), ("new", "events new to their user")):
         for kind, how in (("overall", "since the start"), ("recent", "over the last events")):
@@ -149,25 +149,6 @@ def _stream_curves(runs: Runs) -> list[str]:
             title = f"{runs[0][0].data}: HR@10 of {what}, {how}"
             found.append(_plot(title, axis, "HR@10", "Each event is ranked before it is trained.", traces))
     return found
-
-
-def _floor_curves(runs: Runs) -> list[tuple[str, str, list[Point], str]]:
-    """Each floor, what legends call it, its curve and dash: once, or for each feedback delay, which costs it hits."""
-    common = common_settings([record for record, _ in runs])
-    by_delay: dict[str, tuple[Record, dict[str, Any]]] = {}
-    for record, _ in runs:
-        delays = {name: value for name, value in record.settings.items() if name in DELAYS and name not in common}
-        by_delay.setdefault(settings_text(delays), (record, delays))
-    return [
-        (floor, labelled(f"floor: {floor}", delays, ()), _dated(record.curve), "dot")
-        for record, delays in by_delay.values()
-        for floor in record.floors
-    ]
-
-
-def _dated(points: Sequence[Point]) -> list[Point]:
-    """The points with their times as dates."""
-    return [p | {"time": datetime.fromtimestamp(p["time"], UTC).isoformat()} for p in points]
 
 
 def _ranks(runs: Runs) -> list[str]:
@@ -205,7 +186,7 @@ def _compositions(runs: Runs) -> list[str]:
         ]
         title, note = (
             f"{record.data}, {name}: what the cache is made of",
-            "By popularity of the items, the most popular first.",
+            "By popularity, the most popular items first.",
         )
         found.append(_plot(title, axis, "share of the cache", note, traces, yaxis_range=[0, 1], **layout))
     return found
@@ -215,8 +196,8 @@ def _line(points: Sequence[Point], x: str, y: str, name: str, dash: str = "solid
     """A line through the points that have a value; none if there is no such point."""
     there = [p for p in points if p.get(y) is not None]
     mode = "lines" if len(there) > MOST_MARKED else "lines+markers"
-    at = {"x": [p[x] for p in there], "y": [p[y] for p in there]}
-    return [go.Scatter(**at, name=name, mode=mode, line={"dash": dash})] if there else []
+    places = [datetime.fromtimestamp(p[x], UTC).isoformat() if x == "time" else p[x] for p in there]
+    return [go.Scatter(x=places, y=[p[y] for p in there], name=name, mode=mode, line={"dash": dash})] if there else []
 
 
 def _plot(title: str, x: str, y: str, note: str, traces: Iterable[go.Scatter], **layout: Any) -> str:
@@ -238,16 +219,12 @@ def _html(markdown: str) -> str:
             level = len(lines[0]) - len(lines[0].lstrip("#"))
             found.append(f"<h{level}>{html.escape(lines.pop(0).lstrip('# '))}</h{level}>")
         if lines and lines[0].startswith("|"):
-            found.append(_html_table(lines))
+            rows = [
+                [html.escape(cell.strip().replace("`", "")) for cell in line.strip("|").split("|")] for line in lines
+            ]
+            head = "".join(f"<th>{cell}</th>" for cell in rows[0])
+            body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:])
+            found.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
         elif lines:
             found.append(f"<p>{html.escape(' '.join(lines))}</p>")
     return "\n".join(found)
-
-
-def _html_table(lines: list[str]) -> str:
-    def cells(line: str, tag: str) -> str:
-        parts = [html.escape(cell.strip().replace("`", "")) for cell in line.strip("|").split("|")]
-        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in parts) + "</tr>"
-
-    rows = "".join(cells(line, "td") for line in lines[2:])
-    return f"<table><thead>{cells(lines[0], 'th')}</thead><tbody>{rows}</tbody></table>"

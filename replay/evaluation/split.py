@@ -12,15 +12,10 @@ from streamer.model.batch import Rows
 
 @dataclass(frozen=True, slots=True)
 class ItemsByUser:
-    """Distinct items of each user, ascending: user u has `items[first[u] : first[u + 1]]`.
+    """Distinct items of each user, ascending: user u has `items[first[u] : first[u + 1]]`."""
 
-    Args:
-        first: [U + 1] where each user's items begin.
-        items: [n] item codes.
-    """
-
-    first: Rows
-    items: Rows
+    first: Rows  # [U + 1] where each user's items begin
+    items: Rows  # [n] item codes
 
     @classmethod
     def of(cls, users: Rows, items: Rows, user_count: int) -> ItemsByUser:
@@ -75,13 +70,7 @@ def split_by_user(users: Rows, items: Rows, user_count: int, test_share: float, 
 
     Of n distinct items a user trains round((1 - test_share) n), at least one, and the rest is the test: with a share of
     0.2, users of one or two items have no test item, users of three to seven have one.
-
-    Args:
-        users: [n] user codes, below `user_count`.
-        items: [n] item codes; a user's repeated items count once.
-        user_count: U.
-        test_share: share of the items that is tested.
-        rng: draws the test items.
+    `users` and `items` are codes, [n] each; a pair that occurs twice counts once.
     """
     distinct = ItemsByUser.of(users, items, user_count)
     counts, owner = distinct.counts, distinct.users

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamer.prequential.slices import SPLITS
@@ -36,48 +35,31 @@ PAPER_GOWALLA = {
 """The paper's figures on Gowalla: Recall@10, and NDCG@10 as its code computes it."""
 PAPER_GOWALLA_EVENTS = 1_027_464
 
+Figure = tuple[str, int, str]
+"""Metric, k and slice."""
 Group = tuple[str, str, str, str]
 """Log, protocol, method or floor, and settings: runs that differ only in their seeds."""
 
 
-# what is shown --------------------------------------------------------------------------------------------------------
-
-
-def main_columns(records: Sequence[Record]) -> dict[str, Callable[[Group], str]]:
-    """The main table's columns by their titles: each gives the cell of a floor or a method. All are chosen here."""
-    figures, k, offline = Figures(records), shown_k(records), records[0].protocol == "offline"
-    wanted = [(metric, k, slice_) for metric, slice_ in STREAM_FIGURES]
-    if offline:
-        wanted = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in measured_ks(records)]
-        wanted.append(("authors-ndcg", k, "all"))
-    columns: dict[str, Callable[[Group], str]] = {}
-    for figure in (*wanted, STEP_MS):
-        columns[_title(*figure, offline)] = partial(figures.cell, figure=figure)
-    if offline and records[0].data == "gowalla" and records[0].about.get("events") == PAPER_GOWALLA_EVENTS:
-        columns["paper: Recall@10"] = lambda group: PAPER_GOWALLA.get(group[2], ("", ""))[0]
-        columns["paper: NDCG@10 (authors')"] = lambda group: PAPER_GOWALLA.get(group[2], ("", ""))[1]
-    return columns
-
-
-def headline(records: Sequence[Record]) -> tuple[str, int, str]:
-    """Metric, k and slice of the one figure that sums up a run."""
+def headline(records: Sequence[Record]) -> Figure:
+    """The one figure that sums up a run."""
     metric, slice_ = ("recall", "all") if records[0].protocol == "offline" else STREAM_FIGURES[0]
     return metric, shown_k(records), slice_
 
 
-def measured_ks(records: Sequence[Record]) -> list[int]:
-    """Lengths of lists that were measured."""
-    return sorted({m.k for r in records for m in r.measures if m.k}) or [USUAL_K]
-
-
 def shown_k(records: Sequence[Record]) -> int:
-    """The one that is shown."""
-    ks = measured_ks(records)
+    """The length of the lists that are shown, among those that were measured."""
+    ks = _measured_ks(records)
     return USUAL_K if USUAL_K in ks else ks[0]
 
 
-def _title(metric: str, k: int, slice_: str, offline: bool) -> str:
-    if metric == "step-ms":
+def _measured_ks(records: Sequence[Record]) -> list[int]:
+    return sorted({m.k for r in records for m in r.measures if m.k}) or [USUAL_K]
+
+
+def _title(figure: Figure, offline: bool) -> str:
+    metric, k, slice_ = figure
+    if figure == STEP_MS:
         return "ms a step"
     return f"{METRIC_NAMES[metric]}@{k}" + ("" if offline else f" {slice_}")
 
@@ -94,13 +76,7 @@ def by_log(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def swept(records: Sequence[Record], axis: str, fixed: Mapping[str, Any]) -> list[Record]:
-    """The runs of a sweep that differ in one setting alone.
-
-    Args:
-        records: of all its settings.
-        axis: the setting.
-        fixed: settings of every run; the axis may be among them.
-    """
+    """The runs of a sweep that differ in one setting alone, the axis; `fixed` are the settings of every run."""
     rest = _without(fixed, [axis])
     return [r for r in records if axis in r.settings and _without(r.settings, [axis]) == rest]
 
@@ -166,8 +142,8 @@ class Figures:
             return None
         return Mean(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
 
-    def cell(self, group: Group, figure: tuple[str, int, str]) -> str:
-        """One figure (metric, k and slice) as a table shows it; empty if nobody measured it."""
+    def cell(self, group: Group, figure: Figure) -> str:
+        """One figure as a table shows it; empty if nobody measured it."""
         found = self.of(group, *figure)
         if found is None:
             return ""
@@ -178,13 +154,7 @@ class Figures:
 
 
 def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping[str, Any] | None = None) -> str:
-    """Every log and protocol in a section.
-
-    Args:
-        records: what was measured.
-        axes: of a sweep: the settings that were changed one at a time; each has a table of its own.
-        fixed: of a sweep: the settings of all runs.
-    """
+    """Every log and protocol in a section. A sweep changes the settings `axes`; each has a table of its own."""
     parts = []
     for ours in by_log(records):
         parts += [f"## {ours[0].data}, {ours[0].protocol}", about(ours)]
@@ -226,17 +196,26 @@ def _counted(what: str, total: int, some: set[int], done: str) -> str:
 
 
 def main_table(records: Sequence[Record]) -> str:
-    """Floors, then methods, with the columns of `main_columns`."""
-    columns = main_columns(records)
-    rows = [[name, *(cell(group) for cell in columns.values())] for group, name in _floors_and_methods(records)]
-    return _table(["method" if records[0].protocol == "offline" else "", *columns], rows)
+    """Floors, then methods, by the main figures of their protocol, and those of the paper on its own log."""
+    figures, k, offline = Figures(records), shown_k(records), records[0].protocol == "offline"
+    shown: list[Figure] = [(metric, k, slice_) for metric, slice_ in STREAM_FIGURES]
+    if offline:
+        shown = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in _measured_ks(records)]
+        shown.append(("authors-ndcg", k, "all"))
+    shown.append(STEP_MS)
+    head = ["method" if offline else "", *(_title(figure, offline) for figure in shown)]
+    named = _floors_and_methods(records)
+    rows = [[name, *(figures.cell(group, figure) for figure in shown)] for group, name in named]
+    if offline and records[0].data == "gowalla" and records[0].about.get("events") == PAPER_GOWALLA_EVENTS:
+        head += ["paper: Recall@10", "paper: NDCG@10 (authors')"]
+        rows = [[*row, *PAPER_GOWALLA.get(group[2], ("", ""))] for row, (group, _) in zip(rows, named, strict=True)]
+    return _table(head, rows)
 
 
 def slices_table(records: Sequence[Record], prefix: str = "") -> str:
     """The hit rates of floors and methods by what is known of user and item, with the number of events first.
 
-    Args:
-        prefix: `new/` for events new to their user.
+    The prefix `new/` is for events new to their user.
     """
     k, figures, events = shown_k(records), Figures(records), records[0].about.get("slices", {})
     rows = [["events", *(f"{events[prefix + split]:,}" if prefix + split in events else "" for split in SPLITS)]]
@@ -252,7 +231,7 @@ def sweep_table(records: Sequence[Record], parameter: str) -> str:
         value = str(record.settings.get(parameter, "default"))
         rows.append([value, record.method, *(figures.cell(group, figure) for figure in shown)])
     rows.sort(key=lambda row: by_number(row[0]))
-    titles = [_title(*figure, offline=records[0].protocol == "offline") for figure in shown]
+    titles = [_title(figure, records[0].protocol == "offline") for figure in shown]
     return _table([parameter, "method", *titles], rows)
 
 
@@ -267,7 +246,7 @@ def _floors_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows and columns in which nothing stands are left out."""
+    """Empty rows and columns are left out."""
     rows = [row for row in rows if any(row[1:])]
     filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
     lines = [[head[at] for at in filled], ["---"] * len(filled), *([row[at] for at in filled] for row in rows)]

@@ -4,7 +4,7 @@
 to a batch of the same bytes, and put into the queue from which the client's sender thread takes batches. Sequence
 numbers, compression, retries and transactions stay the client's.
 
-That queue is no documented interface. All that touches it is in this file, and `sender_for` returns `send_each` for a
+That queue is not a documented interface. What touches it is in this file, and `sender_for` returns `send_each` for a
 client that is not built as expected: that writes the same, at 30,000 events a second instead of 300,000 (two cores).
 """
 
@@ -36,7 +36,7 @@ def sender_for(producer: Any) -> Send:
     """The fastest way of sending that this producer allows."""
     if _is_as_expected(producer):
         return send_batches
-    log.warning("This version of kafka-python takes no whole batches: events are written ten times slower")
+    log.warning("This version of kafka-python does not take whole batches: events are written ten times slower")
     return send_each
 
 

@@ -49,14 +49,10 @@ class KafkaSink:
 
     A record has the time at which it is written: by the time of its event, a broker would remove an old one at once.
     Brokers that create topics when they are asked for one create this one.
-
-    Args:
-        settings: of a source; cluster and client settings are the same.
-        topic: the topic.
-        clock: seconds since the epoch.
+    The settings are those of a source: cluster and client settings are the same.
 
     Raises:
-        SourceUnavailable: no broker answers.
+        SourceUnavailable: no broker responds.
         SourceError: there is no such topic, or we may not write to it.
     """
 
@@ -114,7 +110,7 @@ class KafkaSink:
             found = consumer.committed(self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s)
         if found is not None and found.metadata != self._metadata:
             problem = f"it had {found.metadata} then, and has {self._metadata} now. --restart begins anew"
-            raise SourceError(f"cannot go on with this replay in {self._where}: {problem}")
+            raise SourceError(f"cannot resume this replay in {self._where}: {problem}")
         return 0 if found is None else int(found.offset)
 
     def write(self, events: Sequence[Record]) -> None:
@@ -175,8 +171,8 @@ class KafkaSink:
             producer.send_offsets_to_transaction(offsets, self._group)
             producer.commit_transaction()
         except (errors.ProducerFencedError, errors.InvalidProducerEpochError) as error:
-            problem = "somebody else goes on with this replay, or a transaction took too long"
-            advice = "Nothing was doubled; see that it runs only once, and start it again"
+            problem = "another process continues this replay, or a transaction took too long"
+            advice = "Nothing was doubled; make sure that it runs only once, and start it again"
             raise SourceError(f"{self._where}: {problem}. {advice}") from error
         except errors.KafkaError as error:
             if isinstance(error, errors.BrokerResponseError) and not is_transient(error):
@@ -197,7 +193,7 @@ class KafkaSink:
 
 
 def _in_background(work: Callable[..., None], *arguments: Any) -> Future[None]:
-    """Run in a daemon thread: kafka-python may wait for an answer without end, which must not keep the process."""
+    """Run in a daemon thread: kafka-python may wait for a response without end, which must not keep the process."""
     done: Future[None] = Future()
 
     def run() -> None:

@@ -1,2 +1,5 @@
-"""What `streamer bench` measures: `catalogue` names every bench with its settings, a module of its own measures it, and
-`base` has what they share. They import anything but `streamer.cli`."""
+"""What `streamer bench` measures, always against a named alternative in the same run.
+
+Belongs here: one module for each bench, `catalogue` with their names and settings, and `base` with what they share.
+May import: everything but `cli`, `web` and `replay`.
+"""

@@ -38,10 +38,7 @@ class Bench(Settings):
 def interleaved(parts: Mapping[K, Callable[[], Iterable[T]]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
     """What each part measured in all rounds. In a round each has its turn, so that all meet the same machine.
 
-    Args:
-        parts: each does something and returns what it measured.
-        rounds: how many of them.
-        warm_up: further rounds before them that are not counted.
+    Before them are `warm_up` rounds that are not counted.
     """
     measured: dict[K, list[T]] = {name: [] for name in parts}
     for k in range(-warm_up, rounds):

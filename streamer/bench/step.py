@@ -26,7 +26,7 @@ from streamer.model.trainer import Trainer
 
 PLAIN = ("ssl-pop", "bir", "xir")
 TURN_STEPS, TURN_S = 3, 0.15
-"""A turn of a method is so many steps in a row, as in training: the first finds the caches full of another method's
+"""A turn of a method is this many steps in a row, as in training: the first finds the caches full of another method's
 data. It ends earlier if it takes long, where that makes no difference."""
 WARM_UP_ROUNDS = 2
 BATCHES = 8

@@ -1,16 +1,8 @@
 """What sharing costs a training step, and whether the log stays bounded however slow a reader is.
 
-Trainers in processes of their own train real steps, with what they share in Redis and alone.
-
-`share_of_step` is what the store takes of a trainer for each step, over what a step takes. Both are times on a core,
-which hardly depend on what else the machine does. Above the line: the training thread inside receive, parts and
-contribute, and all of the exchange thread. Below it: all threads in a step alone, the median, divided by
-how many threads train; that is at most what the clock on the wall shows. Trainers that share the cores of one machine
-take longer for a step: exchanges are put so much further apart that as many steps lie between two of them as on
-machines of their own.
-
-`step_over_alone` is the direct comparison: the median step with Redis over the median step alone, by
-turns in the same processes under the same load; the server runs beside them.
+`catalogue.StoreBench` says what the figures are. Times on a core hardly depend on what else the machine does, and are
+at most what the clock on the wall shows. Trainers that share the cores of one machine take longer for a step: exchanges
+are put so much further apart that as many steps lie between two of them as on machines of their own.
 """
 
 from __future__ import annotations
@@ -51,7 +43,9 @@ def measure(bench: StoreBench) -> dict[str, Any]:
             with _model(url, items) as model, ExitStack() as processes:
                 trainers: list[TrainerProcess] = []
                 for count in sorted(bench.trainers):
-                    new = [_start(processes, bench, url, model, items, index) for index in range(len(trainers), count)]
+                    sizes = (bench.batch_size, bench.cache_size, bench.dim)
+                    jobs = [Job(url, model, items, index, *sizes) for index in range(len(trainers), count)]
+                    new = [processes.enter_context(closing(TrainerProcess(job))) for job in jobs]
                     trainers += new
                     row = {"trainers": count, "items": items, "join_s": max((t.result() for t in new), default=0.0)}
                     row |= _measure_trainers(bench, url, trainers)
@@ -63,11 +57,6 @@ def measure(bench: StoreBench) -> dict[str, Any]:
         **stopped,
         "options": asdict(bench) | {"redis_url": None, "cores": _cores()},
     }
-
-
-def _start(stack: ExitStack, bench: StoreBench, url: str, model: str, items: int, index: int) -> TrainerProcess:
-    job = Job(url, model, items, index, bench.batch_size, bench.cache_size, bench.dim)
-    return stack.enter_context(closing(TrainerProcess(job)))
 
 
 def _measure_trainers(bench: StoreBench, url: str, trainers: list[TrainerProcess]) -> dict[str, float]:
@@ -167,11 +156,7 @@ def _server_cpu_s(url: str) -> float:
 
 @contextmanager
 def _model(url: str, items: int) -> Iterator[str]:
-    """The name of a model with this many items, removed afterwards.
-
-    Raises:
-        SharingError: Redis cannot be used.
-    """
+    """The name of a model with this many items, removed afterwards; `SharingError` if Redis cannot be used."""
     name = f"bench-{secrets.token_hex(4)}"
     try:
         with closing(RedisServer(url, Keys(name), timeout_s=30.0)) as server:

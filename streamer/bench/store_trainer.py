@@ -93,17 +93,15 @@ def seed_of(items: int, generation: str) -> Seed:
 
 
 class BenchTrainer:
-    """One learner, with a store and alone.
-
-    Args:
-        job: what it joins, and how it trains.
-        stop: ends `hurry`.
-    """
+    """One learner, with a store and alone; `stop` ends `hurry`."""
 
     def __init__(self, job: Job, stop: Event) -> None:
         self.job, self.contributed, self._stop = job, 0, stop
         self._partition, self._offset = Partition("bench", job.index), 0
-        self._learner = _learner(job)
+        self._learner = Learner(id_towers(dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"))
+        self._learner.items.rows(item_ids(job.items))
+        self._learner.users.rows([f"user-{row}" for row in range(job.users)])
+        self._learner.trainer.model.grow(job.users, job.items)
         server, settings = RedisServer(job.url, Keys(job.model), timeout_s=30.0), StoreSettings(every_s=NEVER_S)
         self._store = CacheStore(server, settings, f"bench-{job.index}")
         self._sharings = {"redis": StoreSharing(self._learner, self._store), "alone": Sharing()}
@@ -120,10 +118,7 @@ class BenchTrainer:
     def train(self, kind: str, seconds: float, stretch: float = 1.0) -> Measured:
         """Train for some seconds with `redis` or `alone`; what was contributed is sent at the end.
 
-        Args:
-            kind: `redis` or `alone`.
-            seconds: how long.
-            stretch: factor of the time between exchanges.
+        `stretch` is a factor of the time between exchanges.
         """
         sharing, measured = self._sharings[kind], Measured()
         if kind == "redis":
@@ -186,14 +181,6 @@ class BenchTrainer:
         state = self._store.state
         state.settings = replace(state.settings, every_s=every_s)
         self._store.flush(30.0)  # wakes the thread, which then waits for the new time
-
-
-def _learner(job: Job) -> Learner:
-    learner = Learner(id_towers(dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"))
-    learner.items.rows(item_ids(job.items))
-    learner.users.rows([f"user-{row}" for row in range(job.users)])
-    learner.trainer.model.grow(job.users, job.items)
-    return learner
 
 
 def _batches(job: Job, size: int) -> Iterator[MicroBatch]:

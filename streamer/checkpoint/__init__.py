@@ -1,4 +1,4 @@
-"""The container of the recovery unit: tensors and a description, written so that no crash can harm it.
+"""Checkpoints: tensors and a description, written so that no crash can harm them.
 
     DIR/.lock                       held by the process that writes here
     DIR/ckpt-00000000000000000042/  one checkpoint; the highest number is the newest
@@ -13,11 +13,13 @@ before. Nothing is ever unpickled, so a checkpoint from a stranger cannot run co
 
 CRC-32 because the checksums are there to find accidents: 500 MB take 0.15 s, a cryptographic hash 3 to 5
 times as long.
+
+Belongs here: the files of a checkpoint, saving them beside training, and `checkpointer`, which says what is in one.
+May import: `errors`; `checkpointer` alone also `learner`, `sharing`, `ingest` and `accounting`.
 """
 
 from streamer.checkpoint.files import Tensors
-from streamer.checkpoint.saver import BackgroundSaver
 from streamer.checkpoint.store import Checkpoint, CheckpointStore
 from streamer.checkpoint.strings import pack_strings, unpack_strings
 
-__all__ = ["BackgroundSaver", "Checkpoint", "CheckpointStore", "Tensors", "pack_strings", "unpack_strings"]
+__all__ = ["Checkpoint", "CheckpointStore", "Tensors", "pack_strings", "unpack_strings"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamer.accounting import Accounting
-from streamer.checkpoint import BackgroundSaver, Checkpoint, CheckpointStore
+from streamer.checkpoint import CheckpointStore
+from streamer.checkpoint.files import size_bytes_of
 from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import FORMAT, Learner, checkpoint_meta
@@ -32,25 +33,20 @@ class Restored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SaveStats:
-    """What became of the checkpoints of this process.
+    """What became of the checkpoints of this process."""
 
-    Args:
-        saved: how many are safe on disk.
-        failed: how many could not be written.
-        unsaved_events: events that no safe checkpoint holds.
-        seconds: how long the latest one took, from the copy of the state until it was safe; None before the first.
-        size_bytes: the size of the latest one.
-    """
-
-    saved: int = 0
-    failed: int = 0
-    unsaved_events: int = 0
-    seconds: float | None = None
-    size_bytes: int | None = None
+    saved: int = 0  # safe on disk
+    failed: int = 0  # could not be written
+    unsaved_events: int = 0  # that no safe checkpoint holds
+    seconds: float | None = None  # from the copy of the latest state until it was safe; None before the first
+    size_bytes: int | None = None  # of the latest one
 
 
 class Checkpointer:
     """Saves learner, accounting and offsets as one checkpoint, while training goes on.
+
+    One save is under way at a time and at most one waits: a newer state replaces the waiting one. A failed save (disk
+    full, permissions) is logged and counted; training goes on, and the next save is the next try.
 
     Args:
         store: where checkpoints are kept; closed together with this.
@@ -67,8 +63,9 @@ class Checkpointer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._every_s, self._every_events, self._clock = store, every_s, every_events, clock
-        self._saver = BackgroundSaver(store)
-        self._last: Future[Path] | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
+        self._last: Future[Path] | None = None  # submitted
+        self._ended: Future[Path] | None = None  # saved or failed
         self._tried_at, self._tried_events = clock(), 0
         self._safe_at, self._safe_events = clock(), 0
         self._stats = SaveStats()
@@ -84,18 +81,33 @@ class Checkpointer:
         found = self._store.load()
         if found is None:
             return Restored(Accounting(), OffsetLedger())
-        restored = _restored(learner, sharing, found)
+        meta = found.meta
+        if meta.get("format") != FORMAT:
+            raise IncompatibleCheckpoint(
+                f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}: "
+                "use the version that wrote it, or another checkpoint directory"
+            )
+        learner.restore(found.tensors, meta["learner"])
+        positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
+        prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
+        arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
+        sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
         self.path = found.path
-        self._tried_events = self._safe_events = restored.accounting.consumed
-        self._safe_at = self._clock() - max(0.0, time.time() - found.meta["saved_at"])
-        return restored
+        self._tried_events = self._safe_events = accounting.consumed
+        self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
+        return Restored(accounting, OffsetLedger(positions, released))
 
     def is_due(self, events: int) -> bool:
         """Return whether to save now, when `events` are consumed."""
-        if self.is_safe(events) or self._saver.busy:
+        if self.is_safe(events) or self.is_saving:
             return False
         by_time = self._every_s is not None and self._clock() - self._tried_at >= self._every_s
         return by_time or (self._every_events is not None and events - self._tried_events >= self._every_events)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way or waits; another one now would hold two copies of the state."""
+        return self._last is not self._ended
 
     def is_safe(self, events: int) -> bool:
         """Return whether the newest safe checkpoint holds all of the `events` that are consumed."""
@@ -115,12 +127,8 @@ class Checkpointer:
     ) -> None:
         """Copy everything, between two batches; it is written while training goes on.
 
-        Args:
-            learner: what was learned.
-            sharing: what is not acknowledged by the other trainers yet, and what came from them.
-            accounting: what became of the events that were learned.
-            offsets: where those events end.
-            done: called on another thread, with True when the checkpoint is safe, with False when it failed.
+        `done` is called on another thread, with True when the checkpoint is safe, with False when it failed or a newer
+        state replaced it.
         """
         shared, shared_values = sharing.save()
         tensors, values = learner.snapshot()
@@ -133,18 +141,26 @@ class Checkpointer:
         }
         events, taken_at = accounting.consumed, self._clock()
         self._tried_at, self._tried_events = taken_at, events
-        self._last = self._saver.submit(tensors, meta)
-        self._last.add_done_callback(lambda future: self._ended(future, events, taken_at, done))
+        if self._last is not None:
+            self._last.cancel()  # only one that still waits can be cancelled
+        self._last = self._thread.submit(self._store.save, tensors, meta)
+        self._last.add_done_callback(lambda future: self._note_end(future, events, taken_at, done))
 
-    def _ended(self, future: Future[Path], events: int, taken_at: float, done: Callable[[bool], None]) -> None:
-        safe = not future.cancelled() and future.exception() is None
-        if safe:
-            self.path, self._safe_events, self._safe_at = future.result(), events, taken_at
-            seconds, size_bytes = self._clock() - taken_at, _size_bytes(self.path)
-            self._stats = SaveStats(self._stats.saved + 1, self._stats.failed, 0, seconds, size_bytes)
-        elif not future.cancelled():
+    def _note_end(self, future: Future[Path], events: int, taken_at: float, done: Callable[[bool], None]) -> None:
+        if future.cancelled():
+            done(False)
+            return
+        if error := future.exception():
+            logger.error("a checkpoint could not be saved, and training goes on: %s", error)
             self._stats = replace(self._stats, failed=self._stats.failed + 1)
-        done(safe)
+        else:
+            self.path, self._safe_events, self._safe_at = future.result(), events, taken_at
+            seconds, size_bytes = self._clock() - taken_at, size_bytes_of(self.path)
+            self._stats = SaveStats(self._stats.saved + 1, self._stats.failed, 0, seconds, size_bytes)
+        try:
+            done(error is None)
+        finally:
+            self._ended = future
 
     def stats(self, events: int) -> SaveStats:
         """Return what became of the checkpoints so far, when `events` are consumed."""
@@ -161,33 +177,10 @@ class Checkpointer:
         Raises:
             CheckpointError: the last one could not be saved.
         """
-        self._saver.close()
+        self._thread.shutdown()
         self._store.close()
         if self._last is not None and not self._last.cancelled():
             self._last.result()
-
-
-def _restored(learner: Learner, sharing: Sharing, found: Checkpoint) -> Restored:
-    meta = found.meta
-    if meta.get("format") != FORMAT:
-        raise IncompatibleCheckpoint(
-            f"{found.path} has content of format {meta.get('format')}, this version of Streamer reads {FORMAT}: "
-            "use the version that wrote it, or another checkpoint directory"
-        )
-    learner.restore(found.tensors, meta["learner"])
-    positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
-    prefix = "sharing."
-    arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
-    sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
-    return Restored(Accounting.from_json(meta["accounting"]), OffsetLedger(positions, released))
-
-
-def _size_bytes(directory: Path) -> int | None:
-    """The size of a checkpoint's files; None if it is gone, because newer ones took its place."""
-    try:
-        return sum(file.stat().st_size for file in directory.iterdir())
-    except OSError:
-        return None
 
 
 def _to_json(positions: Positions) -> list[list[Any]]:

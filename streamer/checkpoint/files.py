@@ -28,14 +28,16 @@ Tensors = Mapping[str, np.ndarray | torch.Tensor]
 def write_files(directory: Path, tensors: Tensors, meta: Mapping[str, Any]) -> None:
     """Write the three files of a checkpoint, each synced; the manifest last."""
     directory.mkdir()
-    _write_tensors(directory / STATE, tensors)
-    _write_synced(directory / META, _to_json(meta))
-    files = {
-        name: {"bytes": (directory / name).stat().st_size, "crc32": _checksum(directory / name)}
-        for name in (STATE, META)
-    }
+    arrays = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
+    safetensors.torch.save_file(_separate(tensors), directory / STATE, metadata={"arrays": json.dumps(arrays)})
+    (directory / META).write_bytes(_to_json(meta))
+    files = {}
+    for path in (directory / STATE, directory / META):
+        sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "crc32": _checksum(path)}
     manifest = {"format": FORMAT, "files": files}
-    _write_synced(directory / MANIFEST, _to_json({**manifest, "crc32": zlib.crc32(_to_json(manifest))}))
+    (directory / MANIFEST).write_bytes(_to_json({**manifest, "crc32": zlib.crc32(_to_json(manifest))}))
+    sync(directory / MANIFEST)
 
 
 def read_files(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -47,8 +49,12 @@ def read_files(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     try:
         manifest = _read_manifest(directory / MANIFEST)
-        for name in (STATE, META):
-            _check_file(directory / name, manifest["files"][name])
+        for path in (directory / STATE, directory / META):
+            size, expected = path.stat().st_size, manifest["files"][path.name]
+            if size != expected["bytes"]:
+                raise CorruptCheckpoint(f"{path} has {size} bytes instead of {expected['bytes']}")
+            if _checksum(path) != expected["crc32"]:
+                raise CorruptCheckpoint(f"{path} does not match its checksum")
         return _read_tensors(directory / STATE), json.loads((directory / META).read_bytes())
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise CorruptCheckpoint(f"{directory}: {type(error).__name__}: {error}") from error
@@ -64,21 +70,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path.parent} has format {manifest['format']}, this version of Streamer reads {FORMAT}: upgrade Streamer"
         )
     return manifest
-
-
-def _check_file(path: Path, expected: Mapping[str, int]) -> None:
-    size = path.stat().st_size
-    if size != expected["bytes"]:
-        raise CorruptCheckpoint(f"{path} has {size} bytes instead of {expected['bytes']}")
-    if _checksum(path) != expected["crc32"]:
-        raise CorruptCheckpoint(f"{path} does not match its checksum")
-
-
-def _write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write arrays and tensors as safetensors, and which of them are arrays into its header."""
-    arrays = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
-    safetensors.torch.save_file(_separate(tensors), path, metadata={"arrays": json.dumps(arrays)})
-    sync(path)
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:
@@ -122,19 +113,20 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
         raise CheckpointError(f"a checkpoint's meta must be JSON: {error}") from error
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _checksum(path: Path) -> int:
     crc32 = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):
             crc32 = zlib.crc32(block, crc32)
     return crc32
+
+
+def size_bytes_of(directory: Path) -> int | None:
+    """The size of a checkpoint's files; None if it is gone, because newer ones took its place."""
+    try:
+        return sum(file.stat().st_size for file in directory.iterdir())
+    except OSError:
+        return None
 
 
 def sync(path: Path) -> None:

@@ -57,7 +57,8 @@ class CheckpointStore:
             with _translated_errors("use", self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._lock = _take_lock(self.directory)
-                self._clean()
+                for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
+                    shutil.rmtree(left_by_a_crash, ignore_errors=True)
 
     def save(self, tensors: Tensors, meta: Mapping[str, Any]) -> Path:
         """Write a checkpoint; it is safe on disk when this returns.
@@ -77,11 +78,15 @@ class CheckpointStore:
             path = self._path(sequence)
             # 1. Everything goes into a directory under another name, each file synced.
             temporary = self.directory / f"{TEMPORARY}{path.name}"
-            with _removed_on_error(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)  # of an earlier error, if it could not be removed then
+            try:
                 write_files(temporary, tensors, meta)
                 sync(temporary)
                 # 2. The rename makes it a checkpoint, at once and whole; the parent's sync makes that last.
                 temporary.rename(path)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
             sync(self.directory)
         # 3. Only now may older ones go.
         self._prune()
@@ -102,21 +107,16 @@ class CheckpointStore:
                 try:
                     return Checkpoint(self._path(sequence), sequence, *read_files(self._path(sequence)))
                 except CorruptCheckpoint as error:
-                    problems += self._note_corrupt(sequence, error)
+                    if self._path(sequence).exists():  # or a trainer beside us removed it, so there are newer ones
+                        self._corrupt.add(sequence)
+                        problems.append(str(error))
+                        logger.warning("skipped a checkpoint that cannot be used, trying the one before: %s", error)
             if len(problems) == len(sequences):
                 raise CorruptCheckpoint(
                     f"every checkpoint in {self.directory} is corrupt: {'; '.join(problems)}. "
-                    "Restore one from a backup, or start anew with another checkpoint directory"
+                    "Restore one from a backup, or begin with another checkpoint directory"
                 )
         return None
-
-    def _note_corrupt(self, sequence: int, error: CorruptCheckpoint) -> Sequence[str]:
-        """Remember and report it, unless it is gone: a trainer beside us removed it, so there are newer ones."""
-        if not self._path(sequence).exists():
-            return []
-        self._corrupt.add(sequence)
-        logger.warning("checkpoint skipped, trying the one before: %s", error)
-        return [str(error)]
 
     def list(self) -> list[Path]:
         """The checkpoints, oldest first, without looking into them."""
@@ -153,16 +153,11 @@ class CheckpointStore:
             if sequence < oldest:
                 _remove(self._path(sequence))
 
-    def _clean(self) -> None:
-        """Remove what earlier crashes left; nobody else can be writing, as we have the lock."""
-        for entry in self.directory.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(entry, ignore_errors=True)
-
 
 def _remove(path: Path) -> None:
     """Rename first, so that a crash in the middle does not leave what looks like a corrupt checkpoint.
 
-    A failure is no reason to call the save that came before a failure, too: it is tried again after the next.
+    A failure does not make the save that came before it a failure: it is tried again after the next.
     """
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     try:
@@ -190,16 +185,6 @@ def _take_lock(directory: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     return descriptor
-
-
-@contextlib.contextmanager
-def _removed_on_error(directory: Path) -> Iterator[None]:
-    shutil.rmtree(directory, ignore_errors=True)  # of an earlier error, if it could not be removed then
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -11,17 +11,10 @@ import numpy as np
 from streamer.errors import CorruptCheckpoint
 
 
-def pack_strings(strings: Sequence[str], name: str = "") -> dict[str, np.ndarray]:
-    """Turn strings into two arrays, which a checkpoint stores far faster than JSON.
+def pack_strings(strings: Sequence[str], name: str) -> dict[str, np.ndarray]:
+    """Two arrays, which a checkpoint stores far faster than JSON. Any string survives, lone surrogates included.
 
-    Any string survives, lone surrogates included.
-
-    Args:
-        strings: for example the ids of a vocabulary, in the order of their rows.
-        name: prefix of the two names, to put several lists among the same tensors.
-
-    Returns:
-        `utf8`: uint8, all strings one after the other; `offsets`: int64, where each begins, and the end.
+    `NAME.utf8`: uint8, all strings one after the other; `NAME.offsets`: int64, where each begins, and the end.
     """
     text = "".join(strings)
     if text.isascii():  # then characters are bytes, and nothing needs to be encoded one by one
@@ -31,24 +24,23 @@ def pack_strings(strings: Sequence[str], name: str = "") -> dict[str, np.ndarray
         blob, lengths = b"".join(encoded), map(len, encoded)
     offsets = np.zeros(len(strings) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(lengths, dtype=np.int64, count=len(strings)), out=offsets[1:])
-    return {_join(name, "utf8"): np.frombuffer(blob, dtype=np.uint8), _join(name, "offsets"): offsets}
+    return {f"{name}.utf8": np.frombuffer(blob, dtype=np.uint8), f"{name}.offsets": offsets}
 
 
-def unpack_strings(tensors: Mapping[str, Any], name: str = "") -> list[str]:
+def unpack_strings(tensors: Mapping[str, Any], name: str) -> list[str]:
     """The strings that `pack_strings` packed under this name.
 
     Raises:
         CorruptCheckpoint: the arrays are missing, or do not fit each other.
     """
     try:
-        blob = np.asarray(tensors[_join(name, "utf8")], dtype=np.uint8).tobytes()
-        offsets = np.asarray(tensors[_join(name, "offsets")], dtype=np.int64)
+        blob = np.asarray(tensors[f"{name}.utf8"], dtype=np.uint8).tobytes()
+        offsets = np.asarray(tensors[f"{name}.offsets"], dtype=np.int64)
     except KeyError as error:
         raise CorruptCheckpoint(f"there is no array {error} in the checkpoint") from error
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(blob) or (np.diff(offsets) < 0).any():
         raise CorruptCheckpoint(f"the offsets of the strings {name!r} do not fit their bytes")
-    bounds = offsets.tolist()
-    pairs = itertools.pairwise(bounds)
+    pairs = itertools.pairwise(offsets.tolist())
     if blob.isascii():
         text = blob.decode()
         return [text[start:end] for start, end in pairs]
@@ -56,7 +48,3 @@ def unpack_strings(tensors: Mapping[str, Any], name: str = "") -> list[str]:
         return [blob[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
     except UnicodeDecodeError as error:
         raise CorruptCheckpoint(f"the strings {name!r} are not UTF-8: {error}") from error
-
-
-def _join(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part

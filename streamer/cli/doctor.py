@@ -69,7 +69,7 @@ def doctor(settings: RunSettings, as_json: bool) -> None:
     elif failures or warnings:
         click.echo(f"{_count(failures, 'failure')}, {_count(warnings, 'warning')}")
     else:
-        click.echo("all is well")
+        click.echo("no problems found")
     sys.exit(1 if failures else 0)
 
 
@@ -189,9 +189,10 @@ def check_data(settings: RunSettings) -> Iterator[Finding]:
 def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     """The directory, and whether a run would find a checkpoint in it."""
     from streamer.checkpoint import CheckpointStore
+    from streamer.checkpoint.files import size_bytes_of
 
     store = CheckpointStore(settings.checkpoints, readonly=True)
-    sizes = {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in store.list()}
+    sizes = {path.name: size_bytes_of(path) or 0 for path in store.list()}
     wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * sizes[max(sizes)] if sizes else 0)
     yield examine_directory("checkpoints", store.directory, wanted_bytes)
     loaded = store.load()
@@ -249,7 +250,7 @@ def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
 
     path = Path(settings.data_dir) / LOG_FILE
     if not path.exists():
-        advice = "write events with `streamer replay`, or give --source or --bootstrap-servers; a run waits for it"
+        advice = "write events with `streamer replay`, or give --source or --bootstrap-servers; a run waits for the log"
         yield Finding("topic", "warning", f"there is no embedded log in {settings.data_dir} yet", advice)
         return
     with translated_errors(path), contextlib.closing(connect(path, "ro", busy_timeout_s=2.0)) as db:
@@ -260,7 +261,7 @@ def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
             found = f"{topic}: {_count(len(rows), 'partition')}, {sum(end for _, end in rows):,} records, embedded"
             yield Finding("topic", "ok", found)
         else:
-            advice = "check --topic, or write it with `streamer replay`; a run waits for it"
+            advice = "check --topic, or write it with `streamer replay`; a run waits for the topic"
             yield Finding("topic", "warning", f"{topic} is not in the embedded log {path.parent}", advice)
 
 
@@ -278,7 +279,7 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
         with explained(f"Kafka at {settings.bootstrap_servers}"):
             existing = consumer.topics()
             version = ".".join(map(str, consumer.config["api_version"]))
-            found = f"{settings.bootstrap_servers} answers, {_count(len(existing), 'topic')}, version {version}"
+            found = f"{settings.bootstrap_servers} is reachable, {_count(len(existing), 'topic')}, version {version}"
             yield Finding("kafka", "ok", found)
             ends: dict[Any, int] = {}
             for topic in kafka.topics:
@@ -286,7 +287,7 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
                     close = " or ".join(get_close_matches(topic, existing))
                     advice = "Check --topic, create it, or let this user describe it"
                     advice = f"did you mean {close}? {advice}" if close else advice
-                    yield Finding("topic", "failure", f"{topic} does not exist, or may not be seen", advice)
+                    yield Finding("topic", "failure", f"{topic} does not exist, or this user may not see it", advice)
                     continue
                 partitions = [TopicPartition(topic, n) for n in sorted(consumer.partitions_for_topic(topic) or ())]
                 begins = consumer.beginning_offsets(partitions, timeout_ms=timeout_ms)
@@ -298,10 +299,10 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
             offsets = {tp: consumer.committed(tp, timeout_ms=timeout_ms) for tp in ends}
             if committed := {tp: offset for tp, offset in offsets.items() if offset is not None}:
                 lag = sum(ends[tp] - offset for tp, offset in committed.items())
-                found = f"positions in {len(committed)} of {len(ends)} partitions, lag {lag:,}"
+                found = f"committed offsets in {len(committed)} of {len(ends)} partitions, lag {lag:,}"
                 yield Finding("group", "ok", f"{settings.group_id} has {found}")
             elif ends:
-                yield Finding("group", "ok", f"{settings.group_id} has no positions yet")
+                yield Finding("group", "ok", f"{settings.group_id} has no committed offsets yet")
             dead_letters = settings.dead_letters or f"{kafka.topics[0]}.dead-letters"
             if dead_letters in existing:
                 yield Finding("dead letters", "ok", f"{dead_letters} exists")
@@ -316,7 +317,7 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
 
 
 def check_redis(settings: RunSettings) -> Iterator[Finding]:
-    """Whether Redis answers, its version, and whether it may evict keys: what is evicted must be learned again."""
+    """Whether Redis responds, its version, and whether it may evict keys: what is evicted must be learned again."""
     from redis.exceptions import NoPermissionError
 
     from streamer.cache_store.redis.connection import ERRORS, as_store_error, connect, without_passwords
@@ -331,9 +332,9 @@ def check_redis(settings: RunSettings) -> Iterator[Finding]:
                 info = client.info()
     except ERRORS as error:
         raise as_store_error(error, without_passwords(url)) from error
-    found, oldest = f"{without_passwords(url)} answers in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
+    found, oldest = f"{without_passwords(url)} responds in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
     if info is None:
-        advice = f"see that it is Redis {oldest} or newer, or Valkey, with the maxmemory-policy noeviction"
+        advice = f"make sure that it is Redis {oldest} or newer, or Valkey, with the maxmemory-policy noeviction"
         yield Finding("redis", "warning", f"{found}, but does not let this user see its version and memory", advice)
         return
     version, limit, policy = info["redis_version"], info["maxmemory"], info["maxmemory_policy"]

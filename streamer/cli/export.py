@@ -3,14 +3,8 @@
 The inner product of a user's and an item's vector is the score by which the towers retrieve. It is one of the numbers
 that the ranker reads.
 
-`.npz` has no object arrays, so numpy reads it without pickle. Its arrays, for SIDE `items` and `users`:
-
-    SIDE.vectors      float32 [N, dim]
-    SIDE.ids.utf8     uint8, all ids one after the other as UTF-8
-    SIDE.ids.offsets  int64 [N + 1], where each id begins, and the end
-    about             uint8, a JSON object as UTF-8: checkpoint, saved_at, dim
-
-`streamer.checkpoint.unpack_strings(npz, "items.ids")` makes a list of the ids; so does
+The help of the command lists the arrays of the `.npz`, which has no object arrays, so that numpy reads it without
+pickle. `streamer.checkpoint.unpack_strings(npz, "items.ids")` makes a list of the ids; so does
 
     blob, at = npz["items.ids.utf8"].tobytes(), npz["items.ids.offsets"]
     ids = [blob[a:b].decode() for a, b in itertools.pairwise(at)]
@@ -33,15 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamer.cli.loading import Loaded, checkpoint_options, load
-from streamer.cli.options import GroupedCommand, option
+from streamer.cli.loading import checkpoint_options, load
+from streamer.cli.options import FILE, GroupedCommand, option
 from streamer.cli.output import format_bytes
 from streamer.errors import StreamerError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from streamer.learner import Learner
     from streamer.model.batch import Floats, Rows
 
@@ -53,9 +45,7 @@ BLOCK_ROWS = 1 << 15
 @option(
     "Export",
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE",
+    **FILE,
     help="File to write, .npz or .parquet (needs streamer[parquet]); one that exists is replaced once all is written.",
 )
 @option(
@@ -79,37 +69,20 @@ def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
     write = writer_for(out)
     loaded = load(settings.checkpoints)
     sides = [Side(name, loaded.learner) for name in ("items", "users") if side in (name, "both")]
+    counts, dim = {s.name: len(s) for s in sides}, sides[0].dim
+    about = {"checkpoint": loaded.path.name, "saved_at": loaded.meta["saved_at"], "dim": dim}
     with replaced(out) as temporary:
-        write(temporary, sides, about(loaded))
-    summary = {
-        "out": str(out),
-        "checkpoint": str(loaded.path),
-        **{s.name: len(s) for s in sides},
-        "dim": dim_of(loaded.learner),
-        "bytes": out.stat().st_size,
-    }
-    click.echo(json.dumps(summary) if as_json else described(summary))
-
-
-def described(summary: dict[str, Any]) -> str:
-    """What was written, for a person."""
-    counts = " and ".join(f"{summary[name]:,} {name}" for name in ("items", "users") if name in summary)
-    size = format_bytes(summary["bytes"])
-    return f"wrote {counts} of {summary['dim']} dimensions to {summary['out']} ({size})\nfrom {summary['checkpoint']}"
-
-
-def about(loaded: Loaded) -> bytes:
-    """Where the vectors come from, as JSON."""
-    values = {"checkpoint": loaded.path.name, "saved_at": loaded.meta["saved_at"]}
-    return json.dumps({**values, "dim": dim_of(loaded.learner)}).encode()
+        write(temporary, sides, json.dumps(about).encode())
+    size = out.stat().st_size
+    if as_json:
+        where = {"out": str(out), "checkpoint": str(loaded.path)}
+        click.echo(json.dumps({**where, **counts, "dim": dim, "bytes": size}))
+    else:
+        vectors = " and ".join(f"{count:,} {name}" for name, count in counts.items())
+        click.echo(f"wrote {vectors} of {dim} dimensions to {out} ({format_bytes(size)})\nfrom {loaded.path}")
 
 
 # vectors --------------------------------------------------------------------------------------------------------------
-
-
-def dim_of(learner: Learner) -> int:
-    """Size of the exported vectors."""
-    return learner.settings.item_tower.out_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +94,11 @@ class Side:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def dim(self) -> int:
+        """Size of the exported vectors."""
+        return self.learner.settings.item_tower.out_dim
 
     @property
     def ids(self) -> list[str]:
@@ -189,7 +167,8 @@ def replaced(out: Path) -> Iterator[Path]:
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(out)
     except OSError as error:
         raise StreamerError(
@@ -200,47 +179,32 @@ def replaced(out: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def write_npz(path: Path, sides: Sequence[Side], about: bytes) -> None:
     """Write what `numpy.savez` would, without ever holding the matrix."""
     import numpy as np
 
     from streamer.checkpoint import pack_strings
 
+    arrays = {"about": np.frombuffer(about, np.uint8)}
+    for side in sides:
+        arrays |= pack_strings(side.ids, f"{side.name}.ids")
     with zipfile.ZipFile(path, "w") as archive:
-        _write_array(archive, "about", np.frombuffer(about, np.uint8))
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
         for side in sides:
-            for name, array in pack_strings(side.ids, f"{side.name}.ids").items():
-                _write_array(archive, name, array)
-            _write_vectors(archive, side)
-
-
-def _write_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-    import numpy as np
-
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-        np.lib.format.write_array(entry, array, allow_pickle=False)
-
-
-def _write_vectors(archive: zipfile.ZipFile, side: Side) -> None:
-    import numpy as np
-
-    header = {"descr": "<f4", "fortran_order": False, "shape": (len(side), dim_of(side.learner))}
-    with archive.open(f"{side.name}.vectors.npy", "w", force_zip64=True) as entry:
-        np.lib.format.write_array_header_1_0(entry, header)
-        for _, vectors in side.blocks():
-            entry.write(np.ascontiguousarray(vectors, "<f4").data)
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(side), side.dim)}
+            with archive.open(f"{side.name}.vectors.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, header)
+                for _, vectors in side.blocks():
+                    entry.write(np.ascontiguousarray(vectors, "<f4").data)
 
 
 def write_parquet(path: Path, sides: Sequence[Side], about: bytes) -> None:
     """Write one row group for each block."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
-    dim = dim_of(sides[0].learner)
+    dim = sides[0].dim
     vector = arrow.list_(arrow.float32(), dim)
     fields = [("side", arrow.string()), ("id", arrow.string()), ("vector", vector)]
     schema = arrow.schema(fields, metadata={"about": about})

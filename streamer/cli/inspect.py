@@ -27,14 +27,14 @@ HEAD_ITEMS = 100
 
 
 @click.command(cls=GroupedCommand)
-@option("Report", "--top", type=click.IntRange(0), default=5, help="How many items to list of each kind.")
+@option("Report", "--top", type=click.IntRange(0), default=5, help="Number of items to list of each kind.")
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @settings_options(RunSettings, only=(*CHECKPOINT, *STORE))
 def inspect(settings: RunSettings, top: int, as_json: bool) -> None:
     """Show what the newest checkpoint holds: sizes, settings, offsets, accounting, popularity, cache.
 
     With --redis-url, show what trainers share instead: trainers, partitions, counts, occurrence, cache, log, memory; or
-    both, if the directory is given too. May be called while `streamer run` goes on.
+    both, if the directory is given too. It may be used while `streamer run` is running.
     """
     context, default = click.get_current_context(), click.core.ParameterSource.DEFAULT
     directory_given = any(context.get_parameter_source(name) is not default for name in CHECKPOINT)
@@ -58,6 +58,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     import numpy as np
 
     from streamer.checkpoint import CheckpointStore
+    from streamer.checkpoint.files import size_bytes_of
     from streamer.model.popularity import estimation_error
 
     paths = CheckpointStore(directory, readonly=True).list()  # before loading: whatever is newer then was skipped
@@ -79,7 +80,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             "users": len(learner.users),
             "items": len(learner.items),
             "parameters": embeddings + dense,
-            "bytes": _size(loaded.path),
+            "bytes": size_bytes_of(loaded.path) or 0,
         },
         "positions": _positions(meta["positions"]),
         "released": _positions(meta["released"]),
@@ -98,7 +99,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
 
 def _checkpoint(path: Path, newest: Path) -> Report:
     """A checkpoint from outside; one that is newer than the newest that could be read is corrupt."""
-    from streamer.checkpoint.files import META
+    from streamer.checkpoint.files import META, size_bytes_of
 
     try:
         found = json.loads((path / META).read_bytes())
@@ -107,18 +108,11 @@ def _checkpoint(path: Path, newest: Path) -> Report:
     meta = found if isinstance(found, dict) else {}  # damaged, or a trainer has just removed it
     return {
         "path": str(path),
-        "bytes": _size(path),
+        "bytes": size_bytes_of(path) or 0,
         "state": "newest" if path == newest else "older" if path < newest else "corrupt",
         "saved_at": meta.get("saved_at"),
         "consumed": meta.get("accounting", {}).get("consumed"),
     }
-
-
-def _size(path: Path) -> int:
-    try:
-        return sum(file.stat().st_size for file in path.iterdir())
-    except OSError:
-        return 0
 
 
 def _positions(listed: Sequence[tuple[str, int, int]]) -> list[Report]:

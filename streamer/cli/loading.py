@@ -38,19 +38,13 @@ def load(directory: Path) -> Loaded:
     from streamer.learner import Learner
 
     checkpoint = CheckpointStore(directory, readonly=True).load()
-    if checkpoint is None:
-        raise CheckpointError(_nothing_in(directory))
-    learner = Learner.from_checkpoint(checkpoint, device="cpu")
-    return Loaded(checkpoint.path, checkpoint.meta, learner)
-
-
-def _nothing_in(directory: Path) -> str:
-    """Why nothing can be loaded, and what to try."""
+    if checkpoint is not None:
+        return Loaded(checkpoint.path, checkpoint.meta, Learner.from_checkpoint(checkpoint, device="cpu"))
     inside = directory / "checkpoints"
     if inside.is_dir():
-        return f"there is no checkpoint in {directory}: try --checkpoint-dir {inside}"
+        raise CheckpointError(f"there is no checkpoint in {directory}: try --checkpoint-dir {inside}")
     what = "there is no checkpoint in" if directory.is_dir() else "there is no directory"
-    return (
+    raise CheckpointError(
         f"{what} {directory}: give the --checkpoint-dir or --data-dir of your `streamer run`; "
         "it writes its first checkpoint after --checkpoint-every seconds and when it stops"
     )

@@ -19,6 +19,8 @@ from streamer.model.setting import Setting, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FILE: dict[str, Any] = {"type": click.Path(dir_okay=False, path_type=Path), "required": True, "metavar": "FILE"}
+"""What an option that names a file has in common with others."""
 _PROBLEMS = "streamer.problems"
 
 
@@ -95,14 +97,7 @@ class _SettingType(click.ParamType[Any]):
 
 
 def setting_option(kind: type[Settings], name: str, heading: str | None = None, **changes: Any) -> Callable[[F], F]:
-    """The option of one setting, for a command that needs a few of them.
-
-    Args:
-        kind: the settings.
-        name: of the field; the command's function gets the value by this name.
-        heading: if it is not the setting's.
-        changes: attributes of the click option that differ.
-    """
+    """The option of one setting, for a command that needs a few of them; `changes` are attributes that differ."""
     setting = kind.all()[name]
     attributes: dict[str, Any] = {
         "default": setting.default,
@@ -121,12 +116,11 @@ def setting_option(kind: type[Settings], name: str, heading: str | None = None, 
 
 
 def _help(setting: Setting) -> str:
-    default, unit = setting.default_text(), setting.about.unit
-    about = setting.about
+    about, default, unit = setting.about, setting.default_text(), setting.about.unit
     obvious = about.at_least in (None, 0, 1) and about.above is None and about.at_most is None
     parts = [f"default: {default}{f' {unit}' if unit and setting.default else ''}" if default else unit]
     shown = "; ".join(part for part in [*parts, "" if obvious else setting.range().removeprefix("of ")] if part)
-    return f"{setting.about.help}{f'  [{shown}]' if shown else ''}"
+    return f"{about.help}{f'  [{shown}]' if shown else ''}"
 
 
 def settings_options(
@@ -139,9 +133,7 @@ def settings_options(
     """Every setting of a class as an option, and `--config`; the command's function gets them as one object first.
 
     Args:
-        kind: the settings.
         only: names of those that are offered; all others have their defaults.
-        heading: if it is not the settings' own.
         environment: names of those that environment variables may set, without `--config`; None: all, and `--config`.
     """
     names = list(kind.all()) if only is None else list(only)
@@ -149,7 +141,13 @@ def settings_options(
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def with_settings(**given: Any) -> Any:
-            settings = kind(**{name: _built(kind.all()[name], given.pop(name)) for name in names})
+            values: dict[str, Any] = {}
+            for name in names:
+                setting, value = kind.all()[name], given.pop(name)
+                values[name] = dict(value) if setting.is_mapping else value
+                if value == () and setting.default is None:
+                    values[name] = None
+            settings = kind(**values)
             if problems := settings.problems():
                 raise SettingsError([f"--{problem}" for problem in problems])
             return function(settings, **given)
@@ -162,13 +160,6 @@ def settings_options(
         return found
 
     return decorate
-
-
-def _built(setting: Setting, value: Any) -> Any:
-    """A setting's value from what click found: pairs are a mapping, and nothing is None where that is the default."""
-    if setting.is_mapping:
-        return dict(value)
-    return None if value == () and setting.default is None else value
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:

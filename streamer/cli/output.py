@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from rich import filesize
 
 MAX_WIDTH = 120
 """A wider table is turned, a line for each name instead of a column, if that makes it narrower."""
@@ -26,11 +27,7 @@ def format_bytes(size_bytes: float) -> str:
         >>> format_bytes(27_342_669)
         '27.3 MB'
     """
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "bytes" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
+    return filesize.decimal(round(size_bytes))
 
 
 def format_age(seconds: float) -> str:

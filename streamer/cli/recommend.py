@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,7 +30,7 @@ _QUERY = "Query"
     metavar="ITEM",
     help="Instead of a user: item of a session, in the order of its events; repeat it for several.",
 )
-@option(_QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="How many items.")
+@option(_QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="Number of items.")
 @option(
     _QUERY,
     "--exclude-seen",
@@ -50,7 +49,8 @@ def recommend(
 ) -> None:
     """Recommend items from the newest checkpoint.
 
-    For users by their id, or for a session of recent items without a user. May be called while `streamer run` goes on.
+    For users by their id, or for a session of recent items without a user. It may be used while
+    `streamer run` is running.
     """
     if bool(users) == bool(recent):
         raise click.UsageError("give either --user or --recent")
@@ -62,17 +62,28 @@ def recommend(
     recommender = Recommender(loaded.learner)
     queries = [recommender.session(recent)] if recent else [recommender.user(user) for user in users]
     found = recommender.recommend(queries, count, exclude_seen=exclude_seen)
+    pairs = list(zip(queries, found, strict=True))
     if as_json:
-        click.echo(json.dumps(as_object(loaded.path, loaded.meta, queries, found)))
+        answers = [
+            {
+                "user": query.user,
+                "known": query.known,
+                "note": query.note or None,
+                "items": [i._asdict() for i in items],
+            }
+            for query, items in pairs
+        ]
+        about = {"checkpoint": str(loaded.path), "saved_at": loaded.meta["saved_at"]}
+        click.echo(json.dumps(about | {"recommendations": answers}))
         return
-    for query, items in zip(queries, found, strict=True):
+    for query, items in pairs:
         click.echo("\n".join(described(query, items)))
         click.echo()
     click.echo(f"from {loaded.path}, saved {format_age(time.time() - loaded.meta['saved_at'])} ago")
 
 
 def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
-    """The answer for a person."""
+    """Recommendations for a person."""
     if query.user is None:
         yield f"session of {len(query.recent)} items"
     else:
@@ -87,22 +98,3 @@ def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
         for place, item in enumerate(items, start=1)
     ]
     yield from table(rows, ("", "item", "score", ""))
-
-
-def as_object(
-    path: Path, meta: dict[str, Any], queries: Sequence[Query], answers: Sequence[Sequence[Recommendation]]
-) -> dict[str, Any]:
-    """The answers for a program."""
-    return {
-        "checkpoint": str(path),
-        "saved_at": meta["saved_at"],
-        "recommendations": [
-            {
-                "user": query.user,
-                "known": query.known,
-                "note": query.note or None,
-                "items": [{"item": item.item, "score": item.score, "recent": item.recent} for item in items],
-            }
-            for query, items in zip(queries, answers, strict=True)
-        ],
-    }

@@ -39,7 +39,7 @@ _OUTPUT = "Output"
     "--metrics-host",
     envvar="STREAMER_METRICS_HOST",
     default="127.0.0.1",
-    help="Address to serve them on; 0.0.0.0 for all of this machine.",
+    help="Address to serve them on; 0.0.0.0 for all addresses of this machine.",
 )
 @option(_OUTPUT, "--json", "as_json", envvar="STREAMER_JSON", is_flag=True, help="At the end, print one JSON object.")
 def run(settings: RunSettings, log_format: str, metrics_port: int | None, metrics_host: str, as_json: bool) -> None:

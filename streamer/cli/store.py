@@ -15,21 +15,20 @@ import click
 
 from streamer.build import store_keys
 from streamer.cache_store.errors import Damaged, StoreError, StoreRefused
-from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.cli.options import FILE, GroupedCommand, option, settings_options
 from streamer.cli.output import format_age, format_bytes, printable, table
 from streamer.errors import SettingsError, SharingError
 from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
-    from streamer.cache_store.redis.admin import Heartbeat, ModelSummary, StoreAdmin
+    from streamer.cache_store.redis.admin import Heartbeat, StoreAdmin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _GROUP = "Store"
 STORE = ("redis_url", "model_name", "redis_namespace")
 """Settings that say where a model is shared."""
-FIGURES = ("items", "log_length", "trainers")
-"""Listed for each model."""
+json_option = option(_GROUP, "--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group()
@@ -37,15 +36,10 @@ def store() -> None:
     """Manage what trainers share in Redis: list, reset, export, import. `streamer inspect` shows it."""
 
 
-def json_option(function: F) -> F:
-    """The option `--json`."""
-    return option(_GROUP, "--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
-
-
 def change_options(function: F) -> F:
     """The options `--yes` and `--force`."""
-    yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask.")
-    force = option(_GROUP, "--force", is_flag=True, help="Even if trainers are active.")
+    yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask for confirmation.")
+    force = option(_GROUP, "--force", is_flag=True, help="Proceed even if trainers are active.")
     return yes(force(function))
 
 
@@ -59,9 +53,14 @@ def list_models(settings: SharingSettings, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"models": found}))
     elif found:
-        click.echo("\n".join(table([_row(model) for model in found], ("model", "items", "log", "active"), indent="")))
-        for problem in (figures["problem"] for figures in found if "problem" in figures):
-            click.echo(f"note: {problem}")
+        rows = []
+        for model in found:
+            numbers = (model["items"], model["log_length"], model["trainers"])
+            rows.append([printable(model["model"]), *("-" if n is None else f"{n:,}" for n in numbers)])
+        click.echo("\n".join(table(rows, ("model", "items", "log", "active"), indent="")))
+        for model in found:
+            if "problem" in model:
+                click.echo(f"note: {model['problem']}")
     else:
         click.echo(f"no models in {admin.url} under the namespace {settings.redis_namespace}")
 
@@ -78,14 +77,8 @@ def _figures(name: str, settings: SharingSettings) -> dict[str, Any]:
     except SettingsError as error:
         problem = str(error)
     if summary is None:
-        return {"model": name, **dict.fromkeys(FIGURES), "problem": problem}
-    values = (summary.items, summary.log_length, len(summary.active))
-    return {"model": name, **dict(zip(FIGURES, values, strict=True))}
-
-
-def _row(figures: dict[str, Any]) -> tuple[str, ...]:
-    values = ("-" if figures[name] is None else f"{figures[name]:,}" for name in FIGURES)
-    return (printable(figures["model"]), *values)
+        return {"model": name, "items": None, "log_length": None, "trainers": None, "problem": problem}
+    return {"model": name, "items": summary.items, "log_length": summary.log_length, "trainers": len(summary.active)}
 
 
 @store.command(cls=GroupedCommand)
@@ -99,40 +92,27 @@ def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> N
     does not touch. A damaged model is removed with whatever its keys hold.
     """
     with open_admin(settings) as admin:
-        what = _removable(admin, "it would put back what it has", force)
+        try:
+            summary = admin.summary()
+            what = f"{summary.items:,} items" if summary is not None else "what is left of it"
+        except Damaged as error:
+            click.echo(f"note: {error}", err=True)
+            summary, what = None, "damaged"
+        if summary is None and not admin.exists():
+            raise _no_model(admin)
+        now_s, active = (summary.now_s, summary.active) if summary is not None else admin.active_trainers()
+        _check_none_active(active, now_s, "it would put back what it has", force)
         confirm(f"remove {printable(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
     done = {"model": admin.keys.model, "removed_keys": removed}
     click.echo(json.dumps(done) if as_json else f"removed {printable(admin.keys.model)}: {removed} keys")
 
 
-def _removable(admin: StoreAdmin, otherwise: str, force: bool) -> str:
-    """What is to be removed, for a person.
-
-    Raises:
-        SharingError: there is nothing, or a trainer is active.
-    """
-    try:
-        summary = admin.summary()
-        what = f"{summary.items:,} items" if summary is not None else "what is left of it"
-    except Damaged as error:
-        click.echo(f"note: {error}", err=True)
-        summary, what = None, "damaged"
-    if summary is None and not admin.exists():
-        raise _no_model(admin)
-    now_s, active = (summary.now_s, summary.active) if summary is not None else admin.active_trainers()
-    _check_none_active(active, now_s, otherwise, force)
-    return what
-
-
 @store.command(cls=GroupedCommand)
 @option(
     _GROUP,
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE",
-    envvar=None,
+    **FILE,
     help="File to write (.npz); one that exists is replaced once all is written.",
 )
 @json_option
@@ -167,15 +147,7 @@ def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
 
 
 @store.command("import", cls=GroupedCommand)
-@option(
-    _GROUP,
-    "--path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE",
-    envvar=None,
-    help="A file that `streamer store export` has written.",
-)
+@option(_GROUP, "--path", **FILE, help="A file that `streamer store export` has written.")
 @option(_GROUP, "--replace", is_flag=True, help="Replace a model that exists.")
 @change_options
 @json_option
@@ -188,7 +160,13 @@ def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, for
     with open_admin(settings) as admin:
         summary = admin.summary()
         if summary is not None:
-            _check_replaceable(admin, summary, replace, force)
+            if not replace:
+                raise SharingError(
+                    f"the model {admin.keys.model!r} in {admin.url} exists already, with {summary.items:,} items: "
+                    "choose another --model, or --replace it"
+                )
+            otherwise = "what it has counted since would be lost, or counted twice"
+            _check_none_active(summary.active, summary.now_s, otherwise, force)
             confirm(f"replace {printable(admin.keys.model)} ({summary.items:,} items) in {admin.url} by {path}", yes)
         generation = admin.put(contents, summary.generation if summary is not None else "")
     done = {"model": admin.keys.model, "generation": generation, "items": len(contents.ids)}
@@ -198,21 +176,6 @@ def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, for
 
 def _amounts(done: dict[str, Any]) -> str:
     return f"{done['items']:,} items and {done['events']:,} events ({format_bytes(done['bytes'])})"
-
-
-def _check_replaceable(admin: StoreAdmin, summary: ModelSummary, replace: bool, force: bool) -> None:
-    """Check that a model may be replaced.
-
-    Raises:
-        SharingError: it may not.
-    """
-    if not replace:
-        raise SharingError(
-            f"the model {admin.keys.model!r} in {admin.url} exists already, with {summary.items:,} items: "
-            "choose another --model, or --replace it"
-        )
-    otherwise = "what it has counted since would be lost, or counted twice"
-    _check_none_active(summary.active, summary.now_s, otherwise, force)
 
 
 # shared by commands ---------------------------------------------------------------------------------------------------
@@ -227,7 +190,7 @@ def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
         SharingError: Redis cannot be used.
     """
     if not settings.redis_url:
-        raise SettingsError(["--redis-url is missing: say which Redis, e.g. redis://localhost:6379/0"])
+        raise SettingsError(["--redis-url is missing: give the URL of the Redis, e.g. redis://localhost:6379/0"])
     from streamer.cache_store.redis.admin import StoreAdmin
 
     keys = store_keys(settings)
@@ -239,11 +202,7 @@ def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
 
 
 def require_model(admin: StoreAdmin) -> None:
-    """Check that the model exists.
-
-    Raises:
-        SharingError: it does not; with those that do.
-    """
+    """Raise a `SharingError` that names the models that exist, unless this one does."""
     if admin.summary() is None:
         raise _no_model(admin)
 
@@ -267,27 +226,19 @@ def _only_name_left(admin: StoreAdmin) -> str:
 
 
 def _check_none_active(active: Sequence[Heartbeat], now_s: float, otherwise: str, force: bool) -> None:
-    """Check that no trainer is active.
-
-    Raises:
-        SharingError: one is.
-    """
-    if active and not force:
-        trainers = "; ".join(_described(heartbeat, now_s) for heartbeat in active)
+    """Raise a `SharingError` that names the active trainers, if there are any."""
+    described = []
+    for heartbeat in active:
+        partitions = f" ({', '.join(heartbeat.partitions)})" if heartbeat.partitions else ""
+        seen = format_age(now_s - heartbeat.at_s)
+        described.append(f"{printable(heartbeat.trainer)}{partitions}, last seen {seen} ago")
+    if described and not force:
+        trainers = "; ".join(described)
         raise SharingError(f"trainers are active: {trainers}. Stop them first, or give --force: {otherwise}")
 
 
-def _described(heartbeat: Heartbeat, now_s: float) -> str:
-    partitions = f" ({', '.join(heartbeat.partitions)})" if heartbeat.partitions else ""
-    return f"{printable(heartbeat.trainer)}{partitions}, last seen {format_age(now_s - heartbeat.at_s)} ago"
-
-
 def confirm(what: str, yes: bool) -> None:
-    """Ask before something that cannot be undone.
-
-    Raises:
-        SharingError: there is nobody to ask.
-    """
+    """Ask before something that cannot be undone; raise a `SharingError` if there is nobody to ask."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,1 +1,5 @@
-"""Records that could not be used: why, and where they are kept."""
+"""Records that could not be used: the reason, and the file or topic that keeps them.
+
+Belongs here: a `DeadLetter` and its sinks; `streamer.event` decides what becomes one.
+May import: `sources`, `settings`, `errors`.
+"""

@@ -88,7 +88,7 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def identity(self) -> tuple[str, int, int, int | None]:
-        """What tells a letter from all others, however often it was written."""
+        """What distinguishes a letter from all others, however often it was written."""
         return self.topic, self.partition, self.offset, self.index
 
 

@@ -80,7 +80,7 @@ class KafkaDeadLetters:
         """Connect now, rather than with the first letter. May be called twice.
 
         Raises:
-            SourceUnavailable: no broker answers.
+            SourceUnavailable: no broker responds.
         """
         if self._producer is None:
             config = {"max_block_ms": 10_000, "linger_ms": 5} | self._settings.producer_config()
@@ -90,7 +90,7 @@ class KafkaDeadLetters:
         """Take letters; they are safe only after `flush`, which comes by itself when many are waiting.
 
         Raises:
-            SourceUnavailable: Kafka does not answer; the letters are kept, for `flush` to try again.
+            SourceUnavailable: Kafka does not respond; the letters are kept, for `flush` to try again.
             SourceError: Kafka does not take them.
         """
         self._pending.extend(_Pending(letter) for letter in letters)
@@ -103,7 +103,7 @@ class KafkaDeadLetters:
         """Return when every letter taken so far is safe. After an error, they wait for the next call.
 
         Raises:
-            SourceUnavailable: Kafka does not answer.
+            SourceUnavailable: Kafka does not respond.
             SourceError: Kafka does not take them.
         """
         deadline = time.monotonic() + self._flush_timeout_s

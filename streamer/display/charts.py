@@ -10,6 +10,8 @@ from rich.text import Text
 
 Points = Sequence[tuple[float, ...]]
 """A tuple for each column of a chart: the values of all its series."""
+Cell = tuple[str, str]
+"""A character and its style."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SHADES = "█▒░"
@@ -18,10 +20,7 @@ LEVELS = "▁─▔"
 
 
 class History:
-    """All of a series in bounded memory: when it is full, neighbours are merged, so it spans the whole run.
-
-    Args:
-        capacity: most points that are kept, an even number.
+    """All of a series in bounded memory: at `capacity` points (an even number), neighbours are merged.
 
     Examples:
         >>> history = History(capacity=4)
@@ -46,7 +45,7 @@ class History:
             self._open = []
 
     def resampled(self, most: int) -> list[tuple[float, ...]]:
-        """At most so many points, of about equal duration."""
+        """At most `most` points, of about equal duration."""
         have, wanted = len(self._points), max(most, 1)
         if have <= wanted:
             return list(self._points)
@@ -78,59 +77,37 @@ def share_bar(shares: Sequence[float], styles: Sequence[str], width: int) -> Tex
 
 
 def line_over_area(points: Points, height: int, top: float, styles: tuple[str, str]) -> list[Text]:
-    """Rows, the highest first, of a chart of two series: the first one an area, the second one a line.
+    """Rows, the highest first, of a chart of two series, an area and a line; `top` is the value at the upper edge."""
+    (area, line), scale = styles, height / top
 
-    Args:
-        points: the values of both, a column each.
-        height: rows.
-        top: the value at the upper edge.
-        styles: colours of area and line.
-    """
-    return [_line_over_area_row(points, row, height / top, styles) for row in reversed(range(height))]
-
-
-def _line_over_area_row(points: Points, row: int, scale: float, styles: tuple[str, str]) -> Text:
-    area, line = styles
-    cells = []
-    for high, low in points:
+    def cell(row: int, high: float, low: float) -> Cell:
         eighths = min(8, max(0, round(8 * (high * scale - row))))
         if row <= low * scale < row + 1:
             level = LEVELS[min(2, int(3 * (low * scale - row)))]
-            cells.append((level, f"{line} on {area}" if eighths == 8 else line))
-        else:
-            cells.append((BLOCKS[eighths], area))
-    return _text(cells)
+            return level, f"{line} on {area}" if eighths == 8 else line
+        return BLOCKS[eighths], area
+
+    return [_text(cell(row, high, low) for high, low in points) for row in reversed(range(height))]
 
 
 def shares_over_time(points: Points, height: int, styles: Sequence[str], colours: bool) -> list[Text]:
     """Rows, the highest first, of a chart of shares that sum to one, stacked; the first share is at the bottom.
 
-    Args:
-        points: the shares, a column each.
-        height: rows.
-        styles: a colour for each share.
-        colours: whether the terminal has them; else shares are shaded, and less exact.
+    Where the terminal has no colours, shares are shaded, and less exact.
     """
-    cell = _coloured_cell if colours else _shaded_cell
-    rows = reversed(range(height))
-    return [_text([cell(shares, row / height, 1 / height, styles) for shares in points]) for row in rows]
+    size = 1 / height
 
+    def cell(shares: Sequence[float], bottom: float) -> Cell:
+        """In the colour at its lower edge, up to where the next one begins."""
+        if not colours:
+            return SHADES[_at(shares, bottom + size / 2)], ""
+        lower, upper = _at(shares, bottom + size / 16), _at(shares, bottom + size * 15 / 16)
+        if lower == upper:
+            return "█", styles[lower]
+        eighths = round(8 * (sum(shares[: lower + 1]) - bottom) / size)
+        return BLOCKS[min(7, max(1, eighths))], f"{styles[lower]} on {styles[upper]}"
 
-Cell = tuple[str, str]
-"""A character and its style."""
-
-
-def _shaded_cell(shares: Sequence[float], bottom: float, size: float, styles: Sequence[str]) -> Cell:
-    return SHADES[_at(shares, bottom + size / 2)], ""
-
-
-def _coloured_cell(shares: Sequence[float], bottom: float, size: float, styles: Sequence[str]) -> Cell:
-    """A cell in the colour at its lower edge, up to where the next one begins."""
-    lower, upper = _at(shares, bottom + size / 16), _at(shares, bottom + size * 15 / 16)
-    if lower == upper:
-        return "█", styles[lower]
-    eighths = round(8 * (sum(shares[: lower + 1]) - bottom) / size)
-    return BLOCKS[min(7, max(1, eighths))], f"{styles[lower]} on {styles[upper]}"
+    return [_text(cell(shares, row / height) for shares in points) for row in reversed(range(height))]
 
 
 def _at(shares: Sequence[float], height: float) -> int:

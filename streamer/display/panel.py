@@ -19,7 +19,6 @@ from streamer.display.reporting import PREPARING
 
 if TYPE_CHECKING:
     from streamer.pipeline import Status
-    from streamer.sources.base import Partition
 
 BANDS = {"head": "blue", "torso": "cyan", "tail": "magenta"}
 MODEL, POPULAR = "green", "yellow"
@@ -29,15 +28,12 @@ WIDE, TALL = 80, 22
 """Columns and lines that the charts need."""
 CHART_ROWS, SPARKS = 7, 12
 MOST_PARTITIONS = 6
+ROUND_NUMBERS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+"""For the upper edge of the chart."""
 
 
 class RunPanel:
-    """Draws the state of a run, and remembers as much of it as its charts need.
-
-    Args:
-        source: where events come from.
-        clock: seconds.
-    """
+    """Draws the state of a run, and remembers as much of it as its charts need."""
 
     def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.note = ""
@@ -60,9 +56,8 @@ class RunPanel:
         self._status = status
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        width = options.max_width
-        inner = width - 4
-        parts = list(self._parts(inner, console.height, console.color_system is not None and not console.no_color))
+        width, colours = options.max_width, console.color_system is not None and not console.no_color
+        parts = list(self._parts(min(width - 4, 116), console.height, colours))
         yield Panel(
             Group(*parts),
             box=box.ROUNDED,
@@ -75,14 +70,13 @@ class RunPanel:
         )
 
     def _parts(self, width: int, height: int, colours: bool) -> Iterator[RenderableType]:
-        status, width = self._status, min(width, 116)
+        status = self._status
         if status is None or not status.steps:
             self._spinner.update(text=Text(self.note or PREPARING, no_wrap=True, overflow="ellipsis"))
             yield self._spinner
             return
-        charts = width >= WIDE - 4 and height >= TALL
-        yield _figures(self._left(status), self._right(status), width)
-        if charts:
+        yield self._figures(status, width)
+        if width >= WIDE - 4 and height >= TALL:
             yield Text()
             yield self._charts(status, width, colours)
             yield Text()
@@ -93,41 +87,38 @@ class RunPanel:
         if self.note:
             yield Text(self.note, "bold", no_wrap=True, overflow="ellipsis")
 
-    # figures ----------------------------------------------------------------------------------------------------------
-
-    def _left(self, status: Status) -> Iterator[tuple[str, Text]]:
+    def _figures(self, status: Status, width: int) -> RenderableType:
+        """Labelled figures: two columns if there is room, else one."""
         rate = Text.assemble((f"{status.events_per_second:,.0f}", "bold"), " events/s ")
-        yield "speed", rate.append(sparkline(self._rates, SPARKS, lowest=0.0), "green")
-        yield "known", Text(f"{status.users:,} users, {status.items:,} items")
-
-    def _right(self, status: Status) -> Iterator[tuple[str, Text]]:
+        rate.append(sparkline(self._rates, SPARKS, lowest=0.0), "green")
+        left, right = [("speed", rate), ("known", Text(f"{status.users:,} users, {status.items:,} items"))], []
         if status.loss is not None:
             loss = Text.assemble((f"{status.loss:.3f}", "bold"), " ")
-            yield "loss", loss.append(sparkline([value for (value,) in self._losses.resampled(SPARKS)], SPARKS), "red")
-        yield "checkpoint", Text("none yet" if status.checkpoint_age_s is None else _ago(status.checkpoint_age_s))
-
-    # charts -----------------------------------------------------------------------------------------------------------
+            loss.append(sparkline([value for (value,) in self._losses.resampled(SPARKS)], SPARKS), "red")
+            right.append(("loss", loss))
+        age_s = status.checkpoint_age_s
+        right.append(("checkpoint", Text("none yet" if age_s is None else _ago(age_s))))
+        if width < WIDE - 4:
+            return _labelled([*left, *right], width)
+        each = (width - 4) // 2
+        grid = _two_columns(each)
+        grid.add_row(_labelled(left, each), _labelled(right, each))
+        return grid
 
     def _charts(self, status: Status, width: int, colours: bool) -> RenderableType:
         each = (width - 4) // 2
-        grid = Table.grid(padding=(0, 4, 0, 0))
-        grid.add_column(width=each, no_wrap=True)
-        grid.add_column(width=each, no_wrap=True)
-        grid.add_row(Text("HR@10, ranked before it is learned", "dim"), Text("cache, by popularity of items", "dim"))
-        grid.add_row(hit_rate_line(status), cache_line(status))
-        grid.add_row(self._hit_rate_chart(each), self._cache_chart(each, colours))
-        return grid
-
-    def _hit_rate_chart(self, width: int) -> RenderableType:
-        points = self._hit_rates.resampled(width - 5)
-        top = _nice_top(max((max(point) for point in points), default=0.0))
+        points = self._hit_rates.resampled(each - 5)
+        highest = max((max(point) for point in points), default=0.0)
+        top = next((round_number for round_number in ROUND_NUMBERS if round_number >= highest), 1.0)
         rows = line_over_area(points, CHART_ROWS, top, (AREA, LINE))
         marks = {0: f"{top:4.2f}", CHART_ROWS - 1: "   0"}
-        return Group(*(Text.assemble((f"{marks.get(k, ''):>4} ", "dim"), row) for k, row in enumerate(rows)))
-
-    def _cache_chart(self, width: int, colours: bool) -> RenderableType:
-        points = self._shares.resampled(width)
-        return Group(*shares_over_time(points, CHART_ROWS, tuple(BANDS.values()), colours))
+        hit_rates = [Text.assemble((f"{marks.get(k, ''):>4} ", "dim"), row) for k, row in enumerate(rows)]
+        shares = shares_over_time(self._shares.resampled(each), CHART_ROWS, tuple(BANDS.values()), colours)
+        grid = _two_columns(each)
+        grid.add_row(Text("HR@10, ranked before it is learned", "dim"), Text("cache, by popularity of items", "dim"))
+        grid.add_row(hit_rate_line(status), cache_line(status))
+        grid.add_row(Group(*hit_rates), Group(*shares))
+        return grid
 
     def _chart_lines(self, status: Status, width: int) -> Iterator[RenderableType]:
         """What a small terminal has instead of charts."""
@@ -165,30 +156,20 @@ def cache_line(status: Status) -> Text:
 
 def lag_line(status: Status) -> Text:
     """How many events wait: in all, in the partitions that are furthest behind, and in memory."""
-    line = Text.assemble(("lag         ", "dim"), no_wrap=True, overflow="ellipsis").append_text(_lag(status.lag))
+    lag = status.lag
+    line = Text.assemble(("lag         ", "dim"), f"{sum(lag.values()):,} events", no_wrap=True, overflow="ellipsis")
+    if len(lag) > 1:
+        worst = sorted(sorted(lag, key=lambda p: -lag[p])[:MOST_PARTITIONS])
+        one_topic, more = len({p.topic for p in lag}) == 1, len(lag) - len(worst)
+        parts = [f"{'' if one_topic else p.topic}[{p.number}] {lag[p]:,}" for p in worst]
+        line.append("  " + " ".join(parts) + (f" and {more:,} more" if more else ""), "dim")
     return line.append(f"; {status.queued_events:,} in the queue", "dim")
 
 
-def _lag(partitions: dict[Partition, int]) -> Text:
-    text = Text(f"{sum(partitions.values()):,} events")
-    if len(partitions) < 2:
-        return text
-    worst = sorted(sorted(partitions, key=lambda p: -partitions[p])[:MOST_PARTITIONS])
-    one_topic = len({p.topic for p in partitions}) == 1
-    parts = [f"{'' if one_topic else p.topic}[{p.number}] {partitions[p]:,}" for p in worst]
-    more = len(partitions) - len(worst)
-    return text.append("  " + " ".join(parts) + (f" and {more:,} more" if more else ""), "dim")
-
-
-def _figures(left: Iterator[tuple[str, Text]], right: Iterator[tuple[str, Text]], width: int) -> RenderableType:
-    """Labelled figures: two columns if there is room, else one."""
-    if width < WIDE - 4:
-        return _labelled([*left, *right], width)
-    each = (width - 4) // 2
+def _two_columns(width: int) -> Table:
     grid = Table.grid(padding=(0, 4, 0, 0))
-    grid.add_column(width=each)
-    grid.add_column(width=each)
-    grid.add_row(_labelled(list(left), each), _labelled(list(right), each))
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column(width=width, no_wrap=True)
     return grid
 
 
@@ -215,12 +196,6 @@ def _accounting(status: Status) -> Iterator[RenderableType]:
     if reasons:
         listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items(), key=lambda r: -r[1]))
         yield Text.assemble(("dead        ", "dim"), (listed, "yellow"), no_wrap=True, overflow="ellipsis")
-
-
-def _nice_top(highest: float) -> float:
-    """A round number above it."""
-    steps = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
-    return next((step for step in steps if step >= highest), 1.0)
 
 
 def _elapsed(seconds: float) -> str:

@@ -10,10 +10,10 @@ import logging
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -30,61 +30,49 @@ LEVEL_STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CR
 logger = logging.getLogger("streamer")
 
 
-class Reporter(Protocol):
-    """Shows a run."""
+class Reporter(ABC):
+    """Shows a run, from where it is entered to where it is left."""
 
-    def update(self, status: Status) -> None:
-        """The latest state; called about twice a second."""
-        ...
+    def __init__(self) -> None:
+        self._stack = ExitStack()
 
-    def note(self, text: str) -> None:
-        """Say what is going on besides; empty to say nothing. May be called from a signal handler."""
-        ...
-
-    def finish(self, summary: dict[str, Any] | None) -> None:
-        """The run has ended; None if the summary is shown elsewhere."""
-        ...
-
+    @abstractmethod
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @abstractmethod
+    def update(self, status: Status) -> None:
+        """The latest state; called about twice a second."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Say what is going on besides; empty to say nothing. May be called from a signal handler."""
+
+    @abstractmethod
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        """The run has ended; None if the summary is shown elsewhere."""
 
 
 def make_reporter(kind: str, source: str, every_s: float = EVERY_S) -> Reporter:
-    """A reporter for `auto`, `panel`, `plain` or `json`.
-
-    Args:
-        kind: which; `auto` is a panel at a terminal that can show it.
-        source: where events come from, for a person.
-        every_s: seconds between two lines of a log.
-    """
+    """A reporter for `panel`, `plain`, `json` or `auto`, which is a panel at a terminal that can show it."""
     if kind == "auto":
-        kind = "panel" if _shows_panels(sys.stderr) else "plain"
+        unicode = (getattr(sys.stderr, "encoding", None) or "").lower().startswith("utf")
+        shows_panels = sys.stderr.isatty() and unicode and os.environ.get("TERM", "") not in ("", "dumb")
+        kind = "panel" if shows_panels else "plain"
     if kind == "panel":
         return PanelReporter(source)
     return LogReporter(source, as_json=kind == "json", every_s=every_s)
 
 
-def _shows_panels(stream: TextIO) -> bool:
-    unicode = (getattr(stream, "encoding", None) or "").lower().startswith("utf")
-    return stream.isatty() and unicode and os.environ.get("TERM", "") not in ("", "dumb")
-
-
-class LogReporter:
-    """A line now and then: plain, or JSON for machines.
-
-    Args:
-        source: where events come from.
-        as_json: one JSON object a line.
-        every_s: seconds between two lines.
-    """
+class LogReporter(Reporter):
+    """A line every `every_s` seconds: plain, or JSON for machines."""
 
     def __init__(self, source: str, as_json: bool = False, every_s: float = EVERY_S) -> None:
+        super().__init__()
         self._source, self._json, self._every_s = source, as_json, every_s
         self._next, self._note = 0.0, ""
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         handler = logging.StreamHandler(sys.stderr)
@@ -92,9 +80,6 @@ class LogReporter:
         self._stack.enter_context(_logging_to(handler))
         logger.info("learning from %s", self._source)
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
 
     def update(self, status: Status) -> None:
         if self._note:
@@ -118,15 +103,11 @@ class LogReporter:
             logger.info("%s", f"{label:<10} {text}")
 
 
-class PanelReporter:
-    """A live panel, with log messages above it.
-
-    Args:
-        source: where events come from.
-        console: of rich; standard error if not given.
-    """
+class PanelReporter(Reporter):
+    """A live panel on a console of rich, with log messages above it."""
 
     def __init__(self, source: str, console: Console | None = None) -> None:
+        super().__init__()
         from rich.console import Console
         from rich.live import Live
 
@@ -142,16 +123,12 @@ class PanelReporter:
             redirect_stdout=False,
             vertical_overflow="crop",
         )
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self._stack.enter_context(_logging_to(_ConsoleHandler(self.console)))
         self._stack.enter_context(self._live)
         self.console.show_cursor(True)  # a second Ctrl-C ends the process at once: nobody would bring it back
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
 
     def update(self, status: Status) -> None:
         self._panel.update(dataclasses.replace(status))  # a copy: drawn by another thread while the run goes on
@@ -161,8 +138,17 @@ class PanelReporter:
 
     def finish(self, summary: dict[str, Any] | None) -> None:
         self._live.stop()
-        if summary is not None:
-            self.console.print(summary_text(summary))
+        if summary is None:
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, text in summary_rows(summary):
+            grid.add_row(label, Text(text, "bold green" if label == "done" else ""))
+        self.console.print(grid)
 
 
 # the state ------------------------------------------------------------------------------------------------------------
@@ -234,19 +220,6 @@ def accounting_described(counts: dict[str, Any]) -> str:
         f"{counts['consumed']:,} = {counts['trained']:,} trained + {counts['filtered']:,} filtered"
         f" + {counts['dead_lettered']:,} dead-lettered"
     )
-
-
-def summary_text(summary: dict[str, Any]) -> Any:
-    """The end of a run for a terminal (a rich `Table`)."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in summary_rows(summary):
-        grid.add_row(label, Text(text, "bold green" if label == "done" else ""))
-    return grid
 
 
 # logging --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The wire format: what an event looks like in a record, and what becomes of a record that is none.
+"""The wire format: what an event looks like in a record, and what becomes of a record that is not one.
 
 A record's value is JSON: one event, or an array of events.
 
@@ -28,6 +28,8 @@ rating has less than any rating asked for.
 Nothing that a record holds makes `EventDecoder.decode` raise: bad input becomes a `DeadLetter`. The unit of
 accounting is the event; a record that cannot be taken apart counts as one. What was consumed is the sum of
 events, filtered and dead letters, always.
+
+May import: `dead_letters`, `sources.base`, `settings`, `errors`.
 """
 
 from streamer.dead_letters.base import DeadLetter, Reason

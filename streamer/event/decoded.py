@@ -115,7 +115,7 @@ class Writer:
         self._out.letters.append(letter)
 
     def end_record(self, record: int, filtered: int) -> None:
-        """All of a record is appended; so many of its events were filtered."""
+        """All of a record is appended; `filtered` of its events were filtered."""
         out = self._out
         out.filtered_upto.append(out.filtered + filtered)
         out.record_offsets.append(self.chunk.offsets[record])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -82,11 +82,7 @@ class EventDecoder:
             writer.plain_records(rows, self._kept(run), start, stop)
 
     def _columns(self, events: list[Any], record_times_ms: Sequence[int]) -> Rows:
-        """The columns of events that the strict Struct accepted.
-
-        Raises:
-            Invalid: one of them breaks a rule that the Struct cannot express.
-        """
+        """The columns of events that the strict Struct accepted; `Invalid` if one breaks a rule beyond the Struct's."""
         return Rows(
             self._id_column([e.user_id for e in events]),
             self._id_column([e.item_id for e in events]),
@@ -124,25 +120,20 @@ class EventDecoder:
 
     def _write_record(self, writer: Writer, record: int) -> None:
         """Write a record that is no plain event: an array, or something wrong."""
-        value = writer.chunk.values[record]
+        value, limit, filtered = writer.chunk.values[record], self.settings.max_record_bytes, 0
         try:
-            self._check_size(value)
+            if not value:
+                raise Invalid(Reason.NULL_VALUE, "the record has no value")
+            if len(value) > limit:
+                text = f"the record has {len(value)} bytes, more than {limit}; kept: {KEPT_VALUE_BYTES} at most"
+                raise Invalid(Reason.RECORD_TOO_LARGE, text)
             if value.lstrip(_WHITE).startswith(b"["):
                 filtered = self._write_array(writer, record, value)
             else:
                 filtered = self._write_element(writer, record, value, index=None)
         except Invalid as problem:
             writer.letter(record, problem, value)
-            filtered = 0
         writer.end_record(record, filtered)
-
-    def _check_size(self, value: bytes | None) -> None:
-        if not value:
-            raise Invalid(Reason.NULL_VALUE, "the record has no value")
-        limit = self.settings.max_record_bytes
-        if len(value) > limit:
-            text = f"the record has {len(value)} bytes, more than {limit}; kept: {KEPT_VALUE_BYTES} at most"
-            raise Invalid(Reason.RECORD_TOO_LARGE, text)
 
     def _write_array(self, writer: Writer, record: int, value: bytes) -> int:
         """Write the events of an array, the good apart from the bad; return how many were filtered."""
@@ -150,29 +141,18 @@ class EventDecoder:
             events = self._decode_many(value)
             rows = self._columns(events, [writer.chunk.timestamps_ms[record]] * len(events))
         except (*_UNDECODABLE, Invalid):
-            elements = enumerate(self._elements(value))
-            return sum(self._write_element(writer, record, element, index) for index, element in elements)
+            elements = [bytes(element) for element in _decoded(_decode_elements, value)]
+            if not elements:
+                raise Invalid(Reason.EMPTY_ARRAY, "the record is an array without events") from None
+            limit = self.settings.max_events_per_record
+            if len(elements) > limit:
+                text = f"the record has {len(elements)} events, more than {limit}"
+                raise Invalid(Reason.TOO_MANY_EVENTS, text) from None
+            return sum(self._write_element(writer, record, element, index) for index, element in enumerate(elements))
         keep = self._kept(events)
         kept = rows if keep is None else rows.where(keep)
         writer.events(kept, [writer.chunk.offsets[record]] * len(kept.users))
         return len(events) - len(kept.users)
-
-    def _elements(self, value: bytes) -> list[bytes]:
-        """Take an array apart.
-
-        Raises:
-            Invalid: it is no array, or not of a length that is allowed.
-        """
-        try:
-            elements = _decode_elements(value)
-        except _UNDECODABLE as error:
-            _refuse(error)
-        if not elements:
-            raise Invalid(Reason.EMPTY_ARRAY, "the record is an array without events")
-        limit = self.settings.max_events_per_record
-        if len(elements) > limit:
-            raise Invalid(Reason.TOO_MANY_EVENTS, f"the record has {len(elements)} events, more than {limit}")
-        return [bytes(element) for element in elements]
 
     def _write_element(self, writer: Writer, record: int, value: bytes, index: int | None) -> int:
         """Write one event or its letter; return 1 if it was filtered, else 0."""
@@ -187,17 +167,14 @@ class EventDecoder:
         return 0
 
     def _read(self, value: bytes, record_time_ms: int) -> Rows | None:
-        """Read one event field by field; None if it is filtered.
-
-        Raises:
-            Invalid: with the first thing that is wrong.
-        """
-        try:
-            event = self._decode_loose(value)
-        except _UNDECODABLE as error:
-            _refuse(error)
-        if not self._passes(event):
+        """Read one event field by field; None if it is filtered, `Invalid` with the first thing that is wrong."""
+        event = _decoded(self._decode_loose, value)
+        if self._types and fields.event_type(_content(event.event_type, Reason.BAD_EVENT_TYPE)) not in self._types:
             return None
+        if self.settings.min_rating is not None:
+            rating = fields.rating(_content(event.rating, Reason.BAD_RATING))
+            if rating is None or rating < self.settings.min_rating:
+                return None
         return Rows(
             [self._id(event, "user_id", Reason.MISSING_USER_ID, Reason.BAD_USER_ID)],
             [self._id(event, "item_id", Reason.MISSING_ITEM_ID, Reason.BAD_ITEM_ID)],
@@ -205,17 +182,6 @@ class EventDecoder:
             [self._features(event, "user_features")],
             [self._features(event, "item_features")],
         )
-
-    def _passes(self, event: Any) -> bool:
-        """Whether the filters keep an event."""
-        if self._types:
-            kind = fields.event_type(_content(event.event_type, Reason.BAD_EVENT_TYPE))
-            if kind not in self._types:
-                return False
-        if self.settings.min_rating is None:
-            return True
-        rating = fields.rating(_content(event.rating, Reason.BAD_RATING))
-        return rating is not None and rating >= self.settings.min_rating
 
     def _id(self, event: Any, name: str, missing: Reason, bad: Reason) -> str:
         value = _content(getattr(event, name), bad)
@@ -282,16 +248,19 @@ def _content(raw: Any, bad: Reason) -> Any:
         return _decode_any(raw)
     except msgspec.ValidationError:
         raise Invalid(bad, "a number is out of range") from None
-    except _UNDECODABLE as error:
-        _refuse(error)
+    except _UNDECODABLE:
+        return _decoded(_decode_any, raw)  # raises, and says why
 
 
-def _refuse(error: Exception) -> NoReturn:
-    """Say why the decoder could not."""
-    if isinstance(error, RecursionError):
+def _decoded(decode: Callable[[Any], Any], value: Any) -> Any:
+    """What a decoder makes of a value; an `Invalid` with the reason if it cannot."""
+    try:
+        return decode(value)
+    except RecursionError:
         raise Invalid(Reason.TOO_DEEP, "the JSON is nested too deeply") from None
-    if isinstance(error, UnicodeDecodeError):
+    except UnicodeDecodeError as error:
         raise Invalid(Reason.NOT_JSON, f"not UTF-8: {error.reason}") from None
-    if isinstance(error, msgspec.ValidationError):
+    except msgspec.ValidationError as error:
         raise Invalid(Reason.NOT_AN_EVENT, f"not an event: {error}") from None
-    raise Invalid(Reason.NOT_JSON, str(error)) from None
+    except msgspec.DecodeError as error:
+        raise Invalid(Reason.NOT_JSON, str(error)) from None

@@ -38,8 +38,7 @@ def encode(
 ) -> bytes:
     """Write an event as a record's value, by our own field names; what is None is left out.
 
-    Raises:
-        ValueError: a number is not finite (JSON has none such), or a text cannot be UTF-8.
+    Raises `ValueError` if a number is not finite (JSON has none such), or a text cannot be UTF-8.
     """
     _check_finite([timestamp, rating])
     for features in (user_features, item_features):
@@ -55,11 +54,7 @@ def encode_all(
     user_features: Sequence[Mapping[str, str | float] | None] | None = None,
     item_features: Sequence[Mapping[str, str | float] | None] | None = None,
 ) -> list[bytes]:
-    """Write many events, given as columns, as `encode` writes each; several times as fast.
-
-    Raises:
-        ValueError: as `encode`.
-    """
+    """Write many events, given as columns, as `encode` writes each; several times as fast."""
     if timestamps is not None and not all(map(math.isfinite, timestamps)):
         _check_finite(timestamps)
     for features in filter(None, chain(user_features or (), item_features or ())):

@@ -42,7 +42,10 @@ def text_id(value: Any, name: str, limit: int, *, missing: Reason, bad: Reason) 
 def seconds(value: Any, record_time_ms: int) -> float:
     """An event's time in seconds; its record's if the event has none."""
     if value is None:
-        return _record_seconds(record_time_ms)
+        if not 0 <= record_time_ms < END_MS:
+            text = f"there is no timestamp, and the record's own time is {record_time_ms} ms"
+            raise Invalid(Reason.MISSING_TIMESTAMP, text)
+        return record_time_ms / 1000
     if type(value) is str:
         return _iso_seconds(value)
     if type(value) not in (int, float):
@@ -51,13 +54,6 @@ def seconds(value: Any, record_time_ms: int) -> float:
         text = "timestamp is not between 1970 and 2200, neither in seconds nor in milliseconds"
         raise Invalid(Reason.BAD_TIMESTAMP, text)
     return float(value) if value < END_S else float(value / 1000)
-
-
-def _record_seconds(record_time_ms: int) -> float:
-    if not 0 <= record_time_ms < END_MS:
-        text = f"there is no timestamp, and the record's own time is {record_time_ms} ms"
-        raise Invalid(Reason.MISSING_TIMESTAMP, text)
-    return record_time_ms / 1000
 
 
 def _iso_seconds(text: str) -> float:
@@ -83,19 +79,15 @@ def features(value: Any, name: str, max_features: int, max_length: int) -> dict[
     if len(value) > max_features:
         raise Invalid(Reason.TOO_MANY_FEATURES, f"{name} has {len(value)} features, more than {max_features}")
     for feature, content in value.items():
-        _check_feature(feature, content, max_length)
+        if not feature:
+            raise Invalid(Reason.BAD_FEATURES, "a feature has an empty name")
+        if type(content) in (list, dict):
+            raise Invalid(Reason.BAD_FEATURES, f"feature {clip(feature)} is {kind(content)}, not a single value")
+        length = max(len(feature), len(content) if type(content) is str else 0)
+        if length > max_length:
+            text = f"feature {clip(feature)} has a name or a value of {length} characters, more than {max_length}"
+            raise Invalid(Reason.FEATURE_TOO_LONG, text)
     return normal_features(value, max_length)
-
-
-def _check_feature(name: str, value: Any, max_length: int) -> None:
-    if not name:
-        raise Invalid(Reason.BAD_FEATURES, "a feature has an empty name")
-    if type(value) in (list, dict):
-        raise Invalid(Reason.BAD_FEATURES, f"feature {clip(name)} is {kind(value)}, not a single value")
-    length = max(len(name), len(value) if type(value) is str else 0)
-    if length > max_length:
-        text = f"feature {clip(name)} has a name or a value of {length} characters, more than {max_length}"
-        raise Invalid(Reason.FEATURE_TOO_LONG, text)
 
 
 def normal_features(checked: dict[str, Any], max_length: int) -> dict[str, str | float] | None:

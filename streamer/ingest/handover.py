@@ -52,7 +52,11 @@ class Handover:
             ingest.changed.notify_all()
             if not ingest.changed.wait_for(lambda: ingest.stopping or not offsets.releasing(), HANDOVER_S):
                 late = ", ".join(f"{p} at offset {at:,}" for p, at in sorted(offsets.releasing().items()))
-                logger.warning("released %s, not saved in %.0f s: others resume at the last commit", late, HANDOVER_S)
+                logger.warning(
+                    "released %s without a checkpoint after %.0f s: the next owner resumes at the last commit",
+                    late,
+                    HANDOVER_S,
+                )
             ingest.handover_wanted = False
             offsets.release(gone)
         # 4.

@@ -63,7 +63,7 @@ class Reader:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("the source did not close within %.0f s; leaving it", timeout_s)
+            logger.warning("the source did not close within %.0f s; the process ends without waiting for it", timeout_s)
 
     def _run(self) -> None:
         try:

@@ -37,11 +37,7 @@ def composition(cache: Rows, popularity: ExactPopularity) -> Composition:
 
 
 class Ranking:
-    """Items sorted by how often they were seen.
-
-    Args:
-        counts: [N] events of each row.
-    """
+    """Items sorted by how often they were seen, given [N] events of each row."""
 
     def __init__(self, counts: Doubles) -> None:
         self.order = np.argsort(-counts, kind="stable")
@@ -92,7 +88,7 @@ def curve(popularity: Doubles, occurrence: Doubles, points: int) -> list[Point]:
     Args:
         popularity: [N] events of each item, the most popular first.
         occurrence: [N] how often each was resampled.
-        points: at most so many.
+        points: at most this many.
     """
     size = len(popularity)
     if not size:

@@ -7,24 +7,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 STUCK_AFTER_S = 180.0
-"""A line that has not looked for a batch for so long hangs; the first step of all compiles, which takes a while."""
+"""A pipeline that has not looked for a batch for this long hangs; the first step compiles, which takes a while."""
 RECENT_S = 60.0
 """With records waiting, a step within this time is a recent one."""
 
 
 class Verdict(NamedTuple):
-    """An answer and its reason, for a person."""
+    """A verdict and its reason, for a person."""
 
     ok: bool
     reason: str
 
 
 class Health:
-    """What a line last did, judged by the time since.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """What a line last did, judged by the time since."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

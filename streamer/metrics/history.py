@@ -16,11 +16,7 @@ Rows = list[tuple[float, ...]]
 
 
 class Timeline:
-    """Several series over time, written by one thread and read by others.
-
-    Args:
-        columns: names of the series; the first is the time.
-    """
+    """Several series over time, the first of them the time; written by one thread and read by others."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
@@ -36,7 +32,7 @@ class Timeline:
             self._run.add(row)
 
     def recent(self) -> Rows:
-        """The last moments, the oldest first, at most so many as are worth drawing."""
+        """The last moments, the oldest first, at most as many as are worth drawing."""
         with self._lock:
             rows = list(self._recent)
         every = -(-len(rows) // SHOWN_POINTS) or 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,9 +17,6 @@ class Instruments:
 
     Series whose labels have closed sets of values exist from the start, so that a rate can be taken of the first
     event; a gauge that was never set is not a number until it is.
-
-    Args:
-        registry: where they are registered.
 
     Examples:
         >>> instruments = Instruments(CollectorRegistry())
@@ -35,8 +33,10 @@ class Instruments:
         self._risen: dict[tuple[str, ...], float] = {}
         self._series: dict[str, set[tuple[str, ...]]] = {}
         for name, metric in CATALOGUE.items():
-            for values in _closed(metric):
-                _untouched(metric, self.series(name, *values))
+            for values in product(*(label.values for label in metric.labels)):
+                series = self.series(name, *values)
+                if metric.kind == "gauge":
+                    series.set(math.nan)
 
     def series(self, name: str, *labels: str) -> Any:
         """One series of a metric: keep it where it is set often.
@@ -83,17 +83,3 @@ def _made(metric: Metric, registry: CollectorRegistry) -> Any:
     if metric.kind == "histogram":
         return Histogram(metric.name, metric.help, names, registry=registry, buckets=metric.buckets)
     return Gauge(metric.name, metric.help, names, registry=registry)
-
-
-def _closed(metric: Metric) -> Iterable[tuple[str, ...]]:
-    """Labels of the series that are known from the start."""
-    if not metric.labels:
-        return [()]
-    if len(metric.labels) == 1 and metric.labels[0].values:
-        return [(value,) for value in metric.labels[0].values]
-    return []
-
-
-def _untouched(metric: Metric, series: Any) -> None:
-    if metric.kind == "gauge":
-        series.set(math.nan)

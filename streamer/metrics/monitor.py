@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from streamer.prequential import Prequential
 
 LOOK_PAUSE = 400
-"""Between two close looks pass so many times what a look takes: a quarter of a percent of the time."""
+"""The pause between two close looks, in multiples of what a look takes: a quarter of a percent of the time."""
 LEAST_LOOK_PAUSE_S = 1.0
 KEPT_LETTERS = 20
 DELAYS_A_BATCH = 4
@@ -46,14 +46,7 @@ _COLUMNS = ("time", "events_per_second", "lag", "loss", "delay", *BANDS)
 
 
 class Monitor(Observer):
-    """Everything that can be seen of one process.
-
-    Args:
-        registry: where the metrics are.
-        source: where events come from, for a person.
-        clock: monotonic seconds.
-        wall: seconds since the epoch.
-    """
+    """Everything that can be seen of one process; `wall` is the time since the epoch."""
 
     def __init__(
         self,
@@ -88,11 +81,7 @@ class Monitor(Observer):
         self._event_age = series("streamer_event_to_trained_seconds")
         self._batch_events = series("streamer_batch_events")
         self._batch_age = series("streamer_batch_age_seconds")
-        self._computed_at_scrape()
-
-    def _computed_at_scrape(self) -> None:
-        """What goes on changing while nothing moves."""
-        series = self.instruments.series
+        # computed at a scrape: what goes on changing while nothing moves
         series("streamer_alive").set_function(lambda: float(self.health.alive().ok))
         series("streamer_ready").set_function(lambda: float(self.health.ready().ok))
         series("streamer_checkpoint_age_seconds").set_function(self.checkpoint_age_s)
@@ -146,22 +135,15 @@ class Monitor(Observer):
         if batch.arrived_s is not None:
             self._batch_age.observe(self._clock() - batch.arrived_s)
         if len(batch):
-            self._observe_delays(batch.timestamps_s, now)
+            self._delay_s = now - batch.timestamps_s[-1]
+            for timestamp_s in batch.timestamps_s[:: -(-len(batch) // DELAYS_A_BATCH)]:
+                self._event_age.observe(max(0.0, now - timestamp_s))
         if batch.dead_letters:
-            self._keep(batch.dead_letters, now)
+            self._reasons.update(str(letter.reason) for letter in batch.dead_letters)
+            with self._letters_lock:
+                self._letters.extend((now, letter) for letter in batch.dead_letters[-KEPT_LETTERS:])
         self._stepped_at = now
         self._spent_s += time.perf_counter() - started
-
-    def _observe_delays(self, timestamps_s: list[float], now: float) -> None:
-        self._delay_s = now - timestamps_s[-1]
-        every = -(-len(timestamps_s) // DELAYS_A_BATCH)
-        for timestamp_s in timestamps_s[::every]:
-            self._event_age.observe(max(0.0, now - timestamp_s))
-
-    def _keep(self, letters: list[DeadLetter], now: float) -> None:
-        self._reasons.update(str(letter.reason) for letter in letters)
-        with self._letters_lock:
-            self._letters.extend((now, letter) for letter in letters[-KEPT_LETTERS:])
 
     def refreshed(self, status: Status) -> None:
         started = time.perf_counter()

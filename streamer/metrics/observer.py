@@ -1,4 +1,4 @@
-"""What a line tells whoever watches it. Called by the training thread; `timed` by the reading thread too."""
+"""What a pipeline reports to an observer. Called by the training thread; `timed` by the reading thread too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Observer:
         return _NOTHING
 
     def timed(self, phase: str, seconds: float) -> None:
-        """A phase has taken so long."""
+        """A phase has taken this many seconds."""
 
     def learned(self, learned: Learned) -> None:
         """Events were learned from."""

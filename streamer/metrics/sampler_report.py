@@ -52,24 +52,14 @@ class SamplerReport:
 
 
 class SamplerReporter:
-    """Makes reports of a learner, and remembers since when items have been in its cache.
-
-    Args:
-        learner: what is reported on.
-        clock: seconds.
-    """
+    """Makes reports of a learner, and remembers since when items have been in its cache."""
 
     def __init__(self, learner: Learner, clock: Callable[[], float] = time.monotonic) -> None:
         self._learner, self._clock = learner, clock
         self._since: dict[int, float] = {}
 
     def report(self, before: Rows, batch: Rows) -> SamplerReport:
-        """The figures now.
-
-        Args:
-            before: the cache before its latest refresh.
-            batch: item rows of the latest batch.
-        """
+        """The figures now; `before` is the cache before its latest refresh, `batch` has the latest batch's items."""
         learner = self._learner
         ranking = Ranking.of(learner.exact)
         cache = learner.cache[learner.cache < len(ranking.order)]

@@ -1,4 +1,8 @@
-"""Prequential evaluation: events are ranked, then trained, on the production line itself."""
+"""Prequential evaluation: events are ranked, then trained, in the production pipeline itself.
+
+Belongs here: ranking a batch before it is trained, hit rates by slice, trivial recommenders beside it (`floors`).
+May import: `metrics`, `learner` and rooms below them.
+"""
 
 from streamer.prequential.delay import Delay, DelayedLearner
 from streamer.prequential.evaluator import MODEL, Prequential

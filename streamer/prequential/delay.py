@@ -44,8 +44,8 @@ class Delay:
     """Says which events are due.
 
     Args:
-        events: so many further events come first.
-        seconds: so many further seconds of the stream pass first, by its events' times. With both, both must.
+        events: this many further events come first.
+        seconds: this many further seconds of the stream pass first, by its events' times. With both, both must.
 
     Raises:
         SettingsError: with every wrong setting.

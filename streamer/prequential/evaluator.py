@@ -1,4 +1,4 @@
-"""Test, then train: how well events are foretold by the model that has not seen them yet.
+"""Test, then train: how well the model predicts events that it has not seen yet.
 
 Before a micro-batch is trained, some of its events are ranked against all items known so far, with their users' recent
 items as of each event; trivial recommenders, which see every event, are asked the same. Where all events are ranked,
@@ -41,7 +41,7 @@ class Prequential:
         learner: whose model ranks.
         k: an event is a hit if its item is among the first k.
         time_share: how much of the time ranking may take; batches are passed over to keep to it. None passes over none.
-        sample: at most so many events of a batch are ranked, and none before anything is trained. None ranks all.
+        sample: at most this many events of a batch are ranked, and none before anything is trained. None ranks all.
         window: events of the windowed figures.
         new_only: whether to rank events that are new to their user too, known items left out; keeps every user's
             items in memory.

@@ -33,7 +33,7 @@ def values(ranks: Rows, ks: Sequence[int]) -> Doubles:
 class Tally:
     """Sums of figures by slice, of all events and of the last ones.
 
-    The window is of the stream: it holds the last batches that have at least so many events together, and a slice's
+    The window is of the stream: it holds the last batches that have at least this many events together, and a slice's
     windowed figure is over those events of the slice that are among them.
 
     Args:

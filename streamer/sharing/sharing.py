@@ -61,9 +61,7 @@ class Sharing(SingleTrainer):
     def parts(self, batch: MicroBatch, ends: Callable[[], Positions]) -> list[LearnPart]:
         """The batch, cut in two where the store has counted some of its events: after a crash they come again.
 
-        Args:
-            batch: with at least one event.
-            ends: returns the offset after the last record of each partition, as far as it is known.
+        `ends` returns the offset after the last record of each partition, as far as it is known.
         """
         return [LearnPart(batch, True)]
 
@@ -75,12 +73,9 @@ class Sharing(SingleTrainer):
         return {}, {}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], positions: Positions) -> None:
-        """Continue from what `save` returned, before `start`; the learner is restored already.
+        """Continue from what `save` returned, before `start`; the learner is restored already, up to the positions.
 
-        Args:
-            arrays: from `save`.
-            values: from `save`; empty if the trainer shared nothing then.
-            positions: for each partition the offset up to which the learner has trained.
+        Without values, the trainer shared nothing when it was saved.
         """
 
     def status(self) -> StoreStatus:
@@ -92,12 +87,7 @@ class Sharing(SingleTrainer):
 
 
 class StoreSharing(Sharing):
-    """One learner's part in what trainers share through a store.
-
-    Args:
-        learner: whose counters and cache are shared.
-        store: where; closed with this.
-    """
+    """One learner's part in what trainers share through a store, which is closed with this."""
 
     def __init__(self, learner: Learner, store: CacheStore) -> None:
         self._learner, self._store = learner, store

@@ -78,7 +78,7 @@ class Source(Protocol):
         """Connect, and have our first partitions assigned.
 
         Raises:
-            SourceUnavailable: the other side does not answer.
+            SourceUnavailable: the other side does not respond.
             UnknownTopic: there is no such topic.
         """
         ...

@@ -149,7 +149,7 @@ class FileSource:
     def _check_long_enough(self) -> None:
         if self._lines.seen < self._lines.start:
             raise SourceError(
-                f"{self.partition.topic} has {self._lines.seen} lines, but reading should go on at line "
+                f"{self.partition.topic} has {self._lines.seen} lines, but reading should resume at line "
                 f"{self._lines.start}: it is not the input that position was recorded from. "
                 "Give the same input, or start with another checkpoint directory"
             )
@@ -263,7 +263,7 @@ class _PlainFile:
     def read(self, timeout_s: float) -> bytes | None:
         block = self._file.read(BLOCK_BYTES)
         if not block and os.fstat(self._file.fileno()).st_size < self._file.tell():
-            raise SourceError(f"{self._path} became shorter while it was read: it was truncated or written anew")
+            raise SourceError(f"{self._path} became shorter while it was read: it was truncated or rewritten")
         return block
 
     def changed_at_s(self) -> float | None:

@@ -51,7 +51,7 @@ def checked_position(partition: Partition, position: int, first: int, end: int) 
     """
     if position > end:
         raise SourceError(
-            f"{partition} ends at offset {end}, but reading should go on at {position}: the log was replaced "
+            f"{partition} ends at offset {end}, but reading should resume at {position}: the log was replaced "
             "since that position was recorded. Bring the old log back, or use another checkpoint directory"
         )
     if position < first:
@@ -62,7 +62,7 @@ def checked_position(partition: Partition, position: int, first: int, end: int) 
 def warn_of_gap(partition: Partition, position: int, first: int) -> None:
     """Report records that were removed before they were read."""
     logger.warning(
-        "%s: offsets %d to %d were removed by retention before they were read; going on at %d",
+        "%s: offsets %d to %d were removed by retention before they were read; resuming at %d",
         partition,
         position,
         first - 1,

@@ -1,4 +1,4 @@
-"""What the live page is told: the state of a line as plain values."""
+"""What the live page shows: the state of a pipeline as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small HTTP server: a few paths, each answered by a function. It only reads, and only GET and HEAD."""
+"""A small HTTP server: a few paths, each served by a function. It only reads, and only GET and HEAD."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamer.errors import StreamerError
 logger = logging.getLogger(__name__)
 
 IDLE_S = 20.0
-"""A connection that says nothing for so long is closed."""
+"""A connection that sends nothing for this long is closed."""
 LEAST_COMPRESSED = 1024
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """The empty string: plotly makes an empty style element and fills it by script; the rest it styles by attributes."""
@@ -74,7 +74,7 @@ class WebServer:
     """Serves some paths, each request on a thread of its own.
 
     Args:
-        routes: what answers each path.
+        routes: the function that serves each path.
         host: address to listen on.
         port: to listen on; 0 for any that is free.
 
@@ -111,7 +111,7 @@ def _listening(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> T
 
 def _explained(error: OSError, host: str, port: int) -> str:
     if isinstance(error, socket.gaierror):
-        return f"--metrics-host {host} is no address of this machine: try 127.0.0.1, or 0.0.0.0 for all of them"
+        return f"--metrics-host {host} is not an address of this machine: try 127.0.0.1, or 0.0.0.0 for all of them"
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is in use by another program, perhaps another trainer: "
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.close_connection = True  # whatever comes with it is not read
         headers = {"Allow": "GET, HEAD", "Connection": "close"}
-        self._send(Answer(b"there is nothing to change here\n", status=HTTPStatus.METHOD_NOT_ALLOWED, headers=headers))
+        self._send(Answer(b"only GET and HEAD are allowed\n", status=HTTPStatus.METHOD_NOT_ALLOWED, headers=headers))
 
     do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST  # noqa: N815
 
@@ -169,16 +169,16 @@ class _Handler(BaseHTTPRequestHandler):
             parts = urlsplit(self.path)
             parameters = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         except ValueError:
-            return Answer(b"that is no path\n", status=HTTPStatus.BAD_REQUEST)
+            return Answer(b"this is not a valid path\n", status=HTTPStatus.BAD_REQUEST)
         found = self.routes.get(parts.path)
         if found is None:
             known = ", ".join(sorted(self.routes))
-            return Answer(f"there is nothing here; there is {known}\n".encode(), status=HTTPStatus.NOT_FOUND)
+            return Answer(f"this path does not exist; there are {known}\n".encode(), status=HTTPStatus.NOT_FOUND)
         try:
             return found(Request(parameters, self.headers.get("Accept", "")))
         except Exception:
-            logger.exception("no answer to %s", parts.path)
-            return Answer(b"this went wrong; the log says why\n", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            logger.exception("the request of %s failed", parts.path)
+            return Answer(b"the request failed; the trainer's log says why\n", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _send(self, answer: Answer) -> None:
         body = self._packed(answer)

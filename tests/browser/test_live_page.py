@@ -212,7 +212,7 @@ def test_it_has_landmarks_headings_in_order_captions_and_described_charts(page):
 def test_after_the_end_the_page_says_so_and_keeps_the_last_values(page, live, screenshots):
     live.stop()
     until(lambda: page.ask("!document.getElementById('lost').hidden"), "the end is told")
-    assert "No answer from the trainer since" in page.text("#lost")
+    assert "The trainer has not responded since" in page.text("#lost")
     assert "No answer" in page.text("#health")
     assert drawn_all(page)
     assert SCRIPT in [row[0] for row in cells(page, "top")]

@@ -212,11 +212,11 @@ def test_a_broker_that_is_killed_and_comes_back_changes_nothing(
         store = CheckpointStore(tmp_path / "cut off", readonly=True)
         run.wait_until(lambda: len(store.list()) >= 2)
         restartable.server.kill()
-        run.wait_until(lambda: "does not answer" in run.said())
+        run.wait_until(lambda: "does not respond" in run.said())
         restartable.server.restart()
         code, out = run.ended()
     assert code == 0, run.said()
-    assert "answers again" in run.said()
+    assert "responds again" in run.said()
     assert json.loads(out)["consumed"] == 20_000
     assert_same_checkpoint(newest(tmp_path / "cut off"), newest(tmp_path / "undisturbed"))
 
@@ -233,7 +233,7 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for(
         restartable.server.restart()
         code, out = run.ended()
     assert code == 0, run.said()
-    assert "no Kafka broker answers at" in run.said()
+    assert "no Kafka broker responded at" in run.said()
     assert json.loads(out)["consumed"] == 1_000
 
 

@@ -55,18 +55,18 @@ def test_reading_and_commits_go_on_after_an_outage_with_nothing_lost_and_one_war
     until(lambda: len(rows) >= 15, step)
     broker.kill()
     source.commit({zero: 7})
-    until(lambda: bool(said(caplog, "does not answer")), step)
+    until(lambda: bool(said(caplog, "does not respond")), step)
     assert source.end_offsets() == {zero: 20, one: 20}
     source.commit({zero: 8})
 
     broker.restart()
     kafka.append(topic, 0, numbered(20, 5))
     until(lambda: len(rows) >= 45, step)
-    until(lambda: bool(said(caplog, "answers again")), step)
+    until(lambda: bool(said(caplog, "responds again")), step)
     until(lambda: kafka.committed(settings.group_id) == {zero: 8}, step)
     expected = [(zero, offset) for offset in range(25)] + [(one, offset) for offset in range(20)]
     assert sorted(row[:2] for row in rows) == expected
-    assert len(said(caplog, "does not answer")) == 1
+    assert len(said(caplog, "does not respond")) == 1
 
 
 def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: KafkaServer) -> None:

@@ -166,7 +166,7 @@ class TestStart:
         kafka.append(topic, 0, numbered(1))
         assert read(source, 6 - start)[0][1] == start
         (warning,) = warnings(caplog)
-        for part in (f"{topic}[0]", str(position), "2 to 5", f"at {start}", policy):
+        for part in (f"{topic}[0]", str(position), "2 to 5", f"at offset {start}", policy):
             assert part in warning
 
     def test_a_position_out_of_range_is_an_error_if_asked_for(self, kafka: KafkaHarness) -> None:
@@ -221,7 +221,7 @@ class TestStart:
         assert values_read(source, 2) == numbered(2, first=3)
         (warning,) = warnings(caplog)
         assert f"{topic}[0]" in warning
-        assert "at 3" in warning
+        assert "at offset 3" in warning
 
     def topic_from_2_to_5(self, kafka: KafkaHarness) -> str:
         topic = kafka.make_topic(1)

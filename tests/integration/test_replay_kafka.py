@@ -24,7 +24,7 @@ from streamer.replay.events import Events, Record
 from streamer.replay.kafka.batches import send_each
 from streamer.replay.kafka.sink import GROUP_PREFIX, KafkaSink
 from streamer.replay.producer import produce
-from streamer.replay.streams import SyntheticReplay
+from streamer.replay.streams import synthetic_stream
 from streamer.sources.base import Partition
 
 pytestmark = pytest.mark.servers
@@ -173,7 +173,7 @@ def test_a_writer_is_fenced_when_another_one_goes_on_with_its_replay(topic: Topi
     other = topic.sink()
     assert other.resume("r") == 200
     one.write(stream[200:400])
-    with pytest.raises(SourceError, match=r"somebody else goes on with this replay.*Nothing was doubled"):
+    with pytest.raises(SourceError, match=r"another process continues this replay.*Nothing was doubled"):
         one.close()
     other.write(stream[200:])
     other.close()
@@ -374,7 +374,7 @@ def test_killed_at_any_moment_and_started_again_every_event_is_there_once_and_in
     summary, kills = zygote.summary_after_kills(command, random.Random(3), 1.2)
     assert kills >= 2
     assert summary["written"] + summary["already"] == events
-    assert topic.holds([record for chunk in SyntheticReplay(events).chunks() for record in chunk])
+    assert topic.holds([record for chunk in synthetic_stream(events).chunks(0) for record in chunk])
     assert zygote.summary(command)["written"] == 0
 
 

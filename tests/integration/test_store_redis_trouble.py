@@ -299,7 +299,7 @@ class TestAtTheStart:
         store.close()
 
     def test_a_read_only_server_is_reported(self, redis):
-        with LocalRedis(None, "--replicaof", "127.0.0.1", str(redis.port)) as replica:
+        with LocalRedis("--replicaof", "127.0.0.1", str(redis.port)) as replica:
             with replica.client() as client:
                 until(lambda: client.info("replication")["master_link_status"] == "up")
             with pytest.raises(StoreUnavailable, match="is read-only") as caught:

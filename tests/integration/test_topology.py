@@ -24,7 +24,7 @@ from servers.process import free_ports
 from servers.prometheus import PrometheusServer
 from servers.redis import RedisServer
 
-from streamer.replay.streams import SyntheticReplay
+from streamer.replay.streams import synthetic_stream
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
@@ -156,7 +156,7 @@ def topology(
 
 def users(events: int) -> int:
     """How many people there are in the stream."""
-    records = (record for chunk in SyntheticReplay(events).chunks() for record in chunk)
+    records = (record for chunk in synthetic_stream(events).chunks(0) for record in chunk)
     return len({json.loads(value or b"")["user_id"] for _, value, _ in records})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamer.replay.pacing import MAX_CATCH_UP_S, Pace, RealTimePace, SteadyPace, Unpaced, make_pace
+from streamer.replay.pacing import MAX_CATCH_UP_S, Pace
 from streamer.replay.settings import WriteSettings
 
 
@@ -40,55 +40,57 @@ def written(pace: Pace, time: FakeTime, timestamps_ms: Sequence[int]) -> list[fl
 
 
 def test_unpaced_everything_is_due():
-    assert Unpaced().due([5, 3, 9]) == 3
+    assert Pace().due([5, 3, 9]) == 3
 
 
 def test_a_rate_is_kept_over_time(time: FakeTime):
-    at_s = written(SteadyPace(1000, time.clock, time.sleep), time, range(10_000))
+    at_s = written(Pace(rate=1000, clock=time.clock, sleep=time.sleep), time, range(10_000))
     assert at_s[0] == 0
     assert at_s[-1] == pytest.approx(10, abs=0.1)
     assert at_s[4999] == pytest.approx(5, abs=0.1)
 
 
 def test_at_a_slow_rate_each_event_has_its_own_time(time: FakeTime):
-    at_s = written(SteadyPace(2, time.clock, time.sleep), time, range(5))
+    at_s = written(Pace(rate=2, clock=time.clock, sleep=time.sleep), time, range(5))
     assert at_s == pytest.approx([0, 0.5, 1, 1.5, 2])
 
 
 def test_events_close_together_are_written_at_once(time: FakeTime):
-    written(SteadyPace(10_000, time.clock, time.sleep), time, range(10_000))
+    written(Pace(rate=10_000, clock=time.clock, sleep=time.sleep), time, range(10_000))
     assert len(time.slept_s) < 30
 
 
 def test_real_time_keeps_the_gaps(time: FakeTime):
-    at_s = written(RealTimePace(1, None, time.clock, time.sleep), time, [7_000, 8_000, 8_500, 20_000])
+    at_s = written(Pace(speed=1, clock=time.clock, sleep=time.sleep), time, [7_000, 8_000, 8_500, 20_000])
     assert at_s == pytest.approx([0, 1, 1.5, 13])
 
 
 def test_ten_times_real_time_takes_a_tenth(time: FakeTime):
-    at_s = written(RealTimePace(10, None, time.clock, time.sleep), time, [0, 10_000, 30_000])
+    at_s = written(Pace(speed=10, clock=time.clock, sleep=time.sleep), time, [0, 10_000, 30_000])
     assert at_s == pytest.approx([0, 1, 3])
 
 
 def test_gaps_are_capped_as_they_are_felt(time: FakeTime):
-    at_s = written(RealTimePace(10, 2, time.clock, time.sleep), time, [0, 10_000, 86_400_000, 86_410_000])
+    at_s = written(
+        Pace(speed=10, max_gap_s=2, clock=time.clock, sleep=time.sleep), time, [0, 10_000, 86_400_000, 86_410_000]
+    )
     assert at_s == pytest.approx([0, 1, 3, 4])
 
 
 def test_gaps_are_kept_between_two_questions(time: FakeTime):
-    pace = RealTimePace(1, None, time.clock, time.sleep)
+    pace = Pace(speed=1, clock=time.clock, sleep=time.sleep)
     pace.due([1000])
     pace.due([4000])
     assert time.now_s == pytest.approx(103)
 
 
 def test_an_event_out_of_order_is_due_with_the_one_before(time: FakeTime):
-    at_s = written(RealTimePace(1, None, time.clock, time.sleep), time, [5_000, 1_000, 6_000])
+    at_s = written(Pace(speed=1, clock=time.clock, sleep=time.sleep), time, [5_000, 1_000, 6_000])
     assert at_s[:2] == [0, 0]
 
 
 def test_a_writer_that_fell_behind_a_little_catches_up(time: FakeTime):
-    pace = SteadyPace(2, time.clock, time.sleep)
+    pace = Pace(rate=2, clock=time.clock, sleep=time.sleep)
     pace.due([0])
     time.now_s += 1.5
     assert pace.due(range(10)) == 3
@@ -96,22 +98,16 @@ def test_a_writer_that_fell_behind_a_little_catches_up(time: FakeTime):
 
 
 def test_a_writer_that_fell_far_behind_does_not_make_up_for_it(time: FakeTime):
-    pace = SteadyPace(100, time.clock, time.sleep)
+    pace = Pace(rate=100, clock=time.clock, sleep=time.sleep)
     pace.due([0])
     time.now_s += 3600
     assert pace.due(range(10_000)) <= 100 * (MAX_CATCH_UP_S + 0.1)
 
 
 def test_a_sleep_that_returns_early_makes_no_difference_to_the_answer(time: FakeTime):
-    pace = SteadyPace(1, time.clock, lambda seconds: None)
+    pace = Pace(rate=1, clock=time.clock, sleep=lambda seconds: None)
     assert pace.due([0, 1]) == 1
     assert pace.due([1]) == 1
-
-
-def test_options_choose_the_pace():
-    assert isinstance(make_pace(), Unpaced)
-    assert isinstance(make_pace(rate=10), SteadyPace)
-    assert isinstance(make_pace(speed=10, max_gap_s=1), RealTimePace)
 
 
 def test_paces_that_contradict_each_other_are_all_reported():

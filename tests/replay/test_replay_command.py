@@ -22,7 +22,7 @@ from streamer.errors import SettingsError, SourceError
 from streamer.event import EventSettings
 from streamer.replay.cli.replay import replay
 from streamer.replay.json_lines import JsonLines
-from streamer.replay.streams import SyntheticReplay
+from streamer.replay.streams import synthetic_stream
 
 
 def invoked(*arguments: object) -> Result:
@@ -265,7 +265,7 @@ def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any],
 def test_filters_that_leave_nothing_are_an_error(tmp_path: Path, csv: Path):
     result = invoked("csv", "--path", csv, *NAMED, "--k-core", 9, "--data-dir", tmp_path / "data")
     assert isinstance(result.exception, SourceError)
-    assert "the filters leave none of its events" in str(result.exception)
+    assert "the filters leave no event of it" in str(result.exception)
     assert not (tmp_path / "data").exists()
 
 
@@ -439,10 +439,10 @@ def test_a_replay_that_is_not_to_be_remembered_is_not(tmp_path: Path, csv: Path)
 def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
     invoked("synthetic", "--events", 500, "--data-dir", tmp_path)
     result = invoked("synthetic", "--events", 800, "--data-dir", tmp_path, "--json")
-    assert "going on at event 500 of 800; --restart writes all again" in result.stderr
+    assert "resuming at event 500 of 800; --restart writes all again" in result.stderr
     found = json.loads(result.stdout)
     assert (found["written"], found["already"], found["total"]) == (300, 500, 800)
-    whole = [value for chunk in SyntheticReplay(800).chunks() for _, value, _ in chunk]
+    whole = [value for chunk in synthetic_stream(800).chunks(0) for _, value, _ in chunk]
     assert sorted(json.dumps(event) for _, event in in_topic(tmp_path)) == sorted(
         json.dumps(json.loads(v)) for v in whole
     )

@@ -18,8 +18,7 @@ from streamer.errors import SourceError
 from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.events import Events, Record
 from streamer.replay.producer import EmbeddedSink, EventSink, MemorySink, produce
-from streamer.replay.resume import ReplayLog, replay_name
-from streamer.replay.streams import LogStream, SyntheticReplay, log_name, up_to
+from streamer.replay.streams import log_name, log_stream, replay_name, synthetic_stream, up_to
 from streamer.sources.embedded.source import EmbeddedLog
 
 
@@ -73,7 +72,7 @@ def test_files_that_are_divided_otherwise_have_another_name(tmp_path: Path):
 
 def name_of(path: Path, kind: str) -> str:
     with open_log(path, kind) as log:
-        return log_name(kind, log.files, LogSettings(), 1)
+        return log_name(log, LogSettings())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_two_writers_of_one_replay_do_not_double_events(tmp_path: Path):
     one, other, stream = EmbeddedSink(tmp_path, "t"), EmbeddedSink(tmp_path, "t"), records(20)
     assert one.resume("r") == other.resume("r") == 0
     one.write(stream[:5])
-    with pytest.raises(SourceError, match="somebody else writes the same replay"):
+    with pytest.raises(SourceError, match="another process writes the same replay"):
         other.write(stream[:10])
     one.write(stream[5:])
     one.close()
@@ -190,14 +189,13 @@ def test_two_writers_of_one_replay_do_not_double_events(tmp_path: Path):
 
 
 def test_events_that_cannot_be_appended_leave_the_position_where_it_was(tmp_path: Path):
-    with ReplayLog(tmp_path) as log:
-        log.create_topic("t", 2)
-        log.start_replay("t", "r", restart=False)
+    with EmbeddedSink(tmp_path, "t") as sink, EmbeddedLog(tmp_path) as log:
+        sink.resume("r")
         with pytest.raises(TypeError):
-            log.append_at("t", [(b"k", b"v", 1), (b"k", "no bytes", 1)], "r", 0)  # type: ignore[list-item]
-        assert log.start_replay("t", "r", restart=False) == 0
+            sink.write([(b"k", b"v", 1), (b"k", "no bytes", 1)])  # type: ignore[list-item]
+        assert sink.resume("r") == 0
         log.append("t", [(b"k", b"of somebody else", 1)])
-        assert log.start_replay("t", "r", restart=False) == 0
+        assert sink.resume("r") == 0
 
 
 def test_a_log_without_positions_gets_them(tmp_path: Path):
@@ -214,14 +212,14 @@ def test_a_log_without_positions_gets_them(tmp_path: Path):
 
 @pytest.mark.parametrize("start", [0, 1, 699, 1999, 2000, 5000])
 def test_a_synthetic_stream_goes_on_where_it_was(start: int):
-    stream = SyntheticReplay(2000, seed=5)
-    whole = [record for chunk in stream.chunks() for record in chunk]
+    stream = synthetic_stream(2000, seed=5)
+    whole = [record for chunk in stream.chunks(0) for record in chunk]
     assert len(whole) == 2000
     assert [record for chunk in stream.chunks(start) for record in chunk] == whole[start:]
 
 
 def test_more_events_of_a_synthetic_stream_are_the_same_replay():
-    assert SyntheticReplay(10, 3).name == SyntheticReplay(20, 3).name != SyntheticReplay(10, 4).name
+    assert synthetic_stream(10, 3).name == synthetic_stream(20, 3).name != synthetic_stream(10, 4).name
 
 
 def test_no_chunk_is_read_beyond_the_limit():
@@ -258,7 +256,7 @@ class TenEvents:
 
 
 def passes(count: int, start: int = 0) -> list[dict[str, Any]]:
-    stream = LogStream(TenEvents(), "ten", count, seed=7)  # type: ignore[arg-type]
+    stream = log_stream(TenEvents(), "ten", count, seed=7)  # type: ignore[arg-type]
     assert stream.total == 10 * count
     return [json.loads(value) for chunk in stream.chunks(start) for _, value, _ in chunk]
 
@@ -295,7 +293,7 @@ def test_killed_at_any_moment_and_started_again_every_event_is_there_once_and_in
     assert kills >= 2
     assert summary["written"] + summary["already"] == events
     wanted = EmbeddedSink(tmp_path / "undisturbed", "t")
-    produce(SyntheticReplay(events).chunks(), wanted)
+    produce(synthetic_stream(events).chunks(0), wanted)
     wanted.close()
     assert in_topic(tmp_path) == in_topic(tmp_path / "undisturbed")
     assert zygote.summary(command)["written"] == 0
@@ -319,11 +317,11 @@ def test_stopped_it_says_how_to_go_on_and_does(tmp_path: Path, number: int):
         code, out = command.ended()
         assert code == 0, command.said()
         assert out.startswith(b"stopped: ")
-        assert "The same command goes on from here." in command.said()
+        assert "Give the same command again to resume." in command.said()
     written = len(values(tmp_path))
     assert 0 < written < 20_000
     with Command([*arguments, "--json"], tmp_path / "said") as command:
         code, out = command.ended()
-        assert f"going on at event {written:,} of 20,000" in command.said()
+        assert f"resuming at event {written:,} of 20,000" in command.said()
     assert json.loads(out)["written"] == 20_000 - written
-    assert values(tmp_path) == sorted(value for chunk in SyntheticReplay(20_000).chunks() for _, value, _ in chunk)
+    assert values(tmp_path) == sorted(value for chunk in synthetic_stream(20_000).chunks(0) for _, value, _ in chunk)

@@ -507,16 +507,16 @@ def test_any_strings_come_back(strings):
 
 def test_strings_survive_a_checkpoint_beside_others(store):
     users, items = ["u1", "", "ü", "\ud800"], [str(n) for n in range(100)]
-    store.save({**pack_strings(users, "users"), **pack_strings(items, "items"), **pack_strings([])}, {})
+    store.save({**pack_strings(users, "users"), **pack_strings(items, "items"), **pack_strings([], "none")}, {})
     tensors = store.load().tensors
     assert unpack_strings(tensors, "users") == users
     assert unpack_strings(tensors, "items") == items
-    assert unpack_strings(tensors) == []
+    assert unpack_strings(tensors, "none") == []
 
 
 def test_strings_are_unpacked_from_tensors_too():
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in pack_strings(["a", "bc"]).items()}
-    assert unpack_strings(tensors) == ["a", "bc"]
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in pack_strings(["a", "bc"], "ids").items()}
+    assert unpack_strings(tensors, "ids") == ["a", "bc"]
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_strings_are_unpacked_from_tensors_too():
 )
 def test_arrays_that_are_no_packed_strings_are_refused(tensors):
     with pytest.raises(CorruptCheckpoint):
-        unpack_strings(tensors)
+        unpack_strings({f"ids.{name}": array for name, array in tensors.items()}, "ids")
 
 
 def test_the_manifest_names_sizes_and_checksums(store):

@@ -298,14 +298,14 @@ def test_broker_topic_group_and_dead_letters_are_looked_at(kafka_server: KafkaSe
     assert code == 0
     assert states(checks["kafka"]) == states(checks["topic"]) == states(checks["group"]) == ["ok"]
     assert f"{topic}: 2 partitions, 5 records, ends 0: 3, 1: 2" in checks["topic"][0]["found"]
-    assert f"{group} has no positions yet" in checks["group"][0]["found"]
+    assert f"{group} has no committed offsets yet" in checks["group"][0]["found"]
     assert states(checks["dead letters"]) == ["warning"]
     assert f"{topic}.dead-letters does not exist" in checks["dead letters"][0]["found"]
 
     commit(kafka_server, group, TopicPartition(topic, 0), 1)
     kafka_server.create_topic(f"{topic}.dead-letters")
     _, checks = examined(*arguments)
-    assert "positions in 1 of 2 partitions, lag 2" in checks["group"][0]["found"]
+    assert "committed offsets in 1 of 2 partitions, lag 2" in checks["group"][0]["found"]
     assert states(checks["dead letters"]) == ["ok"]
     with kafka_server.admin() as admin:
         assert not admin.describe_groups([group])[group]["members"]
@@ -346,7 +346,7 @@ def test_a_redis_that_says_nothing_is_a_failure(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, checks = examined("--redis-url", f"redis://127.0.0.1:{silent.getsockname()[1]}")
     assert (code, states(checks["redis"])) == (1, ["failure"])
-    assert "did not answer in time" in checks["redis"][0]["found"]
+    assert "did not respond in time" in checks["redis"][0]["found"]
 
 
 def test_a_url_that_is_none_is_a_failure():
@@ -406,7 +406,7 @@ def test_a_redis_user_with_the_rights_that_a_run_needs_is_well(redis_server: Red
 def test_a_redis_behind_a_sentinel_is_well(redis_server: RedisServer):
     if not redis_server.can_restart:
         pytest.skip("it is not a process of this machine")
-    with LocalSentinel(redis_server.local(), "clicks") as sentinel:
+    with LocalSentinel(redis_server.local, "clicks") as sentinel:
         code, checks = examined("--redis-url", f"redis+sentinel://127.0.0.1:{sentinel.port}/clicks")
         assert (code, states(checks["redis"]), states(checks["redis memory"])) == (0, ["ok"], ["ok"])
         code, checks = examined("--redis-url", f"redis+sentinel://127.0.0.1:{sentinel.port}/nobody")
@@ -449,7 +449,7 @@ def test_long_findings_are_broken_into_lines_at_a_terminal(monkeypatch):
 def test_all_is_well(here, monkeypatch):
     monkeypatch.setattr(module, "check_torch", lambda _: [])  # a machine with a GPU may lack its torch
     (here / "events.jsonl").write_text("{}\n")
-    assert invoke("--source", here / "events.jsonl").stdout.splitlines()[-1] == "all is well"
+    assert invoke("--source", here / "events.jsonl").stdout.splitlines()[-1] == "no problems found"
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ class Line:
         self.pipeline.start()
         while not self.pipeline._ingest.finished:
             self.pipeline.step()
-            until(lambda: not self.pipeline._checkpoints._saver.busy)
+            until(lambda: not self.pipeline._checkpoints.is_saving)
         self.pipeline.close()
         return self.pipeline.summary()
 
@@ -169,7 +169,7 @@ class TestCheckpoints:
         counts = []
         while not line.pipeline._ingest.finished:
             line.pipeline.step()
-            until(lambda: not line.pipeline._checkpoints._saver.busy)
+            until(lambda: not line.pipeline._checkpoints.is_saving)
         line.pipeline.close()
         counts = [meta["accounting"]["consumed"] for meta in line.store.saved]
         assert counts == [112, 224, 336, 400], "after the batch with which a hundred more are reached; and at the end"
@@ -184,7 +184,7 @@ class TestCheckpoints:
             now[0] = float(seconds)
             until(lambda: line.pipeline._ingest.queued_events > 0 or line.pipeline._ingest.finished)
             line.pipeline.step()
-            until(lambda: not line.pipeline._checkpoints._saver.busy)
+            until(lambda: not line.pipeline._checkpoints.is_saving)
         assert [meta["accounting"]["consumed"] for meta in line.store.saved] == [11 * 16, 21 * 16]
         assert line.pipeline._checkpoints.age_s == 4.0
         line.pipeline.close()
@@ -354,11 +354,11 @@ class TestFailingCheckpoints:
             line.pipeline.close()
 
     def test_a_full_disk(self, tmp_path, caplog, files_of_at_most):
-        """As the system tells it: writing beyond a limit fails in the middle of a file."""
+        """As a full disk behaves: writing beyond a limit fails in the middle of a file."""
         line = Line(memory_log(values_of(events(640))), tmp_path, checkpoint_every_events=64)
         line.pipeline.start()
         with files_of_at_most(4096):
-            until(lambda: "not saved" in caplog.text, line.pipeline.step)
+            until(lambda: "could not be saved" in caplog.text, line.pipeline.step)
         until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
         line.pipeline.close()
         assert line.store.saved[-1]["accounting"]["trained"] == 640
@@ -409,7 +409,7 @@ class TestRestart:
         state.write_bytes(state.read_bytes()[:-1] + b"\xff")
         line = Line(log, tmp_path / "b")
         assert line.pipeline.accounting.consumed == 160, "the one before, although more was committed"
-        assert "checkpoint skipped" in caplog.text
+        assert "skipped a checkpoint" in caplog.text
         summary = line.run()
         assert summary["consumed"] == 480
         assert_same_checkpoint(newest(tmp_path / "b"), expected)
@@ -422,7 +422,7 @@ class TestRestart:
         killed = Line(log, tmp_path / "b", checkpoint_every_events=100)
         killed.pipeline.start()
         until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
-        until(lambda: not killed.pipeline._checkpoints._saver.busy)
+        until(lambda: not killed.pipeline._checkpoints.is_saving)
         saved = killed.store.saved[-1]["accounting"]["consumed"]
         until(lambda: killed.pipeline.accounting.consumed > saved, killed.pipeline.step)
         killed.pipeline._reader.stop()
@@ -503,14 +503,14 @@ class TestErrors:
         away = FailingLetters(SourceUnavailable("nobody answers"), writes=2)
         summary = Line(memory_log(values), tmp_path, away).run()
         assert (summary["trained"], summary["dead_lettered"]) == (318, 2)
-        assert caplog.text.count("dead letters wait: nobody answers") == 2
+        assert caplog.text.count("dead letters could not be written yet: nobody answers") == 2
 
     def test_no_checkpoint_passes_letters_that_are_not_safe(self, tmp_path, caplog):
         log = memory_log(values_of(events(320)))
         away = FailingLetters(SourceUnavailable("nobody answers"), flushes=3)
         line = Line(log, tmp_path, away, checkpoint_every_events=64)
         summary = line.run()
-        assert caplog.text.count("its dead letters are not safe") == 3
+        assert caplog.text.count("its dead letters could not be written") == 3
         assert line.store.saved[0]["accounting"]["consumed"] > 3 * 64
         assert summary["checkpoint"] is not None
 

@@ -1,4 +1,8 @@
-"""Trivial recommenders: a method that loses to one of them is of no use."""
+"""Trivial recommenders: a method that loses to one of them is of no use.
+
+Belongs here: one recommender a file, which learns from each event after it was ranked.
+May import: `metrics.composition`, `model`, and the pair counts and seen items of `prequential`.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Order(NamedTuple):
         items: [N] the most frequent first.
         place: [N] where each item is in `items`.
         counts: [N] events of each item.
-        above: [C] how many items have more than so many events: where those with just so many begin.
+        above: [C] how many items have more than c events: where those with exactly c begin.
     """
 
     items: Rows
@@ -40,7 +40,7 @@ class MostPopular:
     """Recommends the items with the most events.
 
     Args:
-        window: count only so many last events; None for all.
+        window: count only the last events, this many; None for all.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -50,7 +50,7 @@ class MostPopular:
         self.start_from(np.zeros(0, np.int64))
 
     def start_from(self, counts: Rows) -> None:
-        """Begin with so many events of each item."""
+        """Begin with these numbers of events of each item."""
         self.size = len(counts)
         order = np.argsort(-counts, kind="stable")
         above = len(counts) - np.cumsum(np.bincount(counts, minlength=1))
@@ -80,7 +80,7 @@ class MostPopular:
         return np.where(known, np.searchsorted(begins, place, side="right"), 2)
 
     def _grow(self, size: int, events: int) -> None:
-        """Make room for so many items, and for counts that so many events can make."""
+        """Make room for this many items, and for counts up to this many events."""
         order, old = self._order, self.size
         self.size = max(size, old)
         self._order = Order(

@@ -1,1 +1,5 @@
-"""The embedded log (SQLite) as a source: what stands in for Kafka until there is one."""
+"""The embedded log: topics with partitions and consumer groups in one SQLite file, until there is a Kafka.
+
+Belongs here: writing the log (`log`), reading it (`source`), and sharing its partitions among processes (`groups`).
+May import: `sources.base`, `sources.positions`, `errors`.
+"""

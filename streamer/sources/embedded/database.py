@@ -49,20 +49,20 @@ def connect(path: Path, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
 
 
-def inode_of(path: Path) -> int:
-    """The number by which the file system knows a file; 0 if it is not there."""
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
 def create_or_open(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     """Open the log for writing; create its tables if they are missing, even if others do the same now."""
     db = connect(path, "rwc", busy_timeout_s)
     try:
         if format_of(db, path) == 0:
-            _switch_to_wal(db, busy_timeout_s)
+            deadline = time.monotonic() + busy_timeout_s
+            while True:  # SQLite does not wait by itself here when another process does the same at this moment
+                try:
+                    db.execute("PRAGMA journal_mode = WAL")
+                    break
+                except sqlite3.OperationalError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.01)
             db.execute("BEGIN IMMEDIATE")
             if format_of(db, path) == 0:
                 for statement in SCHEMA:
@@ -74,35 +74,12 @@ def create_or_open(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     return db
 
 
-def _switch_to_wal(db: sqlite3.Connection, busy_timeout_s: float) -> None:
-    """Set WAL mode. SQLite does not wait by itself here when another process does the same at this moment."""
-    deadline = time.monotonic() + busy_timeout_s
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
 def format_of(db: sqlite3.Connection, path: Path) -> int:
     """The version of the tables; 0 if they are not there yet."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, FORMAT):
         raise SourceError(f"{path} has format {version}, this version of Streamer reads {FORMAT}: upgrade Streamer")
     return version
-
-
-@contextlib.contextmanager
-def snapshot(db: sqlite3.Connection) -> Iterator[None]:
-    """All reads within see one state of the log."""
-    db.execute("BEGIN")
-    try:
-        yield
-    finally:
-        db.execute("COMMIT")
 
 
 @contextlib.contextmanager
@@ -135,41 +112,8 @@ def unknown_topic(path: Path, missing: Sequence[str], existing: Iterable[str]) -
     return f"there is no topic {names} in {path.parent} (there: {there}). Write it first, or check the name"
 
 
-def last_seq(db: sqlite3.Connection) -> int:
-    return db.execute("SELECT max(seq) FROM batches").fetchone()[0] or 0
-
-
-def retained(db: sqlite3.Connection, partition_id: int) -> tuple[int, int]:
-    """The first offset that is still there and the position after the last."""
-    end = db.execute("SELECT next_offset FROM partitions WHERE id = ?", (partition_id,)).fetchone()[0]
-    row = db.execute("SELECT min(first_offset) FROM batches WHERE partition = ?", (partition_id,)).fetchone()
-    return (end if row[0] is None else row[0]), end
-
-
-def seq_before(db: sqlite3.Connection, partition_id: int, position: int, default: int) -> int:
-    """The seq after which the run that holds `position` is found; `default` if it is not written yet."""
-    row = db.execute(
-        "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= ? "
-        "ORDER BY first_offset DESC LIMIT 1",
-        (partition_id, position),
-    ).fetchone()
-    return row[0] - 1 if row is not None and position < row[1] else default
-
-
 def first_run_since(db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int) -> int:
     """The first offset of the first run that reaches this timestamp; `end` if none does."""
-    row = db.execute(
-        "SELECT min(first_offset) FROM batches WHERE partition = ? AND max_timestamp_ms >= ?",
-        (partition_id, timestamp_ms),
-    ).fetchone()
-    return end if row[0] is None else row[0]
-
-
-def first_offset_since(db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int) -> int:
-    """The first offset with at least this timestamp; `end` if there is none."""
-    first = first_run_since(db, partition_id, timestamp_ms, end)
-    if first == end:
-        return end
-    query = "SELECT records FROM batches WHERE partition = ? AND first_offset = ?"
-    timestamps_ms = decode_run(db.execute(query, (partition_id, first)).fetchone()[0])[0]
-    return first + next(i for i, stamp in enumerate(timestamps_ms) if stamp >= timestamp_ms)
+    query = "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ? AND max_timestamp_ms >= ?"
+    first: int = db.execute(query, (end, partition_id, timestamp_ms)).fetchone()[0]
+    return first

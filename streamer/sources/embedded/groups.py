@@ -9,7 +9,6 @@ import contextlib
 import logging
 import sqlite3
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from streamer.sources.base import Partition, Positions
@@ -49,24 +48,16 @@ class Commits:
             waiting, self._waiting = self._waiting, {}
         if not waiting or not self._path.parent.exists():
             return
+        rows = [(self._group, *partition, position) for partition, position in waiting.items()]
+        columns = "name TEXT, topic TEXT, number INTEGER, position INTEGER, PRIMARY KEY (name, topic, number)"
         try:
-            self._write(waiting)
+            with contextlib.closing(connect(self._path, "rwc", busy_timeout_s=0.05)) as db:
+                db.execute("PRAGMA synchronous = OFF")  # informative only: the checkpoint rules at restart
+                db.execute("BEGIN IMMEDIATE")
+                db.execute(f"CREATE TABLE IF NOT EXISTS positions ({columns})")
+                db.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", rows)
+                db.execute("COMMIT")
         except sqlite3.Error as error:
             logger.debug("positions not stored in %s: %s", self._path, error)
             with self._lock:
                 self._waiting = waiting | self._waiting
-
-    def _write(self, waiting: Mapping[Partition, int]) -> None:
-        rows = [(self._group, *partition, position) for partition, position in waiting.items()]
-        with contextlib.closing(connect(self._path, "rwc", busy_timeout_s=0.05)) as db:
-            db.execute("PRAGMA synchronous = OFF")  # informative only: the checkpoint rules at restart
-            db.execute("BEGIN IMMEDIATE")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS positions "
-                "(name TEXT, topic TEXT, number INTEGER, position INTEGER, PRIMARY KEY (name, topic, number))"
-            )
-            db.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", rows)
-            db.execute("COMMIT")
-
-    def close(self) -> None:
-        self.flush()

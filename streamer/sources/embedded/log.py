@@ -24,6 +24,7 @@ from streamer.sources.embedded.database import (
 from streamer.sources.positions import Partitioner, Record
 
 MAX_GROUP_BYTES = 16 << 20
+INSERT = "INSERT INTO batches (partition, first_offset, count, max_timestamp_ms, records) VALUES (?, ?, ?, ?, ?)"
 
 
 class EmbeddedLog:
@@ -69,13 +70,10 @@ class EmbeddedLog:
             self._db.executemany("INSERT INTO partitions (topic, number) VALUES (?, ?)", rows)
 
     def append(self, topic: str, records: Sequence[Record], partition: int | None = None) -> dict[Partition, int]:
-        """Append records, all of them or (on an error, or if killed) none.
+        """Append records, all of them or (on an error, or if killed) none, and return the ends of all partitions.
 
         Each goes to the partition of its key (`partition_of_key`), without a key to the next in turn, or all
         go to the given partition.
-
-        Returns:
-            The position after the last record of each partition of the topic.
 
         Raises:
             UnknownTopic: create the topic first.
@@ -90,7 +88,10 @@ class EmbeddedLog:
             ends = [next_offset for _, next_offset in rows]
             for group in _groups(records, self._group_records):
                 for number, run in self._runs(topic, group, len(rows), partition):
-                    self._insert(rows[number][0], ends[number], run)
+                    keys, values, timestamps_ms = zip(*run, strict=True)
+                    _check_types(keys, values, timestamps_ms)
+                    packed = encode_run((timestamps_ms, keys, values))
+                    self._db.execute(INSERT, (rows[number][0], ends[number], len(run), max(timestamps_ms), packed))
                     ends[number] += len(run)
             updates = [(end, row[0]) for end, row in zip(ends, rows, strict=True) if end != row[1]]
             self._db.executemany("UPDATE partitions SET next_offset = ? WHERE id = ?", updates)
@@ -110,25 +111,21 @@ class EmbeddedLog:
         return {Partition(topic, number): end for number, (_, end) in enumerate(rows)}
 
     def trim(self, topic: str, keep_records: int | None = None, older_than_ms: int | None = None) -> int:
-        """Remove old records; offsets are not used again. Whole runs go, so more may stay than asked for.
+        """Remove old records, and return how many; offsets are not used again.
 
-        Args:
-            topic: the topic to trim.
-            keep_records: remove what lies further than this many records from the end of its partition.
-            older_than_ms: remove, from the beginning, what has a timestamp before this one.
-
-        Returns:
-            How many records were removed.
+        Those go that lie further than `keep_records` from the end of their partition, or from the beginning on have a
+        timestamp before `older_than_ms`. Whole runs go, so more may stay than asked for.
         """
         removed = 0
+        where = "WHERE partition = :id AND first_offset < :limit AND first_offset + count <= :limit"
         with self._transaction():
             for partition_id, next_offset in rows_of(self._db, topic):
-                limits = [0]
-                if keep_records is not None:
-                    limits.append(next_offset - keep_records)
+                limit = 0 if keep_records is None else next_offset - keep_records
                 if older_than_ms is not None:
-                    limits.append(first_run_since(self._db, partition_id, older_than_ms, next_offset))
-                removed += self._remove_below(partition_id, max(limits))
+                    limit = max(limit, first_run_since(self._db, partition_id, older_than_ms, next_offset))
+                values = {"id": partition_id, "limit": limit}
+                removed += int(self._db.execute(f"SELECT total(count) FROM batches {where}", values).fetchone()[0])
+                self._db.execute(f"DELETE FROM batches {where}", values)
         return removed
 
     def close(self) -> None:
@@ -156,27 +153,6 @@ class EmbeddedLog:
         for number, run in enumerate(runs):
             if run:
                 yield number, run
-
-    def _insert(self, partition_id: int, first_offset: int, run: Sequence[Record]) -> None:
-        keys, values, timestamps_ms = zip(*run, strict=True)
-        _check_types(keys, values, timestamps_ms)
-        self._db.execute(
-            "INSERT INTO batches (partition, first_offset, count, max_timestamp_ms, records) VALUES (?, ?, ?, ?, ?)",
-            (
-                partition_id,
-                first_offset,
-                len(run),
-                max(timestamps_ms),
-                encode_run((timestamps_ms, keys, values)),
-            ),
-        )
-
-    def _remove_below(self, partition_id: int, offset: int) -> int:
-        where = "WHERE partition = :id AND first_offset < :offset AND first_offset + count <= :offset"
-        values = {"id": partition_id, "offset": offset}
-        count = self._db.execute(f"SELECT total(count) FROM batches {where}", values).fetchone()[0]
-        self._db.execute(f"DELETE FROM batches {where}", values)
-        return int(count)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -33,10 +33,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -44,23 +43,8 @@ import msgspec
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
-from streamer.sources.embedded.database import (
-    BUSY_TIMEOUT_S,
-    LOG_FILE,
-    connect,
-    decode_run,
-    first_offset_since,
-    format_of,
-    inode_of,
-    last_seq,
-    retained,
-    rows_of,
-    seq_before,
-    snapshot,
-    topics_of,
-    translated_errors,
-    unknown_topic,
-)
+from streamer.sources.embedded import database
+from streamer.sources.embedded.database import LOG_FILE, connect, rows_of, topics_of, translated_errors
 from streamer.sources.embedded.groups import GROUPS_FILE, Commits, committed_positions
 from streamer.sources.embedded.log import EmbeddedLog
 from streamer.sources.positions import as_topics, checked_partitions, checked_position, warn_of_gap
@@ -102,7 +86,7 @@ class EmbeddedSource:
         self._start_timestamp_ms = start_timestamp_ms
         self._wait_for_topic = wait_for_topic
         self._commits = Commits(Path(data_dir) / GROUPS_FILE, group)
-        self._ends = _EndPositions(self._path)
+        self._ends: dict[int, int] = {}  # by the id of its row, as far as they are known
         self._listener: RebalanceListener | None = None
         self._db: sqlite3.Connection | None = None
         self._inode = 0
@@ -118,7 +102,13 @@ class EmbeddedSource:
         try:
             with translated_errors(self._path):
                 self._connect()
-                self._take_over_first_topics()
+                existing = topics_of(self._db) if self._db is not None else {}
+                missing = [topic for topic in self._missing if topic not in existing]
+                if missing and not self._wait_for_topic:
+                    raise UnknownTopic(database.unknown_topic(self._path, missing, existing))
+                if self._db is not None:
+                    with self._snapshot():
+                        self._take_over_topics(self._start)
         except BaseException:
             self.close()
             raise
@@ -135,7 +125,8 @@ class EmbeddedSource:
             remaining_s = deadline - time.monotonic()
             if chunks or max_records == 0 or remaining_s <= 0:
                 return chunks
-            self._check_not_replaced()
+            if self._db is not None and not self._is_same_file():
+                raise SourceError(f"{self._path} was removed or replaced while it was read; start again")
             time.sleep(min(IDLE_SLEEP_S, remaining_s))
 
     at_end = False
@@ -153,13 +144,18 @@ class EmbeddedSource:
         self._commits.add(positions)
 
     def end_offsets(self) -> Positions:
-        """See `Source.end_offsets`."""
-        return self._ends.read(self._partitions)
+        """See `Source.end_offsets`. Any thread may ask, so over a connection of its own; what was known last if the
+        log does not respond."""
+        partitions = self._partitions
+        if partitions:
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(self._path, "rw", 1.0)) as db:
+                self._ends = dict(db.execute("SELECT id, next_offset FROM partitions"))
+        ends = self._ends
+        return {partition: ends[row] for row, partition in partitions.items() if row in ends}
 
     def close(self) -> None:
         """Store what was committed and let go of the database. May be called twice."""
-        self._commits.close()
-        self._ends.close()
+        self._commits.flush()
         self._pending.clear()
         self._listener = None
         if self._db is not None:
@@ -170,30 +166,28 @@ class EmbeddedSource:
         """Open the database if it is there and has its tables; otherwise leave it for later."""
         if not self._path.exists():
             return
-        db = connect(self._path, "rw", BUSY_TIMEOUT_S)
-        if format_of(db, self._path) == 0:  # a writer is about to create the tables
+        db = connect(self._path, "rw", database.BUSY_TIMEOUT_S)
+        if database.format_of(db, self._path) == 0:  # a writer is about to create the tables
             db.close()
             return
-        self._db = db
-        self._inode = inode_of(self._path)
+        self._db, self._inode = db, self._path.stat().st_ino
 
-    def _take_over_first_topics(self) -> None:
-        if self._db is None:
-            self._require_topics({})
-            return
-        with snapshot(self._db):
-            self._require_topics(topics_of(self._db))
-            self._take_over_topics(self._start)
-
-    def _require_topics(self, existing: Mapping[str, int]) -> None:
-        missing = [topic for topic in self._missing if topic not in existing]
-        if missing and not self._wait_for_topic:
-            raise UnknownTopic(unknown_topic(self._path, missing, existing))
-
-    def _check_not_replaced(self) -> None:
+    def _is_same_file(self) -> bool:
         """A removed log would be waited for in vain: its file lives on, unseen, as long as it is open."""
-        if self._db is not None and inode_of(self._path) != self._inode:
-            raise SourceError(f"{self._path} was removed or replaced while it was read; start again")
+        try:
+            return self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """All reads within see one state of the log."""
+        assert self._db is not None
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
 
     def _fetch(self, max_records: int) -> None:
         """Move the next runs into `_pending`, enough for `max_records`."""
@@ -203,7 +197,7 @@ class EmbeddedSource:
             if self._db is None:
                 return
             if self._missing:
-                with snapshot(self._db):  # or a topic that appears between the two could be passed by
+                with self._snapshot():  # or a topic that appears between the two could be passed by
                     self._take_over_topics("earliest")
                     rows = self._fetch_rows(max_records)
             else:
@@ -215,7 +209,7 @@ class EmbeddedSource:
         assert self._db is not None
         if not self._partitions:
             return []
-        passed = last_seq(self._db) if self._idle else 0
+        passed = self._last_seq() if self._idle else 0
         ids = ",".join(map(str, self._partitions))
         cursor = self._db.execute(
             "SELECT seq, partition, first_offset, count, records FROM batches "
@@ -243,7 +237,10 @@ class EmbeddedSource:
         position = self._next[partition_id]
         if first_offset > position:
             warn_of_gap(partition, position, first_offset)
-        timestamps_ms, keys, values = _checked_run(records, partition, first_offset)
+        try:
+            timestamps_ms, keys, values = database.decode_run(records)
+        except msgspec.MsgspecError as error:
+            raise SourceError(f"the records of {partition} from offset {first_offset} are damaged: {error}") from error
         chunk = Chunk(partition, list(range(first_offset, first_offset + count)), timestamps_ms, keys, values)
         if first_offset < position:
             _, chunk = _split(chunk, position - first_offset)
@@ -261,69 +258,43 @@ class EmbeddedSource:
             rows = rows_of(self._db, topic)
             new |= {rows[p.number][0]: p for p in checked_partitions(topic, len(rows), self._wanted)}
         self._missing = [topic for topic in self._missing if topic not in existing]
-        if new:
-            answered = self._listener.on_assigned(list(new.values()))
-            self._start_reading(new, answered, start)
-
-    def _start_reading(self, new: dict[int, Partition], answered: Positions, start: str) -> None:
-        """Set the positions of new partitions, and the cursor before the first run that any of them needs."""
-        assert self._db is not None
-        cursor = self._cursor if self._partitions else last_seq(self._db)
-        for partition_id, partition in new.items():
-            position = self._starting_position(partition_id, partition, answered, start)
-            self._next[partition_id] = position
-            cursor = min(cursor, seq_before(self._db, partition_id, position, cursor))
+        if not new:
+            return
+        listened = self._listener.on_assigned(list(new.values()))
+        cursor = self._cursor if self._partitions else self._last_seq()
+        for row, partition in new.items():
+            self._next[row] = position = self._starting_position(row, partition, listened, start)
+            holds = self._db.execute(  # the run that holds the position; the cursor must be before it
+                "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= ? "
+                "ORDER BY first_offset DESC LIMIT 1",
+                (row, position),
+            ).fetchone()
+            if holds is not None and position < holds[1]:
+                cursor = min(cursor, holds[0] - 1)
         self._cursor = cursor
         self._partitions = self._partitions | new  # not in place: another thread may be reading it
 
-    def _starting_position(self, partition_id: int, partition: Partition, answered: Positions, start: str) -> int:
-        """The listener's answer rules; without one, the source's own policy."""
+    def _starting_position(self, row: int, partition: Partition, listened: Positions, start: str) -> int:
+        """The listener's position; without one, the source's own policy decides."""
         assert self._db is not None
-        first, end = retained(self._db, partition_id)
-        if partition in answered:
-            return checked_position(partition, answered[partition], first, end)
-        if self._start_timestamp_ms is not None:
-            return first_offset_since(self._db, partition_id, self._start_timestamp_ms, end)
-        return first if start == "earliest" else end
+        end: int = self._db.execute("SELECT next_offset FROM partitions WHERE id = ?", (row,)).fetchone()[0]
+        oldest = "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ?"
+        first: int = self._db.execute(oldest, (end, row)).fetchone()[0]
+        if partition in listened:
+            return checked_position(partition, listened[partition], first, end)
+        if self._start_timestamp_ms is None:
+            return first if start == "earliest" else end
+        run = database.first_run_since(self._db, row, self._start_timestamp_ms, end)
+        query = "SELECT records FROM batches WHERE partition = ? AND first_offset = ?"
+        for (records,) in self._db.execute(query, (row, run)):
+            timestamps_ms = database.decode_run(records)[0]
+            return run + next(k for k, stamp in enumerate(timestamps_ms) if stamp >= self._start_timestamp_ms)
+        return end
 
-
-class _EndPositions:
-    """The ends of partitions, readable from any thread: over a connection of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-        self._known: dict[int, int] = {}
-        self._closed = False
-
-    def read(self, partitions: Mapping[int, Partition]) -> dict[Partition, int]:
-        """Ask the log; if it does not answer, or after `close`, what was known last."""
-        with self._lock:
-            if partitions and not self._closed:
-                with contextlib.suppress(sqlite3.Error):
-                    self._refresh()
-            return {p: self._known[id_] for id_, p in partitions.items() if id_ in self._known}
-
-    def _refresh(self) -> None:
-        if self._db is None:
-            self._db = connect(self._path, "rw", busy_timeout_s=1.0)
-        self._known = dict(self._db.execute("SELECT id, next_offset FROM partitions"))
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._db is not None:
-                self._db.close()
-
-
-def _checked_run(
-    records: bytes, partition: Partition, first_offset: int
-) -> tuple[list[int], list[bytes | None], list[bytes]]:
-    try:
-        return decode_run(records)
-    except msgspec.MsgspecError as error:
-        raise SourceError(f"the records of {partition} from offset {first_offset} are damaged: {error}") from error
+    def _last_seq(self) -> int:
+        assert self._db is not None
+        last: int | None = self._db.execute("SELECT max(seq) FROM batches").fetchone()[0]
+        return last or 0
 
 
 def _take(pending: deque[Chunk], max_records: int) -> list[Chunk]:

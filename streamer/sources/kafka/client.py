@@ -44,7 +44,7 @@ class ClientLog(logging.Handler):
         message = record.getMessage()
         log.debug("%s: %s", record.name, message)
         if (record.name, record.levelno) == ("kafka.net.selector", logging.WARNING):
-            return  # it complains of slow tasks, which parsing large answers is
+            return  # it complains of slow tasks, which parsing large responses is
         self._last, self._last_at = message, time.monotonic()
         for part in record.args if isinstance(record.args, tuple) else ():
             if isinstance(part, errors.SaslAuthenticationFailedError | errors.UnsupportedSaslMechanismError):
@@ -76,8 +76,8 @@ def connect(make: Any, config: dict[str, Any]) -> Any:
     One that reaches no broker is taken apart again; kafka-python would leave its thread running.
 
     Raises:
-        SourceUnavailable: no broker answers in time.
-        SourceError: a broker answers, but does not let us in.
+        SourceUnavailable: no broker responds in time.
+        SourceError: a broker responds, but refuses the connection.
         SettingsError: the client does not accept its settings.
     """
     half_made: list[Any] = []
@@ -105,7 +105,7 @@ def _why_not_connected(error: Exception, config: dict[str, Any], last_words: str
         advice = "is it running, and are its address and security_protocol right?"
         if "SASL" in config.get("security_protocol", ""):
             advice += " It may also hang up on a wrong login: check sasl_username and sasl_password"
-        return SourceUnavailable(f"no Kafka broker answers at {servers} within {seconds:g} s{said}; {advice}")
+        return SourceUnavailable(f"no Kafka broker responded at {servers} within {seconds:g} s{said}; {advice}")
     if isinstance(error, errors.KafkaError) and not isinstance(error, errors.KafkaConfigurationError):
         return in_our_words(error, f"Kafka at {servers} does not let us in")
     return SettingsError([f"Kafka client for {servers}: {error}"])

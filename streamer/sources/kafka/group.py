@@ -62,15 +62,15 @@ class Group:
         except SourceUnavailable as error:
             log.debug("%s", error)
         except StreamerError as error:
-            log.warning("%s; taking it that others read %s", error, ", ".join(map(str, sorted(partitions))))
+            log.warning("%s; assuming that other trainers read %s", error, ", ".join(map(str, sorted(partitions))))
             self._read_by_others = set(partitions)
 
     def _given_to_others(self, our_id: str) -> set[Partition]:
         """Nothing while a rebalance is going on.
 
         Raises:
-            SourceUnavailable: no broker answers.
-            SourceError: we are not told.
+            SourceUnavailable: no broker responds.
+            SourceError: we may not know.
         """
         described = self._described()
         if described["group_state"] != "Stable":

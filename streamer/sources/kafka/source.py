@@ -1,6 +1,6 @@
 """Kafka topics as a source.
 
-Positions are the listener's business: what it answers rules over the offsets committed in Kafka. Those are
+The listener decides where reading resumes: its positions rule over the offsets committed in Kafka. Those are
 written for lag monitors, and used for partitions that the listener knows nothing of.
 
 A record without a value (a tombstone) is delivered with the value `b""`. No event is that short, so it
@@ -54,10 +54,10 @@ JOINING_SLICE_S = 0.05
 class KafkaSource:
     """Reads topics as a member of a consumer group. See `Source` for what its methods promise.
 
-    Partitions come in two steps, because the client can look nothing up while it tells us of them:
+    Partitions come in two steps, because the client can look nothing up while it assigns them:
 
     1. assigned: the listener is asked for positions, and the partition is paused;
-    2. settled, right after: where the listener had no answer, the committed offset, the start time or the
+    2. settled, right after: where the listener had no position, the committed offset, the start time or the
        reset policy decides; the exact end is looked up; reading begins.
 
     Two threads help: one runs the client (see `kafka_thread`), one looks after the ends (see `kafka_watch`).
@@ -74,7 +74,7 @@ class KafkaSource:
         self._listener_error: BaseException | None = None
         self._joined = False
         self._closing = False
-        self._unsettled: dict[TopicPartition, int | None] = {}  # with the listener's answer
+        self._unsettled: dict[TopicPartition, int | None] = {}  # with the listener's position
         self._reading: dict[TopicPartition, Partition] = {}  # settled
 
     # ----------------------------------------------------------------------------------------- open
@@ -122,7 +122,7 @@ class KafkaSource:
         shown = f"did you mean {' or '.join(close)}?" if close else f"it has {_some(existing)}."
         names = ", ".join(repr(topic) for topic in missing)
         return (
-            f"{self._where} has no topic {names} that we may read; {shown} "
+            f"{self._where} has no topic {names} that this client may read; {shown} "
             "Create the topic, or set the client's allow_auto_create_topics to true"
         )
 
@@ -130,7 +130,7 @@ class KafkaSource:
         """1. see that the topics are there, unless they may be created; 2. subscribe; 3. look at them again.
 
         The client asks for topics that it subscribes to by name, a little later, and brokers may create them
-        then. Looking again tells whether they did; and without it the client would rebalance a second time,
+        then. Looking again shows whether they did; and without it the client would rebalance a second time,
         when it learns of the topics.
         """
         create = bool(self._settings.client.get("allow_auto_create_topics"))
@@ -159,8 +159,8 @@ class KafkaSource:
 
     def _not_let_in(self) -> str:
         return (
-            f"{self._where} has not let us into the group {self._settings.group_id!r} yet; "
-            "a member that died holds it up until its session expires"
+            f"{self._where} has not let this trainer into the group {self._settings.group_id!r} yet; "
+            "a member that died may hold up the group until its session expires"
         )
 
     def _is_quiet(self) -> bool:
@@ -252,7 +252,7 @@ class KafkaSource:
                 self._go_on_or_raise(error, "reading")
 
     def _go_on_or_raise(self, error: errors.KafkaError, doing: str) -> None:
-        """What the client gets over by itself is no error; the watch tells if it lasts."""
+        """What the client recovers from by itself is not an error; the watch logs it if it lasts."""
         if not is_transient(error):
             raise in_our_words(error, f"{self._where}, {doing} {', '.join(self._settings.topics)}") from error
         log.debug("%s, %s: %s", self._where, doing, error)
@@ -260,7 +260,7 @@ class KafkaSource:
     # ----------------------------------------------------------------------------------------- rebalance
 
     def _ask(self, question: Callable[[], None]) -> None:
-        """Have the polling thread do something; called on the client's I/O thread. At close nobody is told."""
+        """Have the polling thread do something; called on the client's I/O thread. Not while closing."""
         if not self._closing:
             self._thread.ask(lambda: self._guarded(question))
 
@@ -284,7 +284,7 @@ class KafkaSource:
         self._unsettled.update({tp: answers.get(Partition(*tp)) for tp in partitions})
 
     def _revoked(self, partitions: Sequence[TopicPartition], lost: bool) -> None:
-        """1. tell the listener; 2. commit, also what it just wanted; 3. forget the partitions.
+        """1. call the listener; 2. commit, also what it just wanted; 3. forget the partitions.
 
         The commit goes ahead of our consent to the rebalance, so whoever gets a partition finds it. Lost
         partitions are others' already.
@@ -305,7 +305,7 @@ class KafkaSource:
             self._progress.forget(gone)
 
     def _settle(self) -> None:
-        """Find where to read the new partitions, and begin; if Kafka does not answer, try in the next poll."""
+        """Find where to read the new partitions, and begin; if Kafka does not respond, try in the next poll."""
         try:
             starts, ends = self._starts.of({Partition(*tp): at for tp, at in self._unsettled.items()})
         except errors.KafkaError as error:
@@ -337,7 +337,7 @@ class KafkaSource:
             if end is None or self._settings.auto_offset_reset == "error":
                 self._reset({self._reading[tp]: -1})
             else:
-                log.warning("%s was cut back by a new leader; going on at %d", self._reading[tp], end.offset)
+                log.warning("%s was truncated by a new leader; resuming at offset %d", self._reading[tp], end.offset)
                 self._move(self._reading[tp], end.offset)
 
     def _move(self, partition: Partition, position: int) -> None:
@@ -387,7 +387,7 @@ class KafkaSource:
             consumer, last = self._consumer, self._progress.take_last_commit()
             self._thread.run(lambda: self._leave(consumer, last, half_s), timeout_s=2 * half_s)
         except (errors.KafkaError, TimeoutError) as error:
-            log.warning("%s: the group was not left in good order: %s", self._where, error)
+            log.warning("%s: could not leave the group cleanly: %s", self._where, error)
         finally:
             self._thread.stop()
             self._consumer = None
@@ -400,7 +400,7 @@ class KafkaSource:
             if last:
                 consumer.commit(_offsets(last), timeout_ms=timeout_ms)
         except errors.KafkaError as error:
-            log.warning("%s: the last offsets are not committed: %s", self._where, error)
+            log.warning("%s: the last offsets could not be committed: %s", self._where, error)
         consumer.close(autocommit=False, timeout_ms=timeout_ms)
 
 

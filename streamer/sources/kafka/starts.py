@@ -18,7 +18,7 @@ LOOKUP_TIMEOUT_MS = 2_000
 
 
 class Starts:
-    """Finds starting positions, with questions to Kafka; raises the client's errors if it does not answer."""
+    """Finds starting positions, with questions to Kafka; raises the client's errors if it does not respond."""
 
     def __init__(self, settings: KafkaSettings, consumer: Any) -> None:
         self._settings = settings
@@ -77,7 +77,7 @@ class Starts:
         why = f"its position {position} is out of range, valid are {first} to {end}"
         start = self._by_policy(partition, first, end, why)
         policy = self._settings.auto_offset_reset
-        log.warning("%s: %s; going on at %d (auto_offset_reset=%s)", partition, why, start, policy)
+        log.warning("%s: %s; resuming at offset %d (auto_offset_reset=%s)", partition, why, start, policy)
         return start
 
     def _by_policy(self, partition: Partition, first: int, end: int, why: str) -> int:

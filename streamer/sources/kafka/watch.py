@@ -1,4 +1,4 @@
-"""Keeps an eye on Kafka: looks up where our partitions end, and tells once if nobody answers."""
+"""Watches Kafka: looks up where our partitions end, and logs once if no broker responds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Watch:
         self._consumer = consumer
         self._progress = progress
         self._where = where
-        # A broker answers only after a fetch that it holds back until there is something to return.
+        # A broker responds only after a fetch that it holds back until there is something to return.
         self._patience_ms = PATIENCE_MS + consumer.config["fetch_max_wait_ms"]
         self._away_since: float | None = None
         self._stopped = threading.Event()
@@ -65,9 +65,9 @@ class Watch:
         if self._away_since is None and not self._stopped.is_set():
             self._away_since = time.monotonic()
             reason = ClientLog.attach().last_words() or error
-            log.warning("%s does not answer (%s); going on when it is back", self._where, reason)
+            log.warning("%s does not respond (%s); reading resumes when it is back", self._where, reason)
 
     def _note_back(self) -> None:
         if self._away_since is not None:
-            log.warning("%s answers again after %.0f s", self._where, time.monotonic() - self._away_since)
+            log.warning("%s responds again after %.0f s", self._where, time.monotonic() - self._away_since)
             self._away_since = None

@@ -128,7 +128,7 @@ function showState() {
   }
   if (data.cache && data.cache.slots) {
     add("Cache slots, distinct", count(data.cache.slots) + ", " + count(data.cache.distinct));
-    add("Turnover a refresh", percent(data.cache.turnover));
+    add("Turnover per refresh", percent(data.cache.turnover));
     add("Overlap with the batch", percent(data.cache.overlap));
     add("Age of its entries", duration(data.cache.age_s));
   }
@@ -217,7 +217,7 @@ function drawCurve() {
   draw("curve", [
     { ...line("popularity", some(1), "series-5"), x: ranks, line: { color: colour("series-5"), width: 2, dash: "dash" } },
     { ...line("occurrence", some(2), "series-3"), x: ranks, mode: "lines+markers", marker: { size: 4, color: colour("series-3") } },
-  ], layout({ xaxis: axis({ ...log, tickformat: "~s", title: { text: "popularity rank", font: { size: 12 }, standoff: 4 } }), yaxis: axis({ ...log, tickformat: "~%", title: { text: "share an item", font: { size: 12 }, standoff: 4 } }), margin: { l: 56, r: 10, t: 26, b: 42 } }));
+  ], layout({ xaxis: axis({ ...log, tickformat: "~s", title: { text: "popularity rank", font: { size: 12 }, standoff: 4 } }), yaxis: axis({ ...log, tickformat: "~%", title: { text: "share per item", font: { size: 12 }, standoff: 4 } }), margin: { l: 56, r: 10, t: 26, b: 42 } }));
   say("curve-text", points.length ? "How much of everything resampled falls on items of each rank, beside their share of the events." : "Nothing was resampled yet.");
 }
 
@@ -258,7 +258,7 @@ async function ask() {
 
 function lost() {
   const since = answeredAt ? " since " + answeredAt.toLocaleTimeString([], { hour12: false }) + "; the last values stay" : "";
-  say("lost", "No answer from the trainer" + since + ". It has ended, or cannot be reached.");
+  say("lost", "The trainer has not responded" + since + ". It has ended, or cannot be reached.");
   at("lost").hidden = false;
   at("health").dataset.state = "bad";
   say("health-text", "No answer");

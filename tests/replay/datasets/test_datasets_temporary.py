@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from streamer.replay.datasets import LogSettings, open_log
-from streamer.replay.datasets.temporary import LOCK, PREFIX, LockedDirectory, remove_abandoned
+from streamer.replay.datasets.database import LOCK, PREFIX, LockedDirectory, remove_abandoned
 
 OWNER = """
 import sys
 from pathlib import Path
-from streamer.replay.datasets.temporary import LockedDirectory
+from streamer.replay.datasets.database import LockedDirectory
 directory = LockedDirectory(Path(sys.argv[1]))
 print(directory.path, flush=True)
 input()

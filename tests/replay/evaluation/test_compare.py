@@ -13,9 +13,9 @@ from comparisons import TINY, record, rows_in, streamer
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.plan import parse_changes, spec_settings
 from streamer.replay.evaluation.record import Measure, Records, Spec, by_rank, result_rows
 from streamer.replay.evaluation.report import page
+from streamer.replay.evaluation.runs import parse_changes, spec_settings
 from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.settings import RunSettings
 
@@ -132,10 +132,10 @@ class TestCompare:
         [
             (["--methods", "xirr"], "there is no method 'xirr'"),
             (["--methods", " , "], "no method is named"),
-            (["--set", "seed=3"], "seed is no setting, --seeds chooses it"),
-            (["--protocol", "offline", "--set", "method=bir"], "method is no setting, --methods chooses it"),
+            (["--set", "seed=3"], "seed is not a setting, --seeds chooses it"),
+            (["--protocol", "offline", "--set", "method=bir"], "method is not a setting, --methods chooses it"),
             (["--data", "nowhere.csv"], "nowhere.csv does not exist"),
-            (["--k-core", "500"], "the filters leave none of its events"),
+            (["--k-core", "500"], "the filters leave no event of it"),
             (["--set", "dimm=3"], "there is no setting 'dimm'"),
             (["--set", "dim"], "write NAME=VALUE"),
             (["--set", "dim=x"], "dim is 'x': it must be a whole number of at least 1"),

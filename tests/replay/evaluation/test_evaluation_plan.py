@@ -11,8 +11,8 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.errors import SettingsError, SourceError, StreamerError
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.plan import parse_changes, spec_settings
 from streamer.replay.evaluation.record import Records, Spec, check_writable, write_file
+from streamer.replay.evaluation.runs import parse_changes, spec_settings
 from streamer.replay.evaluation.tables import about, main_table
 
 
@@ -48,7 +48,7 @@ class TestWhatChangesNothing:
         ],
     )
     def test_an_option_of_the_log_is_named_instead(self, setting, instead):
-        with pytest.raises(SettingsError, match=f"is no setting, {instead} chooses it"):
+        with pytest.raises(SettingsError, match=f"is not a setting, {instead} chooses it"):
             parse_changes((setting,), "set")
 
     def test_all_that_are_no_settings_are_reported_at_once(self):
@@ -58,7 +58,7 @@ class TestWhatChangesNothing:
 
     @pytest.mark.parametrize("name", ["max_id_length", "topic", "max_age", "evaluation_share", "redis_url"])
     def test_other_options_of_run_are_refused(self, name):
-        with pytest.raises(SettingsError, match=f"{name}, of `streamer run`, changes nothing here"):
+        with pytest.raises(SettingsError, match=f"{name} is a setting of `streamer run` that has no effect here"):
             spec_settings(Spec("d", "prequential", "xir", 0, {name: "1"}))
 
     def test_every_setting_that_is_offered_changes_the_learner(self):
@@ -185,7 +185,7 @@ class TestNothingToMeasure:
         path = tmp_path / "wide.csv"
         path.write_text("\n".join([",".join(["user_id", "item_id", *names]), *[",".join(["u", "i"] + ["x"] * 65)] * 9]))
         columns = [part for name in names for part in ("--item-feature", name)]
-        with pytest.raises(SourceError, match="all of its 9 events are refused, none is ranked: 9 too_many_features"):
+        with pytest.raises(SourceError, match="9 events were refused, and none was ranked: 9 too_many_features"):
             streamer("evaluate", "--data", path, *columns, *TINY)
 
     def test_why_some_events_were_refused_is_reported(self):

@@ -267,8 +267,10 @@ class TestSource:
 
     def test_an_empty_chunk_is_not_the_end(self):
         source = EventsSource([Events([], []), LOG[:2], Events([], []), LOG[2:5]], 5)
-        taken = [source.poll(10, 0.0) for _ in range(3)]
-        assert [chunk.offsets for chunks in taken for chunk in chunks] == [[0, 1], [2, 3, 4]]
+        assert source.poll(4, 0.0)[0].offsets == [0, 1, 2, 3]
+        assert not source.at_end
+        assert source.poll(4, 0.0)[0].offsets == [4]
+        assert source.poll(0, 0.0) == []
         assert source.at_end
 
 

@@ -461,7 +461,7 @@ class TestRevocation:
         with started(line):
             until(lambda: line.step() is not None)
             source.revoke([P0])
-            until(lambda: "released interactions[0] at offset 10, not saved in" in caplog.text)
+            until(lambda: "released interactions[0] at offset 10 without a checkpoint after" in caplog.text)
             polls = source.polls.total()
             until(lambda: source.polls.total() > polls)
             assert line.ingest.take_snapshot() == ({}, {P0: 10}, {})

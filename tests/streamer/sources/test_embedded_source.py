@@ -405,7 +405,7 @@ def test_reading_can_start_at_a_time(log, open_embedded, start_ms, expected):
 
 def test_a_position_beyond_the_end_is_refused(log, open_embedded):
     log.append("t", records(json_lines(0, 4)), partition=0)
-    with pytest.raises(SourceError, match=r"t\[0\] ends at offset 4, but reading should go on at 5"):
+    with pytest.raises(SourceError, match=r"t\[0\] ends at offset 4, but reading should resume at 5"):
         open_embedded("t", positions={Partition("t", 0): 5})
 
 
@@ -456,7 +456,7 @@ def test_a_position_before_the_first_record_is_reported_and_reading_goes_on(log,
     with caplog.at_level(logging.WARNING):
         source, _ = open_embedded("t", positions={Partition("t", 0): 2})
         assert values_of(source, 3) == [b"7", b"8", b"9"]
-    assert caplog.messages == ["t[0]: offsets 2 to 6 were removed by retention before they were read; going on at 7"]
+    assert caplog.messages == ["t[0]: offsets 2 to 6 were removed by retention before they were read; resuming at 7"]
 
 
 def test_records_removed_before_a_slow_reader_came_are_reported(log, open_embedded, caplog):
@@ -466,7 +466,7 @@ def test_records_removed_before_a_slow_reader_came_are_reported(log, open_embedd
     log.trim("t", keep_records=3)
     with caplog.at_level(logging.WARNING):
         assert values_of(source, 3) == [b"7", b"8", b"9"]
-    assert caplog.messages == ["t[0]: offsets 2 to 6 were removed by retention before they were read; going on at 7"]
+    assert caplog.messages == ["t[0]: offsets 2 to 6 were removed by retention before they were read; resuming at 7"]
 
 
 # --- commits and trouble -------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_lines_and_end_equal_the_slow_obvious_way(tmp_path_factory, text, block,
 
 def test_a_position_beyond_the_end_is_refused(open_file):
     source = open_file(b"a\nb\n", start=3)
-    with pytest.raises(SourceError, match=r"events\.jsonl has 2 lines, but reading should go on at line 3"):
+    with pytest.raises(SourceError, match=r"events\.jsonl has 2 lines, but reading should resume at line 3"):
         source.poll(10, 1)
 
 

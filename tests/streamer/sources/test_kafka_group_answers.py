@@ -101,4 +101,4 @@ def test_a_broker_that_does_not_say_is_believed_to_have_readers(caplog):
     group.clock.now += SESSION_S + EXPIRY_S
     with caplog.at_level(logging.WARNING):
         assert group.read_by_others({A, B}, "us")
-    assert "none of your business; taking it that others read t[0], t[1]" in caplog.text
+    assert "none of your business; assuming that other trainers read t[0], t[1]" in caplog.text

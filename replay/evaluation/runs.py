@@ -1,18 +1,27 @@
-"""From the settings of a comparison to its runs; what is wrong with one is reported before the first run begins."""
+"""From the settings of a comparison to its runs, one after another on the same events in the same order.
+
+What is wrong with one is reported before the first run begins; what a run found is kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
-from streamer.errors import SettingsError
+import msgspec
+
+from streamer.errors import SettingsError, SourceError
 from streamer.model.device import resolve_device
 from streamer.model.losses import METHODS
 from streamer.model.setting import parse_settings
-from streamer.replay.datasets import Log
-from streamer.replay.evaluation.offline import OfflineSettings
-from streamer.replay.evaluation.prequential import PrequentialSettings
-from streamer.replay.evaluation.record import Spec
+from streamer.replay.datasets import Interactions, Log
+from streamer.replay.evaluation.offline import OfflineRun, OfflineSettings
+from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
+from streamer.replay.evaluation.record import Record, Records, Spec, by_rank, refused
 from streamer.replay.settings import EvaluationSettings, LogSettings
 from streamer.settings import RunSettings
 
@@ -32,13 +41,12 @@ OPTIONS = {
 SAME_EVENTS = ("delimiter", "header", "memory_limit", "temp_dir", "threads")
 """Settings of a log that do not choose its events; what the files hold is part of a run's `content`."""
 
+OnProgress = Callable[[Spec, float, str], None]
+"""Called with a run, the share of it that is done, and a text: 0 as it begins, 1 when it has ended, once each."""
+
 
 def parse_changes(texts: Iterable[str], option: str) -> dict[str, str]:
-    """NAME=VALUE as given on the command line, by the names of the settings.
-
-    Raises:
-        SettingsError: with all that are no such pair, or no setting.
-    """
+    """NAME=VALUE as given on the command line, by the names of the settings."""
     found: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -48,7 +56,7 @@ def parse_changes(texts: Iterable[str], option: str) -> dict[str, str]:
         if not name or not value:
             problems.append(f"--{option} is {text!r}: write NAME=VALUE")
         elif plain in OPTIONS:
-            problems.append(f"--{option} {text}: {plain} is no setting, {OPTIONS[plain]} chooses it")
+            problems.append(f"--{option} {text}: {plain} is not a setting, {OPTIONS[plain]} chooses it")
         elif setting in found and (known := PrequentialSettings.named(setting)) and known.is_list:
             found[setting] += f",{value}"
         else:
@@ -59,11 +67,7 @@ def parse_changes(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 def common_changes(settings: EvaluationSettings) -> dict[str, Any]:
-    """Settings of every run. Features of the log that are asked for are learned from, unless --set names others.
-
-    Raises:
-        SettingsError: one is no setting, or features are asked for where nothing learns from them.
-    """
+    """Settings of every run. Features of the log that are asked for are learned from, unless --set names others."""
     features: dict[str, Any] = {}
     for side, asked in (("item", settings.item_features or ()), ("user", settings.user_features or ())):
         if asked and settings.protocol == "offline":
@@ -75,11 +79,7 @@ def common_changes(settings: EvaluationSettings) -> dict[str, Any]:
 
 
 def plan_runs(settings: EvaluationSettings, methods: Sequence[str], changes: Sequence[Mapping[str, Any]]) -> list[Spec]:
-    """Every method with every change and every seed, of a log that has no name yet; each run once.
-
-    Raises:
-        SettingsError: with the problems of all of them.
-    """
+    """Every method with every change and every seed, of a log that has no name yet; each run once."""
     known = f"choose among {', '.join(METHODS)}"
     problems = [f"there is no method {method!r}: {known}" for method in methods if method not in METHODS]
     if problems or not methods:
@@ -91,9 +91,17 @@ def plan_runs(settings: EvaluationSettings, methods: Sequence[str], changes: Seq
         for seed in range(settings.seeds)
         for method in methods
     ]
-    problems = list(dict.fromkeys(problem for spec in specs for problem in _problems(spec)))
+    for spec in specs:
+        try:
+            run_settings = spec_settings(spec)
+            problems += run_settings.problems()
+            resolve_device(run_settings.device)
+        except SettingsError as error:
+            problems += error.problems
+        except ValueError as error:
+            problems.append(str(error))
     if problems:
-        raise SettingsError(problems)
+        raise SettingsError(list(dict.fromkeys(problems)))
     return list({spec.key: spec for spec in specs}.values())
 
 
@@ -104,29 +112,13 @@ def _used(settings: LogSettings) -> dict[str, Any]:
     return {n: [f"{ours}={c}" for ours, c in v.items()] if isinstance(v, Mapping) else v for n, v in used.items()}
 
 
-def _problems(spec: Spec) -> list[str]:
-    try:
-        settings = spec_settings(spec)
-    except SettingsError as error:
-        return error.problems
-    try:
-        resolve_device(settings.device)
-    except ValueError as error:
-        return [*settings.problems(), str(error)]
-    return settings.problems()
-
-
 def spec_settings(spec: Spec) -> OfflineSettings | PrequentialSettings:
-    """The defaults of the protocol (the paper's, or those of `streamer run`) with what the spec changes.
-
-    Raises:
-        SettingsError: there is no such setting, it would change nothing, or a value does not fit.
-    """
+    """The defaults of the protocol (the paper's, or those of `streamer run`) with what the spec changes."""
     kind: type[OfflineSettings | PrequentialSettings]
     kind = OfflineSettings if spec.protocol == "offline" else PrequentialSettings
     others = [name for name in spec.settings if kind.named(name) is None and RunSettings.named(name) is not None]
     if others:
-        raise SettingsError([f"{name}, of `streamer run`, changes nothing here" for name in others])
+        raise SettingsError([f"{name} is a setting of `streamer run` that has no effect here" for name in others])
     try:
         return parse_settings(kind, spec.settings, method=spec.method, seed=spec.seed)
     except ValueError as error:
@@ -134,11 +126,7 @@ def spec_settings(spec: Spec) -> OfflineSettings | PrequentialSettings:
 
 
 def check_features(specs: Sequence[Spec], log: Log) -> None:
-    """Check that a log has the features that runs learn from; it is read until all of them have been seen.
-
-    Raises:
-        SettingsError: with all that it has not.
-    """
+    """Check that a log has the features that runs learn from; it is read until all of them have been seen."""
     wanted, found = set[tuple[str, str]](), set[tuple[str, str]]()  # item or user, and the name of the feature
     for settings in map(spec_settings, specs):
         for side in ("item", "user"):
@@ -158,3 +146,52 @@ def check_features(specs: Sequence[Spec], log: Log) -> None:
                 for side, name in sorted(wanted - found)
             ]
         )
+
+
+def run_all(specs: Sequence[Spec], log: Log, records: Records, on_progress: OnProgress) -> list[Record]:
+    """Run what was not run before; returns what all of them found."""
+    found, interactions = [], functools.cache(log.interactions)  # offline runs share the arrays
+    for spec in specs:
+        record, ended = records.get(spec), "kept from before"
+        if record is None:
+            on_progress(spec, 0.0, "started")
+            record = run_one(spec, log, interactions, on_progress)
+            records.put(record)
+            ended = f"{record.about['seconds']:.0f} s"
+        on_progress(spec, 1.0, ended)
+        found.append(record)
+    return found
+
+
+def run_one(spec: Spec, log: Log, interactions: Callable[[], Interactions], on_progress: OnProgress) -> Record:
+    """One method, one seed, on one log."""
+
+    def advance(share: float, text: str) -> None:
+        if share < 1:
+            on_progress(spec, share, text)
+
+    settings, started = spec_settings(spec), time.time()
+    if isinstance(settings, OfflineSettings):
+        result = OfflineRun(interactions(), settings).run(advance)
+    else:
+        result = PrequentialRun(log.batches(pass_seed=log.seed + spec.seed), len(log), settings).run(advance)
+        if not result.about["slices"]["all"]:
+            why = refused(result.about["accounting"])
+            raise SourceError(f"{log.path}: all of its {len(log):,} events were refused, and none was ranked: {why}")
+    described = log.describe()
+    about = result.about | {
+        "started": started,
+        "seconds": time.time() - started,
+        "version": metadata.version("streamer"),
+        "python": platform.python_version(),
+        "has_time": log.has_time,
+        **{name: described[name] for name in ("users", "items", "events")},
+    }
+    return Record(
+        **msgspec.structs.asdict(spec),
+        measures=result.measures,
+        curve=result.curve,
+        composition=result.composition,
+        ranks=by_rank(result.popularity, result.occurrence),
+        about=about,
+    )
