@@ -229,16 +229,13 @@ class Learner:
         rows = Batch(users, items, self.recent_items(history), times_s)
         # 3.
         evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
-        learned_from = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
-        candidates, wanted = None, np.union1d(evaluated, learned_from)
-        if self.settings.rerank:
-            candidates = self._observe(rows, history, wanted, evaluated)
+        to_evaluate, to_learn = self._observe(rows, history, evaluated) if self.settings.rerank else (None, None)
         # 4.
         if evaluator is not None:
-            evaluator(rows, evaluated, candidates and candidates.only(np.searchsorted(wanted, evaluated)))
+            evaluator(rows, evaluated, to_evaluate)
         # 5.
-        if candidates is not None:
-            self.ranker.learn(candidates, np.searchsorted(wanted, learned_from))
+        if to_learn is not None:
+            self.ranker.learn(to_learn)
         # 6.
         self.hashed.observe(items)
         self.ageing.observe(items)
@@ -287,20 +284,24 @@ class Learner:
                 numbers[k, c] = number if number is not None else numbers[k, c]
         tower.features.set(at, codes, numbers)
 
-    def _observe(self, rows: Batch, history: History, wanted: Rows, evaluated: Rows) -> Candidates:
-        """Candidates of the wanted events, as of each; all events are counted.
+    def _observe(self, rows: Batch, history: History, evaluated: Rows) -> tuple[Candidates, Candidates]:
+        """Candidates of the events to be evaluated, and of those to learn from, as of each; all events are counted.
 
-        Of the events to be evaluated, as of those that are served, the items nearest by the towers are candidates too:
-        that is a search among all items, which those that are only learned from do without.
+        Of the former, as of users who are served, the items nearest by the towers are candidates too. That is a search
+        among all items; the ranker learns without. So what is learned does not depend on what is evaluated.
         """
+        learned = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
+        both = np.concatenate([evaluated, learned])
+        order = np.argsort(both, kind="stable")
+        wanted, is_evaluated = both[order], order < len(evaluated)
         nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
-        nearest[np.isin(wanted, evaluated)] = self._nearest(rows.only(evaluated), nearest.shape[1])
+        nearest[is_evaluated] = self._nearest(rows.only(evaluated), nearest.shape[1])
         assert rows.times_s is not None
         found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
         found.mark_seen(*self.seen.before(rows.users, rows.items, wanted)[1:])
         self.seen.observe(rows.users, rows.items)
         self._add_towers(found, rows.only(wanted))
-        return found
+        return found.only(np.flatnonzero(is_evaluated)), found.only(np.flatnonzero(~is_evaluated))
 
     def _times(self, batch: MicroBatch) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one before."""
@@ -323,8 +324,9 @@ class Learner:
         return found
 
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
-        products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
-        candidates.features[:, TOWER] = products
+        if len(rows):
+            products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
+            candidates.features[:, TOWER] = products
 
     def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int = 0) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is counted.

@@ -160,7 +160,7 @@ class Evidence:
             items: [B] item rows.
             times_s: [B] seconds since the epoch.
             history: of each event's user, as of the event.
-            wanted: [n] which events, ascending.
+            wanted: [n] which events, ascending; one that is wanted twice has two lists.
             extra: [n, x] further candidates of each, -1 for none; items that were never seen are passed over.
         """
         return self._walk(items, times_s, history, wanted, extra, count=True)
@@ -190,16 +190,16 @@ class Evidence:
 
     def popular(self) -> NDArray[np.int32]:
         """The most popular items of both windows, most popular first, each once."""
-        begin = self.events - min(self.events, JUST_NOW)
-        lately = self._most_frequent(self._window[self._window >= 0], POPULAR_LATELY)
-        latest = self._window[np.arange(begin, self.events) % LATELY]
-        both = np.concatenate([lately, self._most_frequent(latest, POPULAR_JUST_NOW)])
+        latest = self._window[np.arange(max(self.events - JUST_NOW, 0), self.events) % LATELY]
+        both = np.concatenate(
+            [self._most_frequent(self._window, POPULAR_LATELY), self._most_frequent(latest, POPULAR_JUST_NOW)]
+        )
         _, at = np.unique(both, return_index=True)
         return both[np.sort(at)]
 
     @staticmethod
     def _most_frequent(items: NDArray[np.int32], most: int) -> NDArray[np.int32]:
-        distinct, counts = np.unique(items, return_counts=True)
+        distinct, counts = np.unique(items[items >= 0], return_counts=True)
         return distinct[np.argsort(-counts, kind="stable")[:most]]
 
     def _walk(
@@ -318,7 +318,7 @@ def _describe_and_count(
         event = at[0]
         if count and lists.end[0] + room > len(lists.items):
             return
-        if at[1] < len(wanted) and wanted[at[1]] == event:
+        while at[1] < len(wanted) and wanted[at[1]] == event:
             if at[2] + len(sums) > len(out.items):
                 return
             n = _gather(lists, counts, event, times_s[event], history, popular, extra[at[1]], place, sums, out, at[2])

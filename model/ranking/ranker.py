@@ -62,18 +62,17 @@ class Ranker:
         _scores(weights, products, candidates.first, candidates.bucket, found)
         return found
 
-    def learn(self, candidates: Candidates, events: Rows) -> None:
-        """Learn from some events, given by their places among those that have candidates."""
-        chosen = candidates.only(events)
+    def learn(self, candidates: Candidates) -> None:
+        """Learn from the events of these candidates."""
         for purpose, (weights, squares) in enumerate(zip(self.weights, self._squares, strict=True)):
             gradient, counts = weights.zeros(), np.zeros(len(BUCKETS), np.float32)
-            products = _product(chosen.features, _matrix(weights).T)  # [c, buckets + hidden]
+            products = _product(candidates.features, _matrix(weights).T)  # [c, buckets + hidden]
             derivatives = np.zeros_like(products)
-            described = (chosen.first, chosen.bucket, chosen.target, chosen.seen)
+            described = (candidates.first, candidates.bucket, candidates.target, candidates.seen)
             _derive(weights, products, *described, purpose == DISCOVERY, derivatives, gradient, counts)
             total = np.float32(max(counts.sum(), 1))
             by_bucket: Floats = np.maximum(counts, np.float32(1))[:, None]
-            sums = _product(derivatives.T, chosen.features)
+            sums = _product(derivatives.T, candidates.features)
             self._update(weights.linear, squares.linear, sums[: len(BUCKETS)] / by_bucket, 1.0)
             self._update(weights.hidden, squares.hidden, sums[len(BUCKETS) :] / total, HIDDEN_RATE)
             self._update(weights.bias, squares.bias, gradient.bias / by_bucket, HIDDEN_RATE)

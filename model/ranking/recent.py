@@ -70,10 +70,9 @@ class RecentItems:
 
     def of(self, users: Rows) -> History:
         """These users now; one never seen has no items."""
-        known = np.where(users < self.size, users, -1)
-        self._grow(1)
-        found = self._all.only(known)
-        found.items[known < 0] = -1
+        shape, known = (len(users), self.length), (users >= 0) & (users < self.size)
+        found = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
+        found.items[known], found.times_s[known], found.counts[known] = self._all.only(users[known])
         return found
 
     def _grow(self, size: int) -> None:

@@ -59,11 +59,11 @@ class UserItems:
         self._pairs.add(users, items)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The items of all users, one after the other, and how many each has."""
-        counts = self._pairs.pool.used.copy()
+        """The items of all users, one after the other in ascending order, and how many each has."""
+        counts = np.trim_zeros(self._pairs.pool.used, "b")
         items = np.empty(counts.sum(), np.int32)
         _list(self._pairs.pool, items)
-        return {"counts": counts, "items": items}
+        return {"counts": counts, "items": items[np.lexsort((items, np.repeat(np.arange(len(counts)), counts)))]}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Take over what `state` returned."""

@@ -93,7 +93,7 @@ def test_steps_follow_finite_differences_of_the_softmax_loss(purpose, part):
     ranker, found = moved(), made_candidates()
     events = np.arange(0, len(found), 2)
     before = copied(ranker)
-    ranker.learn(found, events)
+    ranker.learn(found.only(events))
     after = ranker.state()
     rate = ranker.learning_rate * (1 if part == "linear" else 1 / 3)
     step = before[f"{purpose}.weights.{part}"] - after[f"{purpose}.weights.{part}"]
@@ -111,8 +111,8 @@ def test_steps_follow_finite_differences_of_the_softmax_loss(purpose, part):
 def test_only_events_whose_item_is_a_candidate_teach_anything():
     ranker = moved()
     before, found = copied(ranker), made_candidates()
-    ranker.learn(found, np.flatnonzero(found.target < 0))
-    ranker.learn(found, np.empty(0, np.int64))
+    ranker.learn(found.only(np.flatnonzero(found.target < 0)))
+    ranker.learn(found.only(np.empty(0, np.int64)))
     for name, array in ranker.state().items():
         np.testing.assert_array_equal(array, before[name])
 
@@ -129,7 +129,7 @@ def toy_event(rng: np.random.Generator, telling: str, size: int = 20) -> Candida
 def test_it_learns_which_evidence_counts_for_whom(telling):
     ranker, rng = Ranker(), np.random.default_rng(0)
     for _ in range(400):
-        ranker.learn(toy_event(rng, telling), np.array([0]))
+        ranker.learn(toy_event(rng, telling))
     tests = [toy_event(rng, telling) for _ in range(100)]
     for purpose in PURPOSES.values():
         hits = sum(ranker.scores(test, purpose).argmax() == test.target[0] for test in tests)
@@ -147,7 +147,7 @@ def test_the_two_purposes_learn_different_things():
         event = toy_event(rng, "recent gap" if k % 2 else "near most")
         if k % 2:
             event.seen[event.target[0]] = True
-        ranker.learn(event, np.array([0]))
+        ranker.learn(event)
     column = FEATURES.index("recent gap")
     assert ranker.weights[ALL].linear[2, column] > 1 > 0.5 > ranker.weights[DISCOVERY].linear[2, column]
 
@@ -155,11 +155,11 @@ def test_the_two_purposes_learn_different_things():
 def test_a_restarted_ranker_goes_on_with_the_same_bits():
     ranker, restarted = Ranker(seed=1), Ranker(seed=2)
     for k in range(5):
-        ranker.learn(made_candidates(k), np.arange(12))
+        ranker.learn(made_candidates(k).only(np.arange(12)))
     restarted.load_state(copied(ranker))
     for one in (ranker, restarted):
         for k in range(5, 10):
-            one.learn(made_candidates(k), np.arange(12))
+            one.learn(made_candidates(k).only(np.arange(12)))
     for name, array in ranker.state().items():
         np.testing.assert_array_equal(restarted.state()[name], array)
 
