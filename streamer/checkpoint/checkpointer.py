@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from streamer.accounting import Accounting
 from streamer.checkpoint import CheckpointStore
@@ -88,6 +89,12 @@ class Checkpointer:
                 "use the version that wrote it, or another checkpoint directory"
             )
         learner.restore(found.tensors, meta["learner"])
+        if (theirs := meta["threads"]) != (ours := torch.get_num_threads()):
+            logger.warning(
+                "%s was written with %d CPU threads, this run has %d: it goes on, but sums are rounded otherwise, so "
+                "the weights will not be the same to the last bit; --threads %d keeps them so",
+                found.path, theirs, ours, theirs,
+            )  # fmt: skip
         positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
         prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
