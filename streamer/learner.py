@@ -40,7 +40,7 @@ from streamer.vocabulary import Vocabulary
 
 State = dict[str, Any]
 
-FORMAT = 2
+FORMAT = 3
 """Of what a checkpoint holds; one of another format cannot be read."""
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)

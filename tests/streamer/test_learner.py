@@ -306,6 +306,11 @@ class TestRestart:
         restarted = self.reloaded(Learner(small()), tmp_path)
         learn_all(restarted, events(32))
 
+    def test_the_checkpoint_of_a_small_model_is_small(self, tmp_path):
+        learner = Learner()
+        learn_all(learner, events(100))
+        assert sum(file.stat().st_size for file in learner.save(tmp_path).iterdir()) < 500_000
+
     def test_training_goes_on_while_a_snapshot_is_written(self):
         learner = Learner(small())
         learn_all(learner, events(100))
