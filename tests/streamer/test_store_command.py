@@ -414,7 +414,8 @@ def test_what_was_not_packed_by_us_is_reported_with_its_key(place, name):
     trainer.close()
     keys = Keys("shop", place.namespace)
     if name == "snapshot":
-        place.client.set(keys.snapshot, "garbage")
+        place.client.delete(keys.snapshot)
+        place.client.rpush(keys.snapshot, "garbage")
     else:
         tip = place.client.hgetall(keys.meta)
         number = int(tip[b"number"]) + 1
