@@ -1,8 +1,8 @@
 """Features of users or items, by row: small integers for categories, numbers for the rest. On the host.
 
-A tower gets numbers in units of their own spread: (number - mean) / standard deviation, at most `LIMIT` either way. Both
-are those of the latest `SAMPLE` numbers of the feature without the outermost ones, so that a few absurd numbers change
-neither, and a feature that drifts is followed.
+A tower gets numbers in standard deviations from their mean, at most `LIMIT` of them. Both are those of the latest
+`SAMPLE` numbers of the feature without the outermost ones, so that a few absurd numbers change neither, and a feature
+that drifts is followed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class FeatureStore:
         found = np.full((len(rows), len(self.numeric)), np.nan)
         known = rows < self.size
         found[known] = (self._numbers[rows[known]] - self._mean) / self._deviation
-        return np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(np.float32)
+        standardised: Floats = np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(np.float32)
+        return standardised
 
     def categories(self, feature: int) -> int:
         """How many codes the feature has used, the unknown one included."""

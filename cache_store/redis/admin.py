@@ -186,7 +186,8 @@ class StoreAdmin:
             for entry in pulled.entries[: summary.number - replica.position.number]:
                 if entry.previous_chain != replica.position.chain:
                     return None
-                with self._readable(f"entry {entry.position.stream_id} of {self.keys.log}"):
+                place = f"entry {entry.position.stream_id} of {self.keys.log}"
+                with self._readable(f"beside {self.keys.items} of {summary.items:,} items, {place}"):
                     replica.apply(unpack_delta(entry.packed, summary.items), entry.position)
         return replica if replica.position[:3] == (summary.generation, summary.number, summary.chain) else None
 

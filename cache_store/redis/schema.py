@@ -250,9 +250,9 @@ return 1
 
 SEED = """
 -- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners, new snapshot.
--- ARGV: generation, parts of the snapshot, origin generation ('': none), origin number, generation to replace, seconds in which a
---       state may be replaced by a later one, format, number of new items, their fingerprint, number of partitions in
---       next, events, then partition, next ..., then partition, epoch ...
+-- ARGV: generation, parts of the snapshot, origin generation ('': none), origin number, generation to replace, seconds
+--       in which a state may be replaced by a later one, format, number of new items, their fingerprint, number of
+--       partitions in next, events, then partition, next ..., then partition, epoch ...
 -- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items or parts are not all there.
 local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded', 'origin_events')
 local now = tonumber(redis.call('TIME')[1])

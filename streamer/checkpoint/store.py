@@ -95,8 +95,8 @@ class CheckpointStore:
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is valid; None if there is none at all.
 
-        A corrupt one is skipped with a warning that names it and the reason. Unless the store is read-only, those beyond
-        `keep` are removed now: on a full disk nothing could be saved before.
+        A corrupt one is skipped with a warning that names it and the reason. Unless the store is read-only, older ones
+        beyond `keep` are removed now: on a full disk nothing could be saved before.
 
         Raises:
             CorruptCheckpoint: there are checkpoints, but each one is corrupt.

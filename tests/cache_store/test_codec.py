@@ -118,8 +118,8 @@ def test_rows_that_overflow_are_refused() -> None:
 
 
 def test_rows_that_no_item_has_are_refused() -> None:
-    none, one = np.empty(0, np.int64), Increments(np.array([300_000_000]), np.array([1]))
-    for entry in (Delta("ada", 1, 1, (), one, Increments(none, none)), Delta("ada", 1, 1, (), Increments(none, none), one)):
+    one, none = Increments(np.array([300_000_000]), np.array([1])), Increments(*np.empty((2, 0), np.int64))
+    for entry in (Delta("ada", 1, 1, (), one, none), Delta("ada", 1, 1, (), none, one)):
         with pytest.raises(Malformed, match="names row 300,000,000, and there are 300,000,000 items"):
             unpack_delta(pack_delta(entry), 300_000_000)
         assert unpack_delta(pack_delta(entry), 300_000_001).last == 1

@@ -339,9 +339,9 @@ class TestAtTheStart:
             client.xadd(KEYS.log, {"n": number, "b": chain, "c": "x", "d": packed})
             client.hset(KEYS.meta, mapping={"number": number, "chain": "x"})
         ben = started(redis.url, KEYS, "ben")
-        for one_of_them in (ada, ben):
-            until(lambda store=one_of_them.store: "names row 300,000,000, and there are" in (store.status().problem or ""))
-            assert one_of_them.store.state.replica.size < 100
+        for store in (ada.store, ben.store):
+            until(lambda store=store: "names row 300,000,000, and there are" in (store.status().problem or ""))
+            assert store.state.replica.size < 100
         ben.store.close(timeout_s=0)
         ada.train({P: 5})
         assert ada.view()[0] == events_before(ada.positions), "it trains on with its own counts"

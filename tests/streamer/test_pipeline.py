@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from line_harness import (
     TOPIC,
     append,
@@ -377,6 +379,19 @@ class TestFailingCheckpoints:
         assert "training goes on" in caplog.text
 
 
+class TestLoss:
+    def test_a_last_smaller_batch_does_not_read_as_a_drop(self, tmp_path):
+        """Of three events the loss is lower, because each has two negatives."""
+        stream = events(5 * 64 + 3)
+        line = Line(memory_log(values_of(stream)), tmp_path, batch_size=64)
+        line.run()
+        learner, losses = Learner(line.learner.settings), []
+        for start in range(0, len(stream), 64):
+            losses.append(float(learner.learn_batch(micro_batch(stream[start : start + 64])).step.loss))
+        assert losses[-1] < 0.6 * losses[-2]
+        assert line.pipeline.summary()["loss"] > 0.9 * np.mean(losses[:-1])
+
+
 class TestRestart:
     def undisturbed(self, values: Sequence[bytes], directory: Path, partitions: int = 1) -> Any:
         Line(memory_log(values, partitions), directory).run()
@@ -396,6 +411,18 @@ class TestRestart:
                 line.pipeline.step()
             line.pipeline.close()
         assert_same_checkpoint(newest(tmp_path / "b"), expected)
+
+    def test_another_number_of_threads_is_logged(self, tmp_path, caplog):
+        threads = torch.get_num_threads()
+        Line(memory_log(values_of(events(32))), tmp_path).run()
+        Line(memory_log(values_of(events(32))), tmp_path).run()
+        assert "CPU threads" not in caplog.text
+        torch.set_num_threads(threads + 1)
+        try:
+            Line(memory_log(values_of(events(32))), tmp_path).run()
+        finally:
+            torch.set_num_threads(threads)
+        assert f"was written with {threads} CPU threads, this run has {threads + 1}" in caplog.text
 
     def test_a_corrupt_checkpoint_is_passed_over_and_its_events_are_trained_again(self, tmp_path, caplog):
         values = values_of(events(480))

@@ -313,7 +313,7 @@ def test_a_cache_that_is_not_ours_counts_as_none_and_is_noted(place, tmp_path):
 def test_a_cache_of_items_that_there_are_not_counts_as_none(place):
     filled(place)
     place.client.set(Keys("shop", place.namespace).cache, pack_rows(np.array([0, 4])))
-    assert "rows that no item has" in answer("inspect", *place.options())["store"]["cache"]["note"]
+    assert "it names row 4, and there are 4 items" in answer("inspect", *place.options())["store"]["cache"]["note"]
 
 
 def meta_gone(client: redis.Redis, keys: Keys) -> None:
