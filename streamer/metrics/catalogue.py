@@ -167,7 +167,7 @@ streamer_store_errors_total{store_reason}: Exchanges that failed, by reason.
 ## Checkpoints
 streamer_checkpoint_age_seconds: Age of the state in the newest safe checkpoint; since the start of the process if there
     is none.
-streamer_checkpoint_writable: 1 unless the latest checkpoint could not be written, or its dead letters could not; else 0.
+streamer_checkpoint_writable: 1 unless the latest checkpoint or the dead letters before it could not be written; else 0.
 streamer_checkpoint_unsaved_events: Events that no safe checkpoint holds.
 streamer_checkpoint_duration_seconds: From the copy of the state until the latest one was safe.
 streamer_checkpoint_size_bytes: Size of the latest checkpoint.
