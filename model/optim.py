@@ -274,9 +274,10 @@ class ParameterAdam:
     def _clip(self) -> None:
         """Scale the gradients down to `MAX_NORM`, to zero if one is not finite. A GPU is not waited for."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = squares(gradients).sqrt()
-        if in_host_memory(norm) and norm <= MAX_NORM:
+        total = sum_of_squares(gradients)
+        if total is not None and total <= MAX_NORM**2:
             return
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
         scale = (MAX_NORM / norm).clamp(max=1).nan_to_num()
         for gradient in gradients:
             gradient.nan_to_num_(0, 0, 0).mul_(scale)
@@ -294,12 +295,11 @@ class ParameterAdam:
                 moment.copy_(state[f"{name}.{k}"])
 
 
-def squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of all squares, []: finite only if every number is, and its square. A GPU is not waited for."""
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    if all(in_host_memory(one) for one in flat):  # torch would wake its threads for a few microseconds' work
-        return torch.tensor(sum(_squares(one.numpy()) for one in flat))
-    return torch.stack([torch.dot(one, one) for one in flat]).sum()
+def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:
+    """Finite only if every number is, and its square; None for tensors of a GPU, which is not waited for."""
+    if not all(in_host_memory(tensor) for tensor in tensors):
+        return None
+    return math.fsum(_squares(tensor.numpy().reshape(-1)) for tensor in tensors)
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
 from streamer.model.co_occurrence import Nearness
-from streamer.model.device import in_host_memory, to_device
+from streamer.model.device import to_device
 from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
 from streamer.model.losses import LossTerm, Proposals, method_named
-from streamer.model.optim import ParameterAdam, make_optimizer, squares
+from streamer.model.optim import ParameterAdam, make_optimizer, sum_of_squares
 from streamer.model.plan import Candidates, Plan, Planner
 from streamer.model.settings import LearnerSettings
 from streamer.model.sparse_scores import SparseTerm, merge_terms
@@ -140,8 +141,8 @@ class Trainer:
         """Step 4: update touched rows and dense parameters, but for what is not finite."""
         decay = self._decay()
         tables = self.model.tables
-        total = squares([g.gradient for g in gradients])
-        if not in_host_memory(total) or not total.isfinite():
+        total = sum_of_squares([g.gradient for g in gradients])
+        if total is None or not math.isfinite(total):
             gradients = [self._finite(g) for g in gradients]
         for g in gradients:
             self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay)
