@@ -61,7 +61,11 @@ class KafkaHarness:
     def _producer(self, compression: str | None) -> KafkaProducer:
         if compression not in self._producers:
             self._producers[compression] = KafkaProducer(
-                bootstrap_servers=self.server.bootstrap, compression_type=compression, linger_ms=20, retry_backoff_ms=20
+                bootstrap_servers=self.server.bootstrap,
+                compression_type=compression,
+                linger_ms=20,
+                retry_backoff_ms=20,
+                max_request_size=1 << 30,  # of what is not compressed yet
             )
         return self._producers[compression]
 
