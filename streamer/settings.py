@@ -160,7 +160,7 @@ class PipelineSettings(Settings):
     checkpoint_dir: Path | None = setting(None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints")
     dead_letters: str | None = setting(
         None,
-        "Topic (Kafka) or file for records that are not valid events.",
+        "Topic (Kafka) or file (a name with a slash, or that ends with .jsonl) for records that are not valid events.",
         if_none="<topic>.dead-letters",
         metavar="NAME",
         option="dead-letters",

@@ -52,7 +52,7 @@ OURS = {
     "transactional_id": "a replay has its own, and dead letters are written without transactions",
     "partitioner": "the client's own is used",
     "acks": "everything is written with acks=all",
-    "enable_idempotence": "everything is written idempotently",
+    "enable_idempotence": "what a replay writes is idempotent, dead letters may come twice anyway",
 }
 """Client settings that cannot be given, and why."""
 
