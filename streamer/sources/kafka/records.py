@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import lz4.frame
 import numpy as np
 import numpy.typing as npt
+import snappy
 import zstandard
-from kafka import codec, errors
+from kafka import errors
 from kafka.consumer.fetcher import ConsumerRecord, Fetcher, IsolationLevel
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
@@ -37,6 +40,8 @@ FIELDS = 6
 LEAST_RECORD_BYTES = 7
 PIECE_BYTES = 1 << 22
 """How much of a batch is decompressed at a time."""
+SNAPPY_BLOCKS = 128
+"""How many blocks of snappy are; they hold 32 kB as a rule."""
 MOST_HELD_BYTES = MOST_RECORD_BYTES + (1 << 20)
 """A compressed record larger than this is cut to it, and still larger than any record that is decoded."""
 
@@ -193,18 +198,18 @@ def pieces_of(batch: DefaultRecordBatch) -> Iterator[tuple[list[Row], bool]]:
         if left and len(content) > MOST_HELD_BYTES:
             left -= 1
             yield [_cut_row(batch, content)], left == 0
-            _skip(read, content)
-            content = b""
+            content = _behind_record(read, content)
 
 
 def _reader(batch: DefaultRecordBatch) -> Callable[[int], bytes]:
-    """What returns the next bytes of a batch's records, decompressed. (Snappy makes of a byte 21 at most.)"""
+    """What returns the next bytes of a batch's records, decompressed: none at the end, of snappy whole blocks."""
     content, kind = bytes(memoryview(batch._buffer)[batch._pos :]), batch.compression_type
     if kind == batch.CODEC_NONE:
         return io.BytesIO(content).read
     batch._assert_has_codec(kind)
     if kind == batch.CODEC_SNAPPY:
-        return io.BytesIO(codec.snappy_decode(content)).read
+        blocks = _snappy_blocks(content)
+        return lambda _: b"".join(islice(blocks, SNAPPY_BLOCKS))
     decompressed: Any
     if kind == batch.CODEC_GZIP:
         decompressed = gzip.GzipFile(fileobj=io.BytesIO(content))
@@ -214,6 +219,18 @@ def _reader(batch: DefaultRecordBatch) -> Callable[[int], bytes]:
         decompressed = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
     read: Callable[[int], bytes] = decompressed.read
     return read
+
+
+def _snappy_blocks(content: bytes) -> Iterator[bytes]:
+    """Yield what the blocks of Java's library hold; without its header all is one, which grows 21 times at most."""
+    if not content.startswith(b"\x82SNAPPY\0"):
+        yield snappy.decompress(content)
+        return
+    pos = 16
+    while pos < len(content):
+        (size,) = struct.unpack_from(">i", content, pos)
+        pos += 4 + max(size, 0)
+        yield snappy.decompress(content[pos - max(size, 0) : pos])
 
 
 def _rows(batch: DefaultRecordBatch, content: bytes, fields: npt.NDArray[np.int64]) -> list[Row]:
@@ -241,15 +258,16 @@ def _cut_row(batch: DefaultRecordBatch, content: bytes) -> Row:
     return batch.base_offset + number, time_ms, key, value
 
 
-def _skip(read: Callable[[int], bytes], content: bytes) -> None:
-    """Read to the end of a record of which `content` is the beginning."""
+def _behind_record(read: Callable[[int], bytes], content: bytes) -> bytes:
+    """Read to the end of a record of which `content` is the beginning; returns what was read behind it."""
     length, pos = decode_varint(content, 0)
     left = pos + length - len(content)
     while left > 0:
-        piece = read(min(left, PIECE_BYTES))
-        if not piece:
+        content = read(min(left, PIECE_BYTES))
+        if not content:
             raise ValueError("its last record has no end")
-        left -= len(piece)
+        left -= len(content)
+    return content[len(content) + left :]
 
 
 def _slices(content: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[bytes | None]:

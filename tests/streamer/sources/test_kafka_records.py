@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -139,9 +141,9 @@ def test_number_of_records_that_no_memory_would_hold_is_an_error() -> None:
         part.take(10)
 
 
-@pytest.mark.parametrize("compression", [GZIP, LZ4, ZSTD])
+@pytest.mark.parametrize("compression", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_record_that_decompresses_to_more_than_is_allowed_is_cut_and_the_others_are_read(compression: int) -> None:
-    bomb, size = b"x" * (4 * MOST_HELD_BYTES), 200_000
+    bomb, size = b"x" * (8 * MOST_HELD_BYTES), 200_000
     many = [row(b"%06d" % n * 100) for n in range(20_000)]  # several pieces
     content = batch(0, [row(b"a"), (1, 5, b"k", bomb, []), *many, row(b"z")], compression)
     del bomb
@@ -156,7 +158,7 @@ def test_record_that_decompresses_to_more_than_is_allowed_is_cut_and_the_others_
     assert MOST_RECORD_BYTES < found[1][4] <= MOST_HELD_BYTES + PIECE_BYTES
     assert [f[3] for f in found[2:-1]] == [r[3] for r in many]
     assert part.next_fetch_offset == 20_003
-    assert peak < 4 * MOST_HELD_BYTES
+    assert peak - 3 * len(content) < 4 * MOST_HELD_BYTES  # what was fetched is copied, too
 
 
 transactions = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["write", "commit", "abort"])), max_size=20)
@@ -181,6 +183,11 @@ def test_aborted_transactions_are_left_out_as_by_the_client(steps: list[Any], le
     given = {"isolation_level": level, "aborted_transactions": aborted}
     ours, theirs = (taken(kind, content, start, 3, **given) for kind in (RowRecords, Fetcher.PartitionRecords))
     assert ours[:3] == theirs[:3]
+
+
+def test_every_codec_comes_with_a_plain_install() -> None:
+    needed = {re.split(r"[^\w-]", text)[0] for text in metadata.requires("streamer") or [] if "extra ==" not in text}
+    assert {"lz4", "python-snappy", "zstandard"} <= needed
 
 
 class Consumer:
