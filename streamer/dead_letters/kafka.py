@@ -224,7 +224,7 @@ class KafkaDeadLetters(DeadLetters):
     def _done(self, waiting: _Waiting) -> None:
         self._waiting_bytes -= waiting.letter.size
         if self._problem is not None and not self._unsent:
-            self._problem = None
+            self._problem, self._retry_at = None, 0.0
             log.warning("%s are written again", self._where)
 
     def _wait_for(self, problem: StreamerError) -> None:

@@ -93,8 +93,10 @@ def test_dead_letters_wait_for_the_broker_and_arrive(kafka: KafkaHarness, broker
         letters.flush()
     broker.restart()
     until(lambda: flushed(letters), lambda: None)
+    letters.write([letter(value=b"after")])
+    letters.flush()
     letters.close()
-    assert {value for _, value, _, _ in letters_of(kafka, topic, 2)} == {b"before", b"meanwhile"}
+    assert {value for _, value, _, _ in letters_of(kafka, topic, 3)} == {b"before", b"meanwhile", b"after"}
 
 
 def flushed(letters: KafkaDeadLetters) -> bool:
