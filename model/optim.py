@@ -307,7 +307,7 @@ def _squares(numbers: NDArray[np.float32]) -> float:
     total = np.float32(0)
     for i in range(len(numbers)):
         total += numbers[i] * numbers[i]
-    return total
+    return float(total)
 
 
 def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:

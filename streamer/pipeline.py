@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ from streamer.cache_store.state import StoreStatus
 from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
-from streamer.dead_letters.base import DeadLetter, DeadLetters
+from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import Batcher, MicroBatch
@@ -70,6 +70,8 @@ class Status:
     """What keeps us from reading; None if nothing does."""
     rebalances: int = 0
     queued_events: int = 0
+    held_up: str | None = None
+    """Why nothing is read, if dead letters must be written first."""
     steps: int = 0
     not_finite_rows: int = 0
     """Rows of all steps that were not updated, because a number of theirs was not finite."""
@@ -168,11 +170,16 @@ class Pipeline:
             self.close()
 
     def start(self) -> None:
-        """Join those that we share with, and begin to read.
+        """See that dead letters can be written, join those that we share with, and begin to read.
 
         Raises:
+            StreamerError: dead letters cannot be written.
             SharingError: the store cannot be used.
         """
+        try:
+            self._dead_letters.open()
+        except SourceUnavailable as error:
+            logger.warning("dead letters will wait: %s", error)
         self._sharing.start()
         self._started = time.monotonic()
         if self.last_checkpoint is not None:
@@ -191,7 +198,8 @@ class Pipeline:
                 # 3. events are ranked, learned from, and contributed to other trainers
                 self._learn(batch)
                 # 4. what could not be decoded is put aside, with the reason
-                self._put_aside(batch.dead_letters)
+                if batch.dead_letters:
+                    self._dead_letters.write(batch.dead_letters)
                 # 5. every event is accounted for
                 self.accounting.add(batch)
                 self._watch.trained(batch)
@@ -206,7 +214,14 @@ class Pipeline:
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
-        """The next batch. If it fails halfway, what is in memory belongs to no position, and is never saved."""
+        """The next batch, or None while dead letters hold us up: the queue fills, and reading stops.
+
+        If the batch fails halfway, what is in memory belongs to no position, and is never saved.
+        """
+        if self._is_held_up():
+            self._stop.wait(timeout_s)
+            yield None
+            return
         with self._ingest.batch(timeout_s) as batch:
             self._torn = batch is not None
             yield batch
@@ -221,13 +236,12 @@ class Pipeline:
             self._losses.append((learned.step.loss, len(part.batch)))
             self._watch.learned(learned)
 
-    def _put_aside(self, letters: Sequence[DeadLetter]) -> None:
-        """Write dead letters; if the other side is away, they wait for the flush before a checkpoint."""
-        try:
-            if letters:
-                self._dead_letters.write(letters)
-        except SourceUnavailable as error:
-            logger.warning("%d dead letters could not be written yet: %s", len(letters), error)
+    def _is_held_up(self) -> bool:
+        why = self._dead_letters.held_up()
+        if (why is None) != (self.status.held_up is None):
+            logger.warning("reading goes on" if why is None else f"reading stops: {why}")
+        self.status.held_up = why
+        return why is not None
 
     # checkpoints -----------------------------------------------------------------------------------------------------
 

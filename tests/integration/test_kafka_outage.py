@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from contracts.source_contract import RecordingListener, read, rows_of
-from kafka_harness import KafkaHarness, Letter, letters_of, until
+from kafka_harness import KafkaHarness, letter, letters_of, until
 from line_harness import events, run_settings, values_of
 from servers.kafka import KafkaServer
 from servers.redis import LocalRedis
@@ -93,19 +93,21 @@ def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: Kaf
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("streamer-kafka")])
 
 
-def test_dead_letters_wait_for_the_broker_and_arrive_once(kafka: KafkaHarness, broker: KafkaServer) -> None:
+def test_dead_letters_wait_for_the_broker_and_arrive(kafka: KafkaHarness, broker: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.make_topic(1)
-    letters = KafkaDeadLetters(kafka.settings("t"), topic, flush_timeout_s=0.5)
-    letters.write([Letter(value=b"before")])
+    letters = KafkaDeadLetters(kafka.settings("t"), topic, tmp_path / "refused.jsonl", flush_timeout_s=0.5)
+    letters.write([letter(value=b"before")])
     letters.flush()
     broker.stop()
-    letters.write([Letter(value=b"meanwhile")])
+    letters.write([letter(value=b"meanwhile")])
     with pytest.raises(SourceUnavailable, match=topic):
         letters.flush()
     broker.restart()
     until(lambda: flushed(letters), lambda: None)
+    letters.write([letter(value=b"after")])
+    letters.flush()
     letters.close()
-    assert [value for _, value, _, _ in letters_of(kafka, topic, 2)] == [b"before", b"meanwhile"]
+    assert {value for _, value, _, _ in letters_of(kafka, topic, 3)} == {b"before", b"meanwhile", b"after"}
 
 
 def flushed(letters: KafkaDeadLetters) -> bool:

@@ -485,6 +485,10 @@ class FailingLetters(MemoryDeadLetters):
             raise self.error
 
 
+def raise_(error: Exception) -> None:
+    raise error
+
+
 class TestErrors:
     def test_a_batch_that_failed_halfway_is_never_saved(self, tmp_path):
         """It was trained but its letters are lost: saving it with the old positions would train it twice."""
@@ -524,13 +528,22 @@ class TestErrors:
         assert line.store.saved == []
         assert Line(log, tmp_path).run()["trained"] == 160
 
-    def test_dead_letters_that_must_wait_do_not_stop_training(self, tmp_path, caplog):
-        values = values_of(events(320))
-        values[100] = values[200] = b"no event"
-        away = FailingLetters(SourceUnavailable("nobody answers"), writes=2)
-        summary = Line(memory_log(values), tmp_path, away).run()
-        assert (summary["trained"], summary["dead_lettered"]) == (318, 2)
-        assert caplog.text.count("dead letters could not be written yet: nobody answers") == 2
+    def test_nothing_is_taken_while_letters_hold_it_up(self, tmp_path, caplog):
+        """Nor is it at the start, when nobody answers."""
+        away = MemoryDeadLetters()
+        away.open = lambda: raise_(SourceUnavailable("nobody answers"))  # type: ignore[method-assign]
+        away.held_up = lambda: why  # type: ignore[method-assign]
+        line, why = Line(memory_log(values_of(events(320))), tmp_path, away), "9 letters wait"
+        line.pipeline.start()
+        for _ in range(3):
+            line.pipeline.step(0.1)
+        assert (line.pipeline.accounting.consumed, line.pipeline.status.held_up) == (0, why)
+        why = None
+        until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
+        line.pipeline.close()
+        assert (line.pipeline.accounting.trained, line.pipeline.status.held_up) == (320, None)
+        assert caplog.text.count("reading stops: 9 letters wait") == caplog.text.count("reading goes on") == 1
+        assert "dead letters will wait: nobody answers" in caplog.text
 
     def test_no_checkpoint_passes_letters_that_are_not_safe(self, tmp_path, caplog):
         log = memory_log(values_of(events(320)))
