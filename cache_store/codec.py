@@ -81,25 +81,29 @@ def pack_delta(delta: Delta) -> bytes:
     return pack(meta, [np.diff(items.rows, prepend=0), items.counts, np.diff(drawn.rows, prepend=0), drawn.counts])
 
 
-def unpack_delta(packed: bytes) -> Delta:
-    """The delta that `pack_delta` has packed; `Malformed` if it has not packed this."""
+def unpack_delta(packed: bytes, items: int) -> Delta:
+    """The delta that `pack_delta` has packed; `Malformed` if it has not packed this for that number of items."""
     meta, arrays = unpack(packed)
     try:
         spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
         row_steps, counts, drawn_row_steps, drawn_counts = arrays
-        items, drawn = _increments(row_steps, counts), _increments(drawn_row_steps, drawn_counts)
-        return Delta(str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, items, drawn)
+        added, drawn = _increments(row_steps, counts, items), _increments(drawn_row_steps, drawn_counts, items)
+        return Delta(str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, added, drawn)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise Malformed(f"not an entry of the log: {error}") from error
 
 
-def _increments(row_steps: Rows, counts: Counts) -> Increments:
+def _increments(row_steps: Rows, counts: Counts, items: int) -> Increments:
     if len(row_steps) != len(counts):
         raise ValueError(f"{len(row_steps)} rows with {len(counts)} counts")
-    rows = np.cumsum(row_steps)
-    if int(rows.min(initial=0)) < 0:
-        raise ValueError("row numbers overflow")
-    return Increments(rows, counts)
+    return Increments(_of_items(np.cumsum(row_steps), items), counts)
+
+
+def _of_items(rows: Rows, items: int) -> Rows:
+    """Rows of whoever wrote them: nobody may make us allocate memory for rows that no item has."""
+    if int(rows.min(initial=0)) < 0 or int(rows.max(initial=-1)) >= items:
+        raise ValueError(f"it names row {int(rows.max()):,}, and there are {items:,} items")
+    return rows
 
 
 def pack_rows(rows: Rows) -> bytes:
@@ -107,12 +111,15 @@ def pack_rows(rows: Rows) -> bytes:
     return pack({}, [rows])
 
 
-def unpack_rows(packed: bytes) -> Rows:
-    """The rows that `pack_rows` has packed; `Malformed` if it has not packed this."""
+def unpack_rows(packed: bytes, items: int) -> Rows:
+    """The rows that `pack_rows` has packed; `Malformed` if it has not packed this for that number of items."""
     _, arrays = unpack(packed)
     if len(arrays) != 1:
         raise Malformed("not a cache")
-    return arrays[0]
+    try:
+        return _of_items(arrays[0], items)
+    except ValueError as error:
+        raise Malformed(str(error)) from error
 
 
 def fingerprint(ids: Iterable[str], before: str = "") -> str:

@@ -333,10 +333,11 @@ class Exchange:
         if new_fingerprint != head.fingerprint:
             self._load()
             raise _Rejoin("it has lost items, and given their rows to others")
-        deltas = [(self._delta(entry), entry.position) for entry in pulled.entries]
+        items = len(state.row_map.ids) + len(ids)
+        deltas = [(self._delta(entry, items), entry.position) for entry in pulled.entries]
         cache = None
         try:
-            cache = unpack_rows(pulled.cache) if pulled.cache is not None else None
+            cache = unpack_rows(pulled.cache, items) if pulled.cache is not None else None
         except Malformed as error:  # the next that a trainer sends takes its place
             logger.warning("Ignored the cache in the store, which cannot be read: %s", error)
         received = sum(len(entry.packed) for entry in pulled.entries)
@@ -371,13 +372,13 @@ class Exchange:
             self._load()
             raise _Rejoin("the log was trimmed before we read it")
 
-    def _delta(self, entry: LogEntry) -> Delta:
+    def _delta(self, entry: LogEntry, items: int) -> Delta:
         try:
-            return self._last_push.get(entry.position.chain) or unpack_delta(entry.packed)
+            return self._last_push.get(entry.position.chain) or unpack_delta(entry.packed, items)
         except Malformed as error:
             place = f"entry {entry.position.stream_id} of the store's log"
-            message = f"{place} cannot be read: {error}; do all trainers have the same version?"
-            raise StoreUnavailable("broken", message) from error
+            advice = "do all trainers have the same version? `streamer store reset` removes the model"
+            raise StoreUnavailable("broken", f"{place} cannot be read: {error}; {advice}") from error
 
     def _ids_from(self, first: int, head: LogHead) -> list[str]:
         ids = ids_between(self._server, head.generation, first, head.items)

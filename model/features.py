@@ -1,4 +1,9 @@
-"""Features of users or items, by row: small integers for categories, numbers for the rest. On the host."""
+"""Features of users or items, by row: small integers for categories, numbers for the rest. On the host.
+
+A tower gets numbers in standard deviations from their mean, at most `LIMIT` of them. Both are those of the latest
+`SAMPLE` numbers of the feature without the outermost ones, so that a few absurd numbers change neither, and a feature
+that drifts is followed.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,13 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.growing import grown
+
+SAMPLE = 2048
+"""The latest numbers of a feature, by which it is standardised."""
+OUTERMOST = 0.01
+"""Share of them at either end that counts as the number next to it."""
+LIMIT = 5.0
+"""Standard deviations from the mean at which a number is cut off."""
 
 
 class FeatureStore:
@@ -24,7 +36,10 @@ class FeatureStore:
         self.categorical, self.numeric = tuple(categorical), tuple(numeric)
         self.size = 0
         self._codes = np.zeros((0, len(self.categorical)), np.int64)
-        self._numbers = np.zeros((0, len(self.numeric)), np.float32)
+        self._numbers = np.zeros((0, len(self.numeric)), np.float32)  # NaN where it is unknown
+        self._sample = np.zeros((SAMPLE, len(self.numeric)), np.float32)
+        self._sampled = np.zeros(len(self.numeric), np.int64)  # numbers that ever went into each column
+        self._mean, self._deviation = np.zeros(len(self.numeric)), np.ones(len(self.numeric))
 
     def set(self, rows: Rows, codes: NDArray[np.int64] | None, numbers: Floats | None = None) -> None:
         """Remember features of some rows; where a row occurs twice, its last one stays.
@@ -32,7 +47,7 @@ class FeatureStore:
         Args:
             rows: [n] rows.
             codes: [n, categorical] number of each category, from 1; 0 means unknown.
-            numbers: [n, numeric].
+            numbers: [n, numeric]; NaN leaves what is known.
         """
         if not len(rows):
             return
@@ -42,11 +57,26 @@ class FeatureStore:
         if codes is not None:
             self._codes[distinct] = codes[last]
         if numbers is not None:
-            self._numbers[distinct] = numbers[last]
+            new = numbers[last]
+            self._numbers[distinct] = np.where(np.isnan(new), self._numbers[distinct], new)
+            for feature in range(len(self.numeric)):
+                given = new[~np.isnan(new[:, feature]), feature][-SAMPLE:]
+                self._sample[(self._sampled[feature] + np.arange(len(given))) % SAMPLE, feature] = given
+                self._sampled[feature] += len(given)
+                self._standardise(feature)
+
+    def _standardise(self, feature: int) -> None:
+        """Mean and standard deviation of the sample; those of a feature that is nearly constant count every number."""
+        ordered = np.sort(self._sample[: self._sampled[feature], feature]).astype(np.float64)
+        if not len(ordered):
+            return
+        outermost = int(OUTERMOST * len(ordered))
+        inner = ordered.clip(ordered[outermost], ordered[-1 - outermost])
+        self._mean[feature], self._deviation[feature] = inner.mean(), inner.std() or ordered.std() or 1.0
 
     def grow(self, size: int) -> None:
         """Make room for rows 0 .. size - 1, all unknown."""
-        self._codes, self._numbers = grown(self._codes, size), grown(self._numbers, size)
+        self._codes, self._numbers = grown(self._codes, size), grown(self._numbers, size, np.nan)
         self.size = max(self.size, size)
 
     def codes(self, rows: Rows, feature: int) -> Rows:
@@ -57,11 +87,12 @@ class FeatureStore:
         return found
 
     def numbers(self, rows: Rows) -> Floats:
-        """[n, numeric] the numbers of each row, 0 where they are unknown."""
-        found = np.zeros((len(rows), len(self.numeric)), np.float32)
+        """[n, numeric] the numbers of each row in standard deviations from the mean, 0 where they are unknown."""
+        found = np.full((len(rows), len(self.numeric)), np.nan)
         known = rows < self.size
-        found[known] = self._numbers[rows[known]]
-        return found
+        found[known] = (self._numbers[rows[known]] - self._mean) / self._deviation
+        standardised: Floats = np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(np.float32)
+        return standardised
 
     def categories(self, feature: int) -> int:
         """How many codes the feature has used, the unknown one included."""
@@ -71,11 +102,18 @@ class FeatureStore:
         """Retire rows: their features are unknown again."""
         rows = rows[rows < self.size]
         self._codes[rows] = 0
-        self._numbers[rows] = 0
+        self._numbers[rows] = np.nan
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The features of all rows; views."""
-        return {"codes": self._codes[: self.size], "numbers": self._numbers[: self.size]}
+        """The features of all rows, as they were given, and what numbers are standardised by."""
+        numbers = self._numbers[: self.size]
+        return {
+            "codes": self._codes[: self.size],
+            "numbers": np.nan_to_num(numbers),
+            "known": ~np.isnan(numbers),
+            "sample": self._sample,
+            "sampled": self._sampled,
+        }
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Take over what `state` returned.
@@ -92,4 +130,9 @@ class FeatureStore:
         self.size = 0
         self._codes, self._numbers = self._codes[:0], self._numbers[:0]
         self.grow(len(state["codes"]))
-        self._codes[: self.size], self._numbers[: self.size] = state["codes"], state["numbers"]
+        self._codes[: self.size] = state["codes"]
+        self._numbers[: self.size] = np.where(state["known"], state["numbers"], np.nan)
+        self._sample, self._sampled = state["sample"].copy(), state["sampled"].copy()
+        self._mean, self._deviation = np.zeros(len(self.numeric)), np.ones(len(self.numeric))
+        for feature in range(len(self.numeric)):
+            self._standardise(feature)

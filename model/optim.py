@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ from streamer.model.jit import compiled
 from streamer.model.tables import Table
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+MAX_NORM = 10.0
+"""Of the gradients of all parameters that are no tables, together; usually it is below 1."""
 
 
 def _bias_corrections(updates: int) -> NDArray[np.float32]:
@@ -256,6 +259,7 @@ class ParameterAdam:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update every parameter that has a gradient."""
+        self._clip()
         self.steps += 1
         step, unbias = rate / (1 - BETA1**self.steps), math.sqrt(1 - BETA2**self.steps)
         for name, parameter in self.parameters.items():
@@ -266,6 +270,17 @@ class ParameterAdam:
             m.lerp_(g, 1 - BETA1)
             v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
             parameter.addcdiv_(m, (v.sqrt() / unbias).add_(EPSILON), value=-step)
+
+    def _clip(self) -> None:
+        """Scale the gradients down to `MAX_NORM`, to zero if one is not finite. A GPU is not waited for."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        total = sum_of_squares(gradients)
+        if total is not None and total <= MAX_NORM**2:
+            return
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        scale = (MAX_NORM / norm).clamp(max=1).nan_to_num()
+        for gradient in gradients:
+            gradient.nan_to_num_(0, 0, 0).mul_(scale)
 
     def state(self) -> dict[str, Tensor]:
         """Moments by name, and the number of steps; a view."""
@@ -278,6 +293,21 @@ class ParameterAdam:
         for name, pair in self.moments.items():
             for k, moment in enumerate(pair):
                 moment.copy_(state[f"{name}.{k}"])
+
+
+def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:
+    """Finite only if every number is, and its square; None for tensors of a GPU, which is not waited for."""
+    if not all(in_host_memory(tensor) for tensor in tensors):
+        return None
+    return math.fsum(_squares(tensor.numpy().reshape(-1)) for tensor in tensors)
+
+
+@compiled
+def _squares(numbers: NDArray[np.float32]) -> float:
+    total = np.float32(0)
+    for i in range(len(numbers)):
+        total += numbers[i] * numbers[i]
+    return float(total)
 
 
 def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:

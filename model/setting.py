@@ -165,7 +165,7 @@ class Setting:
         """Its range in words; empty if there is none."""
         about = self.about
         bounds = {"of at least": about.at_least, "above": about.above, "at most": about.at_most}
-        return ", ".join(f"{word} {bound:,g}" for word, bound in bounds.items() if bound is not None)
+        return ", ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
 
     def default_text(self) -> str:
         """Its default as a person writes it; empty if it is nothing."""

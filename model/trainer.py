@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from streamer.model.device import to_device
 from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
 from streamer.model.losses import LossTerm, Proposals, method_named
-from streamer.model.optim import ParameterAdam, make_optimizer
+from streamer.model.optim import ParameterAdam, make_optimizer, sum_of_squares
 from streamer.model.plan import Candidates, Plan, Planner
 from streamer.model.settings import LearnerSettings
 from streamer.model.towers import TouchedRows
@@ -84,6 +85,8 @@ class Trainer:
         self.dense = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
         self.planner = Planner()
         self.steps = 0
+        self.not_finite = torch.zeros((), dtype=torch.int64, device=device)
+        """Rows of all steps that were not updated, because a number of theirs was not finite."""
         self._draws = torch.Generator().manual_seed(settings.seed)  # on the host: the same draws on every device
         self._device_draws = _generator(device, settings.seed) if device.type == "cuda" else self._draws
         self._host_draws = np.random.default_rng([settings.seed, 1])
@@ -131,13 +134,25 @@ class Trainer:
         return StepResult(loss.detach(), detached, drawn, gradients)
 
     def apply(self, gradients: list[RowGradient]) -> None:
-        """Step 4: update touched rows and dense parameters."""
+        """Step 4: update touched rows and dense parameters, but for what is not finite."""
         decay = self._decay()
         tables = self.model.tables
+        total = sum_of_squares([g.gradient for g in gradients])
+        if total is None or not math.isfinite(total):
+            gradients = [self._finite(g) for g in gradients]
         for g in gradients:
             self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay)
         self.dense.step(self.settings.dense_learning_rate * decay)
         self.steps += 1
+
+    def _finite(self, g: RowGradient) -> RowGradient:
+        """A row whose gradient is not finite gets none; one whose weights are not, begins anew at zero."""
+        lines = self.model.tables[g.table].lines
+        touched = lines.index_select(0, g.rows)
+        sound, usable = touched.isfinite().all(1), g.gradient.square().sum(1).isfinite()  # [T]
+        lines.index_copy_(0, g.rows, torch.where(sound[:, None], touched, 0.0))
+        self.not_finite += (~(sound & usable)).sum()
+        return RowGradient(g.table, g.rows, torch.where(usable[:, None], g.gradient, 0.0))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a restart needs to go on with the same bits: tensors, and a few plain values."""

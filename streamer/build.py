@@ -102,12 +102,22 @@ def kafka_settings(settings: StreamSettings) -> KafkaSettings | None:
 def dead_letters(settings: RunSettings) -> DeadLetters:
     """Where records go that are not valid events: a topic beside the first one, or a file."""
     kafka = kafka_settings(settings) if not settings.source else None
-    name = settings.dead_letters or f"{settings.topics[0]}.dead-letters"
-    if kafka is not None:
+    name = dead_letters_name(settings)
+    if kafka is not None and not is_file(name):
         from streamer.dead_letters.kafka import KafkaDeadLetters
 
-        return KafkaDeadLetters(kafka, name)
+        return KafkaDeadLetters(kafka, name, refused=settings.checkpoints / f"{name}.jsonl")
     return FileDeadLetters(Path(settings.dead_letters or settings.data_dir / f"{name}.jsonl"))
+
+
+def dead_letters_name(settings: RunSettings) -> str:
+    """The topic or file of dead letters."""
+    return settings.dead_letters or f"{settings.topics[0]}.dead-letters"
+
+
+def is_file(name: str) -> bool:
+    """Whether dead letters of this name are a file: topics have no slash, and ours do not end like files of them."""
+    return "/" in name or name.endswith(".jsonl")
 
 
 def shared_store(settings: SharingSettings) -> CacheStore | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,7 @@ State = dict[str, Any]
 FORMAT = 3
 """Of what a checkpoint holds; one of another format cannot be read."""
 
-LARGEST_NUMBER = 1e9
-"""A numeric feature beyond this is passed over: squares of larger gradients are infinite, and ruin a tower."""
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -277,11 +277,9 @@ class Learner:
             codes[:, c] = tower.features.codes(at, c)
             given = [(k, str(f[name])) for k, f in enumerate(told.values()) if f.get(name, "") != ""]
             codes[[k for k, _ in given], c] = self.categories[side][name].rows([value for _, value in given])
-        numbers = tower.features.numbers(at)
+        numbers = np.full((len(at), len(wanted.numeric)), np.nan, np.float32)
         for c, name in enumerate(wanted.numeric):
-            found = [(k, _number(f[name])) for k, f in enumerate(told.values()) if name in f]
-            for k, number in found:
-                numbers[k, c] = number if number is not None else numbers[k, c]
+            numbers[:, c] = [_number(f.get(name, math.nan)) for f in told.values()]
         tower.features.set(at, codes, numbers)
 
     def _observe(self, rows: Batch, history: History, evaluated: Rows) -> tuple[Candidates, Candidates]:
@@ -422,6 +420,7 @@ def checkpoint_meta(learner: Learner, values: dict[str, Any]) -> dict[str, Any]:
         "positions": [],
         "released": [],
         "accounting": Accounting().to_json(),
+        "threads": torch.get_num_threads(),
         "saved_at": time.time(),
     }
 
@@ -460,13 +459,13 @@ def _merged(rows: Rows, features: Sequence[Features | None]) -> dict[int, Featur
     return told
 
 
-def _number(value: str | float) -> float | None:
-    """A feature as a number that a float32 holds; None if it is not one. Integers are text: they may be categories."""
+def _number(value: str | float) -> float:
+    """A feature as a number that a float32 holds; NaN if it is not one. Integers are text: they may be categories."""
     try:
         number = float(_TRUTH.get(value, value))  # type: ignore[arg-type]
     except ValueError:
-        return None
-    return number if abs(number) <= LARGEST_NUMBER else None
+        return math.nan
+    return number if abs(number) <= LARGEST_NUMBER else math.nan
 
 
 def _tensor(value: Any) -> torch.Tensor:

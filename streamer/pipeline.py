@@ -11,21 +11,24 @@ at any instant, a restart continues as if nothing had happened.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from streamer.accounting import Accounting
 from streamer.cache_store.state import StoreStatus
 from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
-from streamer.dead_letters.base import DeadLetter, DeadLetters
+from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import Batcher, MicroBatch
@@ -33,7 +36,7 @@ from streamer.ingest.ingest import Ingest
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
-from streamer.learner import Learned, Learner
+from streamer.learner import Learner
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.prequential import Prequential
@@ -44,6 +47,8 @@ from streamer.sources.base import Partition, Source
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 0.5
+LOSS_BATCHES = 20
+"""Full batches over which the loss is averaged."""
 COMPOSITION_PAUSE = 50
 """The pause after a look at the cache's composition, in multiples of the time that the look took."""
 
@@ -54,15 +59,22 @@ class Status:
 
     events_per_second: float = 0.0
     loss: float | None = None
+    """Mean over the latest events, so that a smaller batch, which has fewer negatives, weighs less."""
     hit_rate: float | None = None
     most_popular_hit_rate: float | None = None
     cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
     partitions: dict[Partition, int | None] = field(default_factory=dict)
     """Those that are assigned to us, and the next offset to train of each."""
     lag: dict[Partition, int] = field(default_factory=dict)
+    source_problem: str | None = None
+    """What keeps us from reading; None if nothing does."""
     rebalances: int = 0
     queued_events: int = 0
+    held_up: str | None = None
+    """Why nothing is read, if dead letters must be written first."""
     steps: int = 0
+    not_finite_rows: int = 0
+    """Rows of all steps that were not updated, because a number of theirs was not finite."""
     users: int = 0
     items: int = 0
     checkpoint_age_s: float | None = None
@@ -122,7 +134,8 @@ class Pipeline:
         self._torn = False
         self._started = self._status_at = self._composed_at = time.monotonic()
         self._first_events = self._status_events = self.accounting.consumed
-        self._learned: Learned | None = None
+        self._losses: list[tuple[Tensor, int]] = []  # of the steps since the last look, with their events
+        self._loss_sum, self._loss_events = 0.0, 0.0
         self._on_batch: Callable[[MicroBatch], None] | None = None
 
     def watch(self, observer: Observer) -> None:
@@ -157,11 +170,16 @@ class Pipeline:
             self.close()
 
     def start(self) -> None:
-        """Join those that we share with, and begin to read.
+        """See that dead letters can be written, join those that we share with, and begin to read.
 
         Raises:
+            StreamerError: dead letters cannot be written.
             SharingError: the store cannot be used.
         """
+        try:
+            self._dead_letters.open()
+        except SourceUnavailable as error:
+            logger.warning("dead letters will wait: %s", error)
         self._sharing.start()
         self._started = time.monotonic()
         if self.last_checkpoint is not None:
@@ -180,7 +198,8 @@ class Pipeline:
                 # 3. events are ranked, learned from, and contributed to other trainers
                 self._learn(batch)
                 # 4. what could not be decoded is put aside, with the reason
-                self._put_aside(batch.dead_letters)
+                if batch.dead_letters:
+                    self._dead_letters.write(batch.dead_letters)
                 # 5. every event is accounted for
                 self.accounting.add(batch)
                 self._watch.trained(batch)
@@ -195,7 +214,14 @@ class Pipeline:
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
-        """The next batch. If it fails halfway, what is in memory belongs to no position, and is never saved."""
+        """The next batch, or None while dead letters hold us up: the queue fills, and reading stops.
+
+        If the batch fails halfway, what is in memory belongs to no position, and is never saved.
+        """
+        if self._is_held_up():
+            self._stop.wait(timeout_s)
+            yield None
+            return
         with self._ingest.batch(timeout_s) as batch:
             self._torn = batch is not None
             yield batch
@@ -204,18 +230,18 @@ class Pipeline:
     def _learn(self, batch: MicroBatch) -> None:
         for part in self._sharing.parts(batch, self._ingest.end_offsets) if len(batch) else []:
             with self._watch.phase("step"):
-                self._learned = self.learner.learn_batch(part.batch, self._prequential, part.counted)
+                learned = self.learner.learn_batch(part.batch, self._prequential, part.counted)
             with self._watch.phase("store"):
-                self._sharing.contribute(part, self._learned)
-            self._watch.learned(self._learned)
+                self._sharing.contribute(part, learned)
+            self._losses.append((learned.step.loss, len(part.batch)))
+            self._watch.learned(learned)
 
-    def _put_aside(self, letters: Sequence[DeadLetter]) -> None:
-        """Write dead letters; if the other side is away, they wait for the flush before a checkpoint."""
-        try:
-            if letters:
-                self._dead_letters.write(letters)
-        except SourceUnavailable as error:
-            logger.warning("%d dead letters could not be written yet: %s", len(letters), error)
+    def _is_held_up(self) -> bool:
+        why = self._dead_letters.held_up()
+        if (why is None) != (self.status.held_up is None):
+            logger.warning("reading goes on" if why is None else f"reading stops: {why}")
+        self.status.held_up = why
+        return why is not None
 
     # checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -255,7 +281,7 @@ class Pipeline:
         except SourceUnavailable as error:
             logger.warning("postponed a checkpoint, because its dead letters could not be written: %s", error)
             if self._checkpoints is not None:
-                self._checkpoints.postpone(self.accounting.consumed)
+                self._checkpoints.postpone(self.accounting.consumed, f"its dead letters are not safe: {error}")
             return False
         return True
 
@@ -299,7 +325,7 @@ class Pipeline:
         if elapsed > 0 and not force:
             status.events_per_second = (done - self._status_events) / elapsed
         self._status_at, self._status_events = now, done
-        status.loss = float(self._learned.step.loss) if self._learned is not None else None
+        self._average_loss()
         if self._prequential is not None:
             status.hit_rate = self._prequential.model.recent
             status.most_popular_hit_rate = self._prequential.most_popular.recent
@@ -307,6 +333,8 @@ class Pipeline:
             self._compose(now)
         status.partitions, status.rebalances = self._ingest.assigned(), self._ingest.rebalances
         status.lag, status.queued_events = self._ingest.lag(), self._ingest.queued_events
+        status.source_problem = self._ingest.problem
+        self._count_not_finite()
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()
@@ -315,6 +343,23 @@ class Pipeline:
         self._watch.refreshed(status)
         if self.on_status is not None:
             self.on_status(status)
+
+    def _average_loss(self) -> None:
+        for tensor, events in self._losses:
+            keep = max(0.0, 1 - events / (LOSS_BATCHES * self.settings.batch_size))
+            if math.isfinite(loss := float(tensor)):
+                self._loss_sum = keep * self._loss_sum + events * loss
+                self._loss_events = keep * self._loss_events + events
+        self._losses = []
+        self.status.loss = self._loss_sum / self._loss_events if self._loss_events else None
+
+    def _count_not_finite(self) -> None:
+        before, self.status.not_finite_rows = self.status.not_finite_rows, int(self.learner.trainer.not_finite)
+        if (new := self.status.not_finite_rows - before) > 0:
+            logger.warning(
+                "%s rows were not updated: their weights or gradients are not finite. Is the learning rate too high?",
+                f"{new:,}",
+            )
 
     def _compose(self, now: float) -> None:
         """Look at the cache; the more items there are, the longer it takes, and the rarer it is done."""

@@ -17,6 +17,8 @@ from streamer.model.settings import LearnerSettings
 
 FIELDS = ("user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating")
 """The fields of an event by our own names."""
+MOST_RECORD_BYTES = 1 << 24
+"""No record can be allowed to be larger: more of a compressed one is never in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,9 @@ class EventSettings(Settings):
     max_feature_length: int = setting(
         256, "Maximum length of a feature's name or category.", at_least=1, unit="characters"
     )
-    max_record_bytes: int = setting(1 << 20, "Maximum size of a record's value.", at_least=1, unit="bytes")
+    max_record_bytes: int = setting(
+        1 << 20, "Maximum size of a record's value.", at_least=1, at_most=MOST_RECORD_BYTES, unit="bytes"
+    )
     max_events_per_record: int = setting(10_000, "Maximum number of events in one record (an array).", at_least=1)
 
     def name_of(self, field: str) -> str:
@@ -156,7 +160,7 @@ class PipelineSettings(Settings):
     checkpoint_dir: Path | None = setting(None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints")
     dead_letters: str | None = setting(
         None,
-        "Topic (Kafka) or file for records that are not valid events.",
+        "Topic (Kafka) or file (a name with a slash, or that ends with .jsonl) for records that are not valid events.",
         if_none="<topic>.dead-letters",
         metavar="NAME",
         option="dead-letters",

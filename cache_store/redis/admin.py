@@ -168,9 +168,7 @@ class StoreAdmin:
     def _cache(self, summary: ModelSummary) -> tuple[Rows | None, str]:
         """The cache, and a note if it cannot be read."""
         try:
-            rows = unpack_rows(summary.cache) if summary.cache else None
-            if rows is not None and int(rows.max(initial=-1)) >= summary.items:
-                raise Malformed("it names rows that no item has")
+            rows = unpack_rows(summary.cache, summary.items) if summary.cache else None
         except Malformed as error:
             return None, f"{self.keys.cache} cannot be read and counts as no cache: {error}"
         return rows, ""
@@ -188,8 +186,9 @@ class StoreAdmin:
             for entry in pulled.entries[: summary.number - replica.position.number]:
                 if entry.previous_chain != replica.position.chain:
                     return None
-                with self._readable(f"entry {entry.position.stream_id} of {self.keys.log}"):
-                    replica.apply(unpack_delta(entry.packed), entry.position)
+                place = f"entry {entry.position.stream_id} of {self.keys.log}"
+                with self._readable(f"beside {self.keys.items} of {summary.items:,} items, {place}"):
+                    replica.apply(unpack_delta(entry.packed, summary.items), entry.position)
         return replica if replica.position[:3] == (summary.generation, summary.number, summary.chain) else None
 
     # change -----------------------------------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def _summary(*found: Any) -> ModelSummary:
         snapshot_at_s=written_ms / 1000 if written_ms else seeded,
         seeded_at_s=seeded,
         now_s=float(now),
-        snapshot=snapshot,
+        snapshot=b"".join(snapshot),
         cache=cache,
     )
 

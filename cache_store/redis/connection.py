@@ -140,7 +140,7 @@ def without_passwords(url: str) -> str:
         >>> without_passwords("redis://ada:p@ss@cache:6379/0?ssl_password=secret&db=1")
         'redis://ada:***@cache:6379/0?ssl_password=***&db=1'
     """
-    masked = re.sub(r"([?&][^=&@]*password=)[^&]*", r"\1***", url)
+    masked = re.sub(r"([?&][^=&@]*password=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
     scheme, slashes, _ = masked.rpartition("@")[0].partition("://")
     begin = f"{scheme}{slashes}" if slashes else ""
     account, at, place = masked.removeprefix(begin).rpartition("@")

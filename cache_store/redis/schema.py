@@ -9,7 +9,8 @@ several models share a server. `K` stands for it here:
 |            |        | number and stream id of the snapshot, chain of the cache,         | save_snapshot, put_cache  |
 |            |        | fingerprint of the item ids, origin and its events, when seeded   |                           |
 | K:log      | stream | deltas: n number, b chain of the entry before, c chain, d packed  | push, save_snapshot       |
-| K:snapshot | string | counts and occurrence of all items up to an entry, packed         | seed, save_snapshot       |
+| K:snapshot | list   | counts and occurrence of all items up to an entry, packed, in     | seed, save_snapshot       |
+|            |        | parts: Redis takes no string of more than 512 MB                  |                           |
 | K:items    | list   | item ids by row                                                   | assign, seed              |
 | K:rows     | hash   | item id -> row                                                    | assign, seed              |
 | K:next     | hash   | partition -> offset up to which its contributions are in the log  | push, claim, seed         |
@@ -19,8 +20,8 @@ several models share a server. `K` stands for it here:
 | K:cache    | string | the newest cache: item rows, packed                               | push, put_cache           |
 | K:trainers | hash   | trainer -> time of its last heartbeat (s), and its partitions     | heartbeat, leave          |
 | K:lease    | string | the trainer that writes a snapshot now; expires                   | may_snapshot              |
-| K:new:*    | list,  | items and rows of a generation that is about to begin; expire     | seed                      |
-|            | hash   |                                                                   |                           |
+| K:new:*    | list,  | items and rows of a generation that is about to begin, and parts  | seed, save_snapshot       |
+|            | hash   | of a snapshot that is being written; expire                       |                           |
 
 `{<namespace>}:models` (a set, under a tag of its own) holds the names of all models. Trainers seed, and so does
 `streamer store import`, which also writes a cache; `streamer store reset` removes all of it.
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 TYPES = {
     "meta": "hash",
     "log": "stream",
-    "snapshot": "string",
+    "snapshot": "list",
     "items": "list",
     "rows": "hash",
     "next": "hash",
@@ -85,9 +86,9 @@ class Keys:
         """The key that holds the names of all models."""
         return f"{{{self.namespace}}}:models"
 
-    def new(self, name: str, generation: str) -> str:
-        """A key of a generation that is about to begin."""
-        return f"{self.tag}:new:{generation}:{name}"
+    def new(self, name: str, token: str) -> str:
+        """A key under which something is written before it takes the place of what is there; the token is random."""
+        return f"{self.tag}:new:{token}:{name}"
 
     def all(self) -> list[str]:
         """Every key that stays."""
@@ -227,28 +228,32 @@ return {meta[1], tonumber(meta[2]), meta[3], items, length, meta[5], entries, ca
 """
 
 SAVE_SNAPSHOT = """
--- KEYS: meta, log, snapshot, lease.  ARGV: generation, number, stream id, snapshot, trainer, chain.
--- Returns 1, or 0 if the log does not have this entry or the generation is another one.
+-- KEYS: meta, log, snapshot, lease, new snapshot.  ARGV: generation, number, stream id, parts, trainer, chain.
+-- Returns 1, or 0 if the log does not have this entry, the generation is another one, or parts are missing.
 local entry = redis.call('XRANGE', KEYS[2], ARGV[3], ARGV[3])[1]
 local ours = redis.call('GET', KEYS[4]) == ARGV[5]
-if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] or not entry or entry[2][6] ~= ARGV[6] then
-    if ours then redis.call('DEL', KEYS[4]) end
+local whole = redis.call('LLEN', KEYS[5]) == tonumber(ARGV[4])
+if not whole or redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] or not entry or entry[2][6] ~= ARGV[6] then
+    redis.call('UNLINK', KEYS[5])
+    if ours then redis.call('UNLINK', KEYS[4]) end
     return 0
 end
-redis.call('SET', KEYS[3], ARGV[4])
+redis.call('UNLINK', KEYS[3])
+redis.call('RENAME', KEYS[5], KEYS[3])
+redis.call('PERSIST', KEYS[3])
 redis.call('HSET', KEYS[1], 'snapshot', ARGV[2], 'snapshot_id', ARGV[3])
 redis.call('XTRIM', KEYS[2], 'MINID', ARGV[3])
 redis.call('XDEL', KEYS[2], ARGV[3])
-if ours then redis.call('DEL', KEYS[4]) end
+if ours then redis.call('UNLINK', KEYS[4]) end
 return 1
 """
 
 SEED = """
--- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners.
--- ARGV: generation, snapshot, origin generation ('': none), origin number, generation to replace, seconds in which a
---       state may be replaced by a later one, format, number of new items, their fingerprint, number of partitions in
---       next, events, then partition, next ..., then partition, epoch ...
--- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items are not all there.
+-- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners, new snapshot.
+-- ARGV: generation, parts of the snapshot, origin generation ('': none), origin number, generation to replace, seconds
+--       in which a state may be replaced by a later one, format, number of new items, their fingerprint, number of
+--       partitions in next, events, then partition, next ..., then partition, epoch ...
+-- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items or parts are not all there.
 local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded', 'origin_events')
 local now = tonumber(redis.call('TIME')[1])
 local may = not meta[1] or meta[1] == ARGV[5]
@@ -259,15 +264,17 @@ end
 if not may then return 0 end
 local items = tonumber(ARGV[8])
 if redis.call('LLEN', KEYS[9]) ~= items or redis.call('HLEN', KEYS[10]) ~= items then return -1 end
-for k = 1, 8 do redis.call('DEL', KEYS[k]) end
-redis.call('DEL', KEYS[11])
+if redis.call('LLEN', KEYS[12]) ~= tonumber(ARGV[2]) then return -1 end
+for k = 1, 8 do redis.call('UNLINK', KEYS[k]) end
+redis.call('UNLINK', KEYS[11])
 if redis.call('EXISTS', KEYS[9]) == 1 then
     redis.call('RENAME', KEYS[9], KEYS[4])
     redis.call('RENAME', KEYS[10], KEYS[5])
     redis.call('PERSIST', KEYS[4])
     redis.call('PERSIST', KEYS[5])
 end
-redis.call('SET', KEYS[3], ARGV[2])
+redis.call('RENAME', KEYS[12], KEYS[3])
+redis.call('PERSIST', KEYS[3])
 local first = 12 + 2 * tonumber(ARGV[10])
 for k = 12, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
 for k = first, #ARGV, 2 do redis.call('HSET', KEYS[7], ARGV[k], ARGV[k + 1]) end
@@ -293,8 +300,8 @@ return 1
 SUMMARY = """
 -- KEYS: meta, log, snapshot, items, next, epochs, owners, cache, rows, trainers.
 -- ARGV: 1 to get snapshot and cache too.
--- Returns {meta, next, epochs, owners, trainers, items, length of the log, seconds, snapshot, cache}; hashes as name,
--- value ...; without a generation it returns {number of these keys that exist, trainers left out}.
+-- Returns {meta, next, epochs, owners, trainers, items, length of the log, seconds, parts of the snapshot, cache};
+-- hashes as name, value ...; without a generation it returns {number of these keys that exist, trainers left out}.
 if redis.call('HEXISTS', KEYS[1], 'generation') == 0 then
     local there = 0
     for k = 1, 9 do there = there + redis.call('EXISTS', KEYS[k]) end
@@ -304,9 +311,9 @@ local found = {redis.call('HGETALL', KEYS[1])}
 for k = 5, 7 do found[k - 3] = redis.call('HGETALL', KEYS[k]) end
 found[5] = redis.call('HGETALL', KEYS[10])
 found[6], found[7] = redis.call('LLEN', KEYS[4]), redis.call('XLEN', KEYS[2])
-found[8], found[9], found[10] = redis.call('TIME')[1], '', ''
+found[8], found[9], found[10] = redis.call('TIME')[1], {}, ''
 if ARGV[1] == '1' then
-    found[9], found[10] = redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[8]) or ''
+    found[9], found[10] = redis.call('LRANGE', KEYS[3], 0, -1), redis.call('GET', KEYS[8]) or ''
 end
 return found
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 LEASE_MS = 30_000
 FORGET_TRAINERS_S = 3600
 NEW_KEYS_S = 300
+PART_BYTES = 1 << 19
+"""Of a snapshot, written by one command: a server takes 512 MB by default, 1 MB at least (proto-max-bulk-len)."""
 IDS_PER_COMMAND = 1000
 """More arguments of one command would make other clients wait."""
 
@@ -102,12 +105,20 @@ class RedisServer:
     def snapshot(self) -> bytes | None:
         self._check_policy()
         self._check_format()
-        found: bytes | None = self.call("get", self.keys.snapshot)
-        return found
+        return b"".join(self.call("lrange", self.keys.snapshot, 0, -1)) or None
 
     def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
-        arguments = [position.generation, position.number, position.stream_id, packed, trainer, position.chain]
-        return bool(self.run(schema.SAVE_SNAPSHOT, ("meta", "log", "snapshot", "lease"), arguments))
+        new, parts = self._put_parts(packed)
+        arguments = [position.generation, position.number, position.stream_id, parts, trainer, position.chain]
+        return bool(self.run(schema.SAVE_SNAPSHOT, ("meta", "log", "snapshot", "lease", new), arguments))
+
+    def _put_parts(self, packed: bytes) -> tuple[str, int]:
+        """Write a snapshot under a new key; returns the key, and the number of parts."""
+        key, starts = self.keys.new("snapshot", secrets.token_hex(8)), range(0, len(packed), PART_BYTES)
+        for start in starts:
+            self.call("rpush", key, packed[start : start + PART_BYTES])
+            self.call("expire", key, NEW_KEYS_S)
+        return key, len(starts)
 
     def may_snapshot(self, trainer: str) -> bool:
         return bool(self.call("set", self.keys.lease, trainer, nx=True, px=LEASE_MS))
@@ -119,13 +130,14 @@ class RedisServer:
         self._check_policy()
         items, rows = self.keys.new("items", seed.generation), self.keys.new("rows", seed.generation)
         self._put_items(items, rows, seed.ids)
+        snapshot, parts = self._put_parts(seed.snapshot)
         origin = seed.origin or Position("", 0, "", "")
-        arguments: list[Any] = [seed.generation, seed.snapshot, origin.generation, origin.number, seed.replaces]
+        arguments: list[Any] = [seed.generation, parts, origin.generation, origin.number, seed.replaces]
         arguments += [RESEED_S, FORMAT, len(seed.ids), fingerprint(seed.ids), len(seed.next), seed.events]
         arguments += [part for pair in (*seed.next.items(), *seed.epochs.items()) for part in pair]
-        keys = ("meta", "log", "snapshot", "items", "rows", "next", "epochs", "cache", items, rows, "owners")
+        keys = ("meta", "log", "snapshot", "items", "rows", "next", "epochs", "cache", items, rows, "owners", snapshot)
         seeded = self.run(schema.SEED, keys, arguments)
-        self.call("delete", items, rows)
+        self.call("unlink", items, rows, snapshot)
         if seeded < 0:
             raise StoreUnavailable("broken", f"{self.url} lost items while it was seeded; it will be retried")
         if seeded:
@@ -245,5 +257,9 @@ def _pulled_by(push: Push, length: int, more: list[Any]) -> Pulled:
 
 def _entry(generation: str, stream_id: bytes, fields: list[bytes]) -> LogEntry:
     found = dict(zip(fields[::2], fields[1::2], strict=True))
-    position = Position(generation, int(found[b"n"]), found[b"c"].decode(), stream_id.decode())
-    return LogEntry(position, found[b"b"].decode(), found[b"d"])
+    try:
+        position = Position(generation, int(found[b"n"]), found[b"c"].decode(), stream_id.decode())
+        return LogEntry(position, found[b"b"].decode(), found[b"d"])
+    except (KeyError, ValueError) as error:
+        problem = f"entry {stream_id.decode()} of the store's log is not a trainer's: {error!r}"
+        raise StoreUnavailable("broken", f"{problem}; `streamer store reset` removes the model") from error

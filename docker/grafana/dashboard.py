@@ -304,8 +304,14 @@ ROWS = (
             ),
             Panel(
                 "Alive and ready",
-                {"alive, {{instance}}": each("streamer_alive"), "ready, {{instance}}": each("streamer_ready")},
-                "What /healthz and /readyz answer. Ready: with partitions, and recent steps or nothing to do.",
+                {
+                    "alive, {{instance}}": each("streamer_alive"),
+                    "ready, {{instance}}": each("streamer_ready"),
+                    "source responds, {{instance}}": each("streamer_source_live"),
+                    "checkpoints are written, {{instance}}": each("streamer_checkpoint_writable"),
+                },
+                "What /healthz and /readyz answer. Ready: source, store and checkpoints work, with partitions, and "
+                "recent steps or nothing to do.",
                 width=6,
                 top=1,
             ),
@@ -338,7 +344,12 @@ ROWS = (
                 width=12,
                 height=9,
             ),
-            Panel("Loss", {"{{instance}}": each("streamer_loss")}, "Of the latest step.", bottom=None),
+            Panel("Loss", {"{{instance}}": each("streamer_loss")}, "Mean over the latest events.", bottom=None),
+            Panel(
+                "Rows that were not finite",
+                {"{{instance}}": f"increase(streamer_not_finite_rows_total{OURS}[$__rate_interval])"},
+                "Weights or gradients; such rows are not updated.",
+            ),
             Panel(
                 "Loss by part",
                 {"{{part}}": mean("streamer_loss_part", "part")},

@@ -81,11 +81,14 @@ class HashPopularity:
         """Retire items. Slots are shared, so nothing is cleared; a slot that is no longer hit fades by itself."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays; views."""
+        """Everything, as arrays. Of the slots, only those that were hit: most are empty while there are few items."""
+        used = np.flatnonzero(self._hits)
         return {
-            "last": self._last,
-            "gap": self._gap,
-            "hits": self._hits,
+            "used": used,
+            "last": self._last.ravel()[used],
+            "gap": self._gap.ravel()[used],
+            "hits": self._hits.ravel()[used],
+            "shape": np.array(self._hits.shape),
             "seeds": self._seeds.view(np.int64),
             "clock": np.array([self._ticks, self._events, _CLOCKS.index(self.clock)]),
         }
@@ -97,13 +100,13 @@ class HashPopularity:
             ValueError: its arrays have another shape, or its clock ticks otherwise.
         """
         ticks, events, clock = (int(x) for x in state["clock"])
-        if state["last"].shape != self._last.shape:
-            raise ValueError(
-                f"hash arrays of {state['last'].shape} do not fit {self._last.shape}: hashes or slots differ"
-            )
+        if (shape := tuple(state["shape"].tolist())) != self._last.shape:
+            raise ValueError(f"hash arrays of {shape} do not fit {self._last.shape}: hashes or slots differ")
         if _CLOCKS[clock] != self.clock:
             raise ValueError(f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock")
-        self._last, self._gap, self._hits = (state[k].copy() for k in ("last", "gap", "hits"))
+        for array, name in ((self._last, "last"), (self._gap, "gap"), (self._hits, "hits")):
+            array[:] = 0
+            array.ravel()[state["used"]] = state[name]
         self._seeds = state["seeds"].copy().view(np.uint64)
         self._ticks, self._events = ticks, events
 

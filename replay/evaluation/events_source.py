@@ -14,6 +14,7 @@ class EventsSource:
 
     all_assigned = True
     at_end = False
+    problem = None
 
     def __init__(self, chunks: Iterable[Events], total: int, topic: str = "events") -> None:
         self.partition, self._total, self._position = Partition(topic, 0), total, 0

@@ -1,4 +1,7 @@
-"""What reading costs the trainer: ingest alone, training alone, and the whole line, with the defaults of a run."""
+"""What reading costs the trainer: ingest alone, training alone, and the whole line, with the defaults of a run.
+
+Beside it the whole line where every second record is a dead letter, and on Kafka where it reads what is not committed.
+"""
 
 from __future__ import annotations
 
@@ -26,34 +29,38 @@ from streamer.metrics.observer import Observer
 from streamer.settings import RunSettings
 from streamer.sources.embedded.log import EmbeddedLog
 
-TOPIC = "bench"
+TOPIC, HALF_BAD = "bench", "bench-half-bad"
 Record = tuple[bytes | None, bytes, int]
 
 
 def measure(bench: IngestBench) -> dict[str, Any]:
     """Events per second by kind of source; `whole_line_over_slower` compares the whole line with its slower part."""
     records = _records(bench.events)
+    half_bad = [(key, value[: len(value) // (1 + k % 2)], time_ms) for k, (key, value, time_ms) in enumerate(records)]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         with EmbeddedLog(directory) as log:
-            log.create_topic(TOPIC, PARTITIONS)
-            log.append(TOPIC, records)
-        streams: dict[str, dict[str, Any]] = {"embedded": {"topics": (TOPIC,)}}
+            for topic, written in ((TOPIC, records), (HALF_BAD, half_bad)):
+                log.create_topic(topic, PARTITIONS)
+                log.append(topic, written)
+        result = {"embedded": _rates(bench, Path(directory), TOPIC, HALF_BAD)}
         if servers := bench.bootstrap_servers:
-            (topic,) = stack.enter_context(kafka_topics(servers, 1))
-            _produce(servers, topic, records)
-            streams["kafka"] = {"topics": (topic,), "bootstrap_servers": servers}
-        result = {name: _rates(bench, Path(directory), stream) for name, stream in streams.items()}
+            topics = stack.enter_context(kafka_topics(servers, 3))
+            _produce(servers, topics[0], records)
+            _produce(servers, topics[1], half_bad)
+            stream = {"bootstrap_servers": servers, "dead_letters": topics[2]}
+            result["kafka"] = _rates(bench, Path(directory), topics[0], topics[1], **stream)
     return {**result, "events": bench.events, "rounds": bench.rounds}
 
 
-def _rates(bench: IngestBench, data_dir: Path, stream: dict[str, Any]) -> dict[str, float]:
+def _rates(bench: IngestBench, data_dir: Path, topic: str, half_bad: str, **stream: Any) -> dict[str, float]:
     if bench.batch_size:
         stream = stream | {"batch_size": bench.batch_size}
 
-    def settings() -> RunSettings:
+    def settings(**changes: Any) -> RunSettings:
         """The defaults of `streamer run`, with a group and checkpoints of their own each time."""
         name = f"bench-{uuid4().hex[:12]}"
-        return RunSettings(data_dir=data_dir, until_end=True, group_id=name, checkpoint_dir=data_dir / name, **stream)
+        own = {"group_id": name, "checkpoint_dir": data_dir / name, "topics": (topic,)}
+        return RunSettings(data_dir=data_dir, until_end=True, **stream | own | changes)
 
     batches: list[MicroBatch] = []
     _read(settings(), batches)
@@ -62,7 +69,11 @@ def _rates(bench: IngestBench, data_dir: Path, stream: dict[str, Any]) -> dict[s
         "ingest_only": lambda: [_read(settings(), [])],
         "train_only": lambda: [_train(settings(), batches)],
         "whole_line": lambda: [_run(settings(), bench.events)],
+        "whole_line_half_bad": lambda: [_run(settings(topics=(half_bad,)), bench.events)],
     }
+    if "bootstrap_servers" in stream:
+        uncommitted = {"isolation_level": "read_uncommitted"}
+        parts["whole_line_read_uncommitted"] = lambda: [_run(settings(kafka=uncommitted), bench.events)]
     best = {name: bench.events / min(taken) for name, taken in interleaved(parts, bench.rounds).items()}
     over_slower = best["whole_line"] / min(best["ingest_only"], best["train_only"])
     return {name: round(rate, 1) for name, rate in best.items()} | {"whole_line_over_slower": round(over_slower, 3)}
@@ -112,8 +123,8 @@ def _run(settings: RunSettings, events: int) -> float:
     watch, pipeline = _Stopwatch(), build_pipeline(settings)
     pipeline.watch(watch)
     pipeline.run()
-    if (trained := pipeline.accounting.trained) != events:
-        raise StreamerError(f"the line trained {trained:,} of {events:,} events: there is nothing to compare")
+    if (consumed := pipeline.accounting.consumed) != events:
+        raise StreamerError(f"the line consumed {consumed:,} of {events:,} events: there is nothing to compare")
     return watch.seconds
 
 

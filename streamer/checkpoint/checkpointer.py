@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from streamer.accounting import Accounting
 from streamer.checkpoint import CheckpointStore
@@ -40,6 +41,7 @@ class SaveStats:
     unsaved_events: int = 0  # that no safe checkpoint holds
     seconds: float | None = None  # from the copy of the latest state until it was safe; None before the first
     size_bytes: int | None = None  # of the latest one
+    problem: str | None = None  # why the latest one is not safe; None if it is, or there was none
 
 
 class Checkpointer:
@@ -88,6 +90,12 @@ class Checkpointer:
                 "use the version that wrote it, or another checkpoint directory"
             )
         learner.restore(found.tensors, meta["learner"])
+        if (theirs := meta["threads"]) != (ours := torch.get_num_threads()):
+            logger.warning(
+                "%s was written with %d CPU threads, this run has %d: it goes on, but sums are rounded otherwise, so "
+                "the weights will not be the same to the last bit; --threads %d keeps them so",
+                found.path, theirs, ours, theirs,
+            )  # fmt: skip
         positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
         prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
@@ -113,9 +121,10 @@ class Checkpointer:
         """Return whether the newest safe checkpoint holds all of the `events` that are consumed."""
         return events == self._safe_events
 
-    def postpone(self, events: int) -> None:
-        """Wait until a checkpoint is due again, because the one that was due cannot be saved."""
+    def postpone(self, events: int, problem: str) -> None:
+        """Wait until a checkpoint is due again, because of a problem with the one that was due."""
         self._tried_at, self._tried_events = self._clock(), events
+        self._stats = replace(self._stats, problem=problem)
 
     def save(
         self,
@@ -152,7 +161,7 @@ class Checkpointer:
             return
         if error := future.exception():
             logger.error("a checkpoint could not be saved, and training goes on: %s", error)
-            self._stats = replace(self._stats, failed=self._stats.failed + 1)
+            self._stats = replace(self._stats, failed=self._stats.failed + 1, problem=str(error))
         else:
             self.path, self._safe_events, self._safe_at = future.result(), events, taken_at
             seconds, size_bytes = self._clock() - taken_at, size_bytes_of(self.path)

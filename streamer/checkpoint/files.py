@@ -26,7 +26,12 @@ Tensors = Mapping[str, np.ndarray | torch.Tensor]
 
 
 def write_files(directory: Path, tensors: Tensors, meta: Mapping[str, Any]) -> None:
-    """Write the three files of a checkpoint, each synced; the manifest last."""
+    """Write the three files of a checkpoint, each synced; the manifest last.
+
+    Raises:
+        CheckpointError: a number is not finite; nothing is written.
+    """
+    _check_finite(tensors)
     directory.mkdir()
     arrays = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
     safetensors.torch.save_file(_separate(tensors), directory / STATE, metadata={"arrays": json.dumps(arrays)})
@@ -70,6 +75,17 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path.parent} has format {manifest['format']}, this version of Streamer reads {FORMAT}: upgrade Streamer"
         )
     return manifest
+
+
+def _check_finite(tensors: Tensors) -> None:
+    for name, value in tensors.items():
+        tensor = _as_tensor(name, value)
+        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+            count = int((~tensor.isfinite()).sum())
+            raise CheckpointError(
+                f"{count:,} of {tensor.numel():,} numbers in {name} are not finite: nothing is saved. "
+                "Start the run again: it resumes from the checkpoint before"
+            )
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:

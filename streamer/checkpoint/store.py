@@ -39,7 +39,7 @@ class CheckpointStore:
 
     Args:
         directory: created if it is missing.
-        keep: how many checkpoints to keep; older ones are removed after a newer one is safe.
+        keep: how many checkpoints to keep; older ones are removed after a newer one is read or safe.
         readonly: only `load` and `list`, beside a trainer that goes on writing; no lock is taken, nothing created.
 
     Raises:
@@ -95,7 +95,8 @@ class CheckpointStore:
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is valid; None if there is none at all.
 
-        A corrupt one is skipped with a warning that names it and the reason.
+        A corrupt one is skipped with a warning that names it and the reason. Unless the store is read-only, older ones
+        beyond `keep` are removed now: on a full disk nothing could be saved before.
 
         Raises:
             CorruptCheckpoint: there are checkpoints, but each one is corrupt.
@@ -105,7 +106,11 @@ class CheckpointStore:
             problems: list[str] = []
             for sequence in reversed(sequences):
                 try:
-                    return Checkpoint(self._path(sequence), sequence, *read_files(self._path(sequence)))
+                    found = Checkpoint(self._path(sequence), sequence, *read_files(self._path(sequence)))
+                    self._corrupt.discard(sequence)
+                    if self._lock is not None:
+                        self._prune()
+                    return found
                 except CorruptCheckpoint as error:
                     if self._path(sequence).exists():  # or a trainer beside us removed it, so there are newer ones
                         self._corrupt.add(sequence)
@@ -182,8 +187,9 @@ def _take_lock(directory: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
+    with contextlib.suppress(OSError):  # on a full disk: only whoever waits for the lock would read it
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
     return descriptor
 
 
@@ -193,4 +199,7 @@ def _translated_errors(what: str, directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"cannot {what} {directory}: {error}. Check free space and permissions") from error
+        raise CheckpointError(
+            f"cannot {what} {directory}: {error}. Check free space and permissions; "
+            "a start with a smaller --keep-checkpoints removes older ones first"
+        ) from error

@@ -97,7 +97,7 @@ def diagnose(settings: RunSettings) -> Iterator[Finding]:
     if settings.source:
         checks |= {"source": check_source, "data": check_data}
     elif settings.bootstrap_servers:
-        checks |= {"kafka": check_kafka}
+        checks |= {"kafka": check_kafka, "codecs": check_codecs, "dead letters": check_dead_letters}
     else:
         checks |= {"topic": check_embedded_log, "data": check_data}
     checks |= {"checkpoints": check_checkpoints} | ({"redis": check_redis} if settings.redis_url else {})
@@ -266,7 +266,7 @@ def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
 
 
 def check_kafka(settings: RunSettings) -> Iterator[Finding]:
-    """Brokers, topics, committed offsets and dead-letter topic, by the consumer of a run; it joins no group."""
+    """Brokers, topics and committed offsets, by the consumer of a run; it joins no group."""
     from kafka import KafkaConsumer, TopicPartition
 
     from streamer.build import kafka_settings
@@ -303,14 +303,40 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
                 yield Finding("group", "ok", f"{settings.group_id} has {found}")
             elif ends:
                 yield Finding("group", "ok", f"{settings.group_id} has no committed offsets yet")
-            dead_letters = settings.dead_letters or f"{kafka.topics[0]}.dead-letters"
-            if dead_letters in existing:
-                yield Finding("dead letters", "ok", f"{dead_letters} exists")
-            else:
-                advice = "create it, unless the brokers create topics on writing (auto.create.topics.enable)"
-                yield Finding("dead letters", "warning", f"{dead_letters} does not exist", advice)
     finally:
         consumer.close(autocommit=False, timeout_ms=1000)
+
+
+def check_codecs(_: RunSettings) -> Iterator[Finding]:
+    """Whether batches of every compression can be read, by reading some."""
+    from kafka import codec
+
+    broken = []
+    for name in ("gzip", "snappy", "lz4", "zstd"):
+        try:
+            assert getattr(codec, f"{name}_decode")(getattr(codec, f"{name}_encode")(b"record")) == b"record"
+        except Exception as error:
+            broken.append(f"{name} ({error or type(error).__name__})")
+    if broken:
+        advice = "a producer that uses it would stop a run; pip install lz4 python-snappy zstandard"
+        yield Finding("codecs", "failure", f"cannot read {', '.join(broken)}", advice)
+    else:
+        yield Finding("codecs", "ok", "gzip, snappy, lz4 and zstd can be read")
+
+
+def check_dead_letters(settings: RunSettings) -> Iterator[Finding]:
+    """The topic, and if it is missing whether it could be created; or the file."""
+    from streamer.build import dead_letters_name, is_file, kafka_settings
+    from streamer.dead_letters.kafka import create_topic
+
+    name, kafka = dead_letters_name(settings), kafka_settings(settings)
+    assert kafka is not None
+    if is_file(name):
+        yield examine_directory("dead letters", Path(name).absolute().parent, 0)
+    elif create_topic(kafka, name, dry_run=True):
+        yield Finding("dead letters", "ok", f"{name} does not exist; a run would create it")
+    else:
+        yield Finding("dead letters", "ok", f"{name} exists")
 
 
 # redis ----------------------------------------------------------------------------------------------------------------

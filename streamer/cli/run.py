@@ -41,8 +41,22 @@ _OUTPUT = "Output"
     default="127.0.0.1",
     help="Address to serve them on; 0.0.0.0 for all addresses of this machine.",
 )
+@option(
+    _OUTPUT,
+    "--metrics-show-values",
+    envvar="STREAMER_METRICS_SHOW_VALUES",
+    is_flag=True,
+    help="Let the live page show the beginnings of dead letters to everybody who reaches it.",
+)
 @option(_OUTPUT, "--json", "as_json", envvar="STREAMER_JSON", is_flag=True, help="At the end, print one JSON object.")
-def run(settings: RunSettings, log_format: str, metrics_port: int | None, metrics_host: str, as_json: bool) -> None:
+def run(
+    settings: RunSettings,
+    log_format: str,
+    metrics_port: int | None,
+    metrics_host: str,
+    metrics_show_values: bool,
+    as_json: bool,
+) -> None:
     """Learn a two-tower retriever from a stream of events, for ever.
 
     Without --bootstrap-servers the topic is read from the embedded log, which `streamer replay` writes. Every option
@@ -53,7 +67,7 @@ def run(settings: RunSettings, log_format: str, metrics_port: int | None, metric
     from streamer.display.reporting import make_reporter
 
     source = settings.described()
-    with watching(source, metrics_host, metrics_port) as watch:
+    with watching(source, metrics_host, metrics_port, metrics_show_values) as watch:
         pipeline = build_pipeline(settings)
         stop_on_signals(pipeline.stop)
         with make_reporter(log_format, source) as reporter:
@@ -67,7 +81,9 @@ def run(settings: RunSettings, log_format: str, metrics_port: int | None, metric
 
 
 @contextlib.contextmanager
-def watching(source: str, host: str, port: int | None) -> Iterator[Callable[[Any], str | None]]:
+def watching(
+    source: str, host: str, port: int | None, show_values: bool = False
+) -> Iterator[Callable[[Any], str | None]]:
     """Listen on the port for metrics, if there is one; yields what has a pipeline watched and returns the URL.
 
     Raises:
@@ -78,7 +94,7 @@ def watching(source: str, host: str, port: int | None) -> Iterator[Callable[[Any
         return
     from streamer.web.serve import announce, serve_metrics
 
-    with serve_metrics(source, host, port) as (monitor, url):
+    with serve_metrics(source, host, port, show_values) as (monitor, url):
 
         def watch(pipeline: Any) -> str:
             pipeline.watch(monitor)

@@ -28,6 +28,8 @@ KEPT_VALUE_BYTES = 65_536
 """How much of the value of a record that is too large its letter keeps. Others keep all."""
 KEPT_KEY_BYTES = 1024
 """How much of a record's key its letters keep: an array may yield thousands of letters, each with the key."""
+LETTER_BYTES = 512
+"""What a letter is taken to weigh besides its value and key."""
 
 
 class Reason(enum.StrEnum):
@@ -87,6 +89,11 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
         return cls(reason, detail, topic, number, offset, timestamp_ms, kept_key, kept_value, index)
 
     @property
+    def size(self) -> int:
+        """About how many bytes the letter takes in memory."""
+        return LETTER_BYTES + len(self.value or b"") + len(self.key or b"")
+
+    @property
     def identity(self) -> tuple[str, int, int, int | None]:
         """What distinguishes a letter from all others, however often it was written."""
         return self.topic, self.partition, self.offset, self.index
@@ -94,6 +101,15 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
 class DeadLetters(Protocol):
     """Where dead letters go. Called by one thread."""
+
+    def open(self) -> None:
+        """See that letters can be written, before there are any. May be called twice.
+
+        Raises:
+            SourceUnavailable: the other side is away; letters will wait for it.
+            StreamerError: they cannot be written.
+        """
+        return
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
         """Take letters; they are safe only after `flush`.
@@ -103,10 +119,15 @@ class DeadLetters(Protocol):
         """
         ...
 
+    def held_up(self) -> str | None:
+        """Why no more letters should come now, for a person; None if they may."""
+        return None
+
     def flush(self) -> None:
         """Return when every letter taken so far is safe.
 
         Raises:
+            SourceUnavailable: the other side is away; they wait for the next call.
             StreamerError: they cannot be written.
         """
         ...
@@ -116,7 +137,7 @@ class DeadLetters(Protocol):
         ...
 
 
-class MemoryDeadLetters:
+class MemoryDeadLetters(DeadLetters):
     """Keeps the latest letters in memory.
 
     Args:
@@ -143,7 +164,7 @@ class MemoryDeadLetters:
         """The letters stay to be looked at."""
 
 
-class FileDeadLetters:
+class FileDeadLetters(DeadLetters):
     """Appends letters to a file, one JSON object a line.
 
     `topic`, `partition`, `offset`, `index` say which event (`index` is null for a whole record), `reason` and

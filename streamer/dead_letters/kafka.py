@@ -1,187 +1,254 @@
 """Dead letters to a Kafka topic.
 
-A letter is written as it was read: the same key, value and timestamp. Its headers say the rest, as text:
-`reason`, `detail`, `topic`, `partition`, `offset`, and `index` if it is one event of an array. A value too large
-for the topic is cut short, and `truncated_from` says how many bytes it had.
+A letter has the key and the value of its record. Its headers say the rest, as text: `reason`, `detail`, `topic`,
+`partition`, `offset`, `timestamp_ms` (the record's own time; a letter's is that of its writing, or brokers would refuse
+it or remove it at once), and `index` if it is one event of an array. A value too large for the topic is cut short, and
+`truncated_from` says how many bytes it had.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-from kafka import KafkaProducer, errors
+from kafka import KafkaAdminClient, KafkaProducer, errors
 
-from streamer.sources.kafka.client import connect, in_our_words
+from streamer.dead_letters.base import DeadLetter, DeadLetters, FileDeadLetters
+from streamer.errors import SourceError, SourceUnavailable, StreamerError
+from streamer.sources.kafka.client import ClientLog, connect, explained, in_our_words, is_transient
 from streamer.sources.kafka.settings import KafkaSettings
 
-MOST_PENDING = 10_000
-KEPT_OF_LARGE_BYTES = 65_536
+log = logging.getLogger(__name__)
+
+MOST_WAITING_BYTES = 32 << 20
+"""Reading stops while more than this waits to be written."""
+CUTS_BYTES = (65_536, 1_024)
+"""How much of the value is kept of a letter that is too large, and of one that is too large even so."""
 KEPT_OF_DETAIL = 2_000
-MOST_FAILURES = 5
-"""How often a letter is tried that is said to be too large."""
+MOST_REFUSED_BESIDE = 5
+RETRY_S = 5.0
+TOO_LARGE = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
+CONFIG = {"linger_ms": 20, "batch_size": 1 << 16, "max_block_ms": 1_000}
 
 
-class Letter(Protocol):
-    """What we need of a dead letter."""
+def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) -> bool:
+    """Create a topic with the brokers' defaults unless it is there; True if it was not.
 
-    @property
-    def reason(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def index(self) -> int | None: ...
-    @property
-    def timestamp_ms(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
+    Args:
+        settings: how to connect.
+        topic: its name.
+        dry_run: only ask whether it could be created.
+
+    Raises:
+        SourceUnavailable: no broker responds.
+        SourceError: we may not create it.
+    """
+    admin = connect(KafkaAdminClient, settings.admin_config())
+    try:
+        with explained(f"there is no topic {topic!r} for dead letters, and it cannot be created"):
+            if topic in admin.list_topics():
+                return False
+            admin.create_topics([topic], validate_only=dry_run, wait_for_metadata=not dry_run)
+    except SourceUnavailable:
+        raise
+    except SourceError as error:
+        if isinstance(error.__cause__, errors.TopicAlreadyExistsError):  # somebody was quicker
+            return False
+        raise SourceError(f"{error}; create it, or give --dead-letters a file") from error
+    finally:
+        admin.close()
+    return True
 
 
 @dataclass(slots=True)
-class _Pending:
+class _Waiting:
     """A letter that is not known to be safe."""
 
-    letter: Letter
+    letter: DeadLetter
     promise: Any = None  # the client's, once it is sent
-    cut: bool = False  # it is too large
-    failures: int = 0
+    kept_bytes: int | None = None  # of its value, if it must be cut
+    refused_beside: int = 0  # how often it was refused because of another letter in its batch
 
 
-class KafkaDeadLetters:
-    """Writes letters with an idempotent producer; `flush` waits until all replicas in sync have them.
+class KafkaDeadLetters(DeadLetters):
+    """Writes letters to a topic without waiting for it; `flush` waits until all replicas in sync have them.
+
+    What the brokers refuse for good goes to a file. While they do not respond, letters wait: `MOST_WAITING_BYTES` at
+    most, and what comes with one more batch.
 
     Args:
         settings: of the source; cluster and client settings are the same.
-        topic: where the letters go; brokers that create topics on writing create it.
+        topic: where the letters go.
+        refused: the file for letters that are refused; it is made when there are any.
         flush_timeout_s: how long `flush` waits at most.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, flush_timeout_s: float = 30.0) -> None:
-        self.topic = topic
-        self._settings = settings
-        self._flush_timeout_s = flush_timeout_s
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        refused: Path | str,
+        flush_timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.topic, self._settings, self._refused_path = topic, settings, Path(refused)
+        self._flush_timeout_s, self._clock = flush_timeout_s, clock
         self._where = f"dead letters to topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
         self._producer: Any = None
-        self._pending: deque[_Pending] = deque()
+        self._topic_is_there = False
+        self._unsent: deque[_Waiting] = deque()
+        self._sent: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._problem: StreamerError | None = None  # why letters wait
+        self._retry_at = 0.0
+        self._refused: FileDeadLetters | None = None
+        self._refusals: set[type] = set()
 
     def open(self) -> None:
-        """Connect now, rather than with the first letter. May be called twice.
-
-        Raises:
-            SourceUnavailable: no broker responds.
-        """
+        """See `DeadLetters.open`: connect, and create the topic if it is missing."""
+        if not self._topic_is_there:
+            if create_topic(self._settings, self.topic):
+                log.info("created the topic %r for dead letters", self.topic)
+            self._topic_is_there = True
         if self._producer is None:
-            config = {"max_block_ms": 10_000, "linger_ms": 5} | self._settings.producer_config()
+            # letters may come twice, so nothing is gained by idempotence, which ends a client that failed once
+            config = CONFIG | self._settings.producer_config() | {"enable_idempotence": False}
             self._producer = connect(KafkaProducer, config)
 
-    def write(self, letters: Sequence[Letter]) -> None:
-        """Take letters; they are safe only after `flush`, which comes by itself when many are waiting.
+    def write(self, letters: Sequence[DeadLetter]) -> None:
+        """See `DeadLetters.write`. If Kafka does not respond, that is logged, and they wait."""
+        self._unsent.extend(map(_Waiting, letters))
+        self._waiting_bytes += sum(letter.size for letter in letters)
+        self._work()
 
-        Raises:
-            SourceUnavailable: Kafka does not respond; the letters are kept, for `flush` to try again.
-            SourceError: Kafka does not take them.
-        """
-        self._pending.extend(_Pending(letter) for letter in letters)
-        if len(self._pending) > MOST_PENDING:
-            self.flush()
-        else:
-            self._send_all()
+    def held_up(self) -> str | None:
+        """See `DeadLetters.held_up`."""
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            self._work()
+        if self._waiting_bytes <= MOST_WAITING_BYTES:
+            return None
+        count, heard = len(self._unsent) + len(self._sent), ClientLog.attach().last_words() or "no response yet"
+        return f"{count:,} letters wait: {self._problem or f'{self._where} are not acknowledged ({heard})'}"
 
     def flush(self) -> None:
-        """Return when every letter taken so far is safe. After an error, they wait for the next call.
-
-        Raises:
-            SourceUnavailable: Kafka does not respond.
-            SourceError: Kafka does not take them.
-        """
-        deadline = time.monotonic() + self._flush_timeout_s
-        while self._pending:
-            self._send_all()
-            if self._is_safe(self._pending[0], deadline):
-                self._pending.popleft()
+        """See `DeadLetters.flush`. After an error, letters wait for the next call."""
+        deadline = self._clock() + self._flush_timeout_s
+        self._work()
+        while self._unsent or self._sent:
+            if not self._unsent and self._clock() >= deadline:
+                self._wait_for(SourceUnavailable(f"{self._where} are not acknowledged in {self._flush_timeout_s:g} s"))
+            if self._unsent or self._clock() >= deadline:
+                assert self._problem is not None
+                raise self._problem
+            with contextlib.suppress(errors.KafkaError):  # what became of it, `_work` finds
+                self._sent[0].promise.get(timeout=min(0.2, max(0.0, deadline - self._clock())))
+            self._work()
+        if self._refused is not None:
+            self._refused.flush()
 
     def close(self) -> None:
-        """Flush and let go. May be called twice."""
+        """See `DeadLetters.close`."""
         try:
             self.flush()
         finally:
             self._hang_up()
+            if self._refused is not None:
+                self._refused.close()
+                self._refused = None
 
-    def _send_all(self) -> None:
-        self.open()
-        for pending in self._pending:
-            if pending.promise is None:
-                self._send(pending)
+    def _work(self) -> None:
+        """Forget what is safe, and send what is not sent. If that fails, the problem is kept, and it is tried later."""
+        while self._sent and self._sent[0].promise.is_done:
+            waiting = self._sent.popleft()
+            if waiting.promise.failed():
+                self._failed(waiting, waiting.promise.exception)
+            else:
+                self._done(waiting)
+        if not self._unsent or self._clock() < self._retry_at:
+            return
+        try:
+            self.open()
+        except SourceUnavailable as error:
+            self._wait_for(error)
+        except SourceError as error:  # the topic is gone
+            while self._unsent:
+                self._refuse(self._unsent.popleft(), error)
+        while self._unsent and self._clock() >= self._retry_at:
+            self._send(self._unsent.popleft())
 
-    def _send(self, pending: _Pending) -> None:
+    def _send(self, waiting: _Waiting) -> None:
         """Hand a letter to the client, cut short if it must be."""
-        letter, value, headers = pending.letter, pending.letter.value or b"", _headers(pending.letter)
-        if pending.cut:
-            headers.append(("truncated_from", str(len(value)).encode()))
-            value = value[:KEPT_OF_LARGE_BYTES]
-        timestamp_ms = letter.timestamp_ms if letter.timestamp_ms >= 0 else None
+        letter, value, headers = waiting.letter, waiting.letter.value or b"", _headers(waiting.letter)
+        if waiting.kept_bytes is not None:
+            headers.append(("truncated_from", b"%d" % len(value)))
+            value = value[: waiting.kept_bytes]
         try:
-            pending.promise = self._producer.send(self.topic, value, letter.key, headers, None, timestamp_ms)
+            waiting.promise = self._producer.send(self.topic, value, letter.key, headers)
         except errors.KafkaError as error:
-            self._cut_or_raise(pending, error)
+            self._failed(waiting, error)
+        else:
+            self._sent.append(waiting)
 
-    def _is_safe(self, pending: _Pending, deadline: float) -> bool:
-        """Wait until a letter is safe; False if it has to be sent again."""
-        if pending.promise is None:
-            return False
-        try:
-            pending.promise.get(timeout=max(0.0, deadline - time.monotonic()))
-        except errors.KafkaError as error:
-            if pending.promise.is_done:
-                self._start_over()
-            self._cut_or_raise(pending, error)
-            return False
-        return True
+    def _failed(self, waiting: _Waiting, error: errors.KafkaError) -> None:
+        """Prepare to send a letter again, later or cut short; or put it into the file."""
+        size = len(waiting.letter.value or b"") if waiting.kept_bytes is None else waiting.kept_bytes
+        if is_transient(error):
+            self._topic_is_there = False  # perhaps; it is looked for before the next try
+            self._unsent.append(waiting)
+            self._wait_for(in_our_words(error, self._where))
+        elif isinstance(error, TOO_LARGE) and (smaller := [cut for cut in CUTS_BYTES if cut < size]):
+            waiting.kept_bytes = smaller[0]
+            self._unsent.append(waiting)
+        elif type(error) is errors.KafkaError and waiting.refused_beside < MOST_REFUSED_BESIDE:
+            waiting.refused_beside += 1
+            self._unsent.append(waiting)
+        else:
+            self._refuse(waiting, error)
 
-    def _cut_or_raise(self, pending: _Pending, error: errors.KafkaError) -> None:
-        """Prepare to send a letter again that is too large, or that failed together with one; else raise."""
-        pending.failures += 1
-        if not isinstance(error, errors.MessageSizeTooLargeError) or pending.failures > MOST_FAILURES:
-            raise in_our_words(error, self._where) from error
-        pending.cut = len(pending.letter.value or b"") > KEPT_OF_LARGE_BYTES
+    def _refuse(self, waiting: _Waiting, error: Exception) -> None:
+        if self._refused is None:
+            self._refused = FileDeadLetters(self._refused_path)
+        self._refused.write([waiting.letter])
+        self._waiting_bytes -= waiting.letter.size
+        if type(error) not in self._refusals:
+            self._refusals.add(type(error))
+            log.warning("%s are refused: %s; what is refused goes to %s", self._where, error, self._refused_path)
 
-    def _start_over(self) -> None:
-        """Take another client: an idempotent one takes no more letters after one has failed."""
-        self._hang_up()
-        for pending in self._pending:
-            pending.promise = None
+    def _done(self, waiting: _Waiting) -> None:
+        self._waiting_bytes -= waiting.letter.size
+        if self._problem is not None and not self._unsent:
+            self._problem, self._retry_at = None, 0.0
+            log.warning("%s are written again", self._where)
+
+    def _wait_for(self, problem: StreamerError) -> None:
+        if self._problem is None:
+            log.warning("%s; letters wait, and so do checkpoints", problem)
+        self._problem, self._retry_at = problem, self._clock() + RETRY_S
 
     def _hang_up(self) -> None:
-        """Close the client. It would wait for letters that it cannot send, so those are taken from it first."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        if self._pending:
-            producer._sender.force_close()
+        if (self._sent or self._unsent) and hasattr(producer, "_sender"):
+            producer._sender.force_close()  # or `close` would wait for letters that it cannot send
         with contextlib.suppress(errors.KafkaError):
             producer.close(timeout=5)
 
 
-def _headers(letter: Letter) -> list[tuple[str, bytes]]:
-    headers = {
-        "reason": str(letter.reason),
-        "detail": letter.detail[:KEPT_OF_DETAIL],
-        "topic": letter.topic,
-        "partition": str(letter.partition),
-        "offset": str(letter.offset),
-    }
-    if letter.index is not None:
-        headers["index"] = str(letter.index)
-    return [(name, text.encode()) for name, text in headers.items()]
+def _headers(letter: DeadLetter) -> list[tuple[str, bytes]]:
+    headers = [
+        ("reason", letter.reason.encode()),
+        ("detail", letter.detail[:KEPT_OF_DETAIL].encode()),
+        ("topic", letter.topic.encode()),
+        ("partition", b"%d" % letter.partition),
+        ("offset", b"%d" % letter.offset),
+        ("timestamp_ms", b"%d" % letter.timestamp_ms),
+    ]
+    return headers if letter.index is None else [*headers, ("index", b"%d" % letter.index)]

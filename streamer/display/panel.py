@@ -196,6 +196,8 @@ def _accounting(status: Status) -> Iterator[RenderableType]:
     if reasons:
         listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items(), key=lambda r: -r[1]))
         yield Text.assemble(("dead        ", "dim"), (listed, "yellow"), no_wrap=True, overflow="ellipsis")
+    if status.held_up:
+        yield Text.assemble(("reading     ", "dim"), (f"stops: {status.held_up}", "red"))
 
 
 def _elapsed(seconds: float) -> str:

@@ -185,6 +185,8 @@ def described(status: Status) -> str:
         parts.append("cache " + shares_described(status.cache._asdict(), " "))
     if dead := status.accounting.get("dead_lettered"):
         parts.append(f"{dead:,} dead letters")
+    if status.held_up:
+        parts.append(f"reading stops: {status.held_up}")
     if status.checkpoint_age_s is not None:
         parts.append(f"checkpoint {status.checkpoint_age_s:.0f} s ago")
     return ", ".join(parts)

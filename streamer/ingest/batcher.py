@@ -22,9 +22,6 @@ from streamer.errors import SettingsError
 from streamer.event.decoded import Decoded, FeatureColumn, none_if_empty
 from streamer.sources.base import Partition
 
-LETTER_BYTES = 512
-"""What a dead letter is taken to weigh besides its value and key."""
-
 
 class Origin(NamedTuple):
     """Events `start` to `stop` of a batch come from this partition, and their offsets ascend."""
@@ -94,8 +91,7 @@ class _QueuedChunk:
         self.events, self.filtered = [0, *decoded.events_upto], [0, *decoded.filtered_upto]
         self.letters = self._letter_bytes = [0, *decoded.letters_upto]
         if decoded.letters:
-            sizes = (LETTER_BYTES + len(letter.value or b"") + len(letter.key or b"") for letter in decoded.letters)
-            totals = [0, *accumulate(sizes)]
+            totals = [0, *accumulate(letter.size for letter in decoded.letters)]
             self._letter_bytes = [totals[count] for count in self.letters]
         self._columns = (self.events, self.filtered, self._letter_bytes)
 

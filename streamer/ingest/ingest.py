@@ -61,6 +61,7 @@ class Ingest:
         self.stopping = False
         self.error: BaseException | None = None  # with which reading ended
         self.rebalances = 0
+        self.unavailable: str | None = None  # why the source could not be opened or polled the last time
 
     @contextmanager
     def batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
@@ -128,6 +129,11 @@ class Ingest:
         """Return for each of our partitions how many offsets are not trained yet."""
         ends = self.end_offsets()
         return {p: max(0, ends[p] - at) for p, at in self.assigned().items() if at is not None and p in ends}
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps us from reading now, in a sentence; None if nothing does."""
+        return self.unavailable or (self.source.problem if self.source is not None else None)
 
     @property
     def queued_events(self) -> int:

@@ -102,6 +102,7 @@ class Reader:
     def _pause_after(self, error: SourceUnavailable) -> None:
         logger.warning("%s; trying again in %.1f s", error, self._backoff_s)
         with self._ingest.changed:
+            self._ingest.unavailable = str(error)
             self._ingest.changed.wait_for(lambda: self._ingest.stopping, self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
@@ -143,7 +144,7 @@ class Reader:
         except SourceUnavailable as error:
             self._pause_after(error)
             return []
-        self._backoff_s = self._first_backoff_s
+        self._backoff_s, self._ingest.unavailable = self._first_backoff_s, None
         if chunks:
             self._timed("poll", time.perf_counter() - started)
         return chunks

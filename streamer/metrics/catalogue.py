@@ -77,6 +77,7 @@ streamer_events_consumed_total: Events consumed, whatever became of them.
 streamer_events_trained_total: Events that were trained.
 streamer_events_filtered_total: Events that the filters left out.
 streamer_dead_letters_total{letter_reason}: Events and records that could not be used, by reason.
+streamer_source_live: 1 while the source responds; else 0.
 streamer_partitions: Partitions assigned to this trainer.
 streamer_lag_records{topic, partition}: Records of a partition that are not trained yet.
 streamer_queued_events: Events that are decoded and wait to be trained.
@@ -91,7 +92,8 @@ streamer_rebalances_total: Times that partitions were assigned to us.
 ## Learning
 streamer_steps_total: Training steps.
 streamer_last_step_timestamp_seconds: When the latest step ended, in seconds since the epoch.
-streamer_loss: Loss of the latest step.
+streamer_not_finite_rows_total: Rows that a step did not update because their weights or gradients were not finite.
+streamer_loss: Loss, mean over the latest events: about 20 full batches.
 streamer_loss_part{part}: Loss of the latest step over one set of candidates, unweighted.
 streamer_prequential_hit_rate{recommender, k}: Share of the latest ranked events whose item was among the first k,
     ranked before it was trained; of the model and of trivial recommenders.
@@ -165,6 +167,7 @@ streamer_store_errors_total{store_reason}: Exchanges that failed, by reason.
 ## Checkpoints
 streamer_checkpoint_age_seconds: Age of the state in the newest safe checkpoint; since the start of the process if there
     is none.
+streamer_checkpoint_writable: 1 unless the latest checkpoint or the dead letters before it could not be written; else 0.
 streamer_checkpoint_unsaved_events: Events that no safe checkpoint holds.
 streamer_checkpoint_duration_seconds: From the copy of the state until the latest one was safe.
 streamer_checkpoint_size_bytes: Size of the latest checkpoint.
@@ -172,7 +175,8 @@ streamer_checkpoints_total{result}: Checkpoints by what became of them.
 
 ## Process
 streamer_alive: 1 while the pipeline steps or waits, as /healthz reports.
-streamer_ready: 1 while there are partitions and recent steps, as /readyz reports.
+streamer_ready: 1 while source, store and checkpoint directory respond and there are partitions and recent steps, as
+    /readyz reports.
 streamer_build_info{version, python, torch, method, device}: Always 1; says what runs.
 """
 """All metrics in the order of the documentation: name, its labels by their names above, and what it means."""

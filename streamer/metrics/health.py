@@ -30,6 +30,8 @@ class Health:
         self.partitions = 0
         self.lag = 0
         """Records that wait in our partitions, as far as is known."""
+        self.problems: list[str] = []
+        """What does not respond or cannot be written to: source, store, checkpoints."""
 
     def beat(self) -> None:
         """The line looks for the next batch."""
@@ -55,10 +57,12 @@ class Health:
         return Verdict(True, "training")
 
     def ready(self) -> Verdict:
-        """Whether the line has partitions, and a recent step or nothing to do."""
+        """Whether the line reaches all that it needs, has partitions, and a recent step or nothing to do."""
         alive = self.alive()
         if not alive.ok or not self._begun:
             return Verdict(False, alive.reason)
+        if self.problems:
+            return Verdict(False, "; ".join(self.problems))
         if not self.partitions:
             return Verdict(False, "no partition is assigned to this process yet")
         if not self.lag:

@@ -149,6 +149,9 @@ class Monitor(Observer):
         started = time.perf_counter()
         self.status = dataclasses.replace(status)  # a copy: read by other threads while the run goes on
         self.health.partitions, self.health.lag = len(status.partitions), sum(status.lag.values())
+        store_problem = None if status.store.live else status.store.problem or "the store does not respond"
+        problems = (status.source_problem, store_problem, status.saves.problem)
+        self.health.problems = [problem for problem in problems if problem is not None]
         self._set_stream(status)
         self._set_learning(status)
         self._set_sampler()
@@ -172,6 +175,7 @@ class Monitor(Observer):
         i.rise("streamer_events_filtered_total", counts["filtered"])
         for reason, count in self._reasons.items():
             i.rise("streamer_dead_letters_total", count, reason)
+        i.set("streamer_source_live", float(status.source_problem is None))
         i.set("streamer_partitions", len(status.partitions))
         i.replace("streamer_lag_records", {(p.topic, str(p.number)): lag for p, lag in status.lag.items()})
         i.set("streamer_queued_events", status.queued_events)
@@ -184,6 +188,7 @@ class Monitor(Observer):
         i.rise("streamer_new_users_total", counts["new_users"])
         i.rise("streamer_new_items_total", counts["new_items"])
         i.set("streamer_last_step_timestamp_seconds", self._stepped_at)
+        i.rise("streamer_not_finite_rows_total", status.not_finite_rows)
         i.set("streamer_loss", status.loss)
         i.set("streamer_users", status.users)
         i.set("streamer_items", status.items)
@@ -236,6 +241,7 @@ class Monitor(Observer):
 
     def _set_checkpoints(self, status: Status) -> None:
         i, saves = self.instruments, status.saves
+        i.set("streamer_checkpoint_writable", float(saves.problem is None))
         i.set("streamer_checkpoint_unsaved_events", saves.unsaved_events)
         i.set("streamer_checkpoint_duration_seconds", saves.seconds)
         i.set("streamer_checkpoint_size_bytes", saves.size_bytes)

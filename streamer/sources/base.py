@@ -104,6 +104,11 @@ class Source(Protocol):
         """
         ...
 
+    @property
+    def problem(self) -> str | None:
+        """What keeps the other side from responding now, in a sentence; None if nothing does. For any thread."""
+        ...
+
     def positions(self) -> Positions:
         """Return for each of our partitions the offset that `poll` reads next. Called by the polling thread."""
         ...

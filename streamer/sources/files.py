@@ -94,6 +94,7 @@ class FileSource:
         return self._take(max_records)
 
     all_assigned = True
+    problem = None
 
     @property
     def at_end(self) -> bool:

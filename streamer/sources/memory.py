@@ -138,6 +138,7 @@ class MemorySource:
                 return chunks
 
     at_end = False
+    problem = None
 
     @property
     def all_assigned(self) -> bool:

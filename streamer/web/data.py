@@ -15,12 +15,13 @@ SHOWN_VALUE = 160
 """Characters of a dead letter's value that are shown."""
 
 
-def page_data(monitor: Monitor, span: str = "recent") -> dict[str, Any]:
+def page_data(monitor: Monitor, span: str = "recent", show_values: bool = False) -> dict[str, Any]:
     """Everything that the page shows.
 
     Args:
         monitor: what watches the line.
         span: of the charts: `recent` for the last minutes, `run` for all of it.
+        show_values: also what dead letters hold.
     """
     status = monitor.status
     rows = monitor.timeline.run() if span == "run" else monitor.timeline.recent()
@@ -37,7 +38,9 @@ def page_data(monitor: Monitor, span: str = "recent") -> dict[str, Any]:
         "partitions": _partitions(status) if status is not None else [],
         "dead_letters": {
             "reasons": dict(status.accounting.get("dead_letters", {})) if status is not None else {},
-            "recent": [_letter(at, letter) for at, letter in monitor.letters()],
+            "recent": [_letter(at, letter, show_values) for at, letter in monitor.letters()],
+            "shows_values": show_values,
+            "held_up": status.held_up if status is not None else None,
         },
         "store": _store(status) if status is not None else None,
         "checkpoint": _checkpoint(monitor, status) if status is not None else None,
@@ -86,16 +89,18 @@ def _partitions(status: Status) -> list[dict[str, Any]]:
     ]
 
 
-def _letter(at: float, letter: DeadLetter) -> dict[str, Any]:
+def _letter(at: float, letter: DeadLetter, show_values: bool) -> dict[str, Any]:
+    """What is known of a letter; its detail may quote what it holds."""
     value = letter.value or b""
+    shown = value[: 4 * SHOWN_VALUE].decode(errors="replace")[:SHOWN_VALUE]
     return {
         "time": at,
         "topic": letter.topic,
         "partition": letter.partition,
         "offset": letter.offset,
         "reason": str(letter.reason),
-        "detail": letter.detail,
-        "value": value[: 4 * SHOWN_VALUE].decode(errors="replace")[:SHOWN_VALUE],
+        "detail": letter.detail if show_values else "",
+        "value": shown if show_values else "",
     }
 
 

@@ -23,12 +23,12 @@ FILES = {
 }
 
 
-def routes(monitor: Monitor) -> Routes:
-    """Everything that can be asked."""
+def routes(monitor: Monitor, show_values: bool = False) -> Routes:
+    """Everything that can be asked; what dead letters hold only if `show_values`."""
     return {
         **{path: functools.partial(_file, name, kind) for path, (name, kind) in FILES.items()},
         "/plotly.js": plotly,
-        "/data.json": lambda request: _data(monitor, request),
+        "/data.json": lambda request: _data(monitor, request, show_values),
         "/metrics": lambda request: _metrics(monitor, request),
         "/healthz": lambda _: _health(monitor.health.alive),
         "/readyz": lambda _: _health(monitor.health.ready),
@@ -54,11 +54,11 @@ def plotly(_: Request) -> Answer:
     return Answer(script, "text/javascript; charset=utf-8", cache="public, max-age=86400", packed=packed)
 
 
-def _data(monitor: Monitor, request: Request) -> Answer:
+def _data(monitor: Monitor, request: Request, show_values: bool) -> Answer:
     from streamer.web.data import page_data
 
     span = "run" if request.parameters.get("span") == "run" else "recent"
-    body = msgspec.json.encode(page_data(monitor, span))  # numbers that are not finite become null
+    body = msgspec.json.encode(page_data(monitor, span, show_values))  # numbers that are not finite become null
     return Answer(body, "application/json")
 
 

@@ -26,13 +26,14 @@ logger = logging.getLogger("streamer")
 
 
 @contextlib.contextmanager
-def serve_metrics(source: str, host: str, port: int) -> Iterator[tuple[Monitor, str]]:
+def serve_metrics(source: str, host: str, port: int, show_values: bool = False) -> Iterator[tuple[Monitor, str]]:
     """A monitor that is served while the block runs, and the address of its page.
 
     Args:
         source: where events come from, for a person.
         host: address to listen on.
         port: to listen on; 0 for any that is free.
+        show_values: let the page show what dead letters hold.
 
     Raises:
         StreamerError: it cannot listen there.
@@ -43,7 +44,7 @@ def serve_metrics(source: str, host: str, port: int) -> Iterator[tuple[Monitor, 
     registry.register(PLATFORM_COLLECTOR)
     registry.register(GC_COLLECTOR)
     monitor = Monitor(registry, source)
-    with WebServer(routes(monitor), host, port) as server:
+    with WebServer(routes(monitor, show_values), host, port) as server:
         yield monitor, server.url
 
 

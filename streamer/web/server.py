@@ -1,14 +1,21 @@
-"""A small HTTP server: a few paths, each served by a function. It only reads, and only GET and HEAD."""
+"""A small HTTP server: a few paths, each served by a function. It only reads, and only GET and HEAD.
+
+Nothing that a client does takes more than a few threads and file descriptors from the trainer: there are at most
+`MOST_CONNECTIONS`, of which a new one displaces the oldest, and each request is over within `REQUEST_S`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
+import ipaddress
 import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,8 +26,9 @@ from streamer.errors import StreamerError
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 20.0
-"""A connection that sends nothing for this long is closed."""
+REQUEST_S = 30.0
+"""A connection is closed that has taken longer to ask and to read the answer, or has asked nothing for so long."""
+MOST_CONNECTIONS = 64
 LEAST_COMPRESSED = 1024
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """The empty string: plotly makes an empty style element and fills it by script; the rest it styles by attributes."""
@@ -84,6 +92,7 @@ class WebServer:
 
     def __init__(self, routes: Routes, host: str = "127.0.0.1", port: int = 0) -> None:
         self._server = _listening(host, port, _handler(routes))
+        self._server.only_local = ipaddress.ip_address(str(self._server.server_address[0])).is_loopback
         self.port: int = self._server.server_address[1]
         self.url = f"http://{_shown(host)}:{self.port}/"
         """Where a browser on this machine finds it."""
@@ -99,11 +108,11 @@ class WebServer:
         self._thread.join()
 
 
-def _listening(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _listening(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         kind = type("_Server", (_Server,), {"address_family": family})
-        server: ThreadingHTTPServer = kind(address[:2], handler)
+        server: _Server = kind(address[:2], handler)
     except OSError as error:
         raise StreamerError(_explained(error, host, port)) from error
     return server
@@ -128,9 +137,68 @@ def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def is_local(host: str) -> bool:
+    """Whether a `Host` header names this machine, as only a program on it would say.
+
+    The page of a stranger may ask a browser for a name of its own that leads to 127.0.0.1; that name comes along here.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    only_local = False
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, *arguments: Any) -> None:
+        self._deadlines: dict[socket.socket, float] = {}  # of connections, the oldest first
+        self._lock = threading.Lock()
+        super().__init__(*arguments)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # out of file descriptors: without a pause it would be asked for again at once, without end
+            time.sleep(0.1)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.renew(request)
+        with self._lock:
+            displaced = list(self._deadlines)[:-MOST_CONNECTIONS]
+        self._hang_up(displaced)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def renew(self, connection: socket.socket) -> None:
+        """A connection begins, or waits for its next request."""
+        with self._lock:
+            self._deadlines.pop(connection, None)
+            self._deadlines[connection] = time.monotonic() + REQUEST_S
+
+    def service_actions(self) -> None:
+        """Called a few times a second."""
+        now = time.monotonic()
+        with self._lock:
+            overdue = [connection for connection, deadline in self._deadlines.items() if deadline < now]
+        self._hang_up(overdue)
+
+    def _hang_up(self, connections: Iterable[socket.socket]) -> None:
+        """End connections; the threads that serve them notice and close them."""
+        for connection in connections:
+            with self._lock:
+                self._deadlines.pop(connection, None)
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         """Without the look for our own name that the base does: it may wait for a name server."""
@@ -149,11 +217,22 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "streamer", ""
-    timeout = IDLE_S
+    timeout = REQUEST_S
     routes: Routes
+    server: _Server
+
+    def handle_one_request(self) -> None:
+        super().handle_one_request()
+        if not self.close_connection:
+            self.server.renew(self.connection)
 
     def do_GET(self) -> None:
-        self._send(self._answer())
+        host = self.headers.get("Host")
+        if self.server.only_local and host is not None and not is_local(host):
+            text = f"this is for local names only, such as 127.0.0.1:{self.server.server_port}; see --metrics-host\n"
+            self._send(Answer(text.encode(), status=HTTPStatus.MISDIRECTED_REQUEST))
+        else:
+            self._send(self._answer())
 
     do_HEAD = do_GET  # noqa: N815
 

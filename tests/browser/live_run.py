@@ -33,6 +33,7 @@ OPTIONS = (
         "2",
         "--metrics-port",
         "0",
+        "--metrics-show-values",
         "--log-format",
         "plain",
     ),

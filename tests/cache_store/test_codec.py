@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from streamer.cache_store.codec import (
 from streamer.cache_store.contribution import Increments, Span
 from streamer.cache_store.replica import Position, Replica
 
+ITEMS = 1 << 63
+"""More than any row."""
 counts = st.one_of(st.integers(0, 10), st.integers(2**32 - 2, 2**32 + 2), st.integers(0, 2**63 - 1))
 arrays = st.lists(counts, max_size=20).map(lambda numbers: np.array(numbers, np.int64))
 pairs = st.dictionaries(st.integers(0, 2**40), st.integers(1, 2**40), max_size=10)
@@ -62,7 +65,7 @@ def test_what_is_packed_comes_out(given_arrays: list[Any], meta: dict[str, int])
 
 @given(entries)
 def test_entries_come_out_as_they_went_in(entry: Delta) -> None:
-    found = unpack_delta(pack_delta(entry))
+    found = unpack_delta(pack_delta(entry), ITEMS)
     assert (found.trainer, found.last, found.events) == (entry.trainer, entry.last, entry.events)
     assert found.spans == entry.spans
     assert equal(found.items, entry.items)
@@ -71,7 +74,7 @@ def test_entries_come_out_as_they_went_in(entry: Delta) -> None:
 
 @given(st.lists(st.integers(0, 2**40), max_size=50))
 def test_caches_come_out_as_they_went_in(rows: list[int]) -> None:
-    assert unpack_rows(pack_rows(np.array(rows, np.int64))).tolist() == rows
+    assert unpack_rows(pack_rows(np.array(rows, np.int64)), ITEMS).tolist() == rows
 
 
 @given(st.lists(entries, max_size=3))
@@ -95,7 +98,7 @@ def test_numbers_take_as_many_bytes_as_the_largest_needs(largest: int, width: in
     numbers = np.array([0] * 999 + [largest])
     packed = pack_rows(numbers)
     assert 1000 * width < len(packed) < 1000 * width + 200
-    assert unpack_rows(packed).tolist() == numbers.tolist()
+    assert unpack_rows(packed, ITEMS).tolist() == numbers.tolist()
 
 
 def test_an_entry_of_neighbouring_rows_takes_two_bytes_for_each() -> None:
@@ -103,20 +106,30 @@ def test_an_entry_of_neighbouring_rows_takes_two_bytes_for_each() -> None:
     entry = Delta("ada", 1, 1499, (), Increments(rows, ones), Increments(ones[:0], ones[:0]))
     packed = pack_delta(entry)
     assert 2 * 1499 < len(packed) < 2 * 1499 + 200
-    assert equal(unpack_delta(packed).items, entry.items)
+    assert equal(unpack_delta(packed, ITEMS).items, entry.items)
 
 
 def test_rows_that_overflow_are_refused() -> None:
     meta = {"t": "ada", "n": 1, "e": 1, "s": []}
     large = np.full(2, 2**62)
     packed = pack(meta, [large, np.ones(2, np.int64), large[:0], large[:0]])
-    with pytest.raises(Malformed, match="row numbers overflow"):
-        unpack_delta(packed)
+    with pytest.raises(Malformed, match="names row"):
+        unpack_delta(packed, ITEMS)
+
+
+def test_rows_that_no_item_has_are_refused() -> None:
+    one, none = Increments(np.array([300_000_000]), np.array([1])), Increments(*np.empty((2, 0), np.int64))
+    for entry in (Delta("ada", 1, 1, (), one, none), Delta("ada", 1, 1, (), none, one)):
+        with pytest.raises(Malformed, match="names row 300,000,000, and there are 300,000,000 items"):
+            unpack_delta(pack_delta(entry), 300_000_000)
+        assert unpack_delta(pack_delta(entry), 300_000_001).last == 1
+    with pytest.raises(Malformed, match="names row 7, and there are 7 items"):
+        unpack_rows(pack_rows(np.array([7])), 7)
 
 
 def only_malformed(packed: bytes) -> None:
     """Whatever these bytes are, they are read or refused."""
-    for read in (unpack, unpack_delta, unpack_rows, Replica.unpack):
+    for read in (unpack, partial(unpack_delta, items=ITEMS), partial(unpack_rows, items=ITEMS), Replica.unpack):
         try:
             read(packed)
         except Malformed:
@@ -136,7 +149,7 @@ def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(entry: 
     at = data.draw(st.integers(0, len(packed) - 1))
     for broken in (packed[:at], packed + b"x"):
         with pytest.raises(Malformed):
-            unpack_delta(broken)
+            unpack_delta(broken, ITEMS)
         only_malformed(broken)
     only_malformed(packed[:at] + bytes([data.draw(st.integers(0, 255))]) + packed[at + 1 :])
 
@@ -192,14 +205,14 @@ def test_a_header_that_is_nested_without_end_is_refused() -> None:
 def test_numbers_below_zero_are_refused() -> None:
     packed = pack_rows(np.array([2**40]))
     with pytest.raises(Malformed, match="below zero"):
-        unpack_rows(packed[:-8] + np.array([-1], "<i8").tobytes())
+        unpack_rows(packed[:-8] + np.array([-1], "<i8").tobytes(), ITEMS)
 
 
 def test_rows_and_counts_that_do_not_match_are_refused() -> None:
     meta = {"t": "ada", "n": 1, "e": 1, "s": []}
     packed = pack(meta, [np.zeros(n, np.int64) for n in (2, 1, 0, 0)])
     with pytest.raises(Malformed, match="2 rows with 1 counts"):
-        unpack_delta(packed)
+        unpack_delta(packed, ITEMS)
 
 
 @given(st.lists(st.text(), max_size=6), st.lists(st.text(), max_size=6))

@@ -60,6 +60,7 @@ def test_a_message_about_a_url_names_the_schemes_and_no_password() -> None:
         ("redis://secret@localhost", "redis://***@localhost"),
         ("redis:ada:secret@localhost", "redis:***@localhost"),
         ("localhost:6379", "localhost:6379"),
+        ("redis://cache/?PASSWORD=secret&db=1", "redis://cache/?PASSWORD=***&db=1"),
     ],
 )
 def test_passwords_are_not_shown(url: str, safe: str) -> None:

@@ -229,7 +229,7 @@ def stored(server: Server) -> Stored | None:
         return None
     replica, log = Replica.unpack(packed), []
     for entry in server.pull(replica.position, 10_000, "").entries:
-        delta = unpack_delta(entry.packed)
+        delta = unpack_delta(entry.packed, pulled.head.items)
         assert entry.position.number == replica.position.number + 1
         assert entry.previous_chain == replica.position.chain
         replica.apply(delta, entry.position)

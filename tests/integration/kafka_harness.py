@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from contracts.source_contract import RecordingListener, rows_of
@@ -12,6 +11,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from line_harness import NOON_MS, PATIENCE_S, until
 from servers.kafka import KafkaServer
 
+from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.sources.base import Partition, Positions, RebalanceListener
 from streamer.sources.kafka.source import KafkaSettings, KafkaSource
 
@@ -61,7 +61,11 @@ class KafkaHarness:
     def _producer(self, compression: str | None) -> KafkaProducer:
         if compression not in self._producers:
             self._producers[compression] = KafkaProducer(
-                bootstrap_servers=self.server.bootstrap, compression_type=compression, linger_ms=20, retry_backoff_ms=20
+                bootstrap_servers=self.server.bootstrap,
+                compression_type=compression,
+                linger_ms=20,
+                retry_backoff_ms=20,
+                max_request_size=1 << 30,  # of what is not compressed yet
             )
         return self._producers[compression]
 
@@ -137,17 +141,9 @@ def values_read(source: KafkaSource, count: int) -> list[bytes]:
     return values
 
 
-@dataclass(frozen=True)
-class Letter:
-    reason: str = "not_json"
-    detail: str = "byte 0: 'ü'"
-    topic: str = "events"
-    partition: int = 3
-    offset: int = 41
-    index: int | None = None
-    timestamp_ms: int = NOON_MS
-    key: bytes | None = b"user"
-    value: bytes | None = b"\x00\xff{"
+def letter(**changes: Any) -> DeadLetter:
+    record = {"topic": "events", "partition": 3, "offset": 41, "timestamp_ms": NOON_MS, "key": b"user"}
+    return DeadLetter(**{"reason": Reason.NOT_JSON, "detail": "byte 0: 'ü'", "value": b"\x00\xff{"} | record | changes)
 
 
 def letters_of(kafka: KafkaHarness, topic: str, count: int) -> list[tuple[bytes | None, bytes, dict[str, bytes], int]]:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from contracts.source_contract import RecordingListener, read, rows_of
-from kafka_harness import KafkaHarness, Letter, letters_of, until
+from kafka_harness import KafkaHarness, letter, letters_of, until
+from line_harness import events, run_settings, values_of
 from servers.kafka import KafkaServer
+from servers.redis import LocalRedis
 
+from streamer.build import build_pipeline
 from streamer.dead_letters.kafka import KafkaDeadLetters
 from streamer.errors import SourceUnavailable
+from streamer.metrics.monitor import Monitor
+from streamer.pipeline import Pipeline
 from streamer.sources.base import Partition
 from streamer.sources.kafka import watch as kafka_watch
+from streamer.web.serve import serve_metrics
 
 pytestmark = pytest.mark.servers
+QUICK = ("--dim", 8, "--batch-size", 64, "--hash-slots", 64, "--checkpoint-every", 0.2, "--max-age", 0.1)
 
 
 @pytest.fixture
@@ -81,19 +93,21 @@ def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: Kaf
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("streamer-kafka")])
 
 
-def test_dead_letters_wait_for_the_broker_and_arrive_once(kafka: KafkaHarness, broker: KafkaServer) -> None:
+def test_dead_letters_wait_for_the_broker_and_arrive(kafka: KafkaHarness, broker: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.make_topic(1)
-    letters = KafkaDeadLetters(kafka.settings("t"), topic, flush_timeout_s=0.5)
-    letters.write([Letter(value=b"before")])
+    letters = KafkaDeadLetters(kafka.settings("t"), topic, tmp_path / "refused.jsonl", flush_timeout_s=0.5)
+    letters.write([letter(value=b"before")])
     letters.flush()
     broker.stop()
-    letters.write([Letter(value=b"meanwhile")])
+    letters.write([letter(value=b"meanwhile")])
     with pytest.raises(SourceUnavailable, match=topic):
         letters.flush()
     broker.restart()
     until(lambda: flushed(letters), lambda: None)
+    letters.write([letter(value=b"after")])
+    letters.flush()
     letters.close()
-    assert [value for _, value, _, _ in letters_of(kafka, topic, 2)] == [b"before", b"meanwhile"]
+    assert {value for _, value, _, _ in letters_of(kafka, topic, 3)} == {b"before", b"meanwhile", b"after"}
 
 
 def flushed(letters: KafkaDeadLetters) -> bool:
@@ -102,3 +116,88 @@ def flushed(letters: KafkaDeadLetters) -> bool:
     except SourceUnavailable:
         return False
     return True
+
+
+def test_it_is_ready_only_while_broker_store_and_checkpoint_directory_respond(
+    kafka: KafkaHarness, broker: KafkaServer, redis: LocalRedis, tmp_path: Path
+) -> None:
+    """On a topic with nothing to do: health is not only noticed by those who have work."""
+    topic, saved = kafka.make_topic(1), tmp_path / "checkpoints"
+    kafka.append(topic, 0, values_of(events(64)))
+    arguments = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--group-id", topic, *QUICK]
+    arguments += ["--redis-url", redis.url, "--share-every", 0.05, "--checkpoint-dir", saved]
+    pipeline = build_pipeline(run_settings(*arguments))
+    with serve_metrics(topic, "127.0.0.1", 0) as (monitor, url), running(pipeline, monitor):
+        ready(url, "caught up")
+        # 1. the broker
+        broker.kill()
+        not_ready(url, "does not respond")
+        assert monitor.instruments.value("streamer_source_live") == 0
+        broker.restart()
+        ready(url, "caught up")
+        assert monitor.instruments.value("streamer_source_live") == 1
+        # 2. Redis
+        redis.kill()
+        not_ready(url, "cannot be reached")
+        assert monitor.instruments.value("streamer_store_live") == 0
+        redis.start()
+        ready(url, "caught up")
+        # 3. the directory: a file stands where checkpoints are to be written
+        until(lambda: pipeline.last_checkpoint is not None, nothing)
+        saved.rename(tmp_path / "elsewhere")
+        saved.touch()
+        kafka.append(topic, 0, values_of(events(64)))
+        not_ready(url, "cannot write a checkpoint")
+        assert monitor.instruments.value("streamer_checkpoint_writable") == 0
+        saved.unlink()
+        (tmp_path / "elsewhere").rename(saved)
+        ready(url, "caught up")
+        assert monitor.instruments.value("streamer_checkpoint_writable") == 1
+
+
+QUICK = (
+    "--dim",
+    8,
+    "--batch-size",
+    64,
+    "--hash-slots",
+    64,
+    "--threads",
+    1,
+    "--checkpoint-every",
+    0.2,
+    "--max-age",
+    0.1,
+)
+
+
+def nothing() -> None:
+    time.sleep(0.05)
+
+
+def readyz(url: str) -> tuple[bool, str]:
+    try:
+        with urllib.request.urlopen(f"{url}readyz", timeout=5) as response:
+            return True, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return False, error.read().decode()
+
+
+def ready(url: str, why: str) -> None:
+    until(lambda: (found := readyz(url))[0] and why in found[1], nothing)
+
+
+def not_ready(url: str, why: str) -> None:
+    until(lambda: not (found := readyz(url))[0] and why in found[1], nothing)
+
+
+@contextmanager
+def running(pipeline: Pipeline, monitor: Monitor) -> Iterator[None]:
+    pipeline.watch(monitor)
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        pipeline.stop()
+        thread.join()

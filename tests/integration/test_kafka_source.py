@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 import uuid
+from collections.abc import Iterator
 
 import pytest
 from contracts.source_contract import RecordingListener, SourceContract, read, read_chunks
@@ -16,6 +18,8 @@ from servers.kafka import SASL_PASSWORD, SASL_USER
 from servers.process import free_ports
 
 from streamer.errors import SettingsError, SourceError, SourceUnavailable, UnknownTopic
+from streamer.event import EventDecoder
+from streamer.settings import MOST_RECORD_BYTES
 from streamer.sources.base import Partition
 from streamer.sources.kafka.source import KafkaSource, client_settings, settings_from_environment
 
@@ -75,7 +79,8 @@ class TestRecords:
     def test_marks_of_transactions_are_not_records_and_not_waited_for(self, kafka: KafkaHarness) -> None:
         """The last offset of the partition holds the mark of a commit: no record ever comes from there."""
         topic = kafka.make_topic(1)
-        transaction(kafka, topic, [b"a", b"b"])
+        with transaction(kafka, topic, [b"a", b"b"]):
+            pass
         source, _ = kafka.open_source(topic)
         assert source.end_offsets() == {Partition(topic, 0): 3}
         rows = read(source, 2)
@@ -86,23 +91,45 @@ class TestRecords:
         assert [row[1:] for row in read(source, 1)] == [(3, b"c")]
         assert source.end_offsets() == {Partition(topic, 0): 4}
 
-    def test_aborted_records_are_left_out_when_only_committed_ones_are_wanted(self, kafka: KafkaHarness) -> None:
+    def test_record_that_decompresses_to_too_much_is_cut_so_that_it_is_a_dead_letter(self, kafka: KafkaHarness) -> None:
+        topic, values = kafka.make_topic(1), [b"a", b" " * (3 * MOST_RECORD_BYTES), b"b"]
+        kafka.append(topic, 0, values, compression="gzip")
+        source, _ = kafka.open_source(topic)
+        chunks = read_chunks(source, 3)
+        sizes = [len(value) for chunk in chunks for value in chunk.values]
+        assert sizes[::2] == [1, 1]
+        assert MOST_RECORD_BYTES < sizes[1] < 1.5 * MOST_RECORD_BYTES
+        letters = [letter for chunk in chunks for letter in EventDecoder().decode(chunk).letters]
+        assert [letter.reason for letter in letters] == ["not_json", "record_too_large", "not_json"]
+
+    @pytest.mark.parametrize("fast", [True, False], ids=["rows", "records"])
+    def test_aborted_and_open_transactions_are_not_read(self, kafka: KafkaHarness, fast: bool) -> None:
         topic = kafka.make_topic(1)
-        transaction(kafka, topic, [b"aborted"], commit=False)
-        transaction(kafka, topic, [b"committed"])
-        committed, _ = kafka.open_source(topic, client={"isolation_level": "read_committed"})
-        assert [row[2] for row in read(committed, 1)] == [b"committed"]
-        everything, _ = kafka.open_source(topic)
-        assert [row[2] for row in read(everything, 2)] == [b"aborted", b"committed"]
+        with transaction(kafka, topic, [b"aborted"], commit=False):
+            pass
+        with transaction(kafka, topic, [b"committed"]):
+            pass
+        with transaction(kafka, topic, [b"open"]):
+            kafka.append(topic, 0, [b"behind it"])
+            source, _ = kafka.open_source(topic, fast_records=fast)
+            assert source.end_offsets() == {Partition(topic, 0): 4}
+            assert [row[2] for row in read(source, 1)] == [b"committed"]
+            assert source.poll(10, 0.5) == []
+            everything, _ = kafka.open_source(topic, fast_records=fast, client={"isolation_level": "read_uncommitted"})
+            assert [row[2] for row in read(everything, 4)] == [b"aborted", b"committed", b"open", b"behind it"]
+        assert [row[2] for row in read(source, 2)] == [b"open", b"behind it"]
 
 
-def transaction(kafka: KafkaHarness, topic: str, values: list[bytes], *, commit: bool = True) -> None:
+@contextlib.contextmanager
+def transaction(kafka: KafkaHarness, topic: str, values: list[bytes], *, commit: bool = True) -> Iterator[None]:
+    """Records in a transaction that ends with the block."""
     producer = KafkaProducer(bootstrap_servers=kafka.server.bootstrap, transactional_id=f"tx-{topic}")
     producer.init_transactions()
     producer.begin_transaction()
     for value in values:
         producer.send(topic, value)
     producer.flush()
+    yield
     producer.commit_transaction() if commit else producer.abort_transaction()
     producer.close()
 

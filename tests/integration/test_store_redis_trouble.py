@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from contracts.store_contract import P, Q
 from contracts.store_trainer import Stored, Trainer, events_before, stored
@@ -18,6 +19,8 @@ from line_harness import PATIENCE_S, until
 from redis_harness import returns_soon, started
 from servers.redis import LocalRedis
 
+from streamer.cache_store.codec import Delta, pack_delta
+from streamer.cache_store.contribution import Contribution, Increments, Span
 from streamer.cache_store.errors import Fenced, StoreRefused, StoreUnavailable
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
@@ -324,6 +327,48 @@ class TestAtTheStart:
                 started(redis.url, KEYS)
             assert key in str(caught.value)
             assert client.zcard(key) == 1
+
+    def test_an_entry_that_names_a_row_of_no_item_takes_no_memory_and_is_named(self, redis, ada):
+        """Nobody who joins, and nobody who has joined, makes room for 300 million items because an entry says so."""
+        ada.train({P: 5})
+        everything_arrives(redis, ada)
+        one, none = Increments(np.array([300_000_000]), np.array([1])), Increments(*np.empty((2, 0), np.int64))
+        with redis.client() as client:
+            number, chain = int(client.hget(KEYS.meta, "number")) + 1, client.hget(KEYS.meta, "chain")
+            packed = pack_delta(Delta("eve", 1, 1, (), one, none))
+            client.xadd(KEYS.log, {"n": number, "b": chain, "c": "x", "d": packed})
+            client.hset(KEYS.meta, mapping={"number": number, "chain": "x"})
+        ben = started(redis.url, KEYS, "ben")
+        for store in (ada.store, ben.store):
+            until(lambda store=store: "names row 300,000,000, and there are" in (store.status().problem or ""))
+            assert store.state.replica.size < 100
+        ben.store.close(timeout_s=0)
+        ada.train({P: 5})
+        assert ada.view()[0] == events_before(ada.positions), "it trains on with its own counts"
+
+    def test_a_snapshot_that_the_server_does_not_take_at_once_is_written_in_parts(self, redis):
+        """As one of more than 512 MB with the default setting; nothing large is freed while others wait."""
+        with redis.client() as client:
+            client.config_set("proto-max-bulk-len", "1mb")
+            client.config_resetstat()
+            ids = [f"i{k}" for k in range(100_000)]
+            counts = np.full(len(ids), 1 << 33)
+            ada = CacheStore(RedisServer(redis.url, KEYS), StoreSettings(soft_log_length=1), "ada")
+            ada.begin_with(counts, counts + 1, {P: 7}, ids)
+            ada.exchange()
+            Trainer(ada, "ada").claim(P, 7, timeout_s=0)
+            one = Contribution((Span(P, 7, 8),), np.zeros(1, np.int32), [7], np.array([5]))
+            ada.contribute(one, ids)
+            ada.exchange()
+            assert ada.status().snapshots == 1
+            assert client.llen(KEYS.snapshot) > 3
+            ben = CacheStore(RedisServer(redis.url, KEYS), StoreSettings(), "ben")
+            ben.exchange()
+            assert ben.state.replica.counts.tolist() == [*counts[:5], counts[5] + 1, *counts[6:]]
+            assert "cmdstat_del" not in client.info("commandstats")
+            assert not client.keys(f"{KEYS.tag}:new:*")
+        for store in (ada, ben):
+            store.close()
 
     def test_an_old_copy_of_the_data_is_caught_up(self, redis, trainer, tmp_path: Path):
         """A server that was restored from a backup while nobody was there; the trainer has a later checkpoint."""

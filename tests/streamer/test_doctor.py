@@ -299,14 +299,17 @@ def test_broker_topic_group_and_dead_letters_are_looked_at(kafka_server: KafkaSe
     assert states(checks["kafka"]) == states(checks["topic"]) == states(checks["group"]) == ["ok"]
     assert f"{topic}: 2 partitions, 5 records, ends 0: 3, 1: 2" in checks["topic"][0]["found"]
     assert f"{group} has no committed offsets yet" in checks["group"][0]["found"]
-    assert states(checks["dead letters"]) == ["warning"]
-    assert f"{topic}.dead-letters does not exist" in checks["dead letters"][0]["found"]
+    assert states(checks["codecs"]) == states(checks["dead letters"]) == ["ok"]
+    assert f"{topic}.dead-letters does not exist; a run would create it" in checks["dead letters"][0]["found"]
 
     commit(kafka_server, group, TopicPartition(topic, 0), 1)
     kafka_server.create_topic(f"{topic}.dead-letters")
     _, checks = examined(*arguments)
     assert "committed offsets in 1 of 2 partitions, lag 2" in checks["group"][0]["found"]
-    assert states(checks["dead letters"]) == ["ok"]
+    assert f"{topic}.dead-letters exists" in checks["dead letters"][0]["found"]
+    _, checks = examined(*arguments, "--dead-letters", "no topic")
+    assert states(checks["dead letters"]) == ["failure"]
+    assert "give --dead-letters a file" in whole(checks["dead letters"][0])
     with kafka_server.admin() as admin:
         assert not admin.describe_groups([group])[group]["members"]
 
@@ -316,6 +319,16 @@ def commit(server: KafkaServer, group: str, partition: TopicPartition, offset: i
     consumer.assign([partition])
     consumer.commit({partition: OffsetAndMetadata(offset, "", -1)})
     consumer.close()
+
+
+@pytest.mark.servers
+def test_a_codec_that_is_broken_and_a_file_of_dead_letters_are_named(kafka_server: KafkaServer, monkeypatch, tmp_path):
+    monkeypatch.setattr("kafka.codec.lz4_decode", None)
+    stream = ["--bootstrap-servers", kafka_server.bootstrap, "--topic", kafka_server.create_topic()]
+    code, checks = examined(*stream, "--dead-letters", tmp_path / "bad.jsonl")
+    assert (code, states(checks["codecs"])) == (1, ["failure"])
+    assert "cannot read lz4" in checks["codecs"][0]["found"]
+    assert f"{tmp_path} can be written to" in checks["dead letters"][0]["found"]
 
 
 @pytest.mark.servers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import random
 from collections import Counter
 from typing import Any
 
@@ -25,10 +26,11 @@ from line_harness import (
 )
 
 from streamer.checkpoint import CheckpointStore
-from streamer.errors import IncompatibleCheckpoint, SettingsError
+from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.learner import Learner
 from streamer.model.losses import METHODS
 from streamer.model.settings import LearnerSettings
+from streamer.model.trainer import RowGradient
 
 STREAMING = [name for name in METHODS if name != "full-softmax"]
 
@@ -129,6 +131,43 @@ class TestLearning:
             assert name in str(caught.value)
 
 
+class TestNotFinite:
+    """A number that is not finite stays where it is, is counted, and is never saved."""
+
+    @pytest.mark.parametrize("method", STREAMING)
+    def test_it_does_not_spread_and_the_next_step_learns_again(self, method):
+        learner = Learner(small(method))
+        learn_all(learner, events(200))
+        learner.trainer.model.tables["item.id"].weight[3, 1] = float("nan")
+        losses = [float(learner.learn_batch(micro_batch(events(40, seed=k))).step.loss) for k in range(5)]
+        assert all_finite(learner)
+        assert int(learner.trainer.not_finite) > 0
+        assert np.isfinite(losses[1:]).all()
+        assert min(losses[1:]) > 0
+
+    def test_a_gradient_whose_square_is_infinite_leaves_its_row_as_it_is(self):
+        learner = Learner(small())
+        learn_all(learner, events(100))
+        table, before = (learner.trainer.model.tables["item.id"], learner.trainer.model.tables["item.id"].lines.clone())
+        gradient = torch.ones(2, table.dim)
+        gradient[1] = 1e30
+        learner.trainer.dense.clear_gradients()
+        learner.trainer.apply([RowGradient("item.id", torch.tensor([4, 5]), gradient)])
+        assert not torch.equal(table.weight[4], before[4, : table.dim])
+        assert all_finite(learner)
+        assert int(learner.trainer.not_finite) == 1
+
+    def test_it_is_never_saved_and_the_checkpoint_before_stays(self, tmp_path):
+        learner = Learner(small())
+        learn_all(learner, events(100))
+        learner.save(tmp_path)
+        good = Learner.load(tmp_path)
+        learner.trainer.model.tables["item.id"].weight[3, 1] = float("inf")
+        with pytest.raises(CheckpointError, match=r"1 of [\d,]+ numbers in trainer.table.item.id.lines are not finite"):
+            learner.save(tmp_path)
+        assert_same_learner(Learner.load(tmp_path), good)
+
+
 class TestFeatures:
     def codes(self, learner: Learner, item: str) -> dict[str, str | None]:
         """What is known of an item's categories."""
@@ -140,7 +179,7 @@ class TestFeatures:
         return found
 
     def price(self, learner: Learner, item: str) -> float:
-        return float(learner.trainer.model.item.features.numbers(np.array([learner.items.row_of(item)]))[0, 0])
+        return float(learner.trainer.model.item.features.state()["numbers"][learner.items.row_of(item), 0])
 
     def learn_batch(self, learner: Learner, *given: tuple[str, dict[str, Any] | None]) -> None:
         learner.learn_batch(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
@@ -191,8 +230,25 @@ class TestFeatures:
     def test_large_numbers_do_not_ruin_the_model(self):
         learner = Learner(small(**FEATURES))
         for k in range(5):
-            self.learn_batch(learner, *((f"i{n}", {"price": 1e9 * (-1) ** n}) for n in range(8 + k)))
+            self.learn_batch(learner, *((f"i{n}", {"price": 1e38 * (-1) ** n}) for n in range(8 + k)))
         assert all_finite(learner)
+
+    @pytest.mark.parametrize("absurd", [0.0, 1e5])
+    def test_one_absurd_number_does_not_ruin_the_towers(self, absurd):
+        """Users and items of ten groups, known by one number each: an item without events is found by its price."""
+        towers = {"item_ids": False, "item_layers": (16, 8), "user_layers": (16, 8), "recent_items": 0, "prior": "off"}
+        numbers = {"item_numeric_features": ("price",), "user_numeric_features": ("age",)}
+        learner, rng = Learner(small("ssl-pop", user_ids=False, repeat_ranks=0, **towers, **numbers)), random.Random(1)
+        for k in range(150):
+            groups = [rng.randrange(10) for _ in range(64)]
+            users, items = ([{name: g + rng.uniform(-0.1, 0.1)} for g in groups] for name in ("age", "price"))
+            pairs = [(f"u{g}", f"i{g}-{rng.randrange(3)}") for g in groups]
+            if k == 120 and absurd:
+                pairs[0], items[0] = ("u0", "poison"), {"price": absurd}
+            learner.learn_batch(micro_batch(pairs, user_features=users, item_features=items))
+        found = [learner.recommend(f"u{g}", 3) for g in range(10)]
+        right = sum(one.item.startswith(f"i{g}-") for g, three in enumerate(found) for one in three)
+        assert right / 30 > 0.8
 
     def test_features_reach_the_vectors(self):
         learner = Learner(small(**FEATURES))
@@ -248,6 +304,11 @@ class TestRestart:
     def test_a_learner_that_never_learned_can_be_saved(self, tmp_path):
         restarted = self.reloaded(Learner(small()), tmp_path)
         learn_all(restarted, events(32))
+
+    def test_the_checkpoint_of_a_small_model_is_small(self, tmp_path):
+        learner = Learner()
+        learn_all(learner, events(100))
+        assert sum(file.stat().st_size for file in learner.save(tmp_path).iterdir()) < 500_000
 
     def test_training_goes_on_while_a_snapshot_is_written(self):
         learner = Learner(small())

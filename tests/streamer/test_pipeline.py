@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from line_harness import (
     TOPIC,
     append,
@@ -377,6 +379,19 @@ class TestFailingCheckpoints:
         assert "training goes on" in caplog.text
 
 
+class TestLoss:
+    def test_a_last_smaller_batch_does_not_read_as_a_drop(self, tmp_path):
+        """Of three events the loss is lower, because each has two negatives."""
+        stream = events(5 * 64 + 3)
+        line = Line(memory_log(values_of(stream)), tmp_path, batch_size=64)
+        line.run()
+        learner, losses = Learner(line.learner.settings), []
+        for start in range(0, len(stream), 64):
+            losses.append(float(learner.learn_batch(micro_batch(stream[start : start + 64])).step.loss))
+        assert losses[-1] < 0.6 * losses[-2]
+        assert line.pipeline.summary()["loss"] > 0.9 * np.mean(losses[:-1])
+
+
 class TestRestart:
     def undisturbed(self, values: Sequence[bytes], directory: Path, partitions: int = 1) -> Any:
         Line(memory_log(values, partitions), directory).run()
@@ -396,6 +411,18 @@ class TestRestart:
                 line.pipeline.step()
             line.pipeline.close()
         assert_same_checkpoint(newest(tmp_path / "b"), expected)
+
+    def test_another_number_of_threads_is_logged(self, tmp_path, caplog):
+        threads = torch.get_num_threads()
+        Line(memory_log(values_of(events(32))), tmp_path).run()
+        Line(memory_log(values_of(events(32))), tmp_path).run()
+        assert "CPU threads" not in caplog.text
+        torch.set_num_threads(threads + 1)
+        try:
+            Line(memory_log(values_of(events(32))), tmp_path).run()
+        finally:
+            torch.set_num_threads(threads)
+        assert f"was written with {threads} CPU threads, this run has {threads + 1}" in caplog.text
 
     def test_a_corrupt_checkpoint_is_passed_over_and_its_events_are_trained_again(self, tmp_path, caplog):
         values = values_of(events(480))
@@ -458,6 +485,10 @@ class FailingLetters(MemoryDeadLetters):
             raise self.error
 
 
+def raise_(error: Exception) -> None:
+    raise error
+
+
 class TestErrors:
     def test_a_batch_that_failed_halfway_is_never_saved(self, tmp_path):
         """It was trained but its letters are lost: saving it with the old positions would train it twice."""
@@ -497,13 +528,22 @@ class TestErrors:
         assert line.store.saved == []
         assert Line(log, tmp_path).run()["trained"] == 160
 
-    def test_dead_letters_that_must_wait_do_not_stop_training(self, tmp_path, caplog):
-        values = values_of(events(320))
-        values[100] = values[200] = b"no event"
-        away = FailingLetters(SourceUnavailable("nobody answers"), writes=2)
-        summary = Line(memory_log(values), tmp_path, away).run()
-        assert (summary["trained"], summary["dead_lettered"]) == (318, 2)
-        assert caplog.text.count("dead letters could not be written yet: nobody answers") == 2
+    def test_nothing_is_taken_while_letters_hold_it_up(self, tmp_path, caplog):
+        """Nor is it at the start, when nobody answers."""
+        away = MemoryDeadLetters()
+        away.open = lambda: raise_(SourceUnavailable("nobody answers"))  # type: ignore[method-assign]
+        away.held_up = lambda: why  # type: ignore[method-assign]
+        line, why = Line(memory_log(values_of(events(320))), tmp_path, away), "9 letters wait"
+        line.pipeline.start()
+        for _ in range(3):
+            line.pipeline.step(0.1)
+        assert (line.pipeline.accounting.consumed, line.pipeline.status.held_up) == (0, why)
+        why = None
+        until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
+        line.pipeline.close()
+        assert (line.pipeline.accounting.trained, line.pipeline.status.held_up) == (320, None)
+        assert caplog.text.count("reading stops: 9 letters wait") == caplog.text.count("reading goes on") == 1
+        assert "dead letters will wait: nobody answers" in caplog.text
 
     def test_no_checkpoint_passes_letters_that_are_not_safe(self, tmp_path, caplog):
         log = memory_log(values_of(events(320)))

@@ -313,7 +313,7 @@ def test_a_cache_that_is_not_ours_counts_as_none_and_is_noted(place, tmp_path):
 def test_a_cache_of_items_that_there_are_not_counts_as_none(place):
     filled(place)
     place.client.set(Keys("shop", place.namespace).cache, pack_rows(np.array([0, 4])))
-    assert "rows that no item has" in answer("inspect", *place.options())["store"]["cache"]["note"]
+    assert "it names row 4, and there are 4 items" in answer("inspect", *place.options())["store"]["cache"]["note"]
 
 
 def meta_gone(client: redis.Redis, keys: Keys) -> None:
@@ -414,7 +414,8 @@ def test_what_was_not_packed_by_us_is_reported_with_its_key(place, name):
     trainer.close()
     keys = Keys("shop", place.namespace)
     if name == "snapshot":
-        place.client.set(keys.snapshot, "garbage")
+        place.client.delete(keys.snapshot)
+        place.client.rpush(keys.snapshot, "garbage")
     else:
         tip = place.client.hgetall(keys.meta)
         number = int(tip[b"number"]) + 1

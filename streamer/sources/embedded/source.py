@@ -131,6 +131,7 @@ class EmbeddedSource:
 
     at_end = False
     all_assigned = True
+    problem = None
 
     def positions(self) -> Positions:
         """See `Source.positions`."""

@@ -19,12 +19,12 @@ ADVICE = {
     errors.UnsupportedSaslMechanismError: "check sasl_mechanism",
     errors.TopicAuthorizationFailedError: "this user needs rights on the topic",
     errors.GroupAuthorizationFailedError: "this user needs the right to read with this group_id",
-    errors.UnsupportedCodecError: "install the library of this compression: lz4, python-snappy or zstandard",
+    errors.UnsupportedCodecError: "update Streamer, or let the producer choose another compression",
     errors.FencedInstanceIdError: "another running process uses the same group_instance_id",
     errors.InconsistentGroupProtocolError: "its members use another partition_assignment_strategy, or it is "
     "not a group of consumers: choose another group_id",
     errors.InvalidSessionTimeoutError: "the broker does not allow this session_timeout_ms",
-    errors.CorruptRecordError: "its bytes do not match its checksum; it can be read with check_crcs=false",
+    errors.CorruptRecordError: "if no replica has it undamaged, remove the records up to it (kafka-delete-records)",
 }
 """What to try, by the client's error."""
 

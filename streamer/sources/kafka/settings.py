@@ -52,7 +52,7 @@ OURS = {
     "transactional_id": "a replay has its own, and dead letters are written without transactions",
     "partitioner": "the client's own is used",
     "acks": "everything is written with acks=all",
-    "enable_idempotence": "everything is written idempotently",
+    "enable_idempotence": "what a replay writes is idempotent, dead letters may come twice anyway",
 }
 """Client settings that cannot be given, and why."""
 
@@ -66,6 +66,7 @@ ASSIGNORS = {
 CLIENT_DEFAULTS: dict[str, Any] = {
     "client_id": "streamer",
     "allow_auto_create_topics": False,  # a misspelt topic must be an error, not a new topic
+    "isolation_level": "read_committed",  # what was aborted is not learned
     "metrics_enabled": False,
     # Not the cooperative one: after a lost session, kafka-python 3.0 still claims to own the partitions that
     # others took over meanwhile, and may be given them back while those still read them.

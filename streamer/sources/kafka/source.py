@@ -199,6 +199,11 @@ class KafkaSource:
         others.difference_update(self._reading.values())
         return self._group.read_by_others(others, self._consumer.group_metadata().member_id)
 
+    @property
+    def problem(self) -> str | None:
+        """See `Source.problem`."""
+        return self._watch.problem
+
     def _step(self, max_records: int, timeout_s: float) -> Records:
         """1. send commits; 2. let the client work; 3. settle the partitions that it brought."""
         if self._consumer is None:

@@ -35,6 +35,8 @@ class Watch:
         # A broker responds only after a fetch that it holds back until there is something to return.
         self._patience_ms = PATIENCE_MS + consumer.config["fetch_max_wait_ms"]
         self._away_since: float | None = None
+        self.problem: str | None = None
+        """Since the last look, if nobody answered it."""
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -64,10 +66,10 @@ class Watch:
     def _note_away(self, error: Exception) -> None:
         if self._away_since is None and not self._stopped.is_set():
             self._away_since = time.monotonic()
-            reason = ClientLog.attach().last_words() or error
-            log.warning("%s does not respond (%s); reading resumes when it is back", self._where, reason)
+            self.problem = f"{self._where} does not respond ({ClientLog.attach().last_words() or error})"
+            log.warning("%s; reading resumes when it is back", self.problem)
 
     def _note_back(self) -> None:
         if self._away_since is not None:
             log.warning("%s responds again after %.0f s", self._where, time.monotonic() - self._away_since)
-            self._away_since = None
+            self._away_since = self.problem = None

@@ -105,10 +105,12 @@ function showTables() {
     "No partition is assigned yet.");
   const letters = data.dead_letters;
   const reasons = Object.entries(letters.reasons).sort((a, b) => b[1] - a[1]);
-  say("reasons", reasons.length ? reasons.map(([reason, n]) => reason.replaceAll("_", " ") + ": " + count(n)).join(" · ") : "None so far.");
+  const stops = letters.held_up ? "Reading stops: " + letters.held_up + " · " : "";
+  say("reasons", stops + (reasons.length ? reasons.map(([reason, n]) => reason.replaceAll("_", " ") + ": " + count(n)).join(" · ") : "None so far."));
   at("letters-region").hidden = !letters.recent.length;
   fill("letters", letters.recent.map((x) => [[clock(x.time), "when"], [x.topic + " [" + x.partition + "] " + x.offset, "where"],
-    [x.reason.replaceAll("_", " "), "when"], [x.detail, "text"], [x.value, "code"]]), "None since the start.");
+    [x.reason.replaceAll("_", " "), "when"], [x.detail, "text"],
+    [letters.shows_values ? x.value : "hidden: see --metrics-show-values", "code"]]), "None since the start.");
 }
 
 function showState() {

@@ -10,10 +10,10 @@ from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.dead_letters.base import DeadLetter, Reason
+from streamer.dead_letters.base import LETTER_BYTES, DeadLetter, Reason
 from streamer.errors import SettingsError
 from streamer.event import Decoded, EventDecoder, EventSettings, encode
-from streamer.ingest.batcher import LETTER_BYTES, Batcher, MicroBatch, Origin
+from streamer.ingest.batcher import Batcher, MicroBatch, Origin
 from streamer.sources.base import Chunk, Partition
 
 A, B, C = Partition("t", 0), Partition("t", 1), Partition("other", 0)

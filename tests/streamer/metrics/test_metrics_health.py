@@ -39,6 +39,15 @@ def test_with_partitions_and_nothing_to_do_it_is_ready_however_long_ago_the_last
     assert health.ready() == (True, "caught up")
 
 
+def test_with_a_problem_it_is_not_ready_and_says_which_whatever_else_is_well(health):
+    health.partitions, health.problems = 1, ["Kafka does not respond", "cannot write a checkpoint"]
+    health.beat()
+    assert health.alive().ok
+    assert health.ready() == (False, "Kafka does not respond; cannot write a checkpoint")
+    health.problems = []
+    assert health.ready().ok
+
+
 def test_before_the_first_step_it_is_not_ready_if_records_wait(health):
     health.partitions, health.lag = 1, 1500
     health.beat()

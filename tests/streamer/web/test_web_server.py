@@ -6,13 +6,14 @@ import gzip
 import http.client
 import json
 import socket
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from line_harness import events, micro_batch, small
+from line_harness import events, micro_batch, small, until
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,7 +27,7 @@ from streamer.sources.base import Partition
 from streamer.web.data import SHOWN_VALUE
 from streamer.web.routes import FILES, routes
 from streamer.web.serve import serve_metrics
-from streamer.web.server import Answer, WebServer
+from streamer.web.server import MOST_CONNECTIONS, Answer, WebServer
 
 NASTY = "<script>alert(1)</script>"
 
@@ -174,8 +175,15 @@ def test_ids_and_records_go_out_as_they_are_and_the_type_keeps_them_from_being_m
     assert NASTY in [row["item"] for row in json.loads(body)["cache"]["top"]]
 
 
-def test_only_the_beginning_of_a_dead_letter_is_shown(server):
+def test_what_a_dead_letter_holds_is_hidden(server):
     (letter,) = json.loads(ask(server, "/data.json")[2])["dead_letters"]["recent"]
+    assert (letter["reason"], letter["offset"], letter["value"], letter["detail"]) == ("not_json", 5, "", "")
+
+
+def test_only_the_beginning_of_a_dead_letter_is_shown_where_that_is_wanted(monitor):
+    with WebServer(routes(monitor, show_values=True)) as server:
+        (letter,) = json.loads(ask(server, "/data.json")[2])["dead_letters"]["recent"]
+    assert letter["detail"] == "no JSON"
     assert letter["value"].startswith(NASTY + "\N{REPLACEMENT CHARACTER}x")
     assert len(letter["value"]) == SHOWN_VALUE
     assert letter["reason"] == "not_json"
@@ -263,6 +271,63 @@ def test_a_route_that_fails_is_an_error_of_its_own(caplog):
         assert b"inside" not in body
         assert ask(server, "/fine")[2] == b"fine"
     assert "inside" in caplog.text
+
+
+# clients that take their time -----------------------------------------------------------------------------------------
+
+
+def test_many_slow_clients_hold_neither_threads_nor_files_and_others_are_answered(server):
+    slow = []
+    try:
+        for _ in range(4 * MOST_CONNECTIONS):
+            slow.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            slow[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert ask(server, "/metrics")[0] == 200
+        assert slow[0].recv(1) == b""
+        serving = lambda: sum(t.name.endswith("(process_request_thread)") for t in threading.enumerate())  # noqa: E731
+        until(lambda: serving() <= MOST_CONNECTIONS)
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+@pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_request_that_never_ends_is_ended(server, monkeypatch, begin):
+    """Each of its bytes comes soon after the last; also where the request before it was answered."""
+    monkeypatch.setattr("streamer.web.server.REQUEST_S", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=0.1) as connection:
+        connection.sendall(begin)
+
+        def is_closed() -> bool:
+            try:
+                connection.sendall(b"x")
+                return connection.recv(65_536) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        until(is_closed)
+
+
+# names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.8.8.8:9", "[::1]:80", "LOCALHOST:1", "a.localhost"])
+def test_local_names_are_answered_on_loopback(server, name):
+    assert ask(server, "/data.json", Host=name)[0] == 200
+
+
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1"])
+def test_other_names_are_not_answered_on_loopback(server, name):
+    """A browser sends them for the page of a stranger whose name leads to 127.0.0.1."""
+    status, _, body = ask(server, "/data.json", Host=name)
+    assert (status, b"figures" in body) == (421, False)
+
+
+def test_any_name_is_answered_where_others_are_served():
+    with WebServer({"/": lambda _: Answer(b"here")}, host="0.0.0.0") as server:
+        assert ask(server, "/", Host="trainer-1:9308")[0] == 200
 
 
 # where it listens -----------------------------------------------------------------------------------------------------
