@@ -62,6 +62,10 @@ class Learned:
     """Items that were resampled, and how often; an item may occur twice."""
 
 
+LARGEST_SCORE = 50.0
+"""An inner product beyond this, or one that is not a number, does not ruin the ranker."""
+
+
 class Evaluator(Protocol):
     """Tests before it is trained."""
 
@@ -138,7 +142,10 @@ class Learner:
         count, left = 0, iter(events)
         while chunk := list(itertools.islice(left, batch_size)):
             users, items = [str(event[0]) for event in chunk], [str(event[1]) for event in chunk]
-            times = [float(event[2]) if len(event) > 2 else 0.0 for event in chunk]
+            times, last = [], float(self.evidence.now_s)
+            for event in chunk:  # one without a time comes a second after the one before
+                last = float(event[2]) if len(event) > 2 else last + 1
+                times.append(last)
             self.learn_batch(MicroBatch(users, items, times))
             count += len(chunk)
         return count
@@ -230,6 +237,7 @@ class Learner:
         # 3.
         evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
         to_evaluate, to_learn = self._observe(rows, history, evaluated) if self.settings.rerank else (None, None)
+        self.seen.observe(users, items)
         # 4.
         if evaluator is not None:
             evaluator(rows, evaluated, to_evaluate)
@@ -296,8 +304,7 @@ class Learner:
         nearest[is_evaluated] = self._nearest(rows.only(evaluated), nearest.shape[1])
         assert rows.times_s is not None
         found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
-        found.mark_seen(*self.seen.before(rows.users, rows.items, wanted)[1:])
-        self.seen.observe(rows.users, rows.items)
+        found.mark_seen(*self.seen.before(rows.users, rows.items, wanted))
         self._add_towers(found, rows.only(wanted))
         return found.only(np.flatnonzero(is_evaluated)), found.only(np.flatnonzero(~is_evaluated))
 
@@ -324,7 +331,7 @@ class Learner:
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
         if len(rows):
             products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
-            candidates.features[:, TOWER] = products
+            candidates.features[:, TOWER] = np.clip(np.nan_to_num(products), -LARGEST_SCORE, LARGEST_SCORE)
 
     def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int = 0) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is counted.

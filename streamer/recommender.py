@@ -34,6 +34,7 @@ class Query:
         user: id, None for a session.
         row: row of the user; for an unknown user, the row that a new one would get.
         history: of the user or of the session, [1, L].
+        seen: item rows that the user had, or those of the session.
         known: whether there is anything to go by.
         note: what the person who asks should know about the result.
     """
@@ -41,6 +42,7 @@ class Query:
     user: str | None
     row: int
     history: History
+    seen: Rows
     known: bool = True
     note: str = ""
 
@@ -70,7 +72,7 @@ class Recommender:
         row = learner.users.row_of(user)
         if row is None:
             return self._without_history(user, f"user {_printable(user)} is not known")
-        return Query(user, row, learner.recent.of(np.array([row])))
+        return Query(user, row, learner.recent.of(np.array([row])), learner.seen.of(row))
 
     def session(self, items: Sequence[str]) -> Query:
         """The query for the items of a session, oldest first.
@@ -93,7 +95,7 @@ class Recommender:
         count = min(len(known), learner.recent.length)
         history.items[0, :count], history.counts[0, :count] = known[:count], 1
         history.times_s[0, :count] = learner.evidence.now_s - np.arange(count)  # in this order, and just now
-        return Query(None, len(learner.users), history, note=note)
+        return Query(None, len(learner.users), history, np.array(known), note=note)
 
     def recommend(
         self, queries: Sequence[Query], k: int = 10, *, exclude_seen: bool = False, among: Rows | None = None
@@ -125,18 +127,17 @@ class Recommender:
     def _ranked(self, query: Query, k: int, exclude_seen: bool, among: Rows | None) -> tuple[Rows, Floats]:
         """Candidates and their scores by the ranker."""
         learner = self._learner
-        candidates = learner.candidates(query.rows(), query.history, among[None] if among is not None else None, k)
+        extra, least = among[None] if among is not None else None, k + len(query.seen) * exclude_seen
+        candidates = learner.candidates(query.rows(), query.history, extra, least)
         scores = learner.ranker.scores(candidates, DISCOVERY if exclude_seen else ALL)
         if exclude_seen:
-            seen = learner.seen.of(query.row)
-            candidates.mark_seen(np.array([0, len(seen)]), seen.astype(np.int32))
-            scores[candidates.seen] = -np.inf
+            scores[np.isin(candidates.items, query.seen)] = -np.inf
         return candidates.items.astype(np.int64), scores
 
     def _retrieved(self, query: Query, k: int, exclude_seen: bool) -> tuple[Rows, Floats]:
         """The best items by the towers alone, with their inner products."""
         learner, rows = self._learner, query.rows()
-        left_out = [np.array(query.recent, np.int64)] if exclude_seen else None
+        left_out = [query.seen] if exclude_seen else None
         items = learner.retriever.items(len(learner.items))
         recent = learner.recent_items(query.history)
         best, scores = learner.retriever.top(items, rows.users, len(items) if k > len(items) else k, recent, left_out)
@@ -150,7 +151,9 @@ class Recommender:
             else "these are the most popular items"
         )
         row = len(learner.users)
-        return Query(user, row, learner.recent.of(np.array([row])), known=False, note=f"{why}: {what}")
+        return Query(
+            user, row, learner.recent.of(np.array([row])), np.empty(0, np.int64), known=False, note=f"{why}: {what}"
+        )
 
 
 def _printable(raw: str) -> str:

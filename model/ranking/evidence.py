@@ -129,9 +129,11 @@ class Candidates:
         target = np.where(self.target[events] >= 0, self.target[events] - self.first[events] + first[:-1], -1)
         return Candidates(first, self.items[at], self.features[at], target, self.bucket[events], self.seen[at])
 
-    def mark_seen(self, first: Rows, items: NDArray[np.int32]) -> None:
-        """What the users had before, those of k from `first[k]` to `first[k + 1]`."""
+    def mark_seen(self, fresh: NDArray[np.bool_], first: Rows, items: NDArray[np.int32]) -> None:
+        """What the users had before: see `SeenBefore`. Where a target is not fresh, only that is known."""
         _mark(self.first, self.items, first, items, self.seen)
+        known = self.target[~fresh & (self.target >= 0)]
+        self.seen[known] = True
 
 
 class Evidence:

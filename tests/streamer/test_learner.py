@@ -236,9 +236,9 @@ class TestFeatures:
     @pytest.mark.parametrize("absurd", [0.0, 1e5])
     def test_one_absurd_number_does_not_ruin_the_towers(self, absurd):
         """Users and items of ten groups, known by one number each: an item without events is found by its price."""
-        towers = {"item_ids": False, "item_layers": (16, 8), "user_layers": (16, 8), "recent_items": 0, "prior": "off"}
+        towers = {"item_ids": False, "item_layers": (16, 8), "user_layers": (16, 8), "recent_items": 0, "rerank": False}
         numbers = {"item_numeric_features": ("price",), "user_numeric_features": ("age",)}
-        learner, rng = Learner(small("ssl-pop", user_ids=False, repeat_ranks=0, **towers, **numbers)), random.Random(1)
+        learner, rng = Learner(small("ssl-pop", user_ids=False, **towers, **numbers)), random.Random(1)
         for k in range(150):
             groups = [rng.randrange(10) for _ in range(64)]
             users, items = ([{name: g + rng.uniform(-0.1, 0.1)} for g in groups] for name in ("age", "price"))
