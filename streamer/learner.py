@@ -62,6 +62,8 @@ class Learned:
     """Items that were resampled, and how often; an item may occur twice."""
 
 
+LAST_S = 2**31 - 1
+"""Times beyond this count as this: they are kept in 32 bits."""
 LARGEST_SCORE = 50.0
 """An inner product beyond this, or one that is not a number, does not ruin the ranker."""
 
@@ -311,7 +313,7 @@ class Learner:
     def _times(self, batch: MicroBatch) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one before."""
         if batch.timestamps_s:
-            return np.asarray(batch.timestamps_s).astype(np.int64)
+            return np.clip(batch.timestamps_s, 0, LAST_S).astype(np.int64)
         return self.evidence.now_s + 1 + np.arange(len(batch))
 
     def recent_items(self, history: History) -> Recent | None:

@@ -1,9 +1,8 @@
 """Test, then train: how well the model predicts events that it has not seen yet.
 
-Before a micro-batch is trained, some of its events are ranked against all items known so far, with their users' recent
-items as of each event; trivial recommenders, which see every event, are asked the same. Where all events are ranked,
-those that come before anything is trained are misses for the model; a sample passes them over. It looks at the learner
-and changes nothing in it.
+Before a micro-batch is trained, some of its events are ranked among their candidates, as of each event; trivial
+recommenders, which see every event, are asked the same. A sample passes over what comes before anything is trained. It
+looks at the learner and changes nothing in it.
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ class Prequential:
         return Traits(new_user[chosen], new_item[chosen], band, seen.fresh, late)
 
     def _rank(self, batch: Batch, chosen: Rows, candidates: Candidates | None, seen: SeenBefore) -> Ranks:
-        """The model's ranks. An item that is not trained yet is in no list, however few there are."""
+        """The model's ranks; an item that is not a candidate, or not trained yet where the towers rank, is in no list."""
         ranks = Ranks.missed(len(chosen))
         if candidates is not None:
             for purpose, places in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
