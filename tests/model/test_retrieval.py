@@ -14,7 +14,7 @@ from streamer.model.retrieval import Excluded, Retriever
 
 def slow_scores(trainer, batch) -> np.ndarray:
     reference = Reference(trainer)
-    rows = [[float(score(item)) for item in range(ITEMS)] for score, _ in reference.rows(batch)]
+    rows = [[score(item).item() for item in range(ITEMS)] for score, _ in reference.rows(batch)]
     return np.array(rows)
 
 
