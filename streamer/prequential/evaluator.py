@@ -206,7 +206,7 @@ class Prequential:
         return Traits(new_user[chosen], new_item[chosen], band, seen.fresh, late)
 
     def _rank(self, batch: Batch, chosen: Rows, candidates: Candidates | None, seen: SeenBefore) -> Ranks:
-        """The model's ranks; an item that is not a candidate, or not trained yet where the towers rank, is in no list."""
+        """The model's ranks; an item that is no candidate, or not trained yet where the towers rank, is in no list."""
         ranks = Ranks.missed(len(chosen))
         if candidates is not None:
             for purpose, places in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
