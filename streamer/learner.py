@@ -339,7 +339,6 @@ def checkpoint_meta(learner: Learner, values: dict[str, Any]) -> dict[str, Any]:
         "settings": msgspec.to_builtins(learner.settings),
         "learner": values,
         "positions": [],
-        "released": [],
         "accounting": Accounting().to_json(),
         "saved_at": time.time(),
     }

@@ -227,7 +227,17 @@ class Pipeline:
     def _checkpoint_is_due(self) -> bool:
         if self._ingest.handover_wanted:
             return True
-        return self._checkpoints is not None and self._checkpoints.is_due(self.accounting.consumed)
+        if self._checkpoints is None:
+            return False
+        now = self._begins() or (
+            self._ingest.waits_for_others and not self._checkpoints.tried(self.accounting.consumed)
+        )
+        return now or self._checkpoints.is_due(self.accounting.consumed)
+
+    def _begins(self) -> bool:
+        """Whether a first checkpoint is due at once, as nothing else may say where we began."""
+        wanted = self.settings.save_at_start and self._checkpoints is not None and not self._checkpoints.begun
+        return wanted and self._ingest.is_reading
 
     def checkpoint(self) -> None:
         """Save everything, commit its positions when it is safe, and release partitions that wait for that.
@@ -243,7 +253,7 @@ class Pipeline:
         # 3.
         if self._checkpoints is None or not flushed:
             self._saved(False, offsets)
-        elif self._checkpoints.is_safe(self.accounting.consumed):
+        elif self._checkpoints.is_safe(self.accounting.consumed) and not self._begins():
             self._saved(True, offsets)
         else:
             done = partial(self._saved, offsets=offsets)
@@ -262,7 +272,7 @@ class Pipeline:
     def _saved(self, safe: bool, offsets: OffsetSnapshot) -> None:
         """Commit when a checkpoint is safe; release partitions that wait for it, also if it is not going to be."""
         if safe:
-            self._ingest.commit(offsets.positions | offsets.releasing)
+            self._ingest.commit(offsets.positions)
         self._ingest.handed_over(offsets.releasing)
 
     # the end, and what is seen until then ----------------------------------------------------------------------------
@@ -286,7 +296,7 @@ class Pipeline:
             if self._torn:
                 saved = self.last_checkpoint or "the start"
                 logger.warning("the last batch failed halfway: nothing is saved after %s", saved)
-            elif not self._checkpoints.is_safe(self.accounting.consumed):
+            elif self._begins() or not self._checkpoints.is_safe(self.accounting.consumed):
                 self.checkpoint()
 
     def _refresh_status(self, *, force: bool = False) -> None:

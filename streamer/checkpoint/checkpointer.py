@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from streamer.accounting import Accounting
@@ -19,7 +20,7 @@ from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import FORMAT, Learner, checkpoint_meta
 from streamer.sharing.sharing import Sharing
-from streamer.sources.base import Partition, Positions
+from streamer.sources.base import Partition, Position
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Checkpointer:
         self._stats = SaveStats()
         self.path: Path | None = None
         """The newest checkpoint that is safe on disk."""
+        self.begun = False
+        """Whether there is a checkpoint, or one was tried."""
 
     def restore(self, learner: Learner, sharing: Sharing) -> Restored:
         """Put learner and sharing in the state of the newest sound checkpoint, and return the rest of it.
@@ -88,14 +91,18 @@ class Checkpointer:
                 "use the version that wrote it, or another checkpoint directory"
             )
         learner.restore(found.tensors, meta["learner"])
-        positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
+        settings: dict[str, Any] = msgspec.to_builtins(learner.settings)
+        for name, ours in settings.items():
+            if (theirs := meta["settings"].get(name)) != ours:
+                logger.warning("the setting %s was %s in %s, and is %s now", name, theirs, found.path.name, ours)
+        positions = _from_json(meta["positions"])
         prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
-        sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
-        self.path = found.path
+        sharing.restore(arrays, meta.get("sharing", {}), positions)
+        self.path, self.begun = found.path, True
         self._tried_events = self._safe_events = accounting.consumed
         self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
-        return Restored(accounting, OffsetLedger(positions, released))
+        return Restored(accounting, OffsetLedger(positions))
 
     def is_due(self, events: int) -> bool:
         """Return whether to save now, when `events` are consumed."""
@@ -113,9 +120,13 @@ class Checkpointer:
         """Return whether the newest safe checkpoint holds all of the `events` that are consumed."""
         return events == self._safe_events
 
+    def tried(self, events: int) -> bool:
+        """Return whether a checkpoint that holds all of the `events` is saved, or on its way."""
+        return self.begun and events == self._tried_events
+
     def postpone(self, events: int) -> None:
         """Wait until a checkpoint is due again, because the one that was due cannot be saved."""
-        self._tried_at, self._tried_events = self._clock(), events
+        self._tried_at, self._tried_events, self.begun = self._clock(), events, True
 
     def save(
         self,
@@ -136,19 +147,17 @@ class Checkpointer:
         meta = checkpoint_meta(learner, values) | {
             "sharing": shared_values,
             "positions": _to_json(offsets.positions),
-            "released": _to_json(offsets.released),
             "accounting": accounting.to_json(),
         }
         events, taken_at = accounting.consumed, self._clock()
-        self._tried_at, self._tried_events = taken_at, events
+        self._tried_at, self._tried_events, self.begun = taken_at, events, True
         if self._last is not None:
             self._last.cancel()  # only one that still waits can be cancelled
         self._last = self._thread.submit(self._store.save, tensors, meta)
         self._last.add_done_callback(lambda future: self._note_end(future, events, taken_at, done))
 
     def _note_end(self, future: Future[Path], events: int, taken_at: float, done: Callable[[bool], None]) -> None:
-        if future.cancelled():
-            done(False)
+        if future.cancelled():  # a newer one took its place, and holds whatever waits for this one
             return
         if error := future.exception():
             logger.error("a checkpoint could not be saved, and training goes on: %s", error)
@@ -183,9 +192,10 @@ class Checkpointer:
             self._last.result()
 
 
-def _to_json(positions: Positions) -> list[list[Any]]:
-    return [[p.topic, p.number, offset] for p, offset in sorted(positions.items())]
+def _to_json(positions: Mapping[Partition, Position]) -> list[list[Any]]:
+    logs = {p: [at.topic_id, at.leader_epoch] if at.topic_id else [] for p, at in positions.items()}
+    return [[*p, int(at), *logs[p]] for p, at in sorted(positions.items())]
 
 
-def _from_json(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, int]:
-    return {Partition(topic, number): offset for topic, number, offset in listed}
+def _from_json(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, Position]:
+    return {Partition(topic, number): Position(*position) for topic, number, *position in listed}

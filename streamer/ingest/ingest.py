@@ -56,7 +56,8 @@ class Ingest:
         self.source: Source | None = None  # once it is open
         self.in_training: frozenset[Partition] = frozenset()  # of the batch that the trainer has
         self.handover_wanted = False  # the trainer should take a snapshot, save and commit it, and call `handed_over`
-        self.at_end = False  # everything that is to be read is read
+        self.at_end = False  # everything that is to be read of our partitions is read
+        self.others_at_end = False  # and nobody else's partitions are left
         self.finished = False  # and everything that was read is taken
         self.stopping = False
         self.error: BaseException | None = None  # with which reading ended
@@ -87,7 +88,7 @@ class Ingest:
                 if self.error is not None:
                     raise self.error
                 batch = self.batcher.flush() if self.at_end else self.batcher.take()
-                self.finished = self.at_end and batch is None
+                self.finished = self.at_end and self.others_at_end and batch is None
                 now = time.monotonic()
                 if batch is not None or self.finished or self.handover_wanted or now >= deadline:
                     self.in_training = frozenset(batch.positions if batch is not None else ())
@@ -120,6 +121,12 @@ class Ingest:
         with self.changed:
             return self.offsets.assigned()
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether partitions are ours, and it is known where we began to read each."""
+        positions = self.assigned().values()
+        return bool(positions) and None not in positions
+
     def end_offsets(self) -> Positions:
         """Return the offset after the last record of each of our partitions, as far as is known."""
         return self.source.end_offsets() if self.source is not None else {}
@@ -128,6 +135,12 @@ class Ingest:
         """Return for each of our partitions how many offsets are not trained yet."""
         ends = self.end_offsets()
         return {p: max(0, ends[p] - at) for p, at in self.assigned().items() if at is not None and p in ends}
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether all of our partitions is trained, and other trainers may wait for our commit as we do for theirs."""
+        with self.changed:
+            return self.at_end and not self.others_at_end and not self.batcher.queued_events
 
     @property
     def queued_events(self) -> int:

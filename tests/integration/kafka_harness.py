@@ -9,6 +9,7 @@ from typing import Any
 
 from contracts.source_contract import RecordingListener, rows_of
 from kafka import KafkaConsumer, KafkaProducer
+from kafka.errors import CoordinatorNotAvailableError
 from line_harness import NOON_MS, PATIENCE_S, until
 from servers.kafka import KafkaServer
 
@@ -95,14 +96,20 @@ class KafkaHarness:
     # ----------------------------------------------------------------------------------------- from outside
 
     def committed(self, group: str) -> dict[Partition, int]:
-        """What an admin client sees of a group's offsets."""
-        with self.server.admin() as admin:
-            offsets = admin.list_group_offsets(group)[group]
+        """What an admin client sees of a group's offsets; nothing while the broker has no place for them yet."""
+        try:
+            with self.server.admin() as admin:
+                offsets = admin.list_group_offsets(group)[group]
+        except CoordinatorNotAvailableError:
+            return {}
         return {Partition(*tp): offset.offset for tp, offset in offsets.items() if offset.offset >= 0}
 
     def members(self, group: str) -> int:
-        with self.server.admin() as admin:
-            return len(admin.describe_groups([group])[group]["members"])
+        try:
+            with self.server.admin() as admin:
+                return len(admin.describe_groups([group])[group]["members"])
+        except CoordinatorNotAvailableError:
+            return 0
 
 
 class WrittenTopic:
