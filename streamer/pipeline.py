@@ -235,9 +235,9 @@ class Pipeline:
         return now or self._checkpoints.is_due(self.accounting.consumed)
 
     def _begins(self) -> bool:
-        """Whether a first checkpoint is due at once, as nothing else may say where we began."""
-        wanted = self.settings.save_at_start and self._checkpoints is not None and not self._checkpoints.begun
-        return wanted and self._ingest.is_reading
+        """Whether a checkpoint is due before anything is trained, as no other says where we began."""
+        first = self.settings.save_at_start and self._checkpoints is not None and not self._checkpoints.begun
+        return self._ingest.offsets.moved_back or (first and self._ingest.is_reading)
 
     def checkpoint(self) -> None:
         """Save everything, commit its positions when it is safe, and release partitions that wait for that.
@@ -249,11 +249,11 @@ class Pipeline:
         # 1.
         flushed = self._flush_dead_letters()
         # 2.
-        offsets = self._ingest.take_snapshot()
+        begins, offsets = self._begins(), self._ingest.take_snapshot()
         # 3.
         if self._checkpoints is None or not flushed:
             self._saved(False, offsets)
-        elif self._checkpoints.is_safe(self.accounting.consumed) and not self._begins():
+        elif self._checkpoints.is_safe(self.accounting.consumed) and not begins:
             self._saved(True, offsets)
         else:
             done = partial(self._saved, offsets=offsets)

@@ -100,7 +100,7 @@ class Ingest:
     def take_snapshot(self) -> OffsetSnapshot:
         """Return the offsets that belong to what is trained, between two batches."""
         with self.changed:
-            self.handover_wanted = False
+            self.handover_wanted = self.offsets.moved_back = False
             return self.offsets.snapshot()
 
     def commit(self, saved: Positions) -> None:

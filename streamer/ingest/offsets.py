@@ -40,6 +40,8 @@ class OffsetLedger:
     """
 
     def __init__(self, positions: Positions | None = None) -> None:
+        self.moved_back = False
+        """Whether reading began before a position that we had: its log became shorter, or was recreated."""
         self._partitions: dict[Partition, PartitionOffsets] = {}
         for partition, offset in (positions or {}).items():
             self._partitions[partition] = offsets = PartitionOffsets(int(offset), saved=int(offset))
@@ -67,6 +69,7 @@ class OffsetLedger:
                 continue
             _note_log(offsets, positions[partition])
             if offsets.started is None:
+                self.moved_back |= positions[partition] < (offsets.position or 0)
                 offsets.started = offsets.position = int(positions[partition])
                 if offsets.saved != offsets.started:
                     offsets.saved = None

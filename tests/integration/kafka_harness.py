@@ -66,6 +66,12 @@ class KafkaHarness:
             )
         return self._producers[compression]
 
+    def forget_producers(self) -> None:
+        """Write with new ones from now on: the old ones know a topic as it was, and would create it if it is gone."""
+        for producer in self._producers.values():
+            producer.close(timeout=10)
+        self._producers = {}
+
     # ----------------------------------------------------------------------------------------- sources
 
     def settings(self, topics: str | Sequence[str], **changes: Any) -> KafkaSettings:
@@ -90,8 +96,7 @@ class KafkaHarness:
     def close(self) -> None:
         for source in self._sources:
             source.close()
-        for producer in self._producers.values():
-            producer.close(timeout=10)
+        self.forget_producers()
 
     # ----------------------------------------------------------------------------------------- from outside
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from crash_harness import Command, Zygote, records
 from kafka import TopicPartition
-from kafka_harness import KafkaHarness
+from kafka_harness import KafkaHarness, until
 from kafka_runs import PATIENT, Topic
 from line_harness import newest
 
@@ -146,16 +146,22 @@ def test_new_partitions_are_read_from_their_beginning_also_after_a_restart(
             admin.wait_for_topics([topic.name])
         new = Partition(topic.name, 1)
         topic.values[new] = records(300)
-        kafka.close()  # its producer knows one partition
-        writer = KafkaHarness(kafka.server)
-        writer.append(topic.name, 1, topic.values[new])
-        writer.close()
+        kafka.forget_producers()
+        kafka.append(topic.name, 1, topic.values[new])
         a.wait_until(lambda: trained_up_to(kafka, topic))
         assert f"{new} is new" in a.said()
         assert ended(a)["consumed"] == 300
 
 
 # logs that are not what they were -------------------------------------------------------------------------------------
+
+
+def recreate(kafka: KafkaHarness, topic: str) -> None:
+    kafka.forget_producers()
+    kafka.server.delete_topic(topic)
+    with kafka.server.admin() as admin:
+        until(lambda: topic not in admin.list_topics())
+    kafka.server.create_topic(topic)
 
 
 def test_a_topic_that_was_recreated_is_read_from_its_beginning(
@@ -165,8 +171,7 @@ def test_a_topic_that_was_recreated_is_read_from_its_beginning(
     topic = make_topic(1)
     topic.append(records(300))
     zygote.summary(topic.run("a", "--until-end"))
-    kafka.server.delete_topic(topic.name)
-    kafka.server.create_topic(topic.name)
+    recreate(kafka, topic.name)
     topic.append(records(500))
     summary = zygote.summary(topic.run("a", "--until-end"))
     assert summary["events_this_run"] == 500
@@ -178,8 +183,7 @@ def test_a_topic_that_is_recreated_while_it_is_read(kafka: KafkaHarness, make_to
     topic.append(records(300))
     with Command(topic.run("a", *LIVE), tmp_path / "a.log") as a:
         a.wait_until(lambda: trained_up_to(kafka, topic))
-        kafka.server.delete_topic(topic.name)
-        kafka.server.create_topic(topic.name)
+        recreate(kafka, topic.name)
         kafka.append(topic.name, 0, records(500))
         a.wait_until(lambda: kafka.committed(topic.group) == {Partition(topic.name, 0): 500})
         assert ended(a)["consumed"] == 800
@@ -192,6 +196,7 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_an_error(
     topic.append(records(300))
     with Command(topic.run("a", *LIVE), tmp_path / "a.log") as a:
         a.wait_until(lambda: trained_up_to(kafka, topic))
+        kafka.forget_producers()
         kafka.server.delete_topic(topic.name)
         assert a.ended()[0] == 1
     assert "was deleted while it was read" in a.said()
@@ -222,6 +227,7 @@ def test_a_log_that_lost_its_end_is_read_on_from_there(
     with log.open("r+b") as file:
         file.truncate(size)
     kafka.server.restart()
+    kafka.forget_producers()
     kafka.append(topic.name, 0, records(regrown))
     summary = zygote.summary(topic.run("a", "--until-end"))
     assert summary["events_this_run"] == regrown, zygote.errors

@@ -104,6 +104,9 @@ class KafkaSource:
         self._listener = listener
         self._joined = self._closing = self._opened = False
         self._consumer = connect(KafkaConsumer, self._settings.consumer_config())
+        # kafka-python does not pass this on, and would have the broker create a topic again that was deleted
+        create = self._consumer.config["allow_auto_create_topics"]
+        self._consumer._cluster.config["allow_auto_create_topics"] = create
         self._thread = ClientThread("streamer-kafka")
         self._group = Group(self._settings, self._consumer.config["session_timeout_ms"] / 1000)
         self._starts = Starts(self._settings, self._consumer, self._group)
