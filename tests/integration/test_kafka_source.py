@@ -248,7 +248,7 @@ class TestStart:
         assert values_read(source, 2) == numbered(2, first=3)
         (warning,) = warnings(caplog)
         assert f"{topic}[0]" in warning
-        assert "at offset 3" in warning
+        assert "offset 3" in warning
 
     def topic_from_2_to_5(self, kafka: KafkaHarness) -> str:
         topic = kafka.make_topic(1)

@@ -266,10 +266,10 @@ class EmbeddedSource:
         cursor = self._cursor if self._partitions else self._last_seq()
         for row, partition in new.items():
             self._next[row] = position = self._starting_position(row, partition, listened, start)
-            holds = self._db.execute(  # the run that holds the position; the cursor must be before it
-                "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= ? "
-                "ORDER BY first_offset DESC LIMIT 1",
-                (row, position),
+            holds = self._db.execute(  # the run that holds the position, or the oldest; the cursor must be before it
+                "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= max(?, "
+                "(SELECT min(first_offset) FROM batches WHERE partition = ?)) ORDER BY first_offset DESC LIMIT 1",
+                (row, position, row),
             ).fetchone()
             if holds is not None and position < holds[1]:
                 cursor = min(cursor, holds[0] - 1)
