@@ -16,6 +16,8 @@ class Accounting:
     trained: int = 0
     filtered: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    """Records that were removed by retention before they were read; they were never consumed."""
 
     @property
     def dead_lettered(self) -> int:
@@ -32,6 +34,7 @@ class Accounting:
         self.trained += len(batch)
         self.filtered += batch.filtered
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)
+        self.lost += batch.lost
 
     def to_json(self) -> dict[str, Any]:
         """Return the totals for a checkpoint or a summary."""
@@ -41,9 +44,10 @@ class Accounting:
             "filtered": self.filtered,
             "dead_lettered": self.dead_lettered,
             "dead_letters": dict(self.dead_letters),
+            "lost": self.lost,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Accounting:
         """Return what `to_json` has put into a checkpoint."""
-        return cls(value["trained"], value["filtered"], Counter(value["dead_letters"]))
+        return cls(value["trained"], value["filtered"], Counter(value["dead_letters"]), value.get("lost", 0))

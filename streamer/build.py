@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,21 +42,23 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.pipeline import Pipeline
     from streamer.prequential import Prequential
 
-    decoder, make_source, learner = EventDecoder(settings), source_factory(settings), Learner(settings)
+    kafka_settings(settings)  # raises what is wrong with them, before the directory is made
+    decoder, learner = EventDecoder(settings), Learner(settings)
+    letters, checkpoints = dead_letters(settings), CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
     return Pipeline(
         learner,
-        make_source,
+        source_factory(settings, checkpoints.trainer),
         decoder,
-        dead_letters(settings),
+        letters,
         settings,
-        CheckpointStore(settings.checkpoints, settings.keep_checkpoints),
+        checkpoints,
         Prequential(learner, time_share=settings.evaluation_share) if settings.evaluation_share else None,
         shared_store(settings),
     )
 
 
-def source_factory(settings: RunSettings) -> Callable[[], Source]:
-    """Makes the source that the settings describe."""
+def source_factory(settings: RunSettings, trainer: str | None = None) -> Callable[[], Source]:
+    """Makes the source that the settings describe, for the trainer of this id."""
     if settings.source:
         from streamer.sources.files import FileSource
 
@@ -64,7 +67,8 @@ def source_factory(settings: RunSettings) -> Callable[[], Source]:
     if (kafka := kafka_settings(settings)) is not None:
         from streamer.sources.kafka.source import KafkaSource
 
-        return lambda: KafkaSource(kafka)
+        ours = replace(kafka, trainer=trainer)
+        return lambda: KafkaSource(ours)
     from streamer.sources.embedded.source import EmbeddedSource
 
     return lambda: EmbeddedSource(

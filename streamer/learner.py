@@ -427,7 +427,6 @@ def checkpoint_meta(learner: Learner, values: dict[str, Any]) -> dict[str, Any]:
         "settings": msgspec.to_builtins(learner.settings),
         "learner": values,
         "positions": [],
-        "released": [],
         "accounting": Accounting().to_json(),
         "threads": torch.get_num_threads(),
         "saved_at": time.time(),

@@ -253,7 +253,17 @@ class Pipeline:
     def _checkpoint_is_due(self) -> bool:
         if self._ingest.handover_wanted:
             return True
-        return self._checkpoints is not None and self._checkpoints.is_due(self.accounting.consumed)
+        if self._checkpoints is None:
+            return False
+        now = self._begins() or (
+            self._ingest.waits_for_others and not self._checkpoints.tried(self.accounting.consumed)
+        )
+        return now or self._checkpoints.is_due(self.accounting.consumed)
+
+    def _begins(self) -> bool:
+        """Whether a checkpoint is due before anything is trained, as no other says where we began."""
+        first = self.settings.save_at_start and self._checkpoints is not None and not self._checkpoints.begun
+        return self._ingest.offsets.moved_back or (first and self._ingest.is_reading)
 
     def checkpoint(self) -> None:
         """Save everything, commit its positions when it is safe, and release partitions that wait for that.
@@ -265,11 +275,11 @@ class Pipeline:
         # 1.
         flushed = self._flush_dead_letters()
         # 2.
-        offsets = self._ingest.take_snapshot()
+        begins, offsets = self._begins(), self._ingest.take_snapshot()
         # 3.
         if self._checkpoints is None or not flushed:
             self._saved(False, offsets)
-        elif self._checkpoints.is_safe(self.accounting.consumed):
+        elif self._checkpoints.is_safe(self.accounting.consumed) and not begins:
             self._saved(True, offsets)
         else:
             done = partial(self._saved, offsets=offsets)
@@ -288,7 +298,7 @@ class Pipeline:
     def _saved(self, safe: bool, offsets: OffsetSnapshot) -> None:
         """Commit when a checkpoint is safe; release partitions that wait for it, also if it is not going to be."""
         if safe:
-            self._ingest.commit(offsets.positions | offsets.releasing)
+            self._ingest.commit(offsets.positions)
         self._ingest.handed_over(offsets.releasing)
 
     # the end, and what is seen until then ----------------------------------------------------------------------------
@@ -312,7 +322,7 @@ class Pipeline:
             if self._torn:
                 saved = self.last_checkpoint or "the start"
                 logger.warning("the last batch failed halfway: nothing is saved after %s", saved)
-            elif not self._checkpoints.is_safe(self.accounting.consumed):
+            elif self._begins() or not self._checkpoints.is_safe(self.accounting.consumed):
                 self.checkpoint()
 
     def _refresh_status(self, *, force: bool = False) -> None:

@@ -140,6 +140,8 @@ class PipelineSettings(Settings):
     """How micro-batches are cut, evaluated and saved."""
 
     heading: ClassVar[str] = "Run"
+    save_at_start: ClassVar[bool] = False
+    """Whether a checkpoint is saved before anything is trained, as a start from nothing would begin elsewhere."""
 
     batch_size: int = setting(512, "Number of events in a micro-batch.", at_least=1)
     max_age_s: float = setting(
@@ -188,6 +190,10 @@ class SharingSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(LearnerSettings, SharingSettings, PipelineSettings, EventSettings, StreamSettings):
     """All settings of `streamer run`."""
+
+    @property
+    def save_at_start(self) -> bool:  # type: ignore[override]
+        return self.start == "latest" or self.start_timestamp is not None
 
     @property
     def checkpoints(self) -> Path:

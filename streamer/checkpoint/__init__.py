@@ -1,6 +1,7 @@
 """Checkpoints: tensors and a description, written so that no crash can harm them.
 
     DIR/.lock                       held by the process that writes here
+    DIR/trainer-id                  what tells this trainer's commits in Kafka from those of others
     DIR/ckpt-00000000000000000042/  one checkpoint; the highest number is the newest
         state.safetensors           every tensor and array
         meta.json                   everything else, as JSON

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -20,7 +21,7 @@ from streamer.errors import IncompatibleCheckpoint
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import FORMAT, Learner, checkpoint_meta
 from streamer.sharing.sharing import Sharing
-from streamer.sources.base import Partition, Positions
+from streamer.sources.base import Partition, Position
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Checkpointer:
         self._stats = SaveStats()
         self.path: Path | None = None
         """The newest checkpoint that is safe on disk."""
+        self.begun = False
+        """Whether there is a checkpoint, or one was tried."""
 
     def restore(self, learner: Learner, sharing: Sharing) -> Restored:
         """Put learner and sharing in the state of the newest sound checkpoint, and return the rest of it.
@@ -96,14 +99,18 @@ class Checkpointer:
                 "the weights will not be the same to the last bit; --threads %d keeps them so",
                 found.path, theirs, ours, theirs,
             )  # fmt: skip
-        positions, released = _from_json(meta["positions"]), _from_json(meta["released"])
+        settings: dict[str, Any] = msgspec.to_builtins(learner.settings)
+        for name, now in settings.items():
+            if (before := meta["settings"].get(name)) != now:
+                logger.warning("the setting %s was %s in %s, and is %s now", name, before, found.path.name, now)
+        positions = _from_json(meta["positions"])
         prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
-        sharing.restore(arrays, meta.get("sharing", {}), {**released, **positions})
-        self.path = found.path
+        sharing.restore(arrays, meta.get("sharing", {}), positions)
+        self.path, self.begun = found.path, True
         self._tried_events = self._safe_events = accounting.consumed
         self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
-        return Restored(accounting, OffsetLedger(positions, released))
+        return Restored(accounting, OffsetLedger(positions))
 
     def is_due(self, events: int) -> bool:
         """Return whether to save now, when `events` are consumed."""
@@ -121,9 +128,13 @@ class Checkpointer:
         """Return whether the newest safe checkpoint holds all of the `events` that are consumed."""
         return events == self._safe_events
 
+    def tried(self, events: int) -> bool:
+        """Return whether a checkpoint that holds all of the `events` is saved, or on its way."""
+        return self.begun and events == self._tried_events
+
     def postpone(self, events: int, problem: str) -> None:
         """Wait until a checkpoint is due again, because of a problem with the one that was due."""
-        self._tried_at, self._tried_events = self._clock(), events
+        self._tried_at, self._tried_events, self.begun = self._clock(), events, True
         self._stats = replace(self._stats, problem=problem)
 
     def save(
@@ -145,19 +156,17 @@ class Checkpointer:
         meta = checkpoint_meta(learner, values) | {
             "sharing": shared_values,
             "positions": _to_json(offsets.positions),
-            "released": _to_json(offsets.released),
             "accounting": accounting.to_json(),
         }
         events, taken_at = accounting.consumed, self._clock()
-        self._tried_at, self._tried_events = taken_at, events
+        self._tried_at, self._tried_events, self.begun = taken_at, events, True
         if self._last is not None:
             self._last.cancel()  # only one that still waits can be cancelled
         self._last = self._thread.submit(self._store.save, tensors, meta)
         self._last.add_done_callback(lambda future: self._note_end(future, events, taken_at, done))
 
     def _note_end(self, future: Future[Path], events: int, taken_at: float, done: Callable[[bool], None]) -> None:
-        if future.cancelled():
-            done(False)
+        if future.cancelled():  # a newer one took its place, and holds whatever waits for this one
             return
         if error := future.exception():
             logger.error("a checkpoint could not be saved, and training goes on: %s", error)
@@ -192,9 +201,10 @@ class Checkpointer:
             self._last.result()
 
 
-def _to_json(positions: Positions) -> list[list[Any]]:
-    return [[p.topic, p.number, offset] for p, offset in sorted(positions.items())]
+def _to_json(positions: Mapping[Partition, Position]) -> list[list[Any]]:
+    logs = {p: [at.topic_id, at.leader_epoch] if at.topic_id else [] for p, at in positions.items()}
+    return [[*p, int(at), *logs[p]] for p, at in sorted(positions.items())]
 
 
-def _from_json(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, int]:
-    return {Partition(topic, number): offset for topic, number, offset in listed}
+def _from_json(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, Position]:
+    return {Partition(topic, number): Position(*position) for topic, number, *position in listed}

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from streamer.errors import CheckpointError, CorruptCheckpoint
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
+TRAINER = "trainer-id"
 TEMPORARY = ".tmp-"
 
 
@@ -53,12 +55,15 @@ class CheckpointStore:
         self._keep = keep
         self._corrupt: set[int] = set()
         self._lock: int | None = None
+        self.trainer = ""
+        """What tells the trainer of this directory from others; random, and kept in the directory. Not for readers."""
         if not readonly:
             with _translated_errors("use", self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._lock = _take_lock(self.directory)
                 for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
                     shutil.rmtree(left_by_a_crash, ignore_errors=True)
+                self.trainer = _trainer_id(self.directory)
 
     def save(self, tensors: Tensors, meta: Mapping[str, Any]) -> Path:
         """Write a checkpoint; it is safe on disk when this returns.
@@ -191,6 +196,17 @@ def _take_lock(directory: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     return descriptor
+
+
+def _trainer_id(directory: Path) -> str:
+    path = directory / TRAINER
+    if not path.exists():
+        temporary = directory / f".{TRAINER}"
+        temporary.write_text(uuid.uuid4().hex[:16])
+        sync(temporary)
+        temporary.rename(path)
+        sync(directory)
+    return path.read_text().strip()
 
 
 @contextlib.contextmanager

@@ -83,7 +83,6 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             "bytes": size_bytes_of(loaded.path) or 0,
         },
         "positions": _positions(meta["positions"]),
-        "released": _positions(meta["released"]),
         "accounting": meta["accounting"],
         "popularity": {
             "estimate": "hash" if learner.popularity is learner.hashed else "exact",
@@ -115,8 +114,8 @@ def _checkpoint(path: Path, newest: Path) -> Report:
     }
 
 
-def _positions(listed: Sequence[tuple[str, int, int]]) -> list[Report]:
-    return [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset in listed]
+def _positions(listed: Sequence[Sequence[Any]]) -> list[Report]:
+    return [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset, *_ in listed]
 
 
 # what trainers share --------------------------------------------------------------------------------------------------

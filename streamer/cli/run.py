@@ -105,7 +105,7 @@ def watching(
 
 
 def stop_on_signals(stop: Any) -> None:
-    """SIGTERM and Ctrl-C end the run after the step; a second Ctrl-C ends it at once."""
+    """SIGTERM, SIGHUP and Ctrl-C end the run after the step; a second Ctrl-C ends it at once."""
 
     def first(number: int, _: object) -> None:
         stop()
@@ -113,3 +113,5 @@ def stop_on_signals(stop: Any) -> None:
 
     signal.signal(signal.SIGINT, first)
     signal.signal(signal.SIGTERM, first)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        signal.signal(signal.SIGHUP, first)

@@ -183,6 +183,8 @@ def described(status: Status) -> str:
         parts.append(f"HR@10 {status.hit_rate:.3f} (most popular {status.most_popular_hit_rate:.3f})")
     if any(status.cache):
         parts.append("cache " + shares_described(status.cache._asdict(), " "))
+    if lost := status.accounting.get("lost"):
+        parts.append(f"lost {lost:,}")
     if dead := status.accounting.get("dead_lettered"):
         parts.append(f"{dead:,} dead letters")
     if status.held_up:
@@ -207,6 +209,8 @@ def summary_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "consumed", accounting_described(summary)
     if summary["dead_letters"]:
         yield "", ", ".join(f"{reason} {count:,}" for reason, count in summary["dead_letters"].items())
+    if summary["lost"]:
+        yield "lost", f"{summary['lost']:,} records that retention removed before they were read"
     yield "known", f"{summary['users']:,} users, {summary['items']:,} items, after {summary['steps']:,} steps"
     if summary["hit_rate_at_10"] is not None:
         popular = summary["most_popular_hit_rate_at_10"]

@@ -47,6 +47,7 @@ class MicroBatch:
     positions: dict[Partition, int] = field(default_factory=dict)  # next offsets, once this batch is trained
     filtered: int = 0
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    lost: int = 0  # offsets before its records that were removed before they could be read
     arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
 
     def __len__(self) -> int:
@@ -85,8 +86,8 @@ class _QueuedChunk:
     Its columns are running totals: `events[r]` is the number of events before record `r`, and so with the others.
     """
 
-    def __init__(self, decoded: Decoded, arrived_s: float) -> None:
-        self.decoded, self.arrived_s = decoded, arrived_s
+    def __init__(self, decoded: Decoded, arrived_s: float, lost: int) -> None:
+        self.decoded, self.arrived_s, self.lost = decoded, arrived_s, lost
         self.start, self.end = 0, len(decoded.record_offsets)
         self.events, self.filtered = [0, *decoded.events_upto], [0, *decoded.filtered_upto]
         self.letters = self._letter_bytes = [0, *decoded.letters_upto]
@@ -157,10 +158,10 @@ class Batcher:
         """Whether fewer than `max_events` wait, and less than fills a batch of what is not trained."""
         return not self._queued.reaches(self._full._replace(events=max_events))
 
-    def add(self, decoded: Decoded, now_s: float | None = None) -> None:
-        """Take a decoded chunk; `now_s` is when it came, by the clock, if not now."""
+    def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
+        """Take a decoded chunk; `now_s` is when it came, by the clock, if not now. For `lost` see `Chunk`."""
         if decoded.record_offsets:
-            chunk = _QueuedChunk(decoded, self._clock() if now_s is None else now_s)
+            chunk = _QueuedChunk(decoded, self._clock() if now_s is None else now_s, lost)
             self._queue.append(chunk)
             self._queued = self._queued.plus(chunk.amount(0, chunk.end))
 
@@ -218,6 +219,7 @@ def _append(batch: MicroBatch, chunk: _QueuedChunk, start: int, stop: int) -> No
     decoded, first, last = chunk.decoded, chunk.events[start], chunk.events[stop]
     batch.positions[decoded.partition] = decoded.record_offsets[stop - 1] + 1
     batch.filtered += chunk.filtered[stop] - chunk.filtered[start]
+    batch.lost += chunk.lost if start == 0 else 0
     batch.dead_letters += decoded.letters[chunk.letters[start] : chunk.letters[stop]]
     if first == last:
         return

@@ -22,12 +22,17 @@ class Handover:
         self._ingest, self._stop_condition = ingest, stop_condition
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        """Return where reading resumes: at the live position; the first time, at the checkpoint's."""
+        """Return how far we have trained these partitions; the first time, the checkpoint's positions."""
         new = list(partitions)
         at_most = self._ingest.owner.claim(new)
         with self._ingest.changed:
             self._ingest.rebalances += 1
-            return self._ingest.offsets.assign(new, at_most)
+            earlier = {p.topic for p in self._ingest.offsets.snapshot().positions}
+            trained = self._ingest.offsets.assign(new, at_most)
+        if earlier and (other := {p.topic for p in new} - earlier):
+            logger.warning("reading %s; trained so far on %s", ", ".join(sorted(other)), ", ".join(sorted(earlier)))
+        logger.info("assigned: %s", ", ".join(_named(p, trained.get(p)) for p in sorted(new)) or "no partition")
+        return trained
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
         """Give partitions up, so that whoever gets them next resumes exactly where we stopped.
@@ -41,23 +46,25 @@ class Handover:
         # 1.
         with ingest.changed:
             self._stop_condition.count(-ingest.batcher.drop(gone))
-            ingest.at_end = ingest.finished = False  # what was dropped is to be read again
+            ingest.at_end = ingest.others_at_end = ingest.finished = False  # what was dropped is to be read again
             ingest.changed.wait_for(lambda: ingest.stopping or not ingest.in_training & gone)
         # 2.
         ingest.owner.flush()
         # 3.
         with ingest.changed:
             offsets.revoke(gone)
+            trained = offsets.snapshot().positions
             ingest.handover_wanted = bool(offsets.releasing())
             ingest.changed.notify_all()
             if not ingest.changed.wait_for(lambda: ingest.stopping or not offsets.releasing(), HANDOVER_S):
-                late = ", ".join(f"{p} at offset {at:,}" for p, at in sorted(offsets.releasing().items()))
-                logger.warning(
-                    "released %s without a checkpoint after %.0f s: the next owner resumes at the last commit",
-                    late,
-                    HANDOVER_S,
-                )
+                late = ", ".join(_named(p, at) for p, at in sorted(offsets.releasing().items()))
+                logger.warning("not saved in %.0f s, others train again from the last commit on: %s", HANDOVER_S, late)
             ingest.handover_wanted = False
             offsets.release(gone)
+        logger.info("revoked: %s", ", ".join(_named(p, trained.get(p)) for p in sorted(gone)))
         # 4.
         ingest.owner.release(gone)
+
+
+def _named(partition: Partition, trained: int | None) -> str:
+    return f"{partition} (new)" if trained is None else f"{partition} (trained up to offset {trained:,})"

@@ -56,7 +56,8 @@ class Ingest:
         self.source: Source | None = None  # once it is open
         self.in_training: frozenset[Partition] = frozenset()  # of the batch that the trainer has
         self.handover_wanted = False  # the trainer should take a snapshot, save and commit it, and call `handed_over`
-        self.at_end = False  # everything that is to be read is read
+        self.at_end = False  # everything that is to be read of our partitions is read
+        self.others_at_end = False  # and nobody else's partitions are left
         self.finished = False  # and everything that was read is taken
         self.stopping = False
         self.error: BaseException | None = None  # with which reading ended
@@ -88,7 +89,7 @@ class Ingest:
                 if self.error is not None:
                     raise self.error
                 batch = self.batcher.flush() if self.at_end else self.batcher.take()
-                self.finished = self.at_end and batch is None
+                self.finished = self.at_end and self.others_at_end and batch is None
                 now = time.monotonic()
                 if batch is not None or self.finished or self.handover_wanted or now >= deadline:
                     self.in_training = frozenset(batch.positions if batch is not None else ())
@@ -100,7 +101,7 @@ class Ingest:
     def take_snapshot(self) -> OffsetSnapshot:
         """Return the offsets that belong to what is trained, between two batches."""
         with self.changed:
-            self.handover_wanted = False
+            self.handover_wanted = self.offsets.moved_back = False
             return self.offsets.snapshot()
 
     def commit(self, saved: Positions) -> None:
@@ -121,6 +122,12 @@ class Ingest:
         with self.changed:
             return self.offsets.assigned()
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether partitions are ours, and it is known where we began to read each."""
+        positions = self.assigned().values()
+        return bool(positions) and None not in positions
+
     def end_offsets(self) -> Positions:
         """Return the offset after the last record of each of our partitions, as far as is known."""
         return self.source.end_offsets() if self.source is not None else {}
@@ -134,6 +141,12 @@ class Ingest:
     def problem(self) -> str | None:
         """What keeps us from reading now, in a sentence; None if nothing does."""
         return self.unavailable or (self.source.problem if self.source is not None else None)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether all of our partitions are trained, and other trainers may wait for our commit as we do for theirs."""
+        with self.changed:
+            return self.at_end and not self.others_at_end and not self.batcher.queued_events
 
     @property
     def queued_events(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamer.sources.base import Partition, PositionOrCommitted, Positions
+from streamer.sources.base import Partition, Position, Positions
 
 
 @dataclass(slots=True)
@@ -14,61 +14,65 @@ class PartitionOffsets:
     """What is known of one partition. Every offset is the next one: all records before it are done."""
 
     position: int | None = None  # the next to train; None until the source has said where reading starts
+    topic_id: str = ""  # of the log that the position is of
+    leader_epoch: int = -1
+    started: int | None = None  # where the source began to read it since it was assigned last; None until that is known
     saved: int | None = None  # the position in a checkpoint, until all of it is committed
     committed: int | None = None  # what was committed last
     assigned: bool = False
-    released: bool = False  # others may have trained beyond our position since
-    releasing: bool = False  # released, but held back until its position is saved and committed
+    releasing: bool = False  # not ours any more, but held back until its position is saved and committed
 
 
 class OffsetSnapshot(NamedTuple):
     """What a checkpoint holds of the stream; it belongs to what is trained between two batches."""
 
-    positions: dict[Partition, int]
-    """The next offset to train of each of our partitions."""
-    released: dict[Partition, int]
-    """The same of partitions that were ours earlier."""
+    positions: dict[Partition, Position]
+    """How far each partition is trained that is ours, or was ours earlier."""
     releasing: dict[Partition, int]
-    """Those of `released` that others get as soon as this snapshot is saved and committed."""
+    """Those that others get as soon as this snapshot is saved and committed."""
 
 
 class OffsetLedger:
     """The offsets of every partition that is or was ours. Not for several threads at once.
 
-    At the first assignment the checkpoint's positions rule over what the group has committed: what was trained after
-    the checkpoint is lost. A partition that is assigned later was others' meanwhile, so reading resumes at our position
-    or at the committed offset, whichever is later.
-
     Args:
         positions: those of a checkpoint's snapshot.
-        released: the same.
     """
 
-    def __init__(self, positions: Positions | None = None, released: Positions | None = None) -> None:
-        self._partitions = {p: PartitionOffsets(offset, released=True) for p, offset in (released or {}).items()}
-        self._partitions |= {p: PartitionOffsets(offset) for p, offset in (positions or {}).items()}
+    def __init__(self, positions: Positions | None = None) -> None:
+        self.moved_back = False
+        """Whether reading began before a position that we had: its log became shorter, or was recreated."""
+        self._partitions: dict[Partition, PartitionOffsets] = {}
+        for partition, offset in (positions or {}).items():
+            self._partitions[partition] = offsets = PartitionOffsets(int(offset), saved=int(offset))
+            _note_log(offsets, offset)
 
-    def assign(self, partitions: Iterable[Partition], at_most: Positions | None = None) -> dict[Partition, int]:
-        """Return where to resume these partitions, which are ours now; where nothing is known, the source decides.
+    def assign(self, partitions: Iterable[Partition], at_most: Positions | None = None) -> dict[Partition, Position]:
+        """Return how far these partitions are trained, which are ours now; where nothing is known, the source decides.
 
         `at_most` are offsets beyond which reading must not resume.
         """
-        new = {p: self._partitions.setdefault(p, PartitionOffsets()) for p in partitions}
-        resume: dict[Partition, int] = {}
-        for partition, offsets in new.items():
-            offsets.assigned, offsets.releasing = True, False
+        for partition in (new := list(partitions)):
+            offsets = self._partitions.setdefault(partition, PartitionOffsets())
+            offsets.assigned, offsets.releasing, offsets.started = True, False, None
             if offsets.position is not None:
                 offsets.position = min(offsets.position, (at_most or {}).get(partition, offsets.position))
-                resume[partition] = PositionOrCommitted(offsets.position) if offsets.released else offsets.position
-        for offsets in self._partitions.values() if new else ():
-            offsets.released |= not offsets.assigned  # the checkpoint's others are not ours any more
-        return resume
+        return {p: at for p, at in self.snapshot().positions.items() if p in new}
 
     def start(self, positions: Positions) -> None:
-        """Note where the source has started to read partitions that were assigned."""
+        """Note where the source has started to read partitions that were assigned, and of which log the positions are.
+
+        Others may have trained beyond our position: then the source has started at their committed offset.
+        """
         for partition, offsets in self._known(positions):
-            if offsets.assigned and (offsets.position is None or offsets.released):
-                offsets.position, offsets.released = positions[partition], False
+            if not offsets.assigned:
+                continue
+            _note_log(offsets, positions[partition])
+            if offsets.started is None:
+                self.moved_back |= positions[partition] < (offsets.position or 0)
+                offsets.started = offsets.position = int(positions[partition])
+                if offsets.saved != offsets.started:
+                    offsets.saved = None
 
     def train(self, positions: Positions) -> None:
         """Note that everything before these positions is trained."""
@@ -77,23 +81,29 @@ class OffsetLedger:
                 offsets.position = positions[partition]
 
     def save(self, positions: Positions) -> None:
-        """Note that a checkpoint holds these positions; of partitions that are others' now nothing is noted."""
+        """Note that a checkpoint holds these positions.
+
+        Nothing is noted of partitions that are others' now, nor of those that others had since, or whose topic was
+        recreated: a checkpoint that is saved late is older than what they have committed.
+        """
         for partition, offsets in self._known(positions):
-            if offsets.assigned or offsets.releasing:
-                offsets.saved = positions[partition]
+            at = positions[partition]
+            ours = (offsets.assigned or offsets.releasing) and offsets.started is not None and at >= offsets.started
+            if ours and getattr(at, "topic_id", offsets.topic_id) == offsets.topic_id:
+                offsets.saved = int(at)
 
     def take_commit(self, acknowledged: Callable[[Positions], Positions]) -> dict[Partition, int]:
         """Return the offsets to commit now: what is saved, as far as the other trainers have acknowledged it.
 
-        The rest waits for the next call. Whoever got the partition next would resume after what is committed; and if we
-        died before the other trainers had heard of the events before it, they never would.
+        They never go back. The rest waits for the next call. Whoever got the partition next would resume after what is
+        committed; and if we died before the other trainers had heard of the events before it, they never would.
         """
-        ours = [(p, offsets) for p, offsets in self._partitions.items() if offsets.assigned or offsets.releasing]
+        ours = [(p, o) for p, o in self._partitions.items() if (o.assigned or o.releasing) and o.started is not None]
         saved = {p: offsets.saved for p, offsets in ours if offsets.saved is not None}
         commit: dict[Partition, int] = {}
         for partition, offset in acknowledged(saved).items() if saved else ():
             offsets = self._partitions[partition]
-            if offset != offsets.committed:
+            if offsets.committed is None or offset > offsets.committed:
                 commit[partition] = offsets.committed = offset
             if offset >= saved[partition]:
                 offsets.saved = None
@@ -103,8 +113,7 @@ class OffsetLedger:
         """Note that these partitions are ours no longer; those that we read are releasing until `release` is called."""
         for _, offsets in self._known(partitions):
             if offsets.assigned:
-                offsets.releasing = offsets.position is not None and not offsets.released
-                offsets.assigned, offsets.released = False, True
+                offsets.assigned, offsets.releasing = False, offsets.started is not None
 
     def release(self, partitions: Iterable[Partition]) -> None:
         """Note that these partitions are others' now: nothing more is committed of them."""
@@ -116,11 +125,9 @@ class OffsetLedger:
         return [(p, self._partitions[p]) for p in partitions if p in self._partitions]
 
     def snapshot(self) -> OffsetSnapshot:
-        """Return the positions as they are now; before the first assignment, the checkpoint's."""
+        """Return the positions as they are now."""
         known = [(p, o, o.position) for p, o in self._partitions.items() if o.position is not None]
-        positions = {p: position for p, offsets, position in known if not offsets.released}
-        released = {p: position for p, offsets, position in known if offsets.released}
-        return OffsetSnapshot(positions, released, self.releasing())
+        return OffsetSnapshot({p: Position(at, o.topic_id, o.leader_epoch) for p, o, at in known}, self.releasing())
 
     def releasing(self) -> dict[Partition, int]:
         """Return the positions of partitions that wait to be released."""
@@ -128,4 +135,10 @@ class OffsetLedger:
 
     def assigned(self) -> dict[Partition, int | None]:
         """Return our partitions, each with the next offset to train if that is known."""
-        return {p: None if o.released else o.position for p, o in self._partitions.items() if o.assigned}
+        return {p: None if o.started is None else o.position for p, o in self._partitions.items() if o.assigned}
+
+
+def _note_log(offsets: PartitionOffsets, position: int) -> None:
+    """Note of which log a position is, if it says so."""
+    if isinstance(position, Position):
+        offsets.topic_id, offsets.leader_epoch = position.topic_id, position.leader_epoch

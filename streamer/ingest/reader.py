@@ -94,8 +94,6 @@ class Reader:
                 raise
             with ingest.changed:
                 ingest.source = source
-                # those of the checkpoint: a crash may have come before their commit
-                ingest.commit(ingest.offsets.snapshot().positions)
             return source
         return None
 
@@ -110,18 +108,19 @@ class Reader:
         """Go around the loop once.
 
         1. note where partitions start, and whether everything is read;
-        2. commit what waited for the other trainers;
+        2. commit what waited for the other trainers, and what the checkpoint holds from which we started;
         3. poll, decode and queue; while the queue is full, poll for nothing, so that we stay a member of the group
            however long a step or a checkpoint takes.
         """
         ingest = self._ingest
         at_end = self._stop_condition.reached(source, ingest.assigned())
+        others_at_end = at_end and (not self._stop_condition.until_end or source.at_end or source.all_assigned)
         positions = source.positions()
         with ingest.changed:
             # 1.
             ingest.offsets.start(positions)
-            if at_end != ingest.at_end:
-                ingest.at_end = at_end
+            if (at_end, others_at_end) != (ingest.at_end, ingest.others_at_end):
+                ingest.at_end, ingest.others_at_end = at_end, others_at_end
                 ingest.changed.notify_all()
             # 2.
             ingest.commit({})
@@ -161,7 +160,7 @@ class Reader:
         if len(fewer := stop_condition.before_max(wanted, decoded)) < len(wanted):
             decoded = self._decode(fewer)
         with ingest.changed:
-            ingest.batcher.add(decoded)
+            ingest.batcher.add(decoded, lost=wanted.lost)
             stop_condition.count(decoded.consumed)
             ingest.changed.notify_all()
 

@@ -21,19 +21,18 @@ class StopCondition:
     """
 
     def __init__(self, until_end: bool = False, max_events: int | None = None) -> None:
-        self._until_end, self._events_left = until_end, max_events
+        self.until_end, self._events_left = until_end, max_events
         self._ends: dict[Partition, int] = {}
 
     def reached(self, source: Source, assigned: Collection[Partition]) -> bool:
-        """Return whether nothing more is to be read. May take a moment."""
+        """Return whether nothing more is to be read of our partitions."""
         if self._events_left == 0 or source.at_end:
             return True
-        if not self._until_end:
+        if not self.until_end:
             return False
         self._note_ends(source, assigned)
         read = source.positions()
-        ours = all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
-        return ours and source.all_assigned
+        return all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
 
     def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
         """Keep the end that a partition had when it was first assigned, also if it goes and comes back."""
@@ -70,4 +69,5 @@ def _first(chunk: Chunk, n: int) -> Chunk:
     """The first n records of a chunk."""
     if n >= len(chunk):
         return chunk
-    return Chunk(chunk.partition, chunk.offsets[:n], chunk.timestamps_ms[:n], chunk.keys[:n], chunk.values[:n])
+    columns = chunk.offsets[:n], chunk.timestamps_ms[:n], chunk.keys[:n], chunk.values[:n]
+    return Chunk(chunk.partition, *columns, lost=chunk.lost)

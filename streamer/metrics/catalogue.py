@@ -78,6 +78,7 @@ streamer_events_trained_total: Events that were trained.
 streamer_events_filtered_total: Events that the filters left out.
 streamer_dead_letters_total{letter_reason}: Events and records that could not be used, by reason.
 streamer_source_live: 1 while the source responds; else 0.
+streamer_lost_records_total: Records that retention removed before they were read.
 streamer_partitions: Partitions assigned to this trainer.
 streamer_lag_records{topic, partition}: Records of a partition that are not trained yet.
 streamer_queued_events: Events that are decoded and wait to be trained.

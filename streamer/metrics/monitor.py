@@ -131,6 +131,7 @@ class Monitor(Observer):
         self._counts["consumed"] += batch.consumed
         self._counts["trained"] += len(batch)
         self._counts["filtered"] += batch.filtered
+        self._counts["lost"] += batch.lost
         self._batch_events.observe(len(batch))
         if batch.arrived_s is not None:
             self._batch_age.observe(self._clock() - batch.arrived_s)
@@ -173,6 +174,7 @@ class Monitor(Observer):
         i.rise("streamer_events_consumed_total", counts["consumed"])
         i.rise("streamer_events_trained_total", counts["trained"])
         i.rise("streamer_events_filtered_total", counts["filtered"])
+        i.rise("streamer_lost_records_total", counts["lost"])
         for reason, count in self._reasons.items():
             i.rise("streamer_dead_letters_total", count, reason)
         i.set("streamer_source_live", float(status.source_problem is None))

@@ -25,12 +25,23 @@ Positions = Mapping[Partition, int]
 """For each partition the next offset to read."""
 
 
-class PositionOrCommitted(int):
-    """A position to resume at, or at the group's committed offset if that is later.
+class Position(int):
+    """An offset, with what tells its log from another of the same name.
 
-    It is for a partition that was ours before: others may have read on meanwhile. A source without groups takes it as
-    a plain position.
+    Args:
+        offset: the next offset to read.
+        topic_id: of the topic as it was created; "" if it is not known.
+        leader_epoch: of the record before the offset, or a later one; -1 if it is not known. A log that lost its end in
+            an election of its leader has no such record any more.
     """
+
+    topic_id: str
+    leader_epoch: int
+
+    def __new__(cls, offset: int, topic_id: str = "", leader_epoch: int = -1) -> Position:
+        position = super().__new__(cls, offset)
+        position.topic_id, position.leader_epoch = topic_id, leader_epoch
+        return position
 
 
 @dataclass(slots=True)
@@ -45,6 +56,7 @@ class Chunk:
     timestamps_ms: list[int]
     keys: list[bytes | None]
     values: list[bytes]  # b"" where the record has none (a tombstone)
+    lost: int = 0  # how many offsets before the first one were removed before they could be read
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -54,9 +66,9 @@ class RebalanceListener(Protocol):
     """Takes partitions over and gives them up. A source calls it inside `open` and `poll`, on the polling thread."""
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        """Return where to resume these partitions, which are ours now; without a position the source's policy decides.
+        """Return how far we have trained these partitions, which are ours now; of those that we never had, nothing.
 
-        A plain position rules over the committed offset, a `PositionOrCommitted` does not.
+        The source resumes there, unless others have trained beyond it: then at their committed offset.
         """
         ...
 
@@ -97,7 +109,7 @@ class Source(Protocol):
 
     @property
     def all_assigned(self) -> bool:
-        """Whether every partition is assigned: to us, or to another reader that lives.
+        """Whether every partition is ours, is read by another reader that lives, or was trained to its end by one.
 
         False in the middle of a rebalance, and while a reader that died is not yet known to be dead. For the polling
         thread; may take a moment.
@@ -110,7 +122,10 @@ class Source(Protocol):
         ...
 
     def positions(self) -> Positions:
-        """Return for each of our partitions the offset that `poll` reads next. Called by the polling thread."""
+        """Return for each of our partitions the offset that `poll` reads next, as a `Position` if the source has more.
+
+        Called by the polling thread.
+        """
         ...
 
     def commit(self, positions: Positions) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import Chunk, Partition, PositionOrCommitted, Positions, RebalanceListener
+from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 from streamer.sources.positions import Partitioner, Record, as_topics, checked_partitions, checked_position
 
 
@@ -36,6 +36,8 @@ class MemoryLog:
         self.stored: list[_Stored] = []
         self.committed: dict[str, dict[Partition, int]] = {}
         """For each group the positions it committed last."""
+        self.trained_by: dict[tuple[str, Partition], tuple[str, int]] = {}
+        """For each of these who committed it, and where that trainer began."""
         self._partitioners: dict[str, Partitioner] = {}
         self._ends: dict[str, list[int]] = {}
 
@@ -88,6 +90,7 @@ class MemorySource:
             some.
         start: where partitions begin that neither the listener nor the group has a position for.
         group: the name under which `commit` stores positions in `log.committed`.
+        trainer: what tells our commits from those of others; "" if nothing does.
     """
 
     def __init__(
@@ -97,8 +100,10 @@ class MemorySource:
         partitions: Collection[int] | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         group: str = "streamer",
+        trainer: str = "",
     ) -> None:
-        self._log = log
+        self._log, self._trainer = log, trainer
+        self._since: dict[Partition, int] = {}
         self._topics = as_topics(topics)
         self._wanted = partitions
         self._start = start
@@ -153,6 +158,8 @@ class MemorySource:
         """Store the positions in `log.committed`, after `close` too."""
         with self._log.changed:
             self._log.committed.setdefault(self._group, {}).update(positions)
+            for partition in positions:
+                self._log.trained_by[self._group, partition] = self._trainer, self._since.get(partition, 0)
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`."""
@@ -185,20 +192,22 @@ class MemorySource:
         for partition in partitions:
             end = self._log.end_offsets(partition.topic)[partition]
             position = self._starting_position(partition, answered.get(partition), end)
-            self._positions[partition] = checked_position(partition, position, 0, end)
+            self._positions[partition] = checked_position(partition, position, end)
         self._all_assigned = True
         self._cursor = 0  # what was returned before is left out by its position
 
     def _starting_position(self, partition: Partition, answer: int | None, end: int) -> int:
-        """As Kafka has it: the answer; what the group committed; the policy."""
-        committed = self._log.committed.get(self._group, {}).get(partition)
-        if isinstance(answer, PositionOrCommitted):
-            return max(answer, committed or 0)
-        if answer is not None:
-            return answer
-        if committed is not None:
-            return committed
-        return 0 if self._start == "earliest" else end
+        """As Kafka has it: how far we or others came, whichever is later; the policy."""
+        committed, (trainer, since) = (
+            self._log.committed.get(self._group, {}).get(partition),
+            self._log.trained_by.get((self._group, partition), ("", 0)),
+        )
+        if ours := self._trainer != "" and trainer == self._trainer:
+            committed = since  # what we trained after our last checkpoint is lost
+        known = [at for at in (answer, committed) if at is not None]
+        position = max(known) if known else 0 if self._start == "earliest" else end
+        self._since[partition] = since if ours else position
+        return position
 
     def _let_go(self, partitions: list[Partition]) -> None:
         assert self._listener is not None, "open comes first"

@@ -42,21 +42,17 @@ def checked_partitions(topic: str, existing: int, wanted: Collection[int] | None
     return [Partition(topic, number) for number in numbers]
 
 
-def checked_position(partition: Partition, position: int, first: int, end: int) -> int:
-    """Where to go on from a recorded position in a partition that holds the offsets `first` to `end - 1`.
+def checked_position(partition: Partition, position: int, end: int) -> int:
+    """The position, which must not be beyond the end of the partition.
 
-    Records that are gone by retention are skipped with a warning. A position beyond the end means that the
-    log is not the one the position was taken from; reading on would silently lose or double events, so this
-    is an error.
+    The log would not be the one that the position was taken from; reading on would silently lose or double events.
     """
     if position > end:
         raise SourceError(
             f"{partition} ends at offset {end}, but reading should resume at {position}: the log was replaced "
             "since that position was recorded. Bring the old log back, or use another checkpoint directory"
         )
-    if position < first:
-        warn_of_gap(partition, position, first)
-    return max(position, first)
+    return position
 
 
 def warn_of_gap(partition: Partition, position: int, first: int) -> None:

@@ -279,15 +279,15 @@ class SourceContract:
         source.close()
         source.commit(positions)
 
-    def test_what_was_committed_does_not_rule_over_the_listener(self, harness, opened):
+    def test_what_was_committed_is_not_behind_what_the_listener_has_trained(self, harness, opened):
         topic = harness.make_topic(1)
         harness.append(topic, 0, json_lines(0, 3))
         source, _ = opened(topic)
         rows = read(source, 3)
-        source.commit({rows[-1][0]: rows[-1][1] + 1})
+        source.commit({rows[0][0]: rows[0][1] + 1})
         source.close()
-        again, _ = opened(topic, {rows[1][0]: rows[1][1]})
-        assert read(again, 2) == rows[1:]
+        again, _ = opened(topic, {rows[2][0]: rows[2][1]})
+        assert read(again, 1) == rows[2:]
 
     def test_close_may_be_called_twice(self, harness, opened):
         topic = harness.make_topic(1)

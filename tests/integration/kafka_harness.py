@@ -8,6 +8,7 @@ from typing import Any
 
 from contracts.source_contract import RecordingListener, rows_of
 from kafka import KafkaConsumer, KafkaProducer
+from kafka.errors import CoordinatorNotAvailableError
 from line_harness import NOON_MS, PATIENCE_S, until
 from servers.kafka import KafkaServer
 
@@ -69,6 +70,12 @@ class KafkaHarness:
             )
         return self._producers[compression]
 
+    def forget_producers(self) -> None:
+        """Write with new ones from now on: the old ones know a topic as it was, and would create it if it is gone."""
+        for producer in self._producers.values():
+            producer.close(timeout=10)
+        self._producers = {}
+
     # ----------------------------------------------------------------------------------------- sources
 
     def settings(self, topics: str | Sequence[str], **changes: Any) -> KafkaSettings:
@@ -93,20 +100,25 @@ class KafkaHarness:
     def close(self) -> None:
         for source in self._sources:
             source.close()
-        for producer in self._producers.values():
-            producer.close(timeout=10)
+        self.forget_producers()
 
     # ----------------------------------------------------------------------------------------- from outside
 
     def committed(self, group: str) -> dict[Partition, int]:
-        """What an admin client sees of a group's offsets."""
-        with self.server.admin() as admin:
-            offsets = admin.list_group_offsets(group)[group]
+        """What an admin client sees of a group's offsets; nothing while the broker has no place for them yet."""
+        try:
+            with self.server.admin() as admin:
+                offsets = admin.list_group_offsets(group)[group]
+        except CoordinatorNotAvailableError:
+            return {}
         return {Partition(*tp): offset.offset for tp, offset in offsets.items() if offset.offset >= 0}
 
     def members(self, group: str) -> int:
-        with self.server.admin() as admin:
-            return len(admin.describe_groups([group])[group]["members"])
+        try:
+            with self.server.admin() as admin:
+                return len(admin.describe_groups([group])[group]["members"])
+        except CoordinatorNotAvailableError:
+            return 0
 
 
 class WrittenTopic:

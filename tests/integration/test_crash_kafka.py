@@ -6,17 +6,15 @@ import json
 import random
 import signal
 import threading
-import time
-import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.source_contract import read
-from crash_harness import TINY, Command, Zygote, records, trained_items
-from kafka_harness import KafkaHarness, WrittenTopic, letters_of, until
+from crash_harness import Command, Zygote, records, trained_items
+from kafka_harness import KafkaHarness, letters_of, until
+from kafka_runs import START_MS, Topic
 from line_harness import assert_closed, assert_same_checkpoint, newest, popularity_counts
 
 from streamer.checkpoint import CheckpointStore
@@ -25,35 +23,10 @@ from streamer.ingest.batcher import Batcher
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.reader import Reader
 from streamer.learner import Learner
-from streamer.sources.base import Partition, PositionOrCommitted
+from streamer.sources.base import Partition
 from streamer.sources.kafka.source import KafkaSource
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
-
-QUICK = ["retry_backoff_ms=20", "session_timeout_ms=1500", "heartbeat_interval_ms=200"]
-"""Client settings with which a dead member is soon forgotten."""
-START_MS = int(time.time() * 1000) - 600_000
-"""When the records were written: not long ago, or the broker removes them for their age."""
-
-
-class Topic(WrittenTopic):
-    """A topic with records, and the arguments of runs that read it."""
-
-    def __init__(self, kafka: KafkaHarness, directory: Path, partitions: int) -> None:
-        super().__init__(kafka, partitions)
-        self.directory = directory
-        self.group = f"group-{uuid.uuid4().hex[:12]}"
-
-    def append(self, values: Sequence[bytes], **how: Any) -> None:
-        super().append(values, first_time_ms=START_MS, **how)
-
-    def run(self, name: str, *more: Any, group: str | None = None) -> list[Any]:
-        """A run with a name of its own, which is that of its checkpoint directory."""
-        client = [part for setting in QUICK for part in ("--kafka", setting)]
-        return [
-            *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.name, *client, *TINY),
-            *("--group-id", group or self.group, "--checkpoint-dir", self.directory / name, *more),
-        ]
 
 
 @pytest.fixture
@@ -62,7 +35,7 @@ def make_topic(kafka: KafkaHarness, tmp_path: Path) -> Any:
 
 
 def positions_in(meta: dict[str, Any], key: str = "positions") -> dict[Partition, int]:
-    return {Partition(topic, number): offset for topic, number, offset in meta[key]}
+    return {Partition(topic, number): offset for topic, number, offset, *_ in meta[key]}
 
 
 # killed ---------------------------------------------------------------------------------------------------------------
@@ -304,22 +277,3 @@ def test_lag_is_what_is_not_trained_yet(kafka: KafkaHarness, make_topic: Any) ->
         until(lambda: sum(ingest.lag().values()) == 1_200 - batch.consumed)
     finally:
         reader.stop()
-
-
-@pytest.mark.parametrize(
-    ("committed", "answer", "start"), [(8, PositionOrCommitted(5), 8), (3, PositionOrCommitted(5), 5), (8, 5, 5)]
-)
-def test_a_partition_that_comes_back_goes_on_where_we_or_others_came_furthest(
-    kafka: KafkaHarness, make_topic: Any, committed: int, answer: int, start: int
-) -> None:
-    """A plain answer is a checkpoint's, and rules."""
-    topic = make_topic(1)
-    topic.append(records(10))
-    zero = Partition(topic.name, 0)
-    first, _ = kafka.open_source(topic.name, group_id=topic.group)
-    read(first, 10)
-    first.commit({zero: committed})
-    first.close()
-    source, _ = kafka.open_source(topic.name, {zero: answer}, group_id=topic.group)
-    assert source.positions() == {zero: start}
-    assert [offset for _, offset, _ in read(source, 10 - start)] == list(range(start, 10))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka_harness import NOON_MS, KafkaHarness, letter, letters_of, until
+from kafka_harness import NOON_MS, KafkaHarness, letter, letters_of
 from line_harness import events, run_settings, values_of
 from servers.process import free_ports
 
@@ -147,27 +146,3 @@ def test_letters_go_to_a_file_where_one_is_named(kafka: KafkaHarness, tmp_path: 
     assert [offset for offset, _ in in_file(file)] == list(range(0, 100, 2))
     with kafka.server.admin() as admin:
         assert not [name for name in admin.list_topics() if name.startswith(f"{topic}.")]
-
-
-def test_letters_without_their_topic_stop_reading_at_a_bound_and_nothing_is_lost(
-    kafka: KafkaHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The topic has no leader for a while: here it asks for more replicas in sync than there are."""
-    caplog.set_level(logging.WARNING, "streamer")
-    monkeypatch.setattr("streamer.dead_letters.kafka.MOST_WAITING_BYTES", 20_000)
-    topic, letters = kafka.make_topic(1), kafka.server.create_topic(**{"min.insync.replicas": "2"})
-    kafka.append(topic, 0, half_bad(2_000))
-    pipeline = line(kafka, topic, tmp_path, "--dead-letters", letters, "--max-queued-events", 64)
-    pipeline.start()
-    until(lambda: pipeline.status.held_up is not None, pipeline.step)
-    for _ in range(5):
-        pipeline.step()
-    assert pipeline.accounting.dead_lettered < 200
-    assert "reading stops" in caplog.text
-    assert letters in caplog.text
-    kafka.server.alter_topic(letters, **{"min.insync.replicas": "1"})
-    until(lambda: pipeline._ingest.finished, pipeline.step)
-    pipeline.close()
-    assert pipeline.accounting.consumed == 2_000
-    offsets = {int(headers["offset"]) for _, _, headers, _ in letters_of(kafka, letters, 1_000)}
-    assert offsets == set(range(0, 2_000, 2))

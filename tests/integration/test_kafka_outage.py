@@ -201,3 +201,33 @@ def running(pipeline: Pipeline, monitor: Monitor) -> Iterator[None]:
     finally:
         pipeline.stop()
         thread.join()
+
+
+def test_letters_that_nobody_acknowledges_stop_reading_at_a_bound_and_none_is_lost(
+    kafka: KafkaHarness, broker: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is killed when all records have been read: from then on letters wait."""
+    monkeypatch.setattr("streamer.dead_letters.kafka.MOST_WAITING_BYTES", 20_000)
+    topic, letters = kafka.make_topic(1), kafka.make_topic(1)
+    kafka.append(topic, 0, [value if k % 2 else value[:-1] for k, value in enumerate(values_of(events(2_000)))])
+    stream = ("--bootstrap-servers", broker.bootstrap, "--topic", topic, "--group-id", topic, "--until-end")
+    options = ("--dim", 8, "--batch-size", 16, "--data-dir", tmp_path, "--dead-letters", letters)
+    pipeline = build_pipeline(run_settings(*stream, *options))
+    pipeline.start()
+    until(lambda: pipeline._ingest.queued_events >= 1_000)
+    broker.kill()
+
+    def stands_still() -> bool:
+        before = pipeline.accounting.dead_lettered
+        for _ in range(5):
+            pipeline.step()
+        return pipeline.status.held_up is not None and pipeline.accounting.dead_lettered == before
+
+    until(stands_still)
+    assert pipeline.accounting.dead_lettered < 100, "20,000 bytes, and those of one more batch"
+    broker.restart()
+    until(lambda: pipeline._ingest.finished, pipeline.step)
+    pipeline.close()
+    assert pipeline.accounting.consumed == 2_000
+    offsets = {int(headers["offset"]) for _, _, headers, _ in letters_of(kafka, letters, 1_000)}
+    assert offsets == set(range(0, 2_000, 2))

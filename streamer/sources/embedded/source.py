@@ -236,13 +236,14 @@ class EmbeddedSource:
         """Turn a run into a chunk, without what lies before our position."""
         partition = self._partitions[partition_id]
         position = self._next[partition_id]
-        if first_offset > position:
+        lost = max(0, first_offset - position)
+        if lost:
             warn_of_gap(partition, position, first_offset)
         try:
             timestamps_ms, keys, values = database.decode_run(records)
         except msgspec.MsgspecError as error:
             raise SourceError(f"the records of {partition} from offset {first_offset} are damaged: {error}") from error
-        chunk = Chunk(partition, list(range(first_offset, first_offset + count)), timestamps_ms, keys, values)
+        chunk = Chunk(partition, list(range(first_offset, first_offset + count)), timestamps_ms, keys, values, lost)
         if first_offset < position:
             _, chunk = _split(chunk, position - first_offset)
         self._next[partition_id] = first_offset + count
@@ -265,10 +266,10 @@ class EmbeddedSource:
         cursor = self._cursor if self._partitions else self._last_seq()
         for row, partition in new.items():
             self._next[row] = position = self._starting_position(row, partition, listened, start)
-            holds = self._db.execute(  # the run that holds the position; the cursor must be before it
-                "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= ? "
-                "ORDER BY first_offset DESC LIMIT 1",
-                (row, position),
+            holds = self._db.execute(  # the run that holds the position, or the oldest; the cursor must be before it
+                "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= max(?, "
+                "(SELECT min(first_offset) FROM batches WHERE partition = ?)) ORDER BY first_offset DESC LIMIT 1",
+                (row, position, row),
             ).fetchone()
             if holds is not None and position < holds[1]:
                 cursor = min(cursor, holds[0] - 1)
@@ -282,7 +283,7 @@ class EmbeddedSource:
         oldest = "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ?"
         first: int = self._db.execute(oldest, (end, row)).fetchone()[0]
         if partition in listened:
-            return checked_position(partition, listened[partition], first, end)
+            return checked_position(partition, listened[partition], end)
         if self._start_timestamp_ms is None:
             return first if start == "earliest" else end
         run = database.first_run_since(self._db, row, self._start_timestamp_ms, end)
@@ -317,7 +318,7 @@ def _take(pending: deque[Chunk], max_records: int) -> list[Chunk]:
 def _split(chunk: Chunk, at: int) -> tuple[Chunk, Chunk]:
     columns = (chunk.offsets, chunk.timestamps_ms, chunk.keys, chunk.values)
     left, right = ([column[part] for column in columns] for part in (slice(None, at), slice(at, None)))
-    return Chunk(chunk.partition, *left), Chunk(chunk.partition, *right)  # type: ignore[arg-type]
+    return Chunk(chunk.partition, *left, lost=chunk.lost), Chunk(chunk.partition, *right)  # type: ignore[arg-type, misc]
 
 
 def _join(chunk: Chunk, more: Chunk) -> None:
@@ -325,3 +326,4 @@ def _join(chunk: Chunk, more: Chunk) -> None:
     chunk.timestamps_ms += more.timestamps_ms
     chunk.keys += more.keys
     chunk.values += more.values
+    chunk.lost += more.lost

@@ -20,7 +20,8 @@ ADVICE = {
     errors.TopicAuthorizationFailedError: "this user needs rights on the topic",
     errors.GroupAuthorizationFailedError: "this user needs the right to read with this group_id",
     errors.UnsupportedCodecError: "update Streamer, or let the producer choose another compression",
-    errors.FencedInstanceIdError: "another running process uses the same group_instance_id",
+    errors.FencedInstanceIdError: "another trainer runs with a copy of this checkpoint directory, or with the same "
+    "group_instance_id: stop one; a copy becomes another trainer when its file trainer-id is deleted",
     errors.InconsistentGroupProtocolError: "its members use another partition_assignment_strategy, or it is "
     "not a group of consumers: choose another group_id",
     errors.InvalidSessionTimeoutError: "the broker does not allow this session_timeout_ms",

@@ -56,6 +56,14 @@ class Group:
             self._ask(partitions, our_id)
         return self._read_by_others.issuperset(partitions)
 
+    def has_member(self, instance_ids: Collection[str]) -> bool:
+        """Whether one of these is a member, as far as the broker knows; True if it does not say."""
+        try:
+            return any(member["group_instance_id"] in instance_ids for member in self._described()["members"])
+        except StreamerError as error:
+            log.warning("%s; taking it that other trainers run", error)
+            return True
+
     def _ask(self, partitions: Collection[Partition], our_id: str) -> None:
         try:
             self._read_by_others = self._given_to_others(our_id)

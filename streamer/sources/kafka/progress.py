@@ -52,7 +52,7 @@ class Progress:
                 self._ends[partition] = max(self._ends[partition], position)
 
     def moved(self, partition: Partition, position: int) -> None:
-        """Reading goes on elsewhere."""
+        """Reading goes on further ahead."""
         with self._lock:
             self._next[partition] = position
             self._passed.pop(partition, None)

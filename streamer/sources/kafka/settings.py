@@ -72,6 +72,7 @@ CLIENT_DEFAULTS: dict[str, Any] = {
     # others took over meanwhile, and may be given them back while those still read them.
     "partition_assignment_strategy": (StickyPartitionAssignor,),
     "reconnect_backoff_max_ms": 2_000,  # a broker that is back is found soon
+    "metadata_max_age_ms": 20_000,  # new partitions are found within half a minute
 }
 """Where Streamer's defaults differ from the client's."""
 
@@ -84,14 +85,16 @@ class KafkaSettings:
         bootstrap_servers: `host:port`, several separated by commas or as a sequence.
         topics: the topics to read.
         group_id: the consumer group; its members share the partitions.
-        auto_offset_reset: where a partition starts that has no position, or whose position is gone:
-            `earliest`, `latest`, or `error` to stop.
+        auto_offset_reset: where a partition starts that has no position: `earliest` or `latest`; `error` stops there,
+            and also where a position is gone, which the others get over.
         start_timestamp_ms: partitions without a position start at the first record at or after this time, in
             milliseconds since the epoch; those that have none so young, at the end.
+        trainer: what tells this trainer's commits from those of others, and makes it a static member of the group:
+            after a crash it gets its partitions back at once. None for a reader that keeps no state.
         client: other settings of the client, by name; see `client_settings`.
         open_timeout_s: how long to wait for the first answer of a broker.
-        join_timeout_s: how long to wait for the group to let us in. A member that died holds a group up until
-            its session expires (the client's `session_timeout_ms`, 45 s).
+        join_timeout_s: how long to wait for the group to let us in. If others join, a member that died holds a group up
+            until its session expires (the client's `session_timeout_ms`, 45 s).
         close_timeout_s: how long leaving may take at most.
         fast_records: parse records with compiled code where the client allows it; see `kafka_records`.
 
@@ -104,6 +107,7 @@ class KafkaSettings:
     group_id: str = StreamSettings.group_id
     auto_offset_reset: str = StreamSettings.start
     start_timestamp_ms: int | None = None
+    trainer: str | None = None
     client: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold passwords
     open_timeout_s: float = 5.0
     join_timeout_s: float = 90.0
@@ -142,11 +146,16 @@ class KafkaSettings:
 
     def consumer_config(self) -> dict[str, Any]:
         """What to give to `KafkaConsumer`. The reset policy is ours, so that no reset goes without a word."""
-        return self._config(KafkaConsumer.DEFAULT_CONFIG) | {
-            "group_id": self.group_id,
-            "auto_offset_reset": "none",
-            "enable_auto_commit": False,
-        }
+        member = {"group_instance_id": f"streamer-{self.trainer}"} if self.trainer else {}
+        return (
+            member
+            | self._config(KafkaConsumer.DEFAULT_CONFIG)
+            | {
+                "group_id": self.group_id,
+                "auto_offset_reset": "none",
+                "enable_auto_commit": False,
+            }
+        )
 
     def producer_config(self) -> dict[str, Any]:
         """What to give to `KafkaProducer`."""

@@ -1,7 +1,6 @@
 """Kafka topics as a source.
 
-The listener decides where reading resumes: its positions rule over the offsets committed in Kafka. Those are
-written for lag monitors, and used for partitions that the listener knows nothing of.
+The listener knows how far this trainer has trained, the group's committed offsets how far anybody has; see `starts`.
 
 A record without a value (a tombstone) is delivered with the value `b""`. No event is that short, so it
 becomes a dead letter.
@@ -11,15 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition, errors
+from kafka import AsyncConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition, errors
 from kafka.structs import MemberState
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
-from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
+from streamer.sources.base import Chunk, Partition, Position, Positions, RebalanceListener
 from streamer.sources.kafka.client import connect, explained, in_our_words, is_transient
 from streamer.sources.kafka.group import Group
 from streamer.sources.kafka.progress import Progress
@@ -30,9 +29,10 @@ from streamer.sources.kafka.settings import (
     settings_from_environment,
     settings_from_file,
 )
-from streamer.sources.kafka.starts import Starts
+from streamer.sources.kafka.starts import LOOKUP_TIMEOUT_MS, Start, Starts
 from streamer.sources.kafka.thread import ClientThread
 from streamer.sources.kafka.watch import Watch
+from streamer.sources.positions import warn_of_gap
 
 __all__ = [
     "KafkaSettings",
@@ -49,6 +49,12 @@ Records = Mapping[TopicPartition, Sequence[Any]]
 SLICE_S = 0.2
 """How long the client waits at a time; after it, new partitions are settled."""
 JOINING_SLICE_S = 0.05
+LOOK_S = 1.0
+"""How often topics are looked at: whether one was deleted or recreated, or has partitions that nobody reads."""
+UNREAD_S = 5.0
+"""How long a new partition may have no reader before we ask the group to rebalance."""
+GONE_S = 5.0
+"""How long a topic must be missing to be taken for deleted."""
 
 
 class KafkaSource:
@@ -57,8 +63,8 @@ class KafkaSource:
     Partitions come in two steps, because the client can look nothing up while it assigns them:
 
     1. assigned: the listener is asked for positions, and the partition is paused;
-    2. settled, right after: where the listener had no position, the committed offset, the start time or the
-       reset policy decides; the exact end is looked up; reading begins.
+    2. settled, right after: `Starts` finds where to begin, and where the partition ends; if nobody could know otherwise
+       that we began there, it is committed; reading begins.
 
     Two threads help: one runs the client (see `kafka_thread`), one looks after the ends (see `kafka_watch`).
     """
@@ -72,10 +78,18 @@ class KafkaSource:
         self._consumer: Any = None
         self._listener: RebalanceListener | None = None
         self._listener_error: BaseException | None = None
-        self._joined = False
+        self._joined = self._opened = False
         self._closing = False
         self._unsettled: dict[TopicPartition, int | None] = {}  # with the listener's position
         self._reading: dict[TopicPartition, Partition] = {}  # settled
+        self._started: dict[Partition, Start] = {}  # of these
+        self._lost: dict[Partition, int] = {}  # removed before they were read, not yet reported by a chunk
+        self._look_at = self._ask_commits_at = 0.0
+        self._has_reader: set[Partition] = set()  # of the others' partitions, as far as we have looked
+        self._unread_since: dict[Partition, float] = {}
+        self._gone_since: dict[str, float] = {}
+        self._ends_of_others: dict[Partition, int] = {}
+        self._done_by_others: set[Partition] = set()
 
     # ----------------------------------------------------------------------------------------- open
 
@@ -88,11 +102,14 @@ class KafkaSource:
         After an error it may be called again.
         """
         self._listener = listener
-        self._joined = self._closing = False
+        self._joined = self._closing = self._opened = False
         self._consumer = connect(KafkaConsumer, self._settings.consumer_config())
+        # kafka-python does not pass this on, and would have the broker create a topic again that was deleted
+        create = self._consumer.config["allow_auto_create_topics"]
+        self._consumer._cluster.config["allow_auto_create_topics"] = create
         self._thread = ClientThread("streamer-kafka")
-        self._starts = Starts(self._settings, self._consumer)
         self._group = Group(self._settings, self._consumer.config["session_timeout_ms"] / 1000)
+        self._starts = Starts(self._settings, self._consumer, self._group)
         self._watch = Watch(self._consumer, self._progress, self._where)
         try:
             if self._settings.fast_records and not use_rows(self._consumer):
@@ -103,6 +120,7 @@ class KafkaSource:
         except BaseException:
             self.close()
             raise
+        self._opened = True
         self._watch.start()
 
     def _check_topics(self, timeout_s: float = 0.0) -> None:
@@ -153,14 +171,15 @@ class KafkaSource:
             waited_s = time.monotonic() - began
             if waited_s > self._settings.join_timeout_s:
                 raise SourceUnavailable(self._not_let_in())
-            if waited_s > 3 and not told:
+            if waited_s > 10 and not told:  # an empty group is made to wait for 3 s by its broker
                 log.info("waiting: %s", self._not_let_in())
                 told = True
 
     def _not_let_in(self) -> str:
+        session_s = self._consumer.config["session_timeout_ms"] / 1000
         return (
-            f"{self._where} has not let this trainer into the group {self._settings.group_id!r} yet; "
-            "a member that died may hold up the group until its session expires"
+            f"{self._where} has not let us into the group {self._settings.group_id!r} yet; it waits until its members "
+            f"have handed their partitions over, and for one that died until its session ends ({session_s:.0f} s)"
         )
 
     def _is_quiet(self) -> bool:
@@ -174,7 +193,9 @@ class KafkaSource:
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
-            records = self._step(max_records, min(left_s, SLICE_S) if max_records else 0.0)
+            # The client forgets a join that ended between two polls, and joins again: so it is given time for one.
+            idle_s = 0.0 if self._consumer is None or self._is_quiet() else SLICE_S
+            records = self._step(max_records, min(left_s, SLICE_S) if max_records else idle_s)
             if records:
                 return self._chunks(records)
             if max_records == 0 and (left_s == 0 or self._is_quiet()):
@@ -187,7 +208,13 @@ class KafkaSource:
 
     def positions(self) -> Positions:
         """See `Source.positions`. While a rebalance is going on, partitions that may come back are missing."""
-        return self._progress.positions()
+        return {p: self._identified(p, at) for p, at in self._progress.positions().items()}
+
+    def _identified(self, partition: Partition, offset: int) -> Position:
+        """The offset, with the topic's id and the leader epoch of what the client has fetched last."""
+        start, state = self._started[partition].position, self._consumer._subscription.assignment.get(partition)
+        fetched = getattr(getattr(state, "position", None), "leader_epoch", -1)
+        return Position(offset, start.topic_id, max(start.leader_epoch, -1 if fetched is None else fetched))
 
     @property
     def all_assigned(self) -> bool:
@@ -197,6 +224,7 @@ class KafkaSource:
             return False
         others = {Partition(topic, number) for topic, numbers in existing.items() for number in numbers}
         others.difference_update(self._reading.values())
+        others = self._not_trained_to_the_end(others)
         return self._group.read_by_others(others, self._consumer.group_metadata().member_id)
 
     @property
@@ -204,11 +232,29 @@ class KafkaSource:
         """See `Source.problem`."""
         return self._watch.problem
 
+    def _not_trained_to_the_end(self, partitions: set[Partition]) -> set[Partition]:
+        """Leave out the partitions whose committed offset has reached the end that they had when we first looked."""
+        left = partitions - self._done_by_others
+        if left and time.monotonic() >= self._ask_commits_at:
+            self._ask_commits_at = time.monotonic() + LOOK_S
+            try:
+                new = [TopicPartition(*p) for p in left if p not in self._ends_of_others]
+                ends = self._consumer.end_offsets(new, timeout_ms=LOOKUP_TIMEOUT_MS) if new else {}
+                self._ends_of_others |= {Partition(*tp): end for tp, end in ends.items()}
+                commits = self._starts.commits(left)
+                self._done_by_others |= {p for p, c in commits.items() if c.offset >= self._ends_of_others[p]}
+            except errors.KafkaError as error:
+                self._go_on_or_raise(error, "looking up offsets of")
+        return partitions - self._done_by_others
+
     def _step(self, max_records: int, timeout_s: float) -> Records:
         """1. send commits; 2. let the client work; 3. settle the partitions that it brought."""
         if self._consumer is None:
             raise SourceError(f"{self._where}: the source is not open")
         self._send_commits()
+        if self._joined and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            self._look_at_topics()
         records = self._let_client_poll(max_records, timeout_s)
         if self._listener_error:
             error, self._listener_error = self._listener_error, None
@@ -241,7 +287,8 @@ class KafkaSource:
         for tp, rows in records.items():
             offsets, timestamps_ms, keys, values = columns(rows)
             filled = [value or b"" for value in values]
-            chunks.append(Chunk(self._reading[tp], offsets, timestamps_ms, keys, filled))
+            lost = self._lost.pop(self._reading[tp], 0)
+            chunks.append(Chunk(self._reading[tp], offsets, timestamps_ms, keys, filled, lost))
         self._progress.returned({chunk.partition: chunk.offsets[-1] + 1 for chunk in chunks})
         return chunks
 
@@ -264,10 +311,10 @@ class KafkaSource:
 
     # ----------------------------------------------------------------------------------------- rebalance
 
-    def _ask(self, question: Callable[[], None]) -> None:
-        """Have the polling thread do something; called on the client's I/O thread. Not while closing."""
+    async def _ask(self, question: Callable[[], None]) -> None:
+        """Have the polling thread do something; called on the client's I/O thread. At close nobody is told."""
         if not self._closing:
-            self._thread.ask(lambda: self._guarded(question))
+            await self._thread.ask(lambda: self._guarded(question), self._consumer._coordinator._net.sleep)
 
     def _guarded(self, question: Callable[[], None]) -> None:
         """An error of the listener is kept for the caller of `poll`; the client would bury it in its own."""
@@ -307,47 +354,139 @@ class KafkaSource:
             for tp in partitions:
                 self._reading.pop(tp, None)
                 self._unsettled.pop(tp, None)
+                self._started.pop(Partition(*tp), None)
+                self._lost.pop(Partition(*tp), None)
             self._progress.forget(gone)
 
     def _settle(self) -> None:
-        """Find where to read the new partitions, and begin; if Kafka does not respond, try in the next poll."""
+        """Find where to read the new partitions, and begin; if Kafka does not answer, try in the next poll.
+
+        1. find the starts; 2. commit those that nobody could know otherwise; 3. read from there.
+        """
         try:
-            starts, ends = self._starts.of({Partition(*tp): at for tp, at in self._unsettled.items()})
+            # 1.
+            starts = self._starts.of({Partition(*tp): at for tp, at in self._unsettled.items()}, not self._opened)
+            # 2.
+            commits = {TopicPartition(*p): s.commit.for_kafka() for p, s in starts.items() if s.must_commit}
+            if commits:
+                self._consumer.commit(commits, timeout_ms=LOOKUP_TIMEOUT_MS)
+        except errors.CommitFailedError as error:  # the next rebalance has begun
+            log.debug("%s: where reading starts is not committed: %s", self._where, error)
+            return
         except errors.KafkaError as error:
             self._go_on_or_raise(error, "looking up offsets of")
             return
-        self._progress.begin(starts, ends)
-        for tp in list(self._unsettled):
-            self._reading[tp] = Partition(*tp)
-            self._consumer.seek(tp, starts[self._reading[tp]])
+        # 3.
+        self._progress.begin({p: s.position for p, s in starts.items()}, {p: s.end for p, s in starts.items()})
+        for partition, start in starts.items():
+            tp = TopicPartition(*partition)
+            self._reading[tp], self._started[partition] = partition, start
+            if start.lost:
+                self._lost[partition] = start.lost
+            self._seek(tp, start.position)
             self._consumer.resume(tp)
             del self._unsettled[tp]
 
+    def _seek(self, tp: TopicPartition, position: Position) -> None:
+        """With its leader epoch the client finds out whether the log is still the one that we have read."""
+        at = OffsetAndMetadata(int(position), "", position.leader_epoch)
+        self._consumer.seek(tp, int(position))
+        self._consumer._subscription.assignment[tp].seek(at)
+
     def _reset(self, out_of_range: Positions) -> None:
-        """Records were removed before we read them, or the log was cut short."""
-        ours = {p: at for p, at in out_of_range.items() if TopicPartition(*p) in self._reading}
+        """Records were removed before we read them, or the log was cut short or recreated."""
+        ours = {TopicPartition(*p): at for p, at in out_of_range.items() if TopicPartition(*p) in self._reading}
         try:
-            starts = self._starts.again(ours)
+            self._consumer.topics()  # asks the broker, so that we know a topic that was recreated
+            if self._look_at_topics():
+                return
+            first = self._consumer.beginning_offsets(list(ours), timeout_ms=LOOKUP_TIMEOUT_MS)
         except errors.KafkaError as error:  # the client has kept the position, and will complain again
             self._go_on_or_raise(error, "looking up offsets of")
             return
-        for partition, start in starts.items():
-            self._move(partition, start)
+        for tp, at in ours.items():
+            if at < first[tp] and self._settings.auto_offset_reset != "error":
+                self._skip(tp, at, first[tp])
+            else:
+                self._begin_again([tp])
+
+    def _skip(self, tp: TopicPartition, position: int, first: int) -> None:
+        """Go on after records that were removed; what was read before them is kept."""
+        partition = self._reading[tp]
+        warn_of_gap(partition, position, first)
+        self._lost[partition] = self._lost.get(partition, 0) + first - position
+        self._consumer.seek(tp, first)
+        self._progress.moved(partition, first)
 
     def _cut_back(self, truncated: Mapping[TopicPartition, OffsetAndMetadata | None]) -> None:
         """A new leader's log ends before our position; what we read after that end is lost to Kafka."""
         for tp, end in truncated.items():
             if tp not in self._reading:
                 continue
-            if end is None or self._settings.auto_offset_reset == "error":
-                self._reset({self._reading[tp]: -1})
-            else:
-                log.warning("%s was truncated by a new leader; resuming at offset %d", self._reading[tp], end.offset)
-                self._move(self._reading[tp], end.offset)
+            partition, topic_id = self._reading[tp], self._starts.topic_id(tp.topic)
+            at = "an offset that is not known" if end is None else f"offset {end.offset:,}"
+            if self._settings.auto_offset_reset == "error":
+                raise SourceError(f"{partition}: a new leader has cut it back to {at}. To go on, use --start earliest")
+            log.warning("%s: a new leader has cut it back to %s; going on there", partition, at)
+            if end is None:
+                end = OffsetAndMetadata(self._consumer.end_offsets([tp], timeout_ms=LOOKUP_TIMEOUT_MS)[tp], "", -1)
+            self._begin_again([tp], Position(end.offset, topic_id, end.leader_epoch))
 
-    def _move(self, partition: Partition, position: int) -> None:
-        self._consumer.seek(TopicPartition(*partition), position)
-        self._progress.moved(partition, position)
+    def _begin_again(self, tps: Sequence[TopicPartition], at_most: Position | None = None) -> None:
+        """Give partitions up and take them over again: their log is not the one that we have read."""
+        self._revoked(tps, lost=True)
+        self._assigned(tps)
+        if at_most is not None:
+            for tp in tps:
+                answer = self._unsettled[tp]
+                self._unsettled[tp] = at_most if answer is None else min(at_most, answer)
+
+    def _look_at_topics(self) -> bool:
+        """See whether a topic was deleted or recreated, or has new partitions; return whether one was recreated.
+
+        Raises:
+            UnknownTopic: a topic was deleted.
+        """
+        recreated, now, cluster = False, time.monotonic(), self._consumer._cluster
+        for topic in self._settings.topics:
+            numbers = cluster.partitions_for_topic(topic)
+            if not numbers:
+                if now - self._gone_since.setdefault(topic, now) > GONE_S and topic not in self._consumer.topics():
+                    raise UnknownTopic(
+                        f"{self._where}: the topic {topic!r} was deleted while it was read. Create it again"
+                    )
+                continue
+            self._gone_since.pop(topic, None)
+            ours = [tp for tp in self._reading if tp.topic == topic]
+            known = {self._started[self._reading[tp]].position.topic_id for tp in ours} - {""}
+            if known and known != {self._starts.topic_id(topic)}:
+                recreated = True
+                self._begin_again(ours)
+            elif self._starts.trainer:
+                self._look_for_unread({Partition(topic, number) for number in numbers}, now)
+        return recreated
+
+    def _look_for_unread(self, partitions: set[Partition], now: float) -> None:
+        """Have the group rebalance if a partition has had no reader for a while; every reader commits where it begins.
+
+        The client does that itself where it leads the group. After a restart of a static member no client knows that it
+        does (KAFKA-13435).
+        """
+        missing = partitions - self._has_reader - set(self._started)
+        if not missing:
+            return
+        try:
+            self._has_reader |= self._starts.commits(missing).keys()
+        except errors.KafkaError as error:
+            self._go_on_or_raise(error, "looking up offsets of")
+            return
+        unread = [
+            p for p in sorted(missing - self._has_reader) if now - self._unread_since.setdefault(p, now) > UNREAD_S
+        ]
+        if unread:
+            log.info("nobody reads %s yet: asking the group to rebalance", ", ".join(map(str, unread)))
+            self._unread_since = {}
+            self._consumer._coordinator.request_rejoin()
 
     # ----------------------------------------------------------------------------------------- any thread
 
@@ -372,9 +511,16 @@ class KafkaSource:
 
         if positions:
             try:
-                self._consumer.commit_async(_offsets(positions), answered)
+                self._consumer.commit_async(self._commits(positions), answered)
             except errors.KafkaError as error:
                 answered(None, error)
+
+    def _commits(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to commit, with what it says of us."""
+        ours = {
+            p: self._started[p].commit._replace(offset=int(at)) for p, at in positions.items() if p in self._started
+        }
+        return {TopicPartition(*p): commit.for_kafka() for p, commit in ours.items()}
 
     # ----------------------------------------------------------------------------------------- close
 
@@ -389,49 +535,47 @@ class KafkaSource:
         self._watch.stop()
         half_s = self._settings.close_timeout_s / 2
         try:
-            consumer, last = self._consumer, self._progress.take_last_commit()
+            consumer, last = self._consumer, self._commits(self._progress.take_last_commit())
             self._thread.run(lambda: self._leave(consumer, last, half_s), timeout_s=2 * half_s)
         except (errors.KafkaError, TimeoutError) as error:
             log.warning("%s: could not leave the group cleanly: %s", self._where, error)
         finally:
             self._thread.stop()
             self._consumer = None
-            self._unsettled, self._reading = {}, {}
+            self._unsettled, self._reading, self._started = {}, {}, {}
             self._progress.forget(self._progress.known()[0])
 
-    def _leave(self, consumer: Any, last: Positions, timeout_s: float) -> None:
+    def _leave(self, consumer: Any, last: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
         timeout_ms = round(timeout_s * 1000)
         try:
             if last:
-                consumer.commit(_offsets(last), timeout_ms=timeout_ms)
+                consumer.commit(last, timeout_ms=timeout_ms)
         except errors.KafkaError as error:
-            log.warning("%s: the last offsets could not be committed: %s", self._where, error)
+            log.warning("%s: the last offsets are not committed: %s", self._where, error)
+        # A static member would stay in the group until its session expires, and nobody would read its partitions.
+        consumer._coordinator.config["group_instance_id"] = None
         consumer.close(autocommit=False, timeout_ms=timeout_ms)
 
 
-class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
+class _Rebalances(AsyncConsumerRebalanceListener):  # type: ignore[misc]
     """Brings what the client says on its I/O thread to the polling thread."""
 
     def __init__(
         self,
-        ask: Callable[[Callable[[], None]], None],
+        ask: Callable[[Callable[[], None]], Awaitable[None]],
         assigned: Callable[[Sequence[TopicPartition]], None],
         revoked: Callable[[Sequence[TopicPartition], bool], None],
     ) -> None:
         self._ask, self._assigned, self._revoked = ask, assigned, revoked
 
-    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        self._ask(lambda: self._assigned(sorted(assigned)))
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        await self._ask(lambda: self._assigned(sorted(assigned)))
 
-    def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        self._ask(lambda: self._revoked(sorted(revoked), False))
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        await self._ask(lambda: self._revoked(sorted(revoked), False))
 
-    def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        self._ask(lambda: self._revoked(sorted(lost), True))
-
-
-def _offsets(positions: Mapping[Partition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {TopicPartition(*p): OffsetAndMetadata(position, "", -1) for p, position in positions.items()}
+    async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
+        await self._ask(lambda: self._revoked(sorted(lost), True))
 
 
 def _some(names: Iterable[str], most: int = 10) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from kafka import TopicPartition
 
 from streamer.errors import SourceError
-from streamer.sources.base import Partition, PositionOrCommitted, Positions
+from streamer.sources.base import Partition, Position, Positions
+from streamer.sources.kafka.commits import Commit
+from streamer.sources.kafka.group import Group
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -17,76 +19,144 @@ log = logging.getLogger(__name__)
 LOOKUP_TIMEOUT_MS = 2_000
 
 
+class Start(NamedTuple):
+    """Where the reading of a partition begins."""
+
+    position: Position
+    commit: Commit
+    """What our commits say of it, with the offset up to which it is known to be trained."""
+    must_commit: bool
+    """Whether that must be committed before reading begins: or nobody would know where we began."""
+    lost: int
+    """How many offsets were removed before we could read them."""
+    end: int
+    """Where the partition ends now."""
+
+
 class Starts:
     """Finds starting positions, with questions to Kafka; raises the client's errors if it does not respond."""
 
-    def __init__(self, settings: KafkaSettings, consumer: Any) -> None:
-        self._settings = settings
-        self._consumer = consumer
+    def __init__(self, settings: KafkaSettings, consumer: Any, group: Group) -> None:
+        self._settings, self._consumer, self._group = settings, consumer, group
+        self.trainer: str = consumer.config["group_instance_id"] or ""
 
-    def of(self, answers: Mapping[Partition, int | None]) -> tuple[Positions, Positions]:
-        """Where each partition starts, and where it ends now.
+    def of(self, trained: Mapping[Partition, int | None], joining: bool) -> dict[Partition, Start]:
+        """Return where each partition starts; `trained` is how far we have trained it, None if we never had it.
 
-        1. the answer, if there is one; 2. the committed offset, also if it is later than an answer that is a
-        `PositionOrCommitted`; 3. the start time; 4. the reset policy.
+        While we are `joining` the group, nothing may be left out that was trained by nobody who runs.
+
+        1. What we have trained of a topic that was recreated since is of another log, and does not count.
+        2. Where we have trained: there; but after what others have trained since.
+        3. Otherwise where the group has committed; if we did that and have no checkpoint of it, where we began.
+        4. Otherwise a partition that is new in its topic starts at its beginning, any other by time or policy.
+        5. What is gone by retention is skipped, and what lies beyond the end is not waited for.
         """
-        first, ends = self._range(answers)
-        starts: dict[Partition, int] = {}
-        for partition, answer in answers.items():
-            position = self._answered_or_committed(partition, answer)
-            if position is None:
-                position = self._by_time(partition, ends[partition])
-            if position is None:
-                position = self._by_policy(partition, first[partition], ends[partition], "it has no position yet")
-            starts[partition] = self._in_range(partition, position, first[partition], ends[partition])
-        return starts, ends
-
-    def again(self, out_of_range: Positions) -> Positions:
-        """Where to go on with positions that Kafka refused."""
-        first, ends = self._range(out_of_range)
-        return {p: self._in_range(p, position, first[p], ends[p]) for p, position in out_of_range.items()}
-
-    def _range(self, partitions: Mapping[Partition, Any]) -> tuple[Positions, Positions]:
-        tps = [TopicPartition(*partition) for partition in partitions]
+        tps = [TopicPartition(*partition) for partition in trained]
         first = self._consumer.beginning_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
         ends = self._consumer.end_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
-        return _by_partition(first), _by_partition(ends)
+        numbers = {p.topic: self._consumer.partitions_for_topic(p.topic) for p in trained}
+        commits = self.commits(Partition(topic, number) for topic, found in numbers.items() for number in found)
+        if joining:
+            self._refuse_to_skip(trained, commits, _by_partition(first))
+        starts: dict[Partition, Start] = {}
+        for partition, ours in trained.items():
+            tp, known = TopicPartition(*partition), [c for p, c in commits.items() if p.topic == partition.topic]
+            began_with = min([c.partitions for c in known if c.trainer], default=len(numbers[partition.topic]))
+            starts[partition] = self._start(partition, ours, commits.get(partition), first[tp], ends[tp], began_with)
+        return starts
 
-    def _answered_or_committed(self, partition: Partition, answer: int | None) -> int | None:
-        if answer is not None and not isinstance(answer, PositionOrCommitted):
-            return answer
-        committed = self._committed(partition)
-        return committed if answer is None else max(answer, committed or 0)
+    def commits(self, partitions: Iterable[Partition]) -> dict[Partition, Commit]:
+        """Return what the group has committed; not of a topic that was deleted since."""
+        tps = [TopicPartition(*partition) for partition in partitions]
+        found = self._consumer._coordinator.fetch_committed_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
+        commits = {Partition(*tp): Commit.of(committed) for tp, committed in found.items()}
+        return {p: c for p, c in commits.items() if c.topic_id in ("", self.topic_id(p.topic))}
 
-    def _committed(self, partition: Partition) -> int | None:
-        offset: int | None = self._consumer.committed(TopicPartition(*partition), timeout_ms=LOOKUP_TIMEOUT_MS)
-        return offset
+    def topic_id(self, topic: str) -> str:
+        """Return the id that a topic got when it was created; "" if the broker has none (before Kafka 2.8)."""
+        return str(self._consumer._cluster.topic_id(topic) or "")
 
-    def _by_time(self, partition: Partition, end: int) -> int | None:
-        """The first record at or after the start time, or the end if there is none."""
-        if self._settings.start_timestamp_ms is None:
-            return None
-        tp = TopicPartition(*partition)
-        wanted = {tp: self._settings.start_timestamp_ms}
-        found = self._consumer.offsets_for_times(wanted, timeout_ms=LOOKUP_TIMEOUT_MS)[tp]
-        return end if found is None else int(found.offset)
+    def _start(
+        self, partition: Partition, ours: int | None, commit: Commit | None, first: int, end: int, began_with: int
+    ) -> Start:
+        topic_id, since = self.topic_id(partition.topic), None
+        recreated = topic_id and getattr(ours, "topic_id", "") not in ("", topic_id)
+        if recreated:  # 1.
+            log.warning("%s was deleted and created again since it was trained: reading all of it", partition)
+            ours = None
+        own = commit is not None and commit.trainer == self.trainer != ""
+        if commit is not None:  # 2. and 3.
+            since = commit.since if own else commit.offset
+            position = since if ours is None else max(ours, since)
+            if ours is not None and position > ours:
+                log.info("%s was trained by others from offset %s to %s", partition, f"{ours:,}", f"{position:,}")
+        elif ours is not None:
+            position = ours
+        elif recreated or partition.number >= began_with:  # 4.
+            position = first
+            log.info("%s is new: reading it from its beginning", partition)
+        else:
+            position = self._by_time_or_policy(partition, first, end)
+        start = self._in_range(partition, position, first, end)  # 5.
+        if own and commit is not None and start < commit.offset:
+            was = f"{commit.offset:,}"
+            log.warning(
+                "%s: the committed offset goes back from %s to %s, where our state ends", partition, was, f"{start:,}"
+            )
+        safe = start if commit is None else min(start, commit.offset)
+        epoch = ours.leader_epoch if isinstance(ours, Position) and ours == start else -1
+        ours_now = Commit(safe, self.trainer, topic_id, min(safe if since is None else since, safe), began_with)
+        must_commit = self.trainer != "" and ours is None if commit is None else not own or safe < commit.offset
+        lost = max(0, first - position) if commit is not None or ours is not None else 0
+        return Start(Position(start, topic_id, epoch), ours_now, bool(must_commit and self.trainer), lost, end)
+
+    def _refuse_to_skip(
+        self, trained: Mapping[Partition, int | None], commits: Mapping[Partition, Commit], first: Positions
+    ) -> None:
+        """Do not begin with an empty model where a trainer that is gone has stopped, unless others of the group run.
+
+        Raises:
+            SourceError: that is what would happen.
+        """
+        trainers = {commit.trainer for commit in commits.values()} - {""}
+        stateless = self.trainer not in trainers and all(ours is None for ours in trained.values())
+        skipped = {p: c for p, c in commits.items() if p in trained and c.trainer and c.offset > first[p]}
+        if not (self.trainer and stateless and skipped):
+            return
+        offsets = ", ".join(f"{p} at offset {c.offset:,}" for p, c in sorted(skipped.items())[:3])
+        offsets += ", ..." if len(skipped) > 3 else ""
+        if self._group.has_member(trainers):
+            log.info("joining the trainers of group %r: they have trained %s", self._settings.group_id, offsets)
+            return
+        raise SourceError(
+            f"the group {self._settings.group_id!r} has committed {offsets}, trained by one that does not run now. "
+            "The checkpoint directory holds nothing of that, so what is before would be left out. Give the "
+            "--checkpoint-dir of that trainer to continue it, or another --group-id to train from --start on"
+        )
+
+    def _by_time_or_policy(self, partition: Partition, first: int, end: int) -> int:
+        """Return the first record at or after the start time, or the end if there is none; or what the policy says."""
+        if self._settings.start_timestamp_ms is not None:
+            tp = TopicPartition(*partition)
+            wanted = {tp: self._settings.start_timestamp_ms}
+            found = self._consumer.offsets_for_times(wanted, timeout_ms=LOOKUP_TIMEOUT_MS)[tp]
+            return end if found is None else int(found.offset)
+        if self._settings.auto_offset_reset == "error":
+            raise SourceError(f"{partition} has no position yet, and --start is 'error': choose earliest or latest")
+        return first if self._settings.auto_offset_reset == "earliest" else end
 
     def _in_range(self, partition: Partition, position: int, first: int, end: int) -> int:
+        """Return the position, or the nearest one that there is: never the beginning of a log that became shorter."""
         if first <= position <= end:
             return position
-        why = f"its position {position} is out of range, valid are {first} to {end}"
-        start = self._by_policy(partition, first, end, why)
-        policy = self._settings.auto_offset_reset
-        log.warning("%s: %s; resuming at offset %d (auto_offset_reset=%s)", partition, why, start, policy)
-        return start
-
-    def _by_policy(self, partition: Partition, first: int, end: int, why: str) -> int:
+        if position < first:
+            why = f"offsets {position:,} to {first - 1:,} were removed by retention before they were read"
+        else:
+            why = f"it ends at offset {end:,}, and we have trained up to {position:,}: its last records were lost"
         if self._settings.auto_offset_reset == "error":
-            raise SourceError(
-                f"{partition} cannot be read: {why}, and auto_offset_reset is 'error'; "
-                "to go on anyway, set it to 'earliest' or 'latest'"
-            )
-        return first if self._settings.auto_offset_reset == "earliest" else end
+            raise SourceError(f"{partition}: {why}. To go on there, start with --start earliest")
+        log.warning("%s: %s; going on at offset %s", partition, why, f"{min(max(position, first), end):,}")
+        return min(max(position, first), end)
 
 
 def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[Partition, int]:

@@ -6,15 +6,17 @@ is promised the polling thread. So the polling thread has `poll` run here, and a
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
 Jobs = queue.SimpleQueue[Callable[[], None] | None]
+
+ASK_S = 0.005
+"""How often the client's I/O thread looks whether its question is answered."""
 
 
 class ClientThread:
@@ -45,16 +47,18 @@ class ClientThread:
             self._inbox = None
         return result.result()
 
-    def ask(self, question: Callable[[], None]) -> None:
-        """Have `question()` done by the thread that waits in `run`; nobody does if that was interrupted."""
+    async def ask(self, question: Callable[[], None], sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Have `question()` done by the thread that waits in `run`; nobody does if that was interrupted.
+
+        For the client's I/O thread, which goes on meanwhile: it sends heartbeats. `sleep` is that of its loop.
+        """
         inbox = self._inbox
         if inbox is None:
             return
         answer: Future[None] = Future()
         inbox.put(lambda: _fulfil(answer, question))
         while self._inbox is inbox and not answer.done():
-            with contextlib.suppress(TimeoutError):
-                answer.result(timeout=1)
+            await sleep(ASK_S)
 
     def stop(self) -> None:
         """End the thread after what it is doing."""

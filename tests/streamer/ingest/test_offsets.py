@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.ingest.offsets import OffsetLedger
-from streamer.sources.base import Partition, PositionOrCommitted, Positions
+from streamer.sources.base import Partition, Position, Positions
 
 P0, P1, P2 = (Partition("clicks", number) for number in range(3))
 
@@ -32,54 +32,49 @@ def reading(positions: Positions) -> OffsetLedger:
 
 
 class TestResuming:
-    def test_the_first_assignment_is_ruled_by_the_checkpoint_and_later_ones_are_not(self):
-        ledger = OffsetLedger({P0: 10, P1: 20}, released={P2: 5})
+    def test_it_resumes_where_it_has_trained_in_the_log_that_it_has_read(self):
+        ledger = OffsetLedger({P0: Position(10, "one", 3), P1: 20})
         assert ledger.assign([]) == {}
-        assert ledger.snapshot() == ({P0: 10, P1: 20}, {P2: 5}, {})
-        first = ledger.assign([P0])
+        first = ledger.assign([P0, P2])
         assert first == {P0: 10}
-        assert not isinstance(first[P0], PositionOrCommitted)
-        assert ledger.snapshot() == ({P0: 10}, {P1: 20, P2: 5}, {}), "what others got is not ours any more"
-        later = ledger.assign([P1, P2])
-        assert later == {P1: 20, P2: 5}
-        assert all(isinstance(position, PositionOrCommitted) for position in later.values())
+        assert (first[P0].topic_id, first[P0].leader_epoch) == ("one", 3)
+        ledger.start({P0: Position(0, "two", 0)})
+        again = ledger.snapshot().positions
+        assert again == {P0: 0, P1: 20}, "what others have now is remembered too"
+        assert (again[P0].topic_id, again[P0].leader_epoch) == ("two", 0)
 
-    def test_what_comes_back_resumes_where_we_or_others_came_furthest(self):
+    def test_what_comes_back_resumes_where_others_came(self):
         ledger = OffsetLedger()
         assert ledger.assign([P0]) == {}
         ledger.start({P0: 3})
         ledger.train({P0: 7})
         ledger.revoke([P0])
-        assert ledger.snapshot() == ({}, {P0: 7}, {P0: 7})
+        assert ledger.snapshot() == ({P0: 7}, {P0: 7})
         ledger.release([P0])
-        assert ledger.snapshot() == ({}, {P0: 7}, {})
-        assert isinstance(ledger.assign([P0])[P0], PositionOrCommitted)
-        assert ledger.snapshot() == ({}, {P0: 7}, {}), "where others came is not known before the source has started"
-        assert ledger.assigned() == {P0: None}
+        assert ledger.snapshot() == ({P0: 7}, {})
+        assert ledger.assign([P0]) == {P0: 7}
+        assert ledger.assigned() == {P0: None}, "where others came is not known before the source has started"
         ledger.start({P0: 12})
-        assert ledger.snapshot() == ({P0: 12}, {}, {})
+        assert ledger.snapshot() == ({P0: 12}, {})
 
     def test_nobody_resumes_beyond_what_must_be_read_again(self):
         assert OffsetLedger({P0: 40}).assign([P0, P1], {P0: 15}) == {P0: 15}
         assert OffsetLedger({P0: 10}).assign([P0], {P0: 15}) == {P0: 10}
-        (position,) = OffsetLedger({}, {P0: 40}).assign([P0], {P0: 15}).values()
-        assert isinstance(position, PositionOrCommitted)
-        assert position == 15
         assert OffsetLedger().assign([P0], {P0: 15}) == {}, "the group knows where"
 
     def test_a_start_is_noted_once_and_not_of_partitions_that_are_not_ours(self):
         ledger = reading({P0: 3})
         ledger.start({P0: 9, P1: 1})
         ledger.train({P1: 2})
-        assert ledger.snapshot() == ({P0: 3}, {}, {})
+        assert ledger.snapshot() == ({P0: 3}, {})
         ledger.revoke([P1])
         assert ledger.releasing() == {}
 
     def test_a_partition_that_goes_before_it_was_read_leaves_no_trace(self):
-        ledger = OffsetLedger(released={P1: 5})
+        ledger = OffsetLedger({P1: 5})
         ledger.assign([P0, P1])
         ledger.revoke([P0, P1])
-        assert ledger.snapshot() == ({}, {P1: 5}, {}), "nothing was trained, so there is nothing to hand over"
+        assert ledger.snapshot() == ({P1: 5}, {}), "nothing was trained, so there is nothing to hand over"
 
 
 class TestCommitting:
@@ -123,6 +118,35 @@ class TestCommitting:
         ledger.save({P0: 5})
         assert ledger.take_commit(everything) == {P0: 5}
 
+    def test_the_checkpoint_of_the_start_is_committed_where_reading_starts_there(self):
+        ledger = OffsetLedger({P0: 5, P1: 5})
+        assert ledger.take_commit(everything) == {}
+        ledger.assign([P0, P1])
+        ledger.start({P0: 5, P1: 9})
+        assert ledger.take_commit(everything) == {P0: 5}, "the rest of the other one is others'"
+
+    def test_a_checkpoint_that_is_saved_late_sets_nothing_back_that_others_trained_since(self):
+        ledger = reading({P0: 0})
+        ledger.train({P0: 5})
+        late = ledger.snapshot().positions
+        ledger.revoke([P0])
+        ledger.release([P0])  # it was waited for long enough
+        ledger.assign([P0])
+        ledger.start({P0: 8})  # where others came
+        ledger.save(late)
+        assert ledger.take_commit(everything) == {}
+
+    def test_a_checkpoint_of_a_topic_that_was_recreated_since_is_not_committed(self):
+        ledger = reading({P0: Position(0, "one")})
+        ledger.train({P0: 5})
+        late = ledger.snapshot().positions
+        ledger.revoke([P0])
+        ledger.release([P0])
+        ledger.assign([P0])
+        ledger.start({P0: Position(0, "two")})
+        ledger.save(late)
+        assert ledger.take_commit(everything) == {}
+
     def test_a_checkpoint_that_is_saved_late_releases_nothing_that_came_back(self):
         ledger = reading({P0: 5})
         ledger.revoke([P0])
@@ -147,23 +171,27 @@ STEPS = st.lists(
 @given(STEPS, st.dictionaries(st.sampled_from([P0, P1, P2]), st.integers(0, 20)))
 def test_under_any_steps_only_what_is_saved_and_ours_is_committed(steps, checkpoint):
     ledger = OffsetLedger(checkpoint)
-    saved: dict[Partition, int] = {}
+    saved: dict[Partition, int] = dict(checkpoint)
+    committed: dict[Partition, int] = {}
     for step, partitions, offset in steps:
         ours = ledger.assigned().keys() | ledger.releasing()
         positions = dict.fromkeys(partitions, offset)
         if step == "commit":
-            for partition, committed in ledger.take_commit(up_to(offset)).items():
+            for partition, new in ledger.take_commit(up_to(offset)).items():
                 assert partition in ours
-                assert committed <= min(offset, saved[partition])
+                assert new <= min(offset, saved[partition])
+                assert new > committed.get(partition, -1)
+                committed[partition] = new
         elif step == "save":
             ledger.save(positions)
-            saved |= {p: offset for p in partitions if p in ours}
+            saved |= {p: max(offset, saved.get(p, 0)) for p in partitions if p in ours}
         else:
             getattr(ledger, step)(positions if step in ("start", "train") else partitions)
+            if step == "release":
+                committed = {p: at for p, at in committed.items() if p not in partitions or p in ledger.assigned()}
         snapshot = ledger.snapshot()
-        assert not snapshot.positions.keys() & snapshot.released
-        assert snapshot.releasing.items() <= snapshot.released.items()
+        assert snapshot.releasing.items() <= snapshot.positions.items()
         assert {p: at for p, at in ledger.assigned().items() if at is not None}.items() <= snapshot.positions.items()
-        again = OffsetLedger(snapshot.positions, snapshot.released)
-        assert again.snapshot() == (snapshot.positions, snapshot.released, {}), "a restart knows the same"
-        assert again.assign([P0, P1, P2]) == snapshot.positions | snapshot.released
+        again = OffsetLedger(snapshot.positions)
+        assert again.snapshot() == (snapshot.positions, {}), "a restart knows the same"
+        assert again.assign([P0, P1, P2]) == snapshot.positions

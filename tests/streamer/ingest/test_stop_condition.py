@@ -16,8 +16,8 @@ A, B = Partition("t", 0), Partition("t", 1)
 class FakeSource:
     """Says where it reads and where it ends."""
 
-    def __init__(self, read: Positions, ends: Positions, all_assigned: bool = True) -> None:
-        self.read, self.ends, self.all_assigned = dict(read), dict(ends), all_assigned
+    def __init__(self, read: Positions, ends: Positions) -> None:
+        self.read, self.ends = dict(read), dict(ends)
         self.at_end = False
 
     def positions(self) -> Positions:
@@ -49,13 +49,6 @@ class TestUntilEnd:
     def test_a_partition_that_is_ours_but_not_read_yet_is_not_at_its_end(self):
         condition = StopCondition(until_end=True)
         assert not condition.reached(FakeSource({A: 3}, {A: 3}), {A, B})
-
-    @pytest.mark.parametrize("ours", [{}, {A: 3}])
-    def test_partitions_that_may_still_come_are_waited_for(self, ours):
-        condition, source = StopCondition(until_end=True), FakeSource(ours, ours, all_assigned=False)
-        assert not condition.reached(source, set(ours))
-        source.all_assigned = True
-        assert condition.reached(source, set(ours))
 
     def test_without_it_only_the_source_knows_an_end(self):
         condition, source = StopCondition(), FakeSource({A: 3}, {A: 3})

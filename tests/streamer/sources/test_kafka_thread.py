@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -22,7 +23,7 @@ def test_call_runs_elsewhere_and_questions_are_answered_here(thread: ClientThrea
 
     def call() -> int:
         for _ in range(3):
-            thread.ask(lambda: answered.append(threading.get_ident()))
+            asyncio.run(thread.ask(lambda: answered.append(threading.get_ident()), asyncio.sleep))
         assert len(answered) == 3, "ask returns when it is done"
         return threading.get_ident()
 
@@ -45,7 +46,7 @@ def test_nobody_waits_for_an_answer_when_nobody_answers(thread: ClientThread) ->
 
     def call() -> None:
         released.wait()
-        thread.ask(asked.set)
+        asyncio.run(thread.ask(asked.set, asyncio.sleep))
         asked.set()
 
     with pytest.raises(TimeoutError):
