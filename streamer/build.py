@@ -39,7 +39,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.pipeline import Pipeline
-    from streamer.prequential import Prequential
+    from streamer.prequential import LINE_FLOORS, Prequential
 
     decoder, make_source, learner = EventDecoder(settings), source_factory(settings), Learner(settings)
     return Pipeline(
@@ -49,7 +49,9 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         dead_letters(settings),
         settings,
         CheckpointStore(settings.checkpoints, settings.keep_checkpoints),
-        Prequential(learner, time_share=settings.evaluation_share) if settings.evaluation_share else None,
+        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS)
+        if settings.evaluation_share
+        else None,
         shared_store(settings),
     )
 
