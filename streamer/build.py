@@ -40,7 +40,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.pipeline import Pipeline
-    from streamer.prequential import Prequential
+    from streamer.prequential import LINE_FLOORS, Prequential
 
     kafka_settings(settings)  # raises what is wrong with them, before the directory is made
     decoder, learner = EventDecoder(settings), Learner(settings)
@@ -52,7 +52,9 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         letters,
         settings,
         checkpoints,
-        Prequential(learner, time_share=settings.evaluation_share) if settings.evaluation_share else None,
+        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS)
+        if settings.evaluation_share
+        else None,
         shared_store(settings),
     )
 

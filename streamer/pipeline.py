@@ -39,7 +39,7 @@ from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learner
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
-from streamer.prequential import Prequential
+from streamer.prequential import BestFloor, Prequential
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.base import Partition, Source
@@ -61,7 +61,7 @@ class Status:
     loss: float | None = None
     """Mean over the latest events, so that a smaller batch, which has fewer negatives, weighs less."""
     hit_rate: float | None = None
-    most_popular_hit_rate: float | None = None
+    best_floor: BestFloor | None = None
     cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
     partitions: dict[Partition, int | None] = field(default_factory=dict)
     """Those that are assigned to us, and the next offset to train of each."""
@@ -338,7 +338,7 @@ class Pipeline:
         self._average_loss()
         if self._prequential is not None:
             status.hit_rate = self._prequential.model.recent
-            status.most_popular_hit_rate = self._prequential.most_popular.recent
+            status.best_floor = self._prequential.best_floor()
         if force or now >= self._composed_at:
             self._compose(now)
         status.partitions, status.rebalances = self._ingest.assigned(), self._ingest.rebalances
@@ -380,6 +380,8 @@ class Pipeline:
         """What a program wants to know of a run that has ended."""
         seconds = max(self._status_at - self._started, 1e-9)
         events = self.accounting.consumed - self._first_events
+        test = self._prequential
+        floor = test.best_floor(overall=True) if test is not None else None
         return {
             **self.accounting.to_json(),
             "events_this_run": events,
@@ -389,10 +391,9 @@ class Pipeline:
             "users": len(self.learner.users),
             "items": len(self.learner.items),
             "loss": self.status.loss,
-            "hit_rate_at_10": self._prequential.model.overall if self._prequential is not None else None,
-            "most_popular_hit_rate_at_10": (
-                self._prequential.most_popular.overall if self._prequential is not None else None
-            ),
+            "hit_rate_at_10": test.model.overall if test is not None else None,
+            "best_floor": floor.name if floor is not None else None,
+            "best_floor_hit_rate_at_10": floor.hit_rate if floor is not None else None,
             "cache": self.status.cache._asdict(),
             "checkpoint": str(self.last_checkpoint) if self.last_checkpoint is not None else None,
         }

@@ -41,38 +41,50 @@ class Moment:
     item: int
     seen: set[int]
     last: list[int]
-    learned: list[tuple[int, list[int]]]
-    """Each event that is learned from: its item, and its user's last ten before it."""
+    ages: list[float]
+    learned: list[tuple[int, list[int], list[float]]]
+    """Each event that is learned from: its item, its user's last ten before it, and how long before."""
 
     @property
     def counts(self) -> Counter[int]:
-        return Counter(item for item, _ in self.learned)
+        return Counter(item for item, _, _ in self.learned)
 
 
-def moments(users: np.ndarray, items: np.ndarray, delay: int = 0) -> Iterator[Moment]:
-    """The stream event by event."""
-    seen: dict[int, set[int]] = {}
-    last: dict[int, list[int]] = {}
-    events: list[tuple[int, list[int]]] = []
-    for t, (user, item) in enumerate(zip(users.tolist(), items.tolist(), strict=True)):
-        before = last.get(user, [])
-        yield Moment(user, item, set(seen.get(user, ())), before[:RECENT], events[: max(0, t - delay)])
-        seen.setdefault(user, set()).add(item)
-        last[user] = [item, *(i for i in before if i != item)]
-        events.append((item, before[:RECENT]))
+def moments(users: np.ndarray, items: np.ndarray, delay: int = 0, times: np.ndarray | None = None) -> Iterator[Moment]:
+    """The stream event by event; without times, all at one."""
+    had: dict[int, dict[int, float]] = {}  # each user's items and when, the latest last
+    events: list[tuple[int, list[int], list[float]]] = []
+    when = [0] * len(users) if times is None else times.tolist()
+    for t, (user, item, time) in enumerate(zip(users.tolist(), items.tolist(), when, strict=True)):
+        theirs = had.setdefault(user, {})
+        last = list(theirs)[: -RECENT - 1 : -1]
+        ages = [max(time - theirs[i], 0.0) for i in last]
+        yield Moment(user, item, set(theirs), last, ages, events[: max(0, t - delay)])
+        theirs.pop(item, None)
+        theirs[item] = time
+        events.append((item, last, ages))
 
 
-def walked(floor: Floor, users: np.ndarray, items: np.ndarray, ends: list[int], delay: int = 0) -> Ranks:
+def walked(
+    floor: Floor,
+    users: np.ndarray,
+    items: np.ndarray,
+    ends: list[int],
+    delay: int = 0,
+    times: np.ndarray | None = None,
+) -> Ranks:
     """All events through a floor, batch by batch."""
     known, recent, waiting, found = UserItems(), RecentItems(RECENT), PendingEvents(), []
+    when = np.zeros(len(users), np.int64) if times is None else times
     for start, end in zip([0, *ends], ends, strict=False):
         batch = Batch(users[start:end], items[start:end])
         chosen = np.arange(len(batch))
         seen = known.before(batch.users, batch.items, chosen)
         known.observe(batch.users, batch.items)
         due = Due(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
-        lists = recent.observe(batch.users, batch.items, np.arange(start, end)).items
-        found.append(floor.walk(waiting.stretch(batch, lists, chosen, due, seen)))
+        history = recent.observe(batch.users, batch.items, when[start:end])
+        ages = np.maximum(when[start:end, None] - history.times_s, 0.0)
+        found.append(floor.walk(waiting.stretch(batch, history.items, ages, chosen, due, seen)))
     return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 

@@ -111,11 +111,6 @@ def by_decile(metric: str) -> dict[str, str]:
     return {str(k): mean_of(metric, "decile", str(k)) for k in range(1, 11)}
 
 
-def hit_rate(recommender: str) -> str:
-    """Of one recommender."""
-    return mean_of("streamer_prequential_hit_rate", "recommender", recommender)
-
-
 def mean_of(metric: str, label: str, value: str) -> str:
     """One series of a gauge, averaged over the trainers that have set it."""
     return f'avg({metric}{{instance=~"$trainer", {label}="{value}"}}{IS_SET})'
@@ -132,8 +127,18 @@ ROWS = (
             number("Trainers that answer", 'sum(up{job="streamer"})'),
             number("Trained", rate("streamer_events_trained_total"), "Events a second."),
             number("Lag", total("streamer_lag_records"), "Records that wait."),
-            number("Hit rate", hit_rate("model"), "Of the model, over the latest ranked events.", "percentunit"),
-            number("... of most popular", hit_rate("most-popular"), "What anybody could do.", "percentunit"),
+            number(
+                "Hit rate",
+                mean_of("streamer_prequential_hit_rate", "recommender", "model"),
+                "Of the model, over the latest ranked events.",
+                "percentunit",
+            ),
+            number(
+                "... of the best floor",
+                mean("streamer_prequential_best_floor_hit_rate"),
+                "What counting, popularity or the user's last items would do, whichever does best.",
+                "percentunit",
+            ),
             number(
                 "Dead letters",
                 f"{rate('streamer_dead_letters_total')} / {rate('streamer_events_consumed_total')}",

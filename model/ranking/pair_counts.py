@@ -1,7 +1,7 @@
 """Counts of pairs (row, key), in one pool of memory: which items a user had, which items were seen together.
 
-Each row has a small hash table of its own, twice as large whenever it is three quarters full, so that a pair is found
-at once and a row's pairs lie side by side. Tables lie in one pool; what a table leaves when it moves is given to the
+Each row has a small hash table of its own, twice as large whenever it is four fifths full, so that a pair is found at
+once and a row's pairs lie side by side. Tables lie in one pool; what a table leaves when it moves is given to the
 next one of that size. No Python object is kept for any row or pair.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.growing import grown
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, inlined
 
 _FIRST_BITS = 2
 _CLASSES = 40
@@ -26,12 +26,13 @@ class Pool(NamedTuple):
 
     Args:
         keys: [P] the pool: key of each slot, -1 if it is empty.
-        counts: [P] count of each slot.
+        counts: [P] count of each slot; infinite if it is empty.
         start: [R] where each row's table begins; -1 if it has none yet.
         bits: [R] log2 of the size of each row's table.
         used: [R] pairs of each row.
         free: [40] for each log2 of a size, a table that was left: its first key leads to the next; -1 if there is none.
         end: [1] the first slot of the pool that was never given to a table.
+        most: pairs that are kept of a row.
     """
 
     keys: NDArray[np.int32]
@@ -41,10 +42,14 @@ class Pool(NamedTuple):
     used: NDArray[np.int32]
     free: Rows
     end: Rows
+    most: int
 
 
 class PairCounts:
     """A sparse matrix of counts that grows by additions.
+
+    Args:
+        most: pairs that are kept of a row; beyond them a new one takes the place of the one with the lowest count.
 
     Examples:
         >>> pairs = PairCounts()
@@ -53,7 +58,7 @@ class PairCounts:
         ([(7, 2.0)], {})
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1 << 30) -> None:
         self.pool = Pool(
             np.empty(0, np.int32),
             np.empty(0, np.float32),
@@ -62,6 +67,7 @@ class PairCounts:
             np.empty(0, np.int32),
             np.full(_CLASSES, -1),
             np.zeros(1, np.int64),
+            most,
         )
 
     def add(self, rows: Rows, keys: Rows) -> None:
@@ -98,11 +104,17 @@ def room_for_one(pool: Pool) -> int:
     return 2 << max(int(pool.bits.max(initial=0)), _FIRST_BITS)
 
 
+@inlined
+def _home(key: int, mask: int) -> int:
+    """The place in a table where a key belongs if it is free."""
+    return ((key * 0x9E3779B1) >> 7) & mask
+
+
 @compiled
 def slot_of(pool: Pool, row: int, key: int) -> int:
     """The slot where a row's table has this key, or the empty one where it belongs; the row has a table."""
     mask = (1 << pool.bits[row]) - 1
-    place = ((key * 0x9E3779B1) >> 7) & mask
+    place = _home(key, mask)
     first = pool.start[row]
     while pool.keys[first + place] != key and pool.keys[first + place] != _EMPTY:
         place = (place + 1) & mask
@@ -123,16 +135,38 @@ def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
     if pool.start[row] < 0 and not _move(pool, row, _FIRST_BITS):
         return False
     slot = slot_of(pool, row, key)
-    if pool.keys[slot] == _EMPTY and 4 * (pool.used[row] + 1) > 3 << pool.bits[row]:
-        if not _move(pool, row, pool.bits[row] + 1):
+    if pool.keys[slot] == _EMPTY:
+        if pool.used[row] >= pool.most:
+            _drop_lowest(pool, row)
+        elif 5 * (pool.used[row] + 1) > 4 << pool.bits[row] and not _move(pool, row, pool.bits[row] + 1):
             return False
         slot = slot_of(pool, row, key)
-    if pool.keys[slot] == _EMPTY:
         pool.keys[slot] = key
         pool.counts[slot] = 0.0
         pool.used[row] += 1
     pool.counts[slot] += count
     return True
+
+
+@compiled
+def _drop_lowest(pool: Pool, row: int) -> None:
+    """Take the pair with the lowest count out of a row's table, and close the gap for those that were pushed on."""
+    first, mask = pool.start[row], (1 << pool.bits[row]) - 1
+    bits = pool.counts[first : first + mask + 1].view(np.int32)  # in the order of the counts, as none is negative
+    lowest = bits[0]
+    for place in range(mask + 1):
+        lowest = min(lowest, bits[place])
+    gap = 0
+    while bits[gap] != lowest:
+        gap += 1
+    place = (gap + 1) & mask
+    while pool.keys[first + place] != _EMPTY:
+        if ((place - _home(pool.keys[first + place], mask)) & mask) >= ((place - gap) & mask):
+            pool.keys[first + gap], pool.counts[first + gap] = pool.keys[first + place], pool.counts[first + place]
+            gap = place
+        place = (place + 1) & mask
+    pool.keys[first + gap], pool.counts[first + gap] = _EMPTY, np.inf
+    pool.used[row] -= 1
 
 
 @compiled
@@ -147,7 +181,7 @@ def _move(pool: Pool, row: int, bits: int) -> bool:
         pool.end[0] += size
     else:
         return False
-    pool.keys[first : first + size] = _EMPTY
+    pool.keys[first : first + size], pool.counts[first : first + size] = _EMPTY, np.inf
     old, old_bits = pool.start[row], pool.bits[row]
     pool.start[row], pool.bits[row] = first, bits
     if old >= 0:

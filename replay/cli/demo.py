@@ -68,8 +68,8 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
     """Watch a model learn from a made-up stream for about a minute.
 
     A second process writes events of made-up users to an embedded log; what is popular changes all the time. The
-    trainer ranks events before it learns from them, and compares its hit rate with that of the most popular items. The
-    demo needs no broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
+    trainer ranks events before it learns from them, and compares its hit rate with that of the best trivial
+    recommender. The demo needs no broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
     deadline = time.monotonic() + settings.seconds
     directory = settings.data_dir.absolute() if settings.data_dir else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
@@ -116,8 +116,8 @@ def run_demo(
         events = status.accounting.get("consumed", 0)
         if first_cache is None and any(status.cache):
             first_cache = status.cache._asdict()
-        if status.hit_rate is not None and status.most_popular_hit_rate is not None:
-            hit_rates.append((events, status.hit_rate, status.most_popular_hit_rate))
+        if status.hit_rate is not None and status.best_floor is not None:
+            hit_rates.append((events, status.hit_rate, status.best_floor.hit_rate))
         reporter.update(status)
         if ended_by == "events" and events < settings.events and time.monotonic() >= deadline:
             stop("time")
@@ -143,7 +143,7 @@ def run_demo(
         "ended_by": ended_by,
         "lag": sum(status.lag.values()),
         "recent_hit_rate_at_10": status.hit_rate,
-        "recent_most_popular_hit_rate_at_10": status.most_popular_hit_rate,
+        "recent_best_floor": status.best_floor._asdict() if status.best_floor is not None else None,
         "hit_rates": hit_rates,
         "first_cache": first_cache,
         "recommendations": recommendations(pipeline.learner),

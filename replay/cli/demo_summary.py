@@ -43,16 +43,17 @@ def print_summary(figures: Figures, stream: TextIO) -> None:
 
 def _results(figures: Figures) -> Iterator[Text]:
     from streamer.display.charts import share_bar
-    from streamer.display.panel import BANDS, MODEL, POPULAR
+    from streamer.display.panel import BANDS, FLOOR, MODEL
 
     yield _row("consumed", accounting_described(figures))
     if figures["lag"]:
         yield _row("lag", f"{figures['lag']:,} events were written but not learned yet")
-    model, popular = figures["recent_hit_rate_at_10"], figures["recent_most_popular_hit_rate_at_10"]
-    if model is not None:
-        models, populars = _sparks(figures["hit_rates"])
-        yield _row("HR@10", f"model        {model:.3f}  ").append(models, MODEL)
-        yield _row("", f"most popular {popular:.3f}  ").append(populars, POPULAR)
+    model, floor = figures["recent_hit_rate_at_10"], figures["recent_best_floor"]
+    if model is not None and floor is not None:
+        models, floors = _sparks(figures["hit_rates"])
+        name = f"floor {floor['name']}"
+        yield _row("HR@10", f"{'model':<{len(name)}} {model:.3f}  ").append(models, MODEL)
+        yield _row("", f"{name} {floor['hit_rate']:.3f}  ").append(floors, FLOOR)
         yield _row("", "of the last events that were ranked, each before it was learned", "dim")
     if figures["first_cache"] is not None:
         for label, when, shares in (("cache", "at first", figures["first_cache"]), ("", "at last ", figures["cache"])):
@@ -69,12 +70,12 @@ def _row(label: str, text: str, style: str = "") -> Text:
 
 
 def _sparks(hit_rates: Sequence[tuple[int, float, float]]) -> list[str]:
-    """The hit rates of the model and of the most popular items, on one scale."""
+    """The hit rates of the model and of the best floor, on one scale."""
     from streamer.display.charts import History, sparkline
 
     history = History()
-    for _, model, popular in hit_rates:
-        history.add((model, popular))
+    for _, model, floor in hit_rates:
+        history.add((model, floor))
     points = history.resampled(SPARKS)
     top = max((max(point) for point in points), default=0.0)
     return [sparkline([*(point[k] for point in points), top], SPARKS + 1, lowest=0.0)[:-1] for k in (0, 1)]

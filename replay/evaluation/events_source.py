@@ -10,7 +10,10 @@ from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 
 
 class EventsSource:
-    """A `Source` of `total` events in the wire format, in their order; takes one chunk of them at a time."""
+    """A `Source` of `total` events in the wire format, in their order; takes one chunk of them at a time.
+
+    Without times all are of one moment, the same in every run.
+    """
 
     all_assigned = True
     at_end = False
@@ -18,7 +21,7 @@ class EventsSource:
 
     def __init__(self, chunks: Iterable[Events], total: int, topic: str = "events") -> None:
         self.partition, self._total, self._position = Partition(topic, 0), total, 0
-        self._records = chain.from_iterable(events.records() for events in chunks)
+        self._records = chain.from_iterable(events.records(lambda: 0.0) for events in chunks)
 
     def open(self, listener: RebalanceListener) -> None:
         listener.on_assigned([self.partition])

@@ -7,6 +7,7 @@ the batch size and the delay.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class PrequentialRun:
                 value = test.tallies[name].overall(slice_, metric, k)
                 if value is not None:
                     result.measures.append(Measure(metric, k, slice_, value, None if name == MODEL else name))
+            if speed := self._events_per_second(name):
+                result.measures.append(Measure("events-per-second", 0, "all", speed, None if name == MODEL else name))
         result.measures.append(step_measure(learner.step_seconds))
         result.about = {
             "slices": {slice_: test.tallies[MODEL].events(slice_) for slice_ in SLICES},
@@ -118,6 +121,14 @@ class PrequentialRun:
             "accounting": pipeline.accounting.to_json(),
         }
         return result
+
+    def _events_per_second(self, name: str) -> float:
+        """How many events a second the model or a floor ranks and learns from; 0 if nothing was measured."""
+        test = self._test
+        seconds = test.seconds_of[name] / max(test.timed_events, 1)
+        if name == MODEL:
+            seconds += statistics.median(self._learner.step_seconds or [0.0]) / self._settings.batch_size
+        return 1.0 / seconds if seconds else 0.0
 
     def _after_batch(self, batch: MicroBatch, learned: Learned) -> None:
         """Report a batch that was learned; now and then it is a point of the curves."""

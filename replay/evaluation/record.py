@@ -30,7 +30,8 @@ class Measure(msgspec.Struct, frozen=True):
     """A figure, and what it is about."""
 
     metric: str
-    """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`, or `step-ms`, the milliseconds of a training step."""
+    """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`; `step-ms`, the milliseconds of a training step; or
+    `events-per-second`, ranked and learned from."""
     k: int
     """Length of the list that it looks at; 0 if it looks at none."""
     slice: str
@@ -111,15 +112,23 @@ class Record(Spec, frozen=True, kw_only=True):
 
 
 def result_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Rows of `results.json`; those of a floor once, although every method of a comparison measures it again."""
+    """Rows of `results.json`; those of a floor once, although every method of a comparison measures it again.
+
+    A method's row names under `below` the best floor of the same run, if that exceeds it.
+    """
     rows: dict[Any, dict[str, Any]] = {}
     for record in records:
+        best: dict[tuple[str, int, str], Measure] = {}
+        for m in sorted((m for m in record.measures if m.floor and m.k), key=lambda m: m.value):
+            best[m.metric, m.k, m.slice] = m
         for m in record.measures:
             settings = record.settings_of(m.floor)
             row: dict[str, Any] = {"data": record.data, "protocol": record.protocol}
             row |= {"floor": m.floor} if m.floor else {"method": record.method}
             row |= {"settings": settings} if settings else {}
             row |= {"seed": record.seed, "metric": m.metric, "k": m.k, "slice": m.slice, "value": m.value}
+            floor = best.get((m.metric, m.k, m.slice), m)
+            row |= {"below": floor.floor} if not m.floor and floor.value > m.value else {}
             key = (record.data, record.protocol, record.seed, m.floor, m.metric, m.k, m.slice, settings_text(settings))
             rows.setdefault(key if m.floor else len(rows), row)
     return list(rows.values())

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from streamer.replay.evaluation.record import DELAYS, Point, Record, settings_text
 from streamer.replay.evaluation.tables import (
+    BELOW,
     METRIC_NAMES,
     STEP_MS,
     Figures,
@@ -46,6 +47,7 @@ table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 
 th, td { border-bottom: 1px solid #8884; padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap; }
 th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
+td.below { color: #c5221f; }
 figure { margin: 1.5rem 0; background: #fff; border-radius: 0.5rem; }
 figcaption { color: #444; padding: 0 1rem 0.75rem; font-size: 0.875rem; }
 """
@@ -223,8 +225,12 @@ def _html(markdown: str) -> str:
                 [html.escape(cell.strip().replace("`", "")) for cell in line.strip("|").split("|")] for line in lines
             ]
             head = "".join(f"<th>{cell}</th>" for cell in rows[0])
-            body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:])
+            body = "".join("<tr>" + "".join(map(_td, row)) + "</tr>" for row in rows[2:])
             found.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
         elif lines:
             found.append(f"<p>{html.escape(' '.join(lines))}</p>")
     return "\n".join(found)
+
+
+def _td(cell: str) -> str:
+    return f'<td class="below">{cell}</td>' if cell.endswith(BELOW) else f"<td>{cell}</td>"

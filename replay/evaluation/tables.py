@@ -8,22 +8,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamer.prequential.slices import SPLITS
+from streamer.prequential.slices import BANDS, SECOND_HALF, SPLITS
 from streamer.replay.evaluation.record import Record, refused, settings_text
 
 METRIC_NAMES = {"hr": "HR", "ndcg": "NDCG", "mrr": "MRR", "recall": "Recall", "authors-ndcg": "authors' NDCG"}
 STREAM_FIGURES = (
-    ("hr", "second-half/all"),
-    ("hr", "second-half/new"),
-    ("ndcg", "second-half/all"),
-    ("ndcg", "second-half/new"),
     ("hr", "all"),
     ("hr", "new"),
+    ("hr", "new/returning-items"),
+    ("hr", "returning-users"),
+    *(("hr", band) for band in BANDS),
+    *(("hr", f"new/{band}") for band in BANDS),
+    ("ndcg", "all"),
+    ("ndcg", "new"),
 )
-"""Metrics and slices of the main table of a stream."""
+"""Metrics and slices of the main table of a stream, all of its second half."""
 USUAL_K = 10
 """The length of the list that tables and plots look at, where it was measured."""
-STEP_MS = ("step-ms", 0, "all")
+STEP_MS, SPEED = ("step-ms", 0, "all"), ("events-per-second", 0, "all")
+BELOW = "▼"
+"""Marks a figure of a method that a floor beside it exceeds."""
 PAPER_GOWALLA = {
     "ssl": ("0.1105", "0.1381"),
     "ssl-pop": ("0.1124", "0.1479"),
@@ -43,7 +47,7 @@ Group = tuple[str, str, str, str]
 
 def headline(records: Sequence[Record]) -> Figure:
     """The one figure that sums up a run."""
-    metric, slice_ = ("recall", "all") if records[0].protocol == "offline" else STREAM_FIGURES[0]
+    metric, slice_ = ("recall", "all") if records[0].protocol == "offline" else ("hr", f"{SECOND_HALF}all")
     return metric, shown_k(records), slice_
 
 
@@ -59,9 +63,15 @@ def _measured_ks(records: Sequence[Record]) -> list[int]:
 
 def _title(figure: Figure, offline: bool) -> str:
     metric, k, slice_ = figure
-    if figure == STEP_MS:
-        return "ms a step"
-    return f"{METRIC_NAMES[metric]}@{k}" + ("" if offline else f" {slice_}")
+    if figure in (STEP_MS, SPEED):
+        return "ms a step" if figure == STEP_MS else "events/s"
+    return f"{METRIC_NAMES[metric]}@{k}" + ("" if offline else f" {slice_title(slice_)}")
+
+
+def slice_title(slice_: str) -> str:
+    """`new, reachable` for `second-half/new/returning-items`: what somebody had before can be foretold."""
+    name = slice_.removeprefix(SECOND_HALF).replace("new/returning-items", "new/reachable")
+    return name.replace("/", ", ").replace("-", " ")
 
 
 # which runs belong together -------------------------------------------------------------------------------------------
@@ -130,8 +140,10 @@ class Figures:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+        self._floors: dict[Group, set[Group]] = defaultdict(set)  # those that were measured beside a method
         for record in records:
             groups = {floor: group_of(record, floor) for floor in (None, *record.floors)}
+            self._floors[groups[None]] |= {groups[floor] for floor in record.floors}
             for m in record.measures:  # every method of a comparison measures the floors again: one value a seed
                 self._values[*groups[m.floor], m.metric, m.k, m.slice].setdefault(record.seed, m.value)
 
@@ -143,11 +155,14 @@ class Figures:
         return Mean(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
 
     def cell(self, group: Group, figure: Figure) -> str:
-        """One figure as a table shows it; empty if nobody measured it."""
+        """One figure as a table shows it, marked if a floor exceeds it; empty if nobody measured it."""
         found = self.of(group, *figure)
         if found is None:
             return ""
-        return f"{found.mean:.1f}" if figure == STEP_MS else str(found)
+        if figure in (STEP_MS, SPEED):
+            return f"{found.mean:.1f}" if figure == STEP_MS else f"{found.mean:,.0f}"
+        floors = [self.of(floor, *figure) for floor in self._floors.get(group, ())]
+        return f"{found} {BELOW}" if any(floor and floor.mean > found.mean for floor in floors) else str(found)
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -163,8 +178,12 @@ def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping
         if not axes:
             parts.append(main_table(ours))
         if not axes and ours[0].protocol == "prequential":
+            parts.append(
+                f"Over the second half of the stream. {BELOW}: below a floor. events/s: ranked and learned from."
+            )
             for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
-                parts += [f"HR@{shown_k(ours)} by user and item, {what}:", slices_table(ours, prefix)]
+                title = f"HR@{shown_k(ours)} by user and item over the whole stream, {what}:"
+                parts += [title, slices_table(ours, prefix)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -198,11 +217,11 @@ def _counted(what: str, total: int, some: set[int], done: str) -> str:
 def main_table(records: Sequence[Record]) -> str:
     """Floors, then methods, by the main figures of their protocol, and those of the paper on its own log."""
     figures, k, offline = Figures(records), shown_k(records), records[0].protocol == "offline"
-    shown: list[Figure] = [(metric, k, slice_) for metric, slice_ in STREAM_FIGURES]
+    shown: list[Figure] = [(metric, k, SECOND_HALF + slice_) for metric, slice_ in STREAM_FIGURES]
     if offline:
         shown = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in _measured_ks(records)]
         shown.append(("authors-ndcg", k, "all"))
-    shown.append(STEP_MS)
+    shown += [SPEED, STEP_MS]
     head = ["method" if offline else "", *(_title(figure, offline) for figure in shown)]
     named = _floors_and_methods(records)
     rows = [[name, *(figures.cell(group, figure) for figure in shown)] for group, name in named]
@@ -218,10 +237,11 @@ def slices_table(records: Sequence[Record], prefix: str = "") -> str:
     The prefix `new/` is for events new to their user.
     """
     k, figures, events = shown_k(records), Figures(records), records[0].about.get("slices", {})
-    rows = [["events", *(f"{events[prefix + split]:,}" if prefix + split in events else "" for split in SPLITS)]]
+    shown = ["new" if prefix else "all", *(prefix + split for split in SPLITS)]
+    rows = [["events", *(f"{events[slice_]:,}" if slice_ in events else "" for slice_ in shown)]]
     for group, name in _floors_and_methods(records):
-        rows.append([name, *(figures.cell(group, ("hr", k, prefix + split)) for split in SPLITS)])
-    return _table(["", *(split.replace("-", " ") for split in SPLITS)], rows)
+        rows.append([name, *(figures.cell(group, ("hr", k, slice_)) for slice_ in shown)])
+    return _table(["", *(slice_title(slice_.removeprefix(prefix)) for slice_ in shown)], rows)
 
 
 def sweep_table(records: Sequence[Record], parameter: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamer.pipeline import Status
 
 BANDS = {"head": "blue", "torso": "cyan", "tail": "magenta"}
-MODEL, POPULAR = "green", "yellow"
+MODEL, FLOOR = "green", "yellow"
 AREA, LINE = "color(28)", "bright_yellow"
 """The same in the chart: a darker green, on which the line stands out."""
 WIDE, TALL = 80, 22
@@ -49,8 +49,8 @@ class RunPanel:
             self._rates.append(status.events_per_second)
         if status.loss is not None:
             self._losses.add((status.loss,))
-        if status.hit_rate is not None and status.most_popular_hit_rate is not None:
-            self._hit_rates.add((status.hit_rate, status.most_popular_hit_rate))
+        if status.hit_rate is not None and status.best_floor is not None:
+            self._hit_rates.add((status.hit_rate, status.best_floor.hit_rate))
         if any(status.cache):
             self._shares.add(tuple(status.cache))
         self._status = status
@@ -133,14 +133,17 @@ class RunPanel:
 
 
 def hit_rate_line(status: Status) -> Text:
-    """`model 0.451  most popular 0.086 5.2x`."""
+    """`model 0.451  floor counting 0.386 1.17x`: how many times as often it hits as the best floor does."""
     line = Text(no_wrap=True, overflow="ellipsis")
-    if status.hit_rate is None or status.most_popular_hit_rate is None:
+    floor = status.best_floor
+    if status.hit_rate is None or floor is None:
         return line.append("nothing ranked yet")
     line.append("model ", MODEL).append(f"{status.hit_rate:.3f}", f"bold {MODEL}")
-    line.append("  most popular ", POPULAR).append(f"{status.most_popular_hit_rate:.3f}", f"bold {POPULAR}")
-    if status.most_popular_hit_rate:
-        line.append(f" {status.hit_rate / status.most_popular_hit_rate:.1f}x", "bold")
+    line.append(f"  floor {floor.name} ", FLOOR).append(f"{floor.hit_rate:.3f}", f"bold {FLOOR}")
+    if floor.hit_rate:
+        line.append(
+            f" {status.hit_rate / floor.hit_rate:.2f}x", "bold" if status.hit_rate >= floor.hit_rate else "bold red"
+        )
     return line
 
 

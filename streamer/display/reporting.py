@@ -161,7 +161,8 @@ def fields(status: Status) -> dict[str, Any]:
         "lag": sum(status.lag.values()),
         "loss": status.loss,
         "hit_rate_at_10": status.hit_rate,
-        "most_popular_hit_rate_at_10": status.most_popular_hit_rate,
+        "best_floor": status.best_floor.name if status.best_floor is not None else None,
+        "best_floor_hit_rate_at_10": status.best_floor.hit_rate if status.best_floor is not None else None,
         "cache": status.cache._asdict(),
         "queued_events": status.queued_events,
         "checkpoint_age_s": status.checkpoint_age_s,
@@ -179,8 +180,9 @@ def described(status: Status) -> str:
     parts.append(f"lag {sum(status.lag.values()):,}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
-    if status.hit_rate is not None:
-        parts.append(f"HR@10 {status.hit_rate:.3f} (most popular {status.most_popular_hit_rate:.3f})")
+    if status.hit_rate is not None and (floor := status.best_floor) is not None:
+        below = ", the model is below it" if floor.hit_rate > status.hit_rate else ""
+        parts.append(f"HR@10 {status.hit_rate:.3f} (floor {floor.name} {floor.hit_rate:.3f}{below})")
     if any(status.cache):
         parts.append("cache " + shares_described(status.cache._asdict(), " "))
     if lost := status.accounting.get("lost"):
@@ -213,8 +215,8 @@ def summary_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "lost", f"{summary['lost']:,} records that retention removed before they were read"
     yield "known", f"{summary['users']:,} users, {summary['items']:,} items, after {summary['steps']:,} steps"
     if summary["hit_rate_at_10"] is not None:
-        popular = summary["most_popular_hit_rate_at_10"]
-        yield "HR@10", f"{summary['hit_rate_at_10']:.3f} over the whole run; most popular {popular:.3f}"
+        floor, floor_rate = summary["best_floor"], summary["best_floor_hit_rate_at_10"]
+        yield "HR@10", f"{summary['hit_rate_at_10']:.3f} over the whole run; best floor, {floor}, {floor_rate:.3f}"
     if any(summary["cache"].values()):
         yield "cache", shares_described(summary["cache"])
     yield "checkpoint", summary["checkpoint"] or "none"

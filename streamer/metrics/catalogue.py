@@ -19,7 +19,8 @@ PHASES = ("poll", "decode", "rank", "step", "store", "checkpoint")
 BANDS = ("head", "torso", "tail")
 DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
-RECOMMENDERS = ("model", "most-popular", "recently-popular", "last-items", "co-visitation")
+FLOORS = ("most-popular", "recently-popular", "last-items", "co-visitation", "counting", "counting-no-time")
+RECOMMENDERS = ("model", *FLOORS)
 TOP_RANKS = tuple(str(k) for k in range(1, 11))
 STORE_ERRORS = ("unreachable", "slow", "full", "read-only", "loading", "broken", "refused", "fenced", "other")
 
@@ -60,6 +61,7 @@ _LABELS = {
     "part": Label("part", PARTS),
     "phase": Label("phase", PHASES),
     "recommender": Label("recommender", RECOMMENDERS),
+    "floor": Label("floor", FLOORS),
     "result": Label("result", ("saved", "failed")),
     **{name: Label(name, bound=_ONE_VALUE) for name in ("k", "version", "python", "torch", "method", "device")},
 }
@@ -98,6 +100,8 @@ streamer_loss: Loss, mean over the latest events: about 20 full batches.
 streamer_loss_part{part}: Loss of the latest step over one set of candidates, unweighted.
 streamer_prequential_hit_rate{recommender, k}: Share of the latest ranked events whose item was among the first k,
     ranked before it was trained; of the model and of trivial recommenders.
+streamer_prequential_best_floor_hit_rate{floor, k}: Hit rate over the same events of the best trivial recommender; where
+    the model's is lower, learning does not pay. Most of these recommenders learn from this process's events only.
 streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
 streamer_prequential_events_total: Events that were ranked before they were trained.
 streamer_users: Users that the model knows.

@@ -199,6 +199,8 @@ class Monitor(Observer):
             for name in p.tallies.keys() & set(RECOMMENDERS):
                 i.set("streamer_prequential_hit_rate", p.figure(name).recent, name, str(p.k))
                 i.set("streamer_prequential_ndcg", p.figure(name, metric="ndcg").recent, name, str(p.k))
+            if (floor := p.best_floor()) is not None:
+                i.replace("streamer_prequential_best_floor_hit_rate", {(floor.name, str(p.k)): floor.hit_rate})
             i.rise("streamer_prequential_events_total", p.model.events)
 
     def _set_sampler(self) -> None:

@@ -5,17 +5,19 @@ May import: `metrics`, `learner` and rooms below them.
 """
 
 from streamer.prequential.delay import Delay, DelayedLearner
-from streamer.prequential.evaluator import MODEL, Prequential
-from streamer.prequential.floors import FLOORS
+from streamer.prequential.evaluator import MODEL, BestFloor, Prequential
+from streamer.prequential.floors import FLOORS, LINE_FLOORS
 from streamer.prequential.metrics import METRICS, MISS, Figure, Tally
 from streamer.prequential.slices import SLICES
 
 __all__ = [
     "FLOORS",
+    "LINE_FLOORS",
     "METRICS",
     "MISS",
     "MODEL",
     "SLICES",
+    "BestFloor",
     "Delay",
     "DelayedLearner",
     "Figure",

@@ -21,6 +21,7 @@ from streamer.model.ranking.seen_items import SeenBefore
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult
 from streamer.prequential.floors import RECENT, Stretch
+from streamer.prequential.floors.base import Doubles
 
 
 class Due(NamedTuple):
@@ -133,26 +134,27 @@ class PendingEvents:
         self._learned = 0
         self._users, self._items = np.empty(0, np.int64), np.empty(0, np.int64)
         self._recent: Recent = np.empty((0, RECENT), np.int32)
+        self._ages_s = np.empty((0, RECENT))
 
-    def pass_over(self, events: int) -> None:
-        """N events come that no floor needs to learn from."""
-        self._learned += events
-
-    def stretch(self, batch: Batch, recent: Recent, ranked: Rows, due: Due, seen: SeenBefore) -> Stretch:
+    def stretch(
+        self, batch: Batch, recent: Recent, ages_s: Doubles, ranked: Rows, due: Due, seen: SeenBefore
+    ) -> Stretch:
         """What waits and a batch, as one stretch; what is due at its end waits no more.
 
         Args:
             batch: the events that come.
             recent: [B, 10] the last distinct items of each event's user, as of the event.
+            ages_s: [B, 10] how long before the event the user had each of them.
             ranked: those of them to be ranked.
             due: how many events of the whole stream are due.
             seen: what the users of the `ranked` had before.
         """
         before = len(self._items)
         users, items = np.concatenate([self._users, batch.users]), np.concatenate([self._items, batch.items])
-        recents = np.concatenate([self._recent, recent])
+        recents, ages = np.concatenate([self._recent, recent]), np.concatenate([self._ages_s, ages_s])
         end = due.after - self._learned
-        stretch = Stretch(users, items, recents, ranked + before, due.before[ranked] - self._learned, end, seen)
-        self._users, self._items, self._recent = users[end:], items[end:], recents[end:]
+        due_before = due.before[ranked] - self._learned
+        stretch = Stretch(users, items, recents, ages, ranked + before, due_before, end, seen)
+        self._users, self._items, self._recent, self._ages_s = users[end:], items[end:], recents[end:], ages[end:]
         self._learned = due.after
         return stretch

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from streamer.model.ranking.recent import RecentItems
 from streamer.model.ranking.seen_items import SeenBefore, UserItems
 from streamer.model.retrieval import Excluded
 from streamer.prequential.delay import Due, PendingEvents
-from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, make_floors
+from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, Stretch, make_floors
 from streamer.prequential.metrics import MISS, Figure, Tally
 from streamer.prequential.slices import SLICES, FirstEvents, Traits
 
@@ -31,6 +33,25 @@ MODEL = "model"
 """The name under which the model's own figures stand, beside those of the floors."""
 _NONE = np.empty(0, np.int64)
 _NOTHING_SEEN = (_NONE, np.empty(0, np.int32))
+
+
+class BestFloor(NamedTuple):
+    """The floor that is hardest to beat."""
+
+    name: str
+    hit_rate: float
+
+
+class _Open(NamedTuple):
+    """A batch whose ranks are not counted yet."""
+
+    ranks: dict[str, Ranks]
+    times: list[float]
+    """When the model began, and when it and each floor were done."""
+    traits: Traits
+    events: int
+    warm: bool
+    walking: Future[None] | None
 
 
 class Prequential:
@@ -74,16 +95,19 @@ class Prequential:
         self._popularity = MostPopular()
         names = [name for name in floors if name != self._popularity.name]
         self._floors: list[Floor] = [self._popularity, *make_floors(names)]
-        self.tallies = {name: Tally(SLICES, ks, window) for name in (MODEL, *(f.name for f in self._floors))}
+        self._tallies = {name: Tally(SLICES, ks, window) for name in (MODEL, *(f.name for f in self._floors))}
         self.events = 0
         """Events that came so far, ranked or not."""
         self.seconds = 0.0
         """Seconds that looking at them took."""
+        self.timed_events, self.seconds_of = 0, dict.fromkeys(self._tallies, 0.0)
+        """Seconds that the model took to rank, and each floor to rank and learn, and of how many events."""
         self._user_items = UserItems() if new_only else None
-        self._lean = not names and not new_only  # nothing but what the learner counts is needed
         self._recent = RecentItems(RECENT)
         self._users, self._items = FirstEvents(0), FirstEvents(0)
         self._pending = PendingEvents()
+        self._beside = ThreadPoolExecutor(1, "floors") if time_share is not None else None
+        self._open: _Open | None = None
         self._clock, self._not_before, self._warm = clock, clock(), False
         self._rng = np.random.default_rng(0)
 
@@ -101,10 +125,18 @@ class Prequential:
         """The model's hit rate on events new to their user."""
         return self.figure(slice_="new")
 
+    def best_floor(self, *, overall: bool = False) -> BestFloor | None:
+        """The floor with the highest hit rate over the window, or over all events; None before the first."""
+        figures = {floor.name: self.figure(floor.name) for floor in self._floors}
+        rates = {name: figure.overall if overall else figure.recent for name, figure in figures.items()}
+        found = [BestFloor(name, rate) for name, rate in rates.items() if rate is not None]
+        return max(found, key=lambda floor: floor.hit_rate, default=None)
+
     @property
-    def most_popular(self) -> Figure:
-        """The hit rate of the most popular items."""
-        return self.figure("most-popular")
+    def tallies(self) -> dict[str, Tally]:
+        """What was counted, of the model and of each floor; waits for floors that are still at the latest batch."""
+        self._close()
+        return self._tallies
 
     def choose(self, events: int) -> Rows:
         """Which events of the next batch to rank: as many as time allows."""
@@ -139,57 +171,71 @@ class Prequential:
     def took(self, seconds: float, *, ranked: bool) -> None:
         """Keep to the share of the time; a quiet stream saves nothing up for later.
 
-        The first ranking, and what comes before it, does not count: compiled loops are loaded then, once.
+        The first ranking does not count: compiled loops are loaded then, once. Nor does what every batch takes.
         """
         self.seconds += seconds
-        if self.time_share is not None and self._warm:
+        if self.time_share is not None and self._warm and ranked:
             self._not_before = max(self._clock() - seconds, self._not_before) + seconds / self.time_share
         self._warm = self._warm or ranked
 
     def _look(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Due | None) -> None:
         """1. what is known of the events; 2. the model ranks; 3. the floors rank and learn; 4. the figures."""
+        self._close()
         if not self.events:
             self._go_on_from_learner(batch)
-        if self._lean and due is None:
-            if not len(chosen):
-                self._pass_over(batch)
-                return
-            self._count_anew()
         # 1.
         seen = self._seen_before(batch, chosen)
         traits = self._traits(batch, chosen, seen)
-        recent = self._recent.observe(batch.users, batch.items, _times(batch)).items
-        stretch = self._pending.stretch(batch, recent, chosen, due or Due.at_once(self.events, len(batch)), seen)
+        times_s = batch.times_s if batch.times_s is not None else np.zeros(len(batch), np.int64)
+        recent, recent_s, _ = self._recent.observe(batch.users, batch.items, times_s)
+        ages_s = np.maximum(times_s[:, None] - recent_s, 0.0)
+        now_due = due or Due.at_once(self.events, len(batch))
+        stretch = self._pending.stretch(batch, recent, ages_s, chosen, now_due, seen)
         self.events += len(batch)
         # 2.
+        started = self._clock()
         ranks = {MODEL: self._rank(batch, chosen, candidates, seen)}
+        times = [started, self._clock()]
         # 3.
-        ranks |= {floor.name: floor.walk(stretch) for floor in self._floors}
-        # 4.
-        if len(chosen):
-            members = traits.members()
-            for name, found in ranks.items():
-                self.tallies[name].add(*found, members)
+        walking = self._beside.submit(self._walk, stretch, ranks, times) if self._beside else None
+        self._open = _Open(ranks, times, traits, len(batch), self._warm, walking)
+        if walking is None:
+            self._walk(stretch, ranks, times)
+            # 4.
+            self._close()
+
+    def _walk(self, stretch: Stretch, ranks: dict[str, Ranks], times: list[float]) -> None:
+        """The floors rank and learn; where training must not wait for them, beside it on a thread of their own."""
+        for floor in self._floors:
+            ranks[floor.name] = floor.walk(stretch)
+            times.append(self._clock())
+
+    def _close(self) -> None:
+        """Count what the model and the floors found in the latest batch, when all are done."""
+        if self._open is None:
+            return
+        done, self._open = self._open, None
+        if done.walking is not None:
+            done.walking.result()
+        if done.warm:  # else compiled loops were loaded
+            self.timed_events += done.events
+            for name, took in zip(done.ranks, np.diff(done.times).tolist(), strict=True):
+                self.seconds_of[name] += took
+        if len(done.traits.fresh):
+            members = done.traits.members()
+            for name, found in done.ranks.items():
+                self._tallies[name].add(*found, members)
 
     def _go_on_from_learner(self, batch: Batch) -> None:
         """Before the first batch: the learner may have learned already, and knows counts and rows.
 
-        It does not say which users of the batch are new to it: then none counts as new.
+        It does not say which users of the batch are new to it: then none counts as new. Floors other than the most
+        popular items begin with nothing.
         """
-        if self.learner.exact.size:
-            self._count_anew()
-            self._users.know(int(batch.users.max()) + 1)
-
-    def _count_anew(self) -> None:
-        """The most popular items by the learner's own counts."""
         exact = self.learner.exact
-        self._popularity.start_from(np.rint(exact.counts(np.arange(exact.size))).astype(np.int64))
-
-    def _pass_over(self, batch: Batch) -> None:
-        """Where the learner counts all that is needed, a batch that is not ranked costs next to nothing."""
-        self._users.know(int(batch.users.max()) + 1)
-        self._pending.pass_over(len(batch))
-        self.events += len(batch)
+        if exact.size:
+            self._popularity.start_from(np.rint(exact.counts(np.arange(exact.size))).astype(np.int64))
+            self._users.know(int(batch.users.max()) + 1)
 
     def _seen_before(self, batch: Batch, chosen: Rows) -> SeenBefore:
         if self._user_items is None:
@@ -225,10 +271,6 @@ class Prequential:
         ranks.among_all[known] = found[0]
         ranks.among_new[known] = np.where(seen.fresh[known], found[1], MISS)
         return ranks
-
-
-def _times(batch: Batch) -> Rows:
-    return batch.times_s if batch.times_s is not None else np.zeros(len(batch), np.int64)
 
 
 @compiled

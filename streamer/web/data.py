@@ -58,7 +58,7 @@ def _figures(status: Status) -> dict[str, Any]:
         "queued_events": status.queued_events,
         "loss": status.loss,
         "hit_rate": status.hit_rate,
-        "most_popular_hit_rate": status.most_popular_hit_rate,
+        "best_floor": status.best_floor._asdict() if status.best_floor is not None else None,
         "steps": status.steps,
         "users": status.users,
         "items": status.items,

@@ -79,7 +79,7 @@ def test_the_drawn_series_are_those_of_the_data(page):
     assert sums
     assert sums == pytest.approx([1] * len(sums), abs=1e-6)
     names = page.ask("document.getElementById('hits').data.map(trace => trace.name)")
-    assert names == ["model", "most popular"]
+    assert names == ["model", "most popular", "last items", "counting"]
     asked, drawn = page.ask("[column('hit_rate model'), document.getElementById('hits').data[0].y]")
     assert asked == drawn
     assert max(rate for rate in drawn if rate is not None) > 0

@@ -30,9 +30,23 @@ def test_tables_that_are_left_are_given_to_the_next():
     pairs = PairCounts()
     for row in range(64):
         pairs.add(np.full(400, row), np.arange(400))
-    tables = 64 * 1024  # 400 keys need 1,024 slots at three quarters
+    tables = 64 * 512  # 400 keys need 512 slots, of which four fifths may be used
     assert pairs.pool.end[0] < 1.05 * tables
     assert all(len(pairs.of(row)) == 400 for row in range(64))
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=150), st.integers(1, 12))
+def test_in_a_full_row_a_new_pair_takes_the_place_of_one_with_the_lowest_count(additions, most):
+    pairs, expected = PairCounts(most), {}
+    for key, times in additions:
+        pairs.add(np.full(times, 5), np.full(times, key))
+        found = pairs.of(5)
+        if len(expected) == most and key not in expected:
+            (gone,) = expected.keys() - found.keys()
+            assert expected.pop(gone) <= min(expected.values(), default=np.inf)
+        expected[key] = expected.get(key, 0) + times
+        assert found == expected
 
 
 @settings(max_examples=100)

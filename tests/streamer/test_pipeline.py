@@ -598,7 +598,8 @@ class TestStatus:
         assert (status.users, status.items) == (len(line.learner.users), len(line.learner.items))
         assert status.loss is not None
         assert 0 <= status.hit_rate <= 1
-        assert 0 <= status.most_popular_hit_rate <= 1
+        assert status.best_floor.name == "most-popular"
+        assert 0 <= status.best_floor.hit_rate <= 1
         assert sum(status.cache) == pytest.approx(1)
         assert status.checkpoint_age_s is None
         line.pipeline.close()

@@ -10,18 +10,35 @@ from collections.abc import Callable, Sequence
 
 from streamer.errors import SettingsError
 from streamer.prequential.floors.base import RECENT, Floor, Ranks, Stretch
-from streamer.prequential.floors.co_visitation import CoVisitation
+from streamer.prequential.floors.counting import Counting, CoVisitation
 from streamer.prequential.floors.last_items import LastItems
 from streamer.prequential.floors.popular import LAST_EVENTS, MostPopular
 
-__all__ = ["FLOORS", "RECENT", "CoVisitation", "Floor", "LastItems", "MostPopular", "Ranks", "Stretch", "make_floors"]
+__all__ = [
+    "FLOORS",
+    "LINE_FLOORS",
+    "RECENT",
+    "CoVisitation",
+    "Counting",
+    "Floor",
+    "LastItems",
+    "MostPopular",
+    "Ranks",
+    "Stretch",
+    "make_floors",
+]
 
 FLOORS: dict[str, Callable[[], Floor]] = {
     "most-popular": MostPopular,
     "recently-popular": lambda: MostPopular(window=LAST_EVENTS),
     "last-items": LastItems,
     "co-visitation": CoVisitation,
+    "counting": Counting,
+    "counting-no-time": lambda: Counting(timed=False),
 }
+
+LINE_FLOORS = ("most-popular", "last-items", "counting")
+"""Those beside a running line: their memory is bounded by the number of users and items."""
 
 
 def make_floors(names: Sequence[str]) -> list[Floor]:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.model.batch import Recent, Rows
 from streamer.model.ranking.seen_items import SeenBefore
 from streamer.prequential.metrics import MISS
+
+Doubles = NDArray[np.float64]
 
 RECENT = 10
 """How many of a user's last distinct items the floors look at."""
@@ -26,6 +29,7 @@ class Stretch:
         users: [n] user rows, in the order of the stream.
         items: [n] item rows.
         recent: [n, 10] the last distinct items of each event's user, as of the event.
+        ages_s: [n, 10] how long before the event the user had each of them.
         ranked: [m] the places of the events to be ranked, ascending.
         due: [m] how many events of the stretch are learned before each of those is ranked; ascends.
         end: how many are learned when all are ranked.
@@ -35,6 +39,7 @@ class Stretch:
     users: Rows
     items: Rows
     recent: Recent
+    ages_s: Doubles
     ranked: Rows
     due: Rows
     end: int

@@ -20,20 +20,24 @@ from streamer.prequential.floors.base import Ranks, Stretch
 LAST_EVENTS = 5000
 
 
-class Order(NamedTuple):
-    """Items sorted by their counts.
+class Popularity(NamedTuple):
+    """Items sorted by their counts, of all events or of the last ones.
 
     Args:
         items: [N] the most frequent first.
         place: [N] where each item is in `items`.
         counts: [N] events of each item.
         above: [C] how many items have more than c events: where those with exactly c begin.
+        last: [W] the last events that count; empty if all do.
+        learned: [1] how many events came.
     """
 
     items: Rows
     place: Rows
     counts: Rows
     above: Rows
+    last: Rows
+    learned: Rows
 
 
 class MostPopular:
@@ -45,8 +49,7 @@ class MostPopular:
 
     def __init__(self, window: int | None = None) -> None:
         self.name = "most-popular" if window is None else "recently-popular"
-        self._last = np.full(window or 0, -1)
-        self._learned = np.zeros(1, np.int64)
+        self._window = np.full(window or 0, -1), np.zeros(1, np.int64)
         self.start_from(np.zeros(0, np.int64))
 
     def start_from(self, counts: Rows) -> None:
@@ -54,16 +57,16 @@ class MostPopular:
         self.size = len(counts)
         order = np.argsort(-counts, kind="stable")
         above = len(counts) - np.cumsum(np.bincount(counts, minlength=1))
-        self._order = Order(order, np.argsort(order), counts.copy(), above)
+        self._order = Popularity(order, np.argsort(order), counts.copy(), above, *self._window)
 
     def walk(self, stretch: Stretch) -> Ranks:
         """Rank and learn, event by event."""
-        self._grow(int(stretch.items.max(initial=-1)) + 1, len(stretch.items))
+        order = self.reserve(int(stretch.items.max(initial=-1)) + 1, len(stretch.items))
         ranks = Ranks.missed(len(stretch.ranked))
         seen = stretch.seen
         for_new = (seen.fresh, seen.first, seen.items)
         events = (stretch.items, stretch.ranked, stretch.due, stretch.end)
-        _walk(self._order, self._last, self._learned, *events, *for_new, ranks.among_all, ranks.among_new)
+        _walk(order, *events, *for_new, ranks.among_all, ranks.among_new)
         return ranks
 
     def items(self) -> Rows:
@@ -79,25 +82,24 @@ class MostPopular:
         place = np.where(known, self._order.place[np.where(known, items, 0)], self.size) if self.size else items
         return np.where(known, np.searchsorted(begins, place, side="right"), 2)
 
-    def _grow(self, size: int, events: int) -> None:
-        """Make room for this many items, and for counts up to this many events."""
+    def reserve(self, size: int, events: int) -> Popularity:
+        """Make room for N items, and for the counts after this many events; returns what these change."""
         order, old = self._order, self.size
         self.size = max(size, old)
-        self._order = Order(
-            grown(order.items, self.size),
-            grown(order.place, self.size),
-            grown(order.counts, self.size),
-            grown(order.above, int(order.counts[order.items[0]]) + events + 2 if old else events + 2),
+        self._order = order._replace(
+            items=grown(order.items, self.size),
+            place=grown(order.place, self.size),
+            counts=grown(order.counts, self.size),
+            above=grown(order.above, int(order.counts[order.items[0]]) + events + 2 if old else events + 2),
         )
         new = np.arange(old, self.size)
         self._order.items[new] = self._order.place[new] = new
+        return self._order._replace(items=self.items())
 
 
 @compiled
 def _walk(
-    order: Order,
-    last: Rows,
-    learned: Rows,
+    order: Popularity,
     items: Rows,
     ranked: Rows,
     due: Rows,
@@ -111,7 +113,7 @@ def _walk(
     done = 0
     for k in range(len(ranked)):
         while done < due[k]:
-            _learn(order, last, learned, items[done])
+            count_event(order, items[done])
             done += 1
         target = items[ranked[k]]
         if order.counts[target] == 0:
@@ -124,12 +126,14 @@ def _walk(
                 ahead += order.place[seen[h]] < place
             among_new[k] = place + 1 - ahead
     while done < end:
-        _learn(order, last, learned, items[done])
+        count_event(order, items[done])
         done += 1
 
 
 @compiled
-def _learn(order: Order, last: Rows, learned: Rows, item: int) -> None:
+def count_event(order: Popularity, item: int) -> None:
+    """One more event of an item; where only the last ones count, the oldest of these is forgotten."""
+    last, learned = order.last, order.learned
     _one_more(order, item)
     if len(last):
         slot = learned[0] % len(last)
@@ -140,7 +144,7 @@ def _learn(order: Order, last: Rows, learned: Rows, item: int) -> None:
 
 
 @compiled
-def _one_more(order: Order, item: int) -> None:
+def _one_more(order: Popularity, item: int) -> None:
     count = order.counts[item]
     _swap(order, order.place[item], order.above[count])
     order.above[count] += 1
@@ -148,7 +152,7 @@ def _one_more(order: Order, item: int) -> None:
 
 
 @compiled
-def _one_less(order: Order, item: int) -> None:
+def _one_less(order: Popularity, item: int) -> None:
     count = order.counts[item] - 1
     order.above[count] -= 1
     _swap(order, order.place[item], order.above[count])
@@ -156,7 +160,7 @@ def _one_less(order: Order, item: int) -> None:
 
 
 @compiled
-def _swap(order: Order, one: int, other: int) -> None:
+def _swap(order: Popularity, one: int, other: int) -> None:
     a, b = order.items[one], order.items[other]
     order.items[one], order.items[other] = b, a
     order.place[a], order.place[b] = other, one

@@ -76,12 +76,12 @@ function tile(name, value, note) {
 
 function showTiles() {
   const f = data.figures || {};
-  const times = f.hit_rate && f.most_popular_hit_rate ? f.hit_rate / f.most_popular_hit_rate : null;
+  const floor = f.best_floor, times = f.hit_rate && floor && floor.hit_rate ? f.hit_rate / floor.hit_rate : null;
   const saved = data.checkpoint || {};
   at("tiles").replaceChildren(
     tile("Events a second", count(f.events_per_second), count(f.consumed) + " in all"),
     tile("Lag", count(f.lag), count(f.queued_events) + " queued"),
-    tile("HR@10", fixed(f.hit_rate), known(times) ? times.toFixed(1) + " × most popular" : "ranked before training"),
+    tile("HR@10", fixed(f.hit_rate), known(times) ? times.toFixed(2) + " × best floor, " + NAMES[floor.name] : "ranked before training"),
     tile("Loss", fixed(f.loss), count(f.steps) + " steps"),
     tile("Items", count(f.items), count(f.users) + " users"),
     tile("Checkpoint", duration(saved.age_s), known(saved.age_s) ? count(saved.unsaved_events) + " events since" : "none yet"),
@@ -192,15 +192,15 @@ function drawFlow() {
   say("flow-text", "Now " + count(last(rate)) + " events a second, " + count(last(lag)) + " records behind.");
 }
 
-const NAMES = { model: "model", "most-popular": "most popular", "recently-popular": "recently popular", "last-items": "last items", "co-visitation": "co-visitation" };
+const NAMES = { model: "model", "most-popular": "most popular", "recently-popular": "recently popular", "last-items": "last items", "co-visitation": "co-visitation", counting: "counting", "counting-no-time": "counting without time" };
 
 function drawHits() {
   const prefix = "hit_rate ", names = data.timeline.columns.filter((c) => c.startsWith(prefix)).map((c) => c.slice(prefix.length));
   draw("hits", names.map((name, k) => line(NAMES[name] || name, column(prefix + name), "series-" + Math.min(k + 1, 5),
     name === "model" ? { line: { color: colour("series-1"), width: 2.5 } } : { line: { color: colour("series-" + Math.min(k + 1, 5)), width: 2, dash: k === 1 ? "dash" : "dot" } })),
   layout({ yaxis: axis({ rangemode: "tozero", tickformat: ".2f" }) }));
-  const model = last(column(prefix + "model")), popular = last(column(prefix + "most-popular"));
-  say("hits-text", known(model) ? "HR@10 of the latest ranked events: model " + fixed(model) + ", most popular items " + fixed(popular) + "." : "Events are ranked before they are trained; none was yet.");
+  const model = last(column(prefix + "model")), floor = (data.figures || {}).best_floor;
+  say("hits-text", known(model) ? "HR@10 of the latest ranked events: model " + fixed(model) + (floor ? ", best floor (" + NAMES[floor.name] + ") " + fixed(floor.hit_rate) + (floor.hit_rate > model ? ": learning does not pay yet." : ".") : ".") : "Events are ranked before they are trained; none was yet.");
 }
 
 function drawBands() {

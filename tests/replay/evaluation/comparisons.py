@@ -21,9 +21,9 @@ def streamer(*arguments: object) -> str:
 
 
 def rows_in(out: Path, timed: bool = True) -> list[dict[str, object]]:
-    """Rows of results.json, with or without those that tell how long a step took."""
+    """Rows of results.json, with or without those that measure time."""
     rows = json.loads((out / "results.json").read_text())
-    return [row for row in rows if timed or row["metric"] != "step-ms"]
+    return [row for row in rows if timed or row["k"]]
 
 
 def record(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Record:

@@ -13,6 +13,7 @@ from comparisons import TINY, record, rows_in, streamer
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
 from streamer.model.settings import LearnerSettings
+from streamer.prequential import FLOORS
 from streamer.replay.evaluation.record import Measure, Records, Spec, by_rank, result_rows
 from streamer.replay.evaluation.report import page
 from streamer.replay.evaluation.runs import parse_changes, spec_settings
@@ -28,7 +29,7 @@ class TestCompare:
         rows = json.loads((out / "results.json").read_text())
         assert {row.get("method") for row in rows} == {"ssl-pop", "xir", None}
         floors = {row["floor"] for row in rows if "floor" in row}
-        assert floors == {"most-popular", "recently-popular", "last-items", "co-visitation"}
+        assert floors == set(FLOORS)
         for row in rows:
             assert {"data", "protocol", "seed", "metric", "k", "slice", "value"} < row.keys()
             assert ("method" in row) != ("floor" in row)
@@ -123,8 +124,7 @@ class TestCompare:
         for method in ("ssl", "mns"):
             out = tmp_path / method
             streamer("compare", "--data", log, "--methods", method, "--out", out, *TINY)
-            rows = json.loads((out / "results.json").read_text())
-            found[method] = [r for r in rows if "floor" in r]
+            found[method] = [r for r in rows_in(out, timed=False) if "floor" in r]
         assert found["ssl"] == found["mns"]
 
     @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ class TestEvaluateAndSweep:
         shown = streamer("sweep", "--data", log, "--data", other, *over, "--out", tmp_path / "out", *TINY)
         for name in ("tiny", "other"):
             part = shown[shown.index(f"## {name}, prequential") :].partition("\n## ")[0]
-            rows = re.findall(r"^\| (\S+) \| xir \| 0\.\d{4} \| \d+\.\d \|$", part, re.MULTILINE)
+            rows = re.findall(r"^\| (\S+) \| xir \| 0\.\d{4}(?: ▼)? \| \d+\.\d \|$", part, re.MULTILINE)
             assert rows == ["0", "0.5"]
         assert (tmp_path / "out" / "results.md").read_text() in shown
         report = (tmp_path / "out" / "report.html").read_text()
@@ -241,17 +241,36 @@ class TestFigures:
     def test_slices_tell_of_users_items_and_popularity_with_their_events(self):
         names = ("new-users", "returning-users", "new-items", "returning-items", "head", "torso", "tail")
         slices = {prefix + name: k for prefix in ("", "new/") for k, name in enumerate(names, 1000)}
+        slices |= {"all": 5, "new": 5}
         measures = [
             Measure("hr", 10, name, count / 10_000, floor)
             for name, count in slices.items()
             for floor in (None, "most-popular")
         ]
-        about = {"users": 3, "items": 4, "events": 5, "slices": {"all": 5, **slices}}
+        about = {"users": 3, "items": 4, "events": 5, "slices": slices}
         shown = markdown([record(protocol="prequential", measures=measures, about=about)])
-        counts = "| events | 1,000 | 1,001 | 1,002 | 1,003 | 1,004 | 1,005 | 1,006 |"
-        rates = " | 0.1000 | 0.1001 | 0.1002 | 0.1003 | 0.1004 | 0.1005 | 0.1006 |"
+        counts = "| events | 5 | 1,000 | 1,001 | 1,002 | 1,003 | 1,004 | 1,005 | 1,006 |"
+        rates = " | 0.0005 | 0.1000 | 0.1001 | 0.1002 | 0.1003 | 0.1004 | 0.1005 | 0.1006 |"
         for line in (counts, "| `xir`" + rates, "| floor: most-popular" + rates):
             assert shown.count(line) == 2, "of all events, and of those new to their user"
+
+    def test_figures_that_a_floor_exceeds_are_marked_everywhere(self):
+        """Over the seeds in tables, for each run in JSON; speed is not compared."""
+        rates = {"all": (0.4, 0.3, 0.1), "new": (0.2, 0.3, 0.1), "new/tail": (0.1, 0.1, 0.0)}
+        measures = [
+            Measure("hr", 10, f"second-half/{slice_}", value, floor)
+            for slice_, values in rates.items()
+            for floor, value in zip((None, "counting", "last-items"), values, strict=True)
+        ]
+        speeds = [Measure("events-per-second", 0, "all", n, floor) for floor, n in ((None, 9e3), ("counting", 2e5))]
+        records = [record(protocol="prequential", measures=[*measures, *speeds])]
+        shown = markdown(records)
+        assert "| | HR@10 all | HR@10 new | HR@10 new, tail | events/s |" in shown.replace("|  |", "| |")
+        assert "| floor: counting | 0.3000 | 0.3000 | 0.1000 | 200,000 |" in shown
+        assert "| `xir` | 0.4000 | 0.2000 ▼ | 0.1000 | 9,000 |" in shown
+        assert '<td class="below">0.2000 ▼</td>' in page("t", shown, records)
+        below = {row["slice"]: row["below"] for row in result_rows(records) if "below" in row}
+        assert below == {"second-half/new": "counting"}
 
     def test_how_many_events_were_ranked_is_reported_if_not_all_were(self):
         about = {"users": 3, "items": 4, "events": 5000}

@@ -101,6 +101,8 @@ class TestAfterARun:
             ndcg = value(ended, "streamer_prequential_ndcg", recommender=name, k="10")
             assert ndcg == ended.prequential.figure(name, metric="ndcg").recent
             assert 0 < ndcg < figure
+        name, hit_rate = ended.prequential.best_floor()
+        assert value(ended, "streamer_prequential_best_floor_hit_rate", floor=name, k="10") == hit_rate > 0
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
 
     def test_the_sampler_is_within_what_is_possible(self, ended):

@@ -13,7 +13,7 @@ from streamer.errors import SettingsError
 from streamer.learner import Evaluator, Learner
 from streamer.model.batch import Batch
 from streamer.model.ranking.evidence import Candidates
-from streamer.prequential import FLOORS, MODEL, SLICES, Prequential
+from streamer.prequential import FLOORS, MODEL, SLICES, BestFloor, Prequential
 
 
 def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
@@ -90,14 +90,14 @@ class TestWhatCounts:
         assert test.model.events == 3
         assert test.new.hits == 0
         assert test.model.hits == rerank  # the towers learn after the batch; evidence knows what its user had by then
-        assert test.most_popular.hits == 1  # a floor learns from every event at once
+        assert test.figure("most-popular").hits == 1  # a floor learns from every event at once
 
     def test_a_known_item_among_fewer_than_k_is_always_a_hit(self):
         learner = Learner(small())
         learn_all(learner, [("u0", "i0"), ("u1", "i1")])
         test = Prequential(learner, k=10, time_share=None, sample=None)
         ranked_by(learner, [("u0", "i1"), ("new user", "i0")], test)
-        assert test.model.hits == test.most_popular.hits == 2
+        assert test.model.hits == test.figure("most-popular").hits == 2
 
     def test_an_event_sees_its_users_earlier_events_of_the_same_batch(self):
         """After long training on alternating pairs, an item is foretold by its partner, and by nothing else."""
@@ -112,8 +112,8 @@ class TestWhatCounts:
         learner = Learner(small())
         test = Prequential(learner, time_share=None, sample=2)
         ranked_by(learner, [("u", "i")], test)
-        assert test.model.events == test.most_popular.events == 0
-        assert test.model.overall is test.model.recent is test.most_popular.overall is None
+        assert test.model.events == test.figure("most-popular").events == 0
+        assert test.model.overall is test.model.recent is test.figure("most-popular").overall is None
         ranked_by(learner, [("u", "i")] * 3, test)
         assert (test.model.events, test.model.hits) == (2, 2)
         assert test.events == 4
@@ -131,6 +131,8 @@ class TestWhatCounts:
             "recently-popular": (6, 4),
             "last-items": (6, 1),  # u's second a
             "co-visitation": (6, 1),  # w's b, as v had it after a
+            "counting": (6, 4),  # as the most popular
+            "counting-no-time": (6, 4),
         }
         assert hits == {name: expected[name] for name in test.tallies}
         assert test.model.overall == test.model.recent == (2 / 6 if rerank else 0.0)
@@ -143,7 +145,7 @@ class TestWhatCounts:
         learn_all(learner, [("u", item) for item in "aaaabbbccd"])
         test = Prequential(learner, k=2, time_share=None, sample=None)
         ranked_by(learner, [("v", item) for item in "abcdab"], test)
-        assert test.most_popular.hits == 4
+        assert test.figure("most-popular").hits == 4
 
     def test_at_most_the_sample_is_ranked_of_a_batch(self):
         learner = Learner(small())
@@ -151,7 +153,7 @@ class TestWhatCounts:
         test = Prequential(learner, time_share=None, sample=10)
         ranked_by(learner, events(64, seed=1), test)
         ranked_by(learner, events(5, seed=2), test)
-        assert test.model.events == test.most_popular.events == 15
+        assert test.model.events == test.figure("most-popular").events == 15
 
     @pytest.mark.parametrize("items", [60, 600])
     def test_ranking_changes_nothing_that_is_learned(self, items):
@@ -210,7 +212,7 @@ class TestSlices:
         learn_all(learner, [("u", item) for item in "aaaabbbccd"])
         test = Prequential(learner, k=2, time_share=None, sample=None)
         ranked_by(learner, [("u", "a"), ("u", "new")], test)
-        assert test.most_popular.hits == 1
+        assert test.figure("most-popular").hits == 1
         assert test.tallies[MODEL].events("new-users") == 0
         assert test.tallies[MODEL].events("new-items") == 1
         assert test.tallies[MODEL].events("head") == 1
@@ -226,7 +228,7 @@ class TestFloors:
         assert test.model.events == 0
         clock.now = 1.0
         ranked_by(learner, [("v", "b")], test)
-        assert (test.most_popular.hits, test.most_popular.events) == (1, 1)
+        assert (test.figure("most-popular").hits, test.figure("most-popular").events) == (1, 1)
 
     def test_users_of_batches_that_are_not_ranked_are_no_new_ones(self):
         learner, clock = Learner(small()), Clock(0.0)
@@ -248,6 +250,30 @@ class TestFloors:
             assert test.figure("last-items", "returning-users", metric).overall == 1.0
             assert test.figure("last-items", "new-users", metric).overall == 0.0
             assert test.figure("last-items", metric=metric).overall == 80 / 100
+
+    def test_the_best_floor_is_that_of_the_window_or_of_all_events(self):
+        learner = Learner(small())
+        test = Prequential(learner, k=1, time_share=None, sample=None, window=10, floors=("last-items",))
+        assert test.best_floor() is None
+        ranked_by(learner, [(f"u{n}", "a") for n in range(30)], test)
+        assert test.best_floor() == BestFloor("most-popular", 29 / 30)
+        ranked_by(learner, [(f"u{n}", f"b{n}") for n in range(10)], test)
+        ranked_by(learner, [(f"u{n}", f"b{n}") for n in range(10)], test)
+        assert test.best_floor() == BestFloor("last-items", 1.0)
+        assert test.best_floor(overall=True) == BestFloor("most-popular", 29 / 50)
+
+    def test_beside_training_they_find_what_they_find_in_the_line(self):
+        learner, stream, clock = Learner(small()), events(400), Clock(0.0)
+        tests = [
+            Prequential(learner, sample=None, floors=tuple(FLOORS), time_share=s, clock=clock) for s in (None, 0.5)
+        ]
+        learn_all(learner, stream[:40])
+        for start in range(40, 400, 40):
+            ranked_by(learner, stream[start : start + 40], Watch(lambda *_: None, *tests))
+        for name in tests[0].tallies:
+            in_line, beside = (test.tallies[name] for test in tests)
+            assert beside.events("all") == in_line.events("all") == 360
+            np.testing.assert_array_equal(beside._sums, in_line._sums)
 
     def test_observing_ranks_nothing_and_forgets_nothing(self):
         learner, stream = Learner(small()), events(200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from fractions import Fraction
 
@@ -14,7 +15,7 @@ from stream_cases import Moment, in_order_of_appearance, moments, rank_in, strea
 from streamer.errors import SettingsError
 from streamer.metrics.composition import composition
 from streamer.model.popularity import ExactPopularity
-from streamer.prequential.floors import FLOORS, CoVisitation, LastItems, MostPopular, make_floors
+from streamer.prequential.floors import FLOORS, Counting, CoVisitation, LastItems, MostPopular, make_floors
 from streamer.prequential.metrics import MISS
 
 delays = st.sampled_from([0, 1, 7])
@@ -23,7 +24,7 @@ delays = st.sampled_from([0, 1, 7])
 def together(moment: Moment) -> Counter[tuple[int, int]]:
     """How often two items were seen together."""
     counts: Counter[tuple[int, int]] = Counter()
-    for item, last in moment.learned:
+    for item, last, _ in moment.learned:
         for other in last:
             counts[other, item] += 1
             if other != item:
@@ -71,11 +72,56 @@ def test_co_visitation_goes_on_when_its_memory_must_grow():
     whole = walked(at_once, users, items, [3000])
     parts = walked(in_parts, users, items, list(range(1, 3001)))
     np.testing.assert_array_equal(whole.among_all, parts.among_all)
-    expected = together(Moment(0, 0, set(), [], [(m.item, m.last) for m in moments(users, items)]))
+    expected = together(Moment(0, 0, set(), [], [], [(m.item, m.last, []) for m in moments(users, items)]))
     for floor in (at_once, in_parts):
         found = {(row, key): n for row in range(300) for key, n in floor._pairs.of(row).items()}
         assert found == expected
     assert len(at_once._pairs.pool.keys) > 32_768
+
+
+def slow_counting(moment: Moment, timed: bool) -> dict[int, float]:
+    """Scores as the formula says, from all that was learned; 200 pairs are more than these streams have."""
+
+    def weights(ages: list[float]) -> list[float]:
+        ranks = [1] * len(ages)
+        for k in range(1, len(ages)):
+            ranks[k] = ranks[k - 1] if ages[k] == ages[k - 1] else k + 1
+        faded = [(1 + age / 60) ** -0.15 if timed else 1.0 for age in ages]
+        return [f / rank for f, rank in zip(faded, ranks, strict=True)]
+
+    together: dict[int, dict[int, float]] = {}
+    for item, last, ages in moment.learned:
+        for other, weight in zip(last, weights(ages), strict=True):
+            for one, two in {(item, other), (other, item)}:
+                pairs = together.setdefault(one, {})
+                pairs[two] = pairs.get(two, 0.0) + weight
+    scores = {item: 1e-6 * n for item, n in counted(moment, 5000).items()}
+    for item, weight in zip(moment.last, weights(moment.ages), strict=True):
+        pairs = together.get(item, {})
+        for other, count in pairs.items():
+            scores[other] += weight * count / math.sqrt(sum(pairs.values()))
+    return scores
+
+
+@settings(max_examples=60)
+@given(streams(60), st.data(), st.booleans(), delays)
+def test_counting_ranks_by_the_weights_of_order_and_time(stream, data, timed, delay):
+    """Scores that differ by rounding only may stand in any order."""
+    users, items, ends = stream
+    gaps = data.draw(
+        st.lists(st.sampled_from([0, 0, 60, 9000, 200_000, -50]), min_size=len(users), max_size=len(users))
+    )
+    times = 1_000_000_000 + np.cumsum(gaps)
+    ranks = walked(Counting(timed), users, items, ends, delay, times)
+    for t, moment in enumerate(moments(users, items, delay, times)):
+        scores = slow_counting(moment, timed)
+        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
+            if moment.item not in scores or moment.item in left_out:
+                assert found == MISS
+                continue
+            own = scores[moment.item]
+            others = [s for item, s in scores.items() if item not in left_out and item != moment.item]
+            assert sum(s > own * (1 + 1e-5) for s in others) < found <= 1 + sum(s > own * (1 - 1e-5) for s in others)
 
 
 @settings(max_examples=100)
@@ -89,7 +135,7 @@ def test_last_items_are_the_users_last_ten_most_recent_first(stream, delay):
 
 
 def counted(moment: Moment, window: int | None) -> Counter[int]:
-    return moment.counts if window is None else Counter(item for item, _ in moment.learned[-window:])
+    return moment.counts if window is None else Counter(item for item, _, _ in moment.learned[-window:])
 
 
 @settings(max_examples=100)

@@ -123,10 +123,10 @@ class TestDelayedLearner:
         for start in range(0, 28, 4):
             batch = micro_batch(stream[start : start + 4], timestamps_s=[0.0] * 4)
             learner.learn_batch(batch, test)
-            hits.append(test.most_popular.hits)
+            hits.append(test.figure("most-popular").hits)
         # a: 8 events before; b overtakes when 9 of its events are due, which is when the last three are ranked
         assert hits == [0, 0, 0, 0, 0, 0, 3]
-        assert test.most_popular.events == 28
+        assert test.figure("most-popular").events == 28
 
     @pytest.mark.parametrize("rerank", [False, True])
     @pytest.mark.parametrize("sample", [None, 4])
