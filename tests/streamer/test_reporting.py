@@ -41,6 +41,7 @@ STATUS = Status(
         "trained": 72_704,
         "filtered": 1,
         "dead_lettered": 2,
+        "lost": 0,
         "dead_letters": {"not_json": 2},
     },
 )
