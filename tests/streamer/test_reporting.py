@@ -42,6 +42,7 @@ STATUS = Status(
         "filtered": 1,
         "dead_lettered": 2,
         "dead_letters": {"not_json": 2},
+        "lost": 0,
     },
 )
 SUMMARY: dict[str, Any] = {
