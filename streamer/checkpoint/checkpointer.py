@@ -106,7 +106,7 @@ class Checkpointer:
         positions = _from_json(meta["positions"])
         prefix, accounting = "sharing.", Accounting.from_json(meta["accounting"])
         arrays = {n.removeprefix(prefix): np.asarray(a) for n, a in found.tensors.items() if n.startswith(prefix)}
-        sharing.restore(arrays, meta.get("sharing", {}), positions)
+        sharing.restore(arrays, meta.get("sharing", {}), {p: int(at) for p, at in positions.items()})
         self.path, self.begun = found.path, True
         self._tried_events = self._safe_events = accounting.consumed
         self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])

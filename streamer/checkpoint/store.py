@@ -55,15 +55,12 @@ class CheckpointStore:
         self._keep = keep
         self._corrupt: set[int] = set()
         self._lock: int | None = None
-        self.trainer = ""
-        """What tells the trainer of this directory from others; random, and kept in the directory. Not for readers."""
         if not readonly:
             with _translated_errors("use", self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._lock = _take_lock(self.directory)
                 for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
                     shutil.rmtree(left_by_a_crash, ignore_errors=True)
-                self.trainer = _trainer_id(self.directory)
 
     def save(self, tensors: Tensors, meta: Mapping[str, Any]) -> Path:
         """Write a checkpoint; it is safe on disk when this returns.
@@ -132,6 +129,23 @@ class CheckpointStore:
         """The checkpoints, oldest first, without looking into them."""
         return [self._path(sequence) for sequence in self._sequences()]
 
+    @property
+    def trainer(self) -> str:
+        """What tells the trainer of this directory from others: random, and kept in the directory from then on.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        path = self.directory / TRAINER
+        with _translated_errors("use", self.directory):
+            if not path.exists():
+                temporary = self.directory / f"{TEMPORARY}{TRAINER}"
+                temporary.write_text(uuid.uuid4().hex[:16])
+                sync(temporary)
+                temporary.rename(path)
+                sync(self.directory)
+            return path.read_text().strip()
+
     def close(self) -> None:
         """Let go of the directory. May be called twice."""
         if self._lock is not None:
@@ -196,17 +210,6 @@ def _take_lock(directory: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     return descriptor
-
-
-def _trainer_id(directory: Path) -> str:
-    path = directory / TRAINER
-    if not path.exists():
-        temporary = directory / f".{TRAINER}"
-        temporary.write_text(uuid.uuid4().hex[:16])
-        sync(temporary)
-        temporary.rename(path)
-        sync(directory)
-    return path.read_text().strip()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from contracts.source_contract import RecordingListener, rows_of
 from kafka import KafkaConsumer, KafkaProducer
-from kafka.errors import CoordinatorNotAvailableError
+from kafka.errors import RetriableError
 from line_harness import NOON_MS, PATIENCE_S, until
 from servers.kafka import KafkaServer
 
@@ -109,7 +109,7 @@ class KafkaHarness:
         try:
             with self.server.admin() as admin:
                 offsets = admin.list_group_offsets(group)[group]
-        except CoordinatorNotAvailableError:
+        except RetriableError:
             return {}
         return {Partition(*tp): offset.offset for tp, offset in offsets.items() if offset.offset >= 0}
 
@@ -117,7 +117,7 @@ class KafkaHarness:
         try:
             with self.server.admin() as admin:
                 return len(admin.describe_groups([group])[group]["members"])
-        except CoordinatorNotAvailableError:
+        except RetriableError:
             return 0
 
 

@@ -318,7 +318,6 @@ def test_inspect_tells_sizes_and_settings(trained, report):
 
 def test_inspect_tells_offsets_and_accounting(report):
     assert report["positions"] == [{"topic": "events.jsonl", "partition": 0, "offset": EVENTS + 3}]
-    assert report["released"] == []
     accounting = report["accounting"]
     assert accounting["consumed"] == accounting["trained"] + accounting["filtered"] + accounting["dead_lettered"]
     assert (accounting["trained"], accounting["dead_lettered"]) == (EVENTS, 3)

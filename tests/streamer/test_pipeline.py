@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import resource
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -296,6 +297,32 @@ class TestCommits:
         assert saved["accounting"]["consumed"] == gone + ours
         pipeline.close()
 
+    def test_partitions_that_leave_at_the_end_are_committed_though_an_earlier_checkpoint_is_being_written(
+        self, tmp_path
+    ):
+        log = memory_log(values_of(events(320)), partitions=2)
+        line = Line(log, tmp_path, until_end=False, batch_size=8)
+        pipeline, write, writing, may_write = line.pipeline, line.store.save, threading.Event(), threading.Event()
+
+        def slow(*state: Any) -> Path:
+            writing.set()
+            assert may_write.wait(60)
+            return write(*state)
+
+        line.store.save = slow
+        pipeline.start()
+        until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
+        pipeline.checkpoint()
+        assert writing.wait(60)
+        pipeline.step()
+        line.source.revoke([P0])
+        until(lambda: P0 in pipeline._ingest.offsets.releasing())
+        pipeline.step()  # saves what is handed over, behind the one that is being written
+        trained = pipeline._ingest.offsets.snapshot().positions
+        threading.Timer(0.1, may_write.set).start()
+        pipeline.close()  # SIGTERM
+        assert log.committed["streamer"] == trained
+
     def test_partitions_leave_also_when_the_checkpoint_fails(self, tmp_path):
         log = memory_log(values_of(events(320)), partitions=2)
         line = Line(log, tmp_path, until_end=False)
@@ -423,6 +450,17 @@ class TestRestart:
         finally:
             torch.set_num_threads(threads)
         assert f"was written with {threads} CPU threads, this run has {threads + 1}" in caplog.text
+
+    def test_settings_that_change_between_runs_are_logged(self, tmp_path, caplog):
+        log = memory_log(values_of(events(64)))
+        Line(log, tmp_path, learner=Learner(small(seed=1))).run()
+        assert "the setting" not in caplog.text
+        log.create_topic("other", 1)
+        line = Line(log, tmp_path, learner=Learner(small(seed=2)))
+        line.source = MemorySource(log, "other")
+        line.run()
+        assert "the setting seed was 1 in ckpt-00000000000000000001, and is 2 now" in caplog.text
+        assert f"reading other; trained so far on {TOPIC}" in caplog.text
 
     def test_a_corrupt_checkpoint_is_passed_over_and_its_events_are_trained_again(self, tmp_path, caplog):
         values = values_of(events(480))

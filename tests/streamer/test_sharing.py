@@ -36,7 +36,7 @@ from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import LearnPart, Sharing, StoreSharing
 from streamer.sharing.sharing import _spans as spans_and_sources
-from streamer.sources.base import Partition
+from streamer.sources.base import Partition, Position
 from streamer.sources.memory import MemoryLog, MemorySource
 
 P0, P1, P2 = (Partition("clicks", number) for number in range(3))
@@ -611,7 +611,7 @@ def saved(pipeline: Pipeline) -> None:
 
 def save(trainer: Trainer, directory: Path) -> None:
     checkpointer = Checkpointer(CheckpointStore(directory))
-    offsets = OffsetSnapshot(dict(trainer.positions), {}, {})
+    offsets = OffsetSnapshot({p: Position(at) for p, at in trainer.positions.items()}, {})
     checkpointer.save(trainer.learner, trainer.sharing, Accounting(trained=1), offsets, lambda safe: None)
     checkpointer.close()
 
@@ -777,7 +777,8 @@ class TestAlone:
 
 def alone(log: MemoryLog, directory: Path) -> Pipeline:
     settings = PipelineSettings(batch_size=16, max_age_s=None, checkpoint_every_s=None, until_end=True)
-    parts = (Learner(small()), lambda: MemorySource(log, TOPIC), EventDecoder(), MemoryDeadLetters(), settings)
+    source = MemorySource(log, TOPIC, trainer="alone")
+    parts = (Learner(small()), lambda: source, EventDecoder(), MemoryDeadLetters(), settings)
     return Pipeline(*parts, CheckpointStore(directory))
 
 
