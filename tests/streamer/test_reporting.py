@@ -43,7 +43,6 @@ STATUS = Status(
         "dead_lettered": 2,
         "lost": 0,
         "dead_letters": {"not_json": 2},
-        "lost": 0,
     },
 )
 SUMMARY: dict[str, Any] = {
