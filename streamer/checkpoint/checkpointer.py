@@ -99,7 +99,7 @@ class Checkpointer:
                 "the weights will not be the same to the last bit; --threads %d keeps them so",
                 found.path, theirs, ours, theirs,
             )  # fmt: skip
-        settings: dict[str, Any] = msgspec.to_builtins(learner.settings)
+        settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(learner.settings))  # as in a checkpoint
         for name, now in settings.items():
             if (before := meta["settings"].get(name)) != now:
                 logger.warning("the setting %s was %s in %s, and is %s now", name, before, found.path.name, now)

@@ -620,7 +620,8 @@ def restored(server: MemoryServer, directory: Path) -> Trainer:
     """A new process that goes on from a checkpoint; it has not joined yet."""
     trainer = Trainer(server)
     checkpointer = Checkpointer(CheckpointStore(directory))
-    trainer.positions = dict(checkpointer.restore(trainer.learner, trainer.sharing).offsets.snapshot().positions)
+    positions = checkpointer.restore(trainer.learner, trainer.sharing).offsets.snapshot().positions
+    trainer.positions = {p: int(at) for p, at in positions.items()}
     checkpointer.close()
     return trainer
 

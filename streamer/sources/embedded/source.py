@@ -271,10 +271,7 @@ class EmbeddedSource:
                 "(SELECT min(first_offset) FROM batches WHERE partition = ?)) ORDER BY first_offset DESC LIMIT 1",
                 (row, position, row),
             ).fetchone()
-            if holds is None:  # its records are gone by retention, if there were any
-                (oldest,) = self._db.execute("SELECT min(seq) FROM batches WHERE partition = ?", (row,)).fetchone()
-                cursor = min(cursor, cursor if oldest is None else oldest - 1)
-            elif position < holds[1]:
+            if holds is not None and position < holds[1]:
                 cursor = min(cursor, holds[0] - 1)
         self._cursor = cursor
         self._partitions = self._partitions | new  # not in place: another thread may be reading it
