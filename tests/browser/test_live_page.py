@@ -12,7 +12,7 @@ from live_run import BAD_RECORD, IMAGE, PATIENCE_S, SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
-CHARTS = {"flow": 2, "hits": 2, "bands": 3, "curve": 2, "loss": 1}
+CHARTS = {"flow": 2, "hits": 4, "bands": 3, "curve": 2, "loss": 1}
 """Charts and how many series each has."""
 WIDE, PHONE = (1400, 900), (390, 844)
 ARROW_RIGHT = "\ue014"
