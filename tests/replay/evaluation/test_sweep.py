@@ -6,6 +6,7 @@ import re
 
 from comparisons import TINY, record, rows_in, streamer
 
+from streamer.prequential.slices import SECOND_HALF
 from streamer.replay.evaluation.record import Measure, Record, result_rows
 from streamer.replay.evaluation.report import page
 from streamer.replay.evaluation.tables import main_table, swept
@@ -49,7 +50,7 @@ class TestSettings:
 
 class TestFloors:
     def late(self, delay: str, value: float, **more: object) -> Record:
-        measure = Measure("hr", 10, "all", value, "co-visitation")
+        measure = Measure("hr", 10, f"{SECOND_HALF}all", value, "co-visitation")
         curve = [{"events": k, "time": 1.7e9 + k, "co-visitation/all/overall": value} for k in (1, 2)]
         settings = {"delay_events": delay, "dim": "8"}
         return record(protocol="prequential", settings=settings, measures=[measure], curve=curve, **more)
