@@ -8,12 +8,12 @@ that drifts is followed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 
 SAMPLE = 2048
@@ -24,7 +24,7 @@ LIMIT = 5.0
 """Standard deviations from the mean at which a number is cut off."""
 
 
-class FeatureStore:
+class FeatureStore(ByRows):
     """The latest known features of every row.
 
     Args:
@@ -104,35 +104,38 @@ class FeatureStore:
         self._codes[rows] = 0
         self._numbers[rows] = np.nan
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The features of all rows, as they were given, and what numbers are standardised by."""
-        numbers = self._numbers[: self.size]
-        return {
-            "codes": self._codes[: self.size],
-            "numbers": np.nan_to_num(numbers),
-            "known": ~np.isnan(numbers),
-            "sample": self._sample,
-            "sampled": self._sampled,
-        }
+    def take(self, rows: Rows) -> Arrays:
+        """The features as they were given."""
+        numbers = held(self._numbers, rows, np.nan)
+        return {"codes": held(self._codes, rows), "numbers": np.nan_to_num(numbers), "known": ~np.isnan(numbers)}
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned.
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        """Make rows hold what `take` returned of them.
 
         Raises:
             ValueError: it is of other features.
         """
-        found = state["codes"].shape[1], state["numbers"].shape[1]
+        found = arrays["codes"].shape[1], arrays["numbers"].shape[1]
         if found != (len(self.categorical), len(self.numeric)):
             raise ValueError(
                 f"{found[0]} categorical and {found[1]} numeric features do not fit "
                 f"{len(self.categorical)} and {len(self.numeric)}: the configured features differ"
             )
-        self.size = 0
-        self._codes, self._numbers = self._codes[:0], self._numbers[:0]
-        self.grow(len(state["codes"]))
-        self._codes[: self.size] = state["codes"]
-        self._numbers[: self.size] = np.where(state["known"], state["numbers"], np.nan)
-        self._sample, self._sampled = state["sample"].copy(), state["sampled"].copy()
+        self.grow(int(rows.max(initial=-1)) + 1)
+        self._codes[rows] = arrays["codes"]
+        self._numbers[rows] = np.where(arrays["known"], arrays["numbers"], np.nan)
+
+    def dense(self) -> Arrays:
+        """What numbers are standardised by."""
+        return super().dense() | {"sample": self._sample.copy(), "sampled": self._sampled.copy()}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self.grow(self.size)
+        self._sample, self._sampled = arrays["sample"].copy(), arrays["sampled"].copy()
         self._mean, self._deviation = np.zeros(len(self.numeric)), np.ones(len(self.numeric))
         for feature in range(len(self.numeric)):
             self._standardise(feature)
+
+    def clear(self) -> None:
+        self.size, self._codes, self._numbers = 0, self._codes[:0], self._numbers[:0]

@@ -6,12 +6,14 @@ children a node: adding touches one node a level, drawing descends from the root
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import SMALLEST_CAPACITY, capacity_for
 from streamer.model.jit import compiled
 
@@ -23,7 +25,7 @@ _LEAST = 1e-3
 _LARGEST_GROWTH = 2.0**200
 
 
-class Occurrence:
+class Occurrence(ByRows):
     """o_j, grown by what each step resampled.
 
     With a half-life, what was resampled that many steps ago counts half. Nothing is scaled down for that: new
@@ -49,9 +51,10 @@ class Occurrence:
             raise ValueError(f"half_life_steps is {half_life_steps}: choose a positive number, or None for no ageing")
         self.half_life_steps = half_life_steps
         self._growth = 1.0 if half_life_steps is None else 2.0 ** (1.0 / half_life_steps)
-        self.size = 0
+        self.before_rescaling: Callable[[], None] = lambda: None
+        """Called when all rows are about to be written at once."""
         self._weight = 1.0  # of an increment that comes now
-        self._tree, self._starts = _tree_of(np.zeros(SMALLEST_CAPACITY))
+        self.clear()
 
     def add(self, rows: Rows, counts: NDArray[Any]) -> None:
         """Algorithm 2, line 13: o_j += how often j was resampled in this step."""
@@ -73,6 +76,7 @@ class Occurrence:
         """One step has passed: what was counted so far ages."""
         self._weight *= self._growth
         if self._weight > _LARGEST_GROWTH:
+            self.before_rescaling()
             self._tree, self._starts = _tree_of(self._leaves / self._weight)
             self._weight = 1.0
 
@@ -138,22 +142,34 @@ class Occurrence:
             self._tree, self._starts = _tree_of(leaves)
         self.size = max(self.size, size)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays; the sums are kept too, so that a restart draws the same to the last bit."""
-        return {
-            "counts": self._leaves[: self.size],
-            "sums": self._tree[self._starts[1] :],
-            "weight": np.array([self._weight]),
-        }
+    def take(self, rows: Rows) -> Arrays:
+        return {"counts": held(self._leaves, rows)}
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned."""
-        self.size, self._weight = len(state["counts"]), float(state["weight"][0])
-        leaves = np.zeros(capacity_for(self.size, SMALLEST_CAPACITY))
-        leaves[: self.size] = state["counts"]
-        self._tree, self._starts = _tree_of(leaves)
-        if len(state["sums"]) == len(self._tree) - len(leaves):
-            self._tree[len(leaves) :] = state["sums"]
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self._grow(int(rows.max(initial=-1)) + 1)
+        self._leaves[rows] = arrays["counts"]
+
+    def dense(self) -> Arrays:
+        """The sums too, so that a restart draws the same to the last bit."""
+        sums = self._tree[self._starts[1] :].copy()
+        return super().dense() | {"sums": sums, "weight": np.array([self._weight])}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self._weight, capacity = float(arrays["weight"][0]), capacity_for(self.size, SMALLEST_CAPACITY)
+        if capacity != len(self._leaves):
+            leaves = np.zeros(capacity)
+            leaves[: self.size] = held(self._leaves, np.arange(self.size))
+            self._tree, self._starts = _tree_of(leaves)
+        above = self._tree[self._starts[1] :]
+        if len(arrays["sums"]) == len(above):
+            above[:] = arrays["sums"]
+        else:
+            self._tree, self._starts = _tree_of(self._leaves.copy())
+
+    def clear(self) -> None:
+        self.size, self._weight = 0, 1.0
+        self._tree, self._starts = _tree_of(np.zeros(SMALLEST_CAPACITY))
 
 
 def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:

@@ -197,7 +197,7 @@ class DenseAdam:
 
 def _dense_adam_whole(table: Table, rows: Tensor, gradient: Tensor, step: float, unbias: float, l2: float) -> None:
     """On any device: one operation after another, each on the whole table."""
-    w, m, v = table.weight, table.state(0), table.state(1)
+    w, m, v = table.weight, table.slot(0), table.slot(1)
     full = w * l2
     full.index_add_(0, rows, gradient)
     m.lerp_(full, 1 - BETA1)

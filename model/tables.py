@@ -7,16 +7,20 @@ table's seed and the row's number, not on when the table grew, so that a restart
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from streamer.model.batch import Rows
+from streamer.model.by_rows import Arrays, ByRows
+from streamer.model.device import to_device
 from streamer.model.growing import capacity_for
 
 PAGE = 64
 """Rows that are initialised together, by one generator: many enough to share its cost, few enough to redo one row."""
 
 
-class Table:
+class Table(ByRows):
     """A growing matrix of weights with room for per-row optimizer state.
 
     Args:
@@ -39,7 +43,7 @@ class Table:
         """The weights of all rows, [size, dim]; a view."""
         return self.lines[: self.size, : self.dim]
 
-    def state(self, slot: int) -> Tensor:
+    def slot(self, slot: int) -> Tensor:
         """One vector of optimizer state of all rows, [size, dim]; a view."""
         start = (1 + slot) * self.dim
         return self.lines[: self.size, start : start + self.dim]
@@ -53,15 +57,17 @@ class Table:
         """Make room for rows 0 .. size - 1. Existing rows keep weights and optimizer state."""
         if size <= self.size:
             return
+        self._reserve(size)
+        self.size = size
+        self._fill(size)
+
+    def _reserve(self, size: int) -> None:
+        """Memory for so many rows, which is not touched yet."""
         capacity = capacity_for(size, len(self.lines))
         if capacity > len(self.lines):
-            # 1. a larger table whose new memory is not touched yet
             lines = torch.zeros(capacity, self.lines.shape[1], device=self.lines.device)
             lines[: self._ready] = self.lines[: self._ready]
             self.lines = lines
-        # 2. weights of the new rows
-        self.size = size
-        self._fill(size)
 
     def _fill(self, size: int) -> None:
         """First weights for rows up to `size` at least; a page is made once, however the table grows."""
@@ -79,7 +85,7 @@ class Table:
         values = torch.randn(PAGE, self.dim, generator=generator) * self.std
         return values.to(self.lines.device)
 
-    def clear(self, rows: Tensor) -> None:
+    def forget(self, rows: Tensor) -> None:
         """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
         self.lines[rows] = 0
         if self.std == 0:
@@ -89,27 +95,44 @@ class Table:
         for page, of_page in zip(pages.tolist(), torch.split(ordered, counts.tolist()), strict=True):
             self.lines[of_page, : self.dim] = self._page(page)[of_page - page * PAGE]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All rows with their optimizer state; a view."""
-        return {
-            "lines": self.lines[: self.size],
-            "dim": torch.tensor(self.dim),
-            "steps": torch.tensor(self.steps),
-        }
+    def take(self, rows: Rows) -> Arrays:
+        """A copy of rows with their optimizer state; rows that the table does not have yet are made."""
+        self.grow(int(rows.max(initial=-1)) + 1)
+        return {"lines": self.lines.index_select(0, to_device(rows, self.lines.device)).cpu().numpy()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over rows that `state_dict` returned.
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        """Make rows hold what `take` returned of them.
 
         Raises:
             ValueError: those rows are of another shape.
         """
-        lines, width = state["lines"], self.lines.shape[1]
-        if lines.shape[1] != width or int(state["dim"]) != self.dim:
-            raise ValueError(
-                f"rows of dimension {int(state['dim'])} and width {lines.shape[1]} do not fit a table of "
-                f"dimension {self.dim} and width {width}: the dimension or the optimizer differs"
-            )
-        self.lines = torch.zeros(capacity_for(len(lines), 0), width, device=self.lines.device)
-        self.size = self._ready = len(lines)
-        self.steps = int(state["steps"])
-        self.lines[: self.size] = lines
+        lines, width = arrays["lines"], self.lines.shape[1]
+        if lines.shape[1] != width:
+            raise ValueError(self._misfit(f"rows of width {lines.shape[1]}"))
+        if len(rows) and rows[0] == self.size and rows[-1] - rows[0] + 1 == len(rows):  # no first weights are needed
+            self._reserve(int(rows[-1]) + 1)
+            self.size, self._ready = int(rows[-1]) + 1, max(self._ready, int(rows[-1]) + 1)
+        self.grow(int(rows.max(initial=-1)) + 1)
+        self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
+
+    def dense(self) -> Arrays:
+        return super().dense() | {"dim": np.array(self.dim), "steps": np.array(self.steps)}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        """Take over what `dense` returned, when all rows are there.
+
+        Raises:
+            ValueError: it is of a table of another dimension.
+        """
+        if int(arrays["dim"]) != self.dim:
+            raise ValueError(self._misfit(f"rows of dimension {int(arrays['dim'])}"))
+        self.steps = int(arrays["steps"])
+        self.grow(int(arrays["size"]))
+
+    def _misfit(self, what: str) -> str:
+        shape = f"dimension {self.dim} and width {self.lines.shape[1]}"
+        return f"{what} do not fit a table of {shape}: the dimension or the optimizer differs"
+
+    def clear(self) -> None:
+        self.size = self.steps = self._ready = 0
+        self.lines = self.lines.new_zeros(0, self.lines.shape[1])

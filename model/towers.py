@@ -22,6 +22,7 @@ class TouchedTable:
 
     name: str
     rows: Tensor  # [T]
+    on_host: Rows  # the same
     weight: Tensor  # [T, dim]
 
 
@@ -36,7 +37,7 @@ class TouchedRows:
         """The weights of distinct rows, [T, dim]."""
         at = to_device(rows, self.device)
         weight = table.weight.index_select(0, at).requires_grad_()
-        self.tables.append(TouchedTable(name, at, weight))
+        self.tables.append(TouchedTable(name, at, rows, weight))
         return weight
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
+from streamer.model.changes import Changes
 from streamer.model.device import to_device
 from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
@@ -22,6 +23,9 @@ from streamer.model.settings import LearnerSettings
 from streamer.model.towers import TouchedRows
 from streamer.model.two_tower import TwoTower
 
+KINDS = {"user.id": "users", "item.id": "items"}
+"""Of the rows of a table."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowGradient:
@@ -30,6 +34,8 @@ class RowGradient:
     table: str
     rows: Tensor  # [T] distinct
     gradient: Tensor  # [T, dim]
+    on_host: Rows
+    """The rows, where no device must be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Trainer:
         settings: shape of the model, and how it learns.
         device: where the step runs.
 
+    Its `changes` say which rows of the tables were written; the rows of categories are of the kind of their table.
+
     Raises:
         ValueError: settings are wrong; the message lists every problem.
     """
@@ -82,8 +90,9 @@ class Trainer:
         self.method = method_named(settings.method)
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
         self.model = TwoTower(settings, self.optimizer.slots, device)
-        self.dense = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+        self.dense_adam = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
         self.planner = Planner()
+        self.changes = Changes()
         self.steps = 0
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)
         """Rows of all steps that were not updated, because a number of theirs was not finite."""
@@ -126,9 +135,9 @@ class Trainer:
         terms = self.method.terms(plan, proposals, self.settings)
         outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan) for p in terms}
         loss = torch.stack([outcomes[p.name].loss * p.weight for p in terms]).sum()
-        self.dense.clear_gradients()
+        self.dense_adam.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight)) for t in touched.tables]
+        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host) for t in touched.tables]
         drawn = [Resampled(_items(p.candidates, plan), outcomes[p.name].counts) for p in terms if p.draws is not None]
         detached = {name: _detached(outcome) for name, outcome in outcomes.items()}
         return StepResult(loss.detach(), detached, drawn, gradients)
@@ -137,12 +146,15 @@ class Trainer:
         """Step 4: update touched rows and dense parameters, but for what is not finite."""
         decay = self._decay()
         tables = self.model.tables
+        for g in gradients:
+            every = self.settings.optimizer == "dense-adam"
+            self.changes.mark(KINDS.get(g.table, g.table), np.arange(tables[g.table].size) if every else g.on_host)
         total = sum_of_squares([g.gradient for g in gradients])
         if total is None or not math.isfinite(total):
             gradients = [self._finite(g) for g in gradients]
         for g in gradients:
             self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay)
-        self.dense.step(self.settings.dense_learning_rate * decay)
+        self.dense_adam.step(self.settings.dense_learning_rate * decay)
         self.steps += 1
 
     def _finite(self, g: RowGradient) -> RowGradient:
@@ -152,52 +164,38 @@ class Trainer:
         sound, usable = touched.isfinite().all(1), g.gradient.square().sum(1).isfinite()  # [T]
         lines.index_copy_(0, g.rows, torch.where(sound[:, None], touched, 0.0))
         self.not_finite += (~(sound & usable)).sum()
-        return RowGradient(g.table, g.rows, torch.where(usable[:, None], g.gradient, 0.0))
+        return RowGradient(g.table, g.rows, torch.where(usable[:, None], g.gradient, 0.0), g.on_host)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that a restart needs to go on with the same bits: tensors, and a few plain values."""
+    def dense(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """A copy of what belongs to no row and of random states: arrays, and a few plain values."""
         tensors = {f"dense.{name}": p.detach() for name, p in self.model.named_parameters()}
-        for name, table in self.model.tables.items():
-            tensors |= {f"table.{name}.{key}": value for key, value in table.state_dict().items()}
-        for side, tower in (("user", self.model.user), ("item", self.model.item)):
-            arrays = tower.features.state().items()
-            tensors |= {f"features.{side}.{key}": torch.from_numpy(np.ascontiguousarray(v)) for key, v in arrays}
         tensors["draws"] = self._draws.get_state()
         if self._device_draws is not None and self._device_draws is not self._draws:
             tensors["device_draws"] = self._device_draws.get_state()
-        tensors |= {f"adam.{name}": value for name, value in self.dense.state().items()}
-        return tensors, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
+        tensors |= {f"adam.{name}": value for name, value in self.dense_adam.state().items()}
+        arrays = {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
+        return arrays, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
 
-    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take over what `state` returned.
+    def load_dense(self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
+        """Take over what `dense` returned.
 
         Raises:
             ValueError: it belongs to a model of another shape.
         """
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
         self.steps = values["steps"]
         self._host_draws.bit_generator.state = values["host_draws"]
-        self._draws.set_state(tensors["draws"].cpu())
+        self._draws.set_state(tensors["draws"])
         if "device_draws" in tensors and self._device_draws is not None:
-            self._device_draws.set_state(tensors["device_draws"].cpu())
-        self._load_model(tensors)
-        prefix = "adam."
-        self.dense.load_state({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
-
-    def _load_model(self, tensors: dict[str, Tensor]) -> None:
-        for name, table in self.model.tables.items():
-            wanted = {key: f"table.{name}.{key}" for key in table.state_dict()}
-            if missing := [key for key in wanted.values() if key not in tensors]:
-                raise ValueError(f"the state has no {', '.join(missing)}: it belongs to a model of another shape")
-            table.load_state_dict({key: tensors[full] for key, full in wanted.items()})
-        for side, tower in (("user", self.model.user), ("item", self.model.item)):
-            keys = tower.features.state()
-            tower.features.load_state({key: tensors[f"features.{side}.{key}"].numpy() for key in keys})
+            self._device_draws.set_state(tensors["device_draws"])
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 found = tensors.get(f"dense.{name}")
                 if found is None or found.shape != parameter.shape:
                     raise ValueError(f"the state has no {name} of shape {tuple(parameter.shape)}: another model")
                 parameter.copy_(found)
+        prefix = "adam."
+        self.dense_adam.load_state({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
 
     def _to_device(self, value: NDArray[Any] | Tensor) -> Tensor:
         return to_device(value, self.device)

@@ -21,14 +21,16 @@ import torch
 from numpy.typing import NDArray
 
 from streamer.accounting import Accounting
-from streamer.checkpoint import Checkpoint, CheckpointStore, pack_strings, unpack_strings
+from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
 from streamer.ingest.batcher import MicroBatch
 from streamer.model.batch import Batch, Recent, Rows, StreamState
+from streamer.model.by_rows import Arrays
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
+from streamer.model.ranking.co_occurrence import REACH
 from streamer.model.ranking.evidence import TOWER, Candidates, Evidence
 from streamer.model.ranking.ranker import Ranker
 from streamer.model.ranking.recent import History, RecentItems
@@ -121,6 +123,33 @@ class Learner:
         self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
         self._draws = np.random.default_rng([settings.seed, 2])
+        self.changes = self.trainer.changes
+        self.ageing.before_rescaling = self.occurrence.before_rescaling = self._mark_all_items
+        self._parts = self._by_kind()
+
+    def _by_kind(self) -> dict[str, dict[str, Any]]:
+        """All parts whose state is kept by rows, by the kind of the rows."""
+        tables, found = self.trainer.model.tables, {}
+        own: dict[str, dict[str, Any]] = {
+            "user": {"ids": self.users, "recent": self.recent, "seen": self.seen},
+            "item": {
+                "ids": self.items,
+                "exact": self.exact,
+                "ageing": self.ageing,
+                "occurrence": self.occurrence,
+                "evidence": self.evidence,
+            },
+        }
+        for side, tower in (("user", self.trainer.model.user), ("item", self.trainer.model.item)):
+            found[f"{side}s"] = own[side] | {"features": tower.features}
+            if f"{side}.id" in tables:
+                found[f"{side}s"]["table"] = tables[f"{side}.id"]
+            for name, vocabulary in self.categories[side].items():
+                found[f"{side}.{name}"] = {"ids": vocabulary, "table": tables[f"{side}.{name}"]}
+        return found | {"pairs": {"lists": self.evidence.co_occurrence}, "hash": {"slots": self.hashed}}
+
+    def _mark_all_items(self) -> None:
+        self.changes.mark("items", self.rows("items"))
 
     @property
     def popularity(self) -> Popularity:
@@ -230,11 +259,14 @@ class Learner:
         # 1.
         users, items = self.users.rows(batch.users), self.items.rows(batch.items)
         self.trainer.model.grow(len(self.users), len(self.items))
+        self.changes.mark("users", users)
+        self.changes.mark("items", np.concatenate([items, self.evidence.leaving(len(items))]))
         self._set_features("user", users, batch.user_features)
         self._set_features("item", items, batch.item_features)
         # 2.
         times_s = self._times(batch)
         history = self.recent.observe(users, items, times_s)
+        self.changes.mark("pairs", _paired(items, history))
         rows = Batch(users, items, self.recent_items(history), times_s)
         # 3.
         evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
@@ -247,6 +279,7 @@ class Learner:
         if to_learn is not None:
             self.ranker.learn(to_learn)
         # 6.
+        self.changes.mark("hash", self.hashed.slots_of(items))
         self.hashed.observe(items)
         self.ageing.observe(items)
         if counted:
@@ -265,6 +298,7 @@ class Learner:
         if not self.trainer.method.resamples:
             return
         self.occurrence.step()
+        self.changes.mark("items", items)
         if counted:
             self.occurrence.add(items, counts)
         if self.trainer.method.extra != "cache":
@@ -365,59 +399,95 @@ class Learner:
 
     # the recovery unit -----------------------------------------------------------------------------------------------
 
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of rows that everything belongs to, but for what is `dense`."""
+        return tuple(self._parts)
+
+    def rows(self, kind: str) -> Rows:
+        """The rows of a kind that are in use, ascending."""
+        if kind == "hash":
+            return self.hashed.rows()
+        return np.arange(self._vocabulary(kind).size)
+
+    def _vocabulary(self, kind: str) -> Vocabulary:
+        found: Vocabulary = self._parts["items" if kind == "pairs" else kind]["ids"]
+        return found
+
+    def take(self, kind: str, rows: Rows) -> Arrays:
+        """A copy of what rows of a kind hold."""
+        taken = {name: part.take(rows) for name, part in self._parts[kind].items()}
+        return {f"{name}.{key}": array for name, arrays in taken.items() for key, array in arrays.items()}
+
+    def put(self, kind: str, rows: Rows, arrays: Arrays) -> None:
+        """Make rows of a kind hold what `take` returned of them.
+
+        Raises:
+            ValueError, KeyError: they are those of a learner with other settings.
+        """
+        for name, part in self._parts[kind].items():
+            part.put(rows, _of(arrays, name))
+
+    def dense(self) -> tuple[Arrays, dict[str, Any]]:
+        """A copy of what belongs to no row: arrays, and plain values."""
+        arrays, values = self.trainer.dense()
+        found = {f"trainer.{name}": array for name, array in arrays.items()}
+        for kind, parts in self._parts.items():
+            for name, part in parts.items():
+                found |= {f"{kind}.{name}.{key}": array for key, array in part.dense().items()}
+        found |= {f"ranker.{name}": array.copy() for name, array in self.ranker.state().items()}
+        found["cache"] = self.cache.copy()
+        return found, {"trainer": values, "draws": self._draws.bit_generator.state, "fixed": self.settings.fixed()}
+
+    def load_dense(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """Take over what `dense` returned, when all rows are there.
+
+        Raises:
+            ValueError, KeyError: it is that of a learner with other settings.
+        """
+        self.trainer.load_dense(_of(arrays, "trainer"), values["trainer"])
+        for kind, parts in self._parts.items():
+            for name, part in parts.items():
+                part.load_dense(_of(arrays, f"{kind}.{name}"))
+        self.ranker.load_state(_of(arrays, "ranker"))
+        self.cache = arrays["cache"].copy()
+        self._draws.bit_generator.state = values["draws"]
+
+    def check_settings(self, values: dict[str, Any]) -> None:
+        """See that the values that `dense` returned are of a learner with these settings.
+
+        Raises:
+            ValueError: they are not; the message says which differ.
+        """
+        theirs, ours = values.get("fixed", {}), self.settings.fixed()
+        if differ := [f"{n} was {theirs.get(n)} and is {ours[n]} now" for n in ours if theirs.get(n) != ours[n]]:
+            raise ValueError("; ".join(differ))
+
     def snapshot(self) -> tuple[State, dict[str, Any]]:
-        """A copy of everything, on the host: tensors by name, and plain values. Training may go on at once."""
-        tensors, values = self.trainer.state()
-        state: State = {f"trainer.{name}": t.detach().to("cpu", copy=True) for name, t in tensors.items()}
-        for name, part in self._parts().items():
-            state |= {f"{name}.{key}": np.array(value) for key, value in part.state().items()}
-        state["cache"] = np.array(self.cache)
-        for name, vocabulary in self._vocabularies().items():
-            state |= pack_strings(vocabulary.ids, f"ids.{name}")
-        return state, {"trainer": values, "draws": self._draws.bit_generator.state, "fixed": self.settings.fixed()}
+        """A copy of everything, on the host: arrays by name, and plain values. Training may go on at once."""
+        arrays, values = self.dense()
+        state: State = {f"dense/{name}": array for name, array in arrays.items()}
+        for kind in self.kinds():
+            rows = self.rows(kind)
+            state[f"{kind}/rows"] = rows
+            state |= {f"{kind}/{name}": array for name, array in self.take(kind, rows).items()}
+        return state, values
 
     def restore(self, state: State, values: dict[str, Any]) -> None:
-        """Take over a snapshot.
+        """Take over a snapshot, into a new learner.
 
         Raises:
             IncompatibleCheckpoint: it was made with other settings.
         """
-        theirs, ours = values.get("fixed", {}), self.settings.fixed()
-        differ = [f"{n} was {theirs.get(n)} and is {ours[n]} now" for n in ours if theirs.get(n) != ours[n]]
         try:
-            if differ:
-                raise ValueError("; ".join(differ))
-            tensors = {k.removeprefix("trainer."): _tensor(v) for k, v in state.items() if k.startswith("trainer.")}
-            self.trainer.load_state(tensors, values["trainer"])
-            for name, part in self._parts().items():
-                part.load_state({key: _array(state[f"{name}.{key}"]) for key in part.state()})
-            self.cache = _array(state["cache"]).copy()
-            for name, vocabulary in self._vocabularies().items():
-                vocabulary.load(unpack_strings(state, f"ids.{name}"))
-            self._draws.bit_generator.state = values["draws"]
+            self.check_settings(values)
+            for kind in self.kinds():
+                self.put(kind, _array(state[f"{kind}/rows"]), _of(state, kind, "/"))
+            self.load_dense(_of(state, "dense", "/"), values)
         except (KeyError, ValueError) as error:
             raise IncompatibleCheckpoint(
                 f"the checkpoint does not fit these settings: {error}. "
                 "Start with the settings it was made with, or with another --checkpoint-dir"
             ) from error
-
-    def _parts(self) -> dict[str, Any]:
-        return {
-            "popularity.exact": self.exact,
-            "popularity.ageing": self.ageing,
-            "popularity.hash": self.hashed,
-            "occurrence": self.occurrence,
-            "recent": self.recent,
-            "evidence": self.evidence,
-            "seen": self.seen,
-            "ranker": self.ranker,
-        }
-
-    def _vocabularies(self) -> dict[str, Vocabulary]:
-        found = {"users": self.users, "items": self.items}
-        for side, vocabularies in self.categories.items():
-            found |= {f"{side}.{name}": vocabulary for name, vocabulary in vocabularies.items()}
-        return found
 
 
 def checkpoint_meta(learner: Learner, values: dict[str, Any]) -> dict[str, Any]:
@@ -458,6 +528,12 @@ def checkpoint_settings(checkpoint: Checkpoint) -> LearnerSettings:
         raise IncompatibleCheckpoint(f"{checkpoint.path} was written by another version: {error}") from error
 
 
+def _paired(items: Rows, history: History) -> Rows:
+    """Items whose lists of neighbours change with these events."""
+    recent = history.items[:, :REACH]
+    return np.concatenate([items, recent[recent >= 0].astype(np.int64)])
+
+
 def _merged(rows: Rows, features: Sequence[Features | None]) -> dict[int, Features]:
     """What the events of a batch say of each row; the later event wins."""
     told: dict[int, Features] = {}
@@ -476,8 +552,10 @@ def _number(value: str | float) -> float:
     return number if abs(number) <= LARGEST_NUMBER else math.nan
 
 
-def _tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+def _of(arrays: Arrays, name: str, separator: str = ".") -> Arrays:
+    """Those whose names begin with this one, by the rest of their names."""
+    prefix = name + separator
+    return {n.removeprefix(prefix): _array(array) for n, array in arrays.items() if n.startswith(prefix)}
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streamer.checkpoint.strings import pack_strings, unpack_strings
 
 
 class Vocabulary:
@@ -62,7 +65,21 @@ class Vocabulary:
         """All ids by row."""
         return self._ids
 
-    def load(self, ids: Sequence[str]) -> None:
-        """Take over ids, in the order of their rows."""
-        self._ids = list(ids)
-        self._rows = {raw: self.first + k for k, raw in enumerate(self._ids)}
+    def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The ids of rows; reserved rows have none."""
+        return pack_strings([self._ids[row - self.first] if row >= self.first else "" for row in rows.tolist()], "ids")
+
+    def put(self, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]]) -> None:
+        """Give rows the ids that `take` returned of them; rows below them that were not given have none yet."""
+        self._ids.extend([""] * (int(rows.max(initial=-1)) + 1 - self.size))
+        for row, raw in zip(rows.tolist(), unpack_strings(arrays, "ids"), strict=True):
+            if row >= self.first:
+                self._ids[row - self.first] = raw
+                self._rows[raw] = row
+
+    def dense(self) -> dict[str, NDArray[Any]]:
+        """What belongs to no row."""
+        return {}
+
+    def load_dense(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Take over what `dense` returned, when all rows are there."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
 
 _LARGEST_LOG2_WEIGHT = 512.0
 
 
-class ExactPopularity:
+class ExactPopularity(ByRows):
     """Counts every event of every item.
 
     With a half-life, an event counts half as much once that many further events have come. Nothing is scaled down for
@@ -40,6 +41,8 @@ class ExactPopularity:
         if problems := _problems(half_life_events, floor):
             raise ValueError("; ".join(problems))
         self.half_life_events, self.floor = half_life_events, floor
+        self.before_rescaling: Callable[[], None] = lambda: None
+        """Called when all rows are about to be written at once."""
         self._counts = np.zeros(0)
         self._total = 0.0
         self._log2_weight = 0.0  # of the newest event
@@ -61,7 +64,7 @@ class ExactPopularity:
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
         """Forget everything, and take in `counts` events of each row, as if evenly mixed."""
-        self._counts, self.size, self._total, self._log2_weight = np.zeros(0), 0, 0.0, 0.0
+        self.clear()
         if len(rows):
             self._grow(int(rows.max()) + 1)
             self.add(rows, counts)
@@ -72,6 +75,7 @@ class ExactPopularity:
             return
         self._log2_weight += events / self.half_life_events
         if self._log2_weight > _LARGEST_LOG2_WEIGHT:
+            self.before_rescaling()
             self._counts *= self._today
             self._total *= self._today
             self._log2_weight = 0.0
@@ -121,17 +125,23 @@ class ExactPopularity:
         self._total -= float(self._counts[rows].sum())
         self._counts[rows] = 0
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays; the counts are a view."""
-        scalars = np.array([self._total, self._log2_weight])
-        return {"counts": self._counts[: self.size], "scalars": scalars}
+    def take(self, rows: Rows) -> Arrays:
+        return {"counts": held(self._counts, rows)}
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned."""
-        self._counts, self.size = np.zeros(0), 0
-        self._grow(len(state["counts"]))
-        self._counts[: self.size] = state["counts"]
-        self._total, self._log2_weight = (float(x) for x in state["scalars"])
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self._grow(int(rows.max(initial=-1)) + 1)
+        self._counts[rows] = arrays["counts"]
+
+    def dense(self) -> Arrays:
+        return super().dense() | {"scalars": np.array([self._total, self._log2_weight])}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self._grow(self.size)
+        self._total, self._log2_weight = (float(x) for x in arrays["scalars"])
+
+    def clear(self) -> None:
+        self._counts, self.size, self._total, self._log2_weight = np.zeros(0), 0, 0.0, 0.0
 
 
 @compiled

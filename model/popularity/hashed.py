@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
+from streamer.model.by_rows import Arrays, ByRows
 from streamer.model.jit import compiled, inlined
 
 _STALE = 4.0
@@ -18,7 +17,7 @@ _MOST_HITS = 1 << 30
 """Where a slot's counter stops; far beyond 1 / alpha it tells nothing more."""
 
 
-class HashPopularity:
+class HashPopularity(ByRows):
     """Streaming frequency estimation (Yi et al., RecSys 2019): popularity = 1 / average gap between an item's events.
 
     Each of H independent hashes sends an item to a slot of its own array. A slot keeps when it was last hit and a
@@ -80,35 +79,51 @@ class HashPopularity:
     def forget(self, rows: Rows) -> None:
         """Retire items. Slots are shared, so nothing is cleared; a slot that is no longer hit fades by itself."""
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays. Of the slots, only those that were hit: most are empty while there are few items."""
-        used = np.flatnonzero(self._hits)
-        return {
-            "used": used,
-            "last": self._last.ravel()[used],
-            "gap": self._gap.ravel()[used],
-            "hits": self._hits.ravel()[used],
-            "shape": np.array(self._hits.shape),
-            "seeds": self._seeds.view(np.int64),
-            "clock": np.array([self._ticks, self._events, _CLOCKS.index(self.clock)]),
-        }
+    def slots_of(self, items: Rows) -> Rows:
+        """[n * H] the slots of items, numbered through all arrays: the rows of this part."""
+        found = np.empty((len(items), len(self._seeds)), np.int64)
+        _slots(items, self._seeds, self.slots, found)
+        return found.ravel()
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+    def rows(self) -> Rows:
+        """Slots that were hit: most are empty while there are few items."""
+        return np.flatnonzero(self._hits)
+
+    def take(self, rows: Rows) -> Arrays:
+        return {name: array.ravel()[rows] for name, array in self._arrays().items()}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        for name, array in self._arrays().items():
+            array.ravel()[rows] = arrays[name]
+
+    def dense(self) -> Arrays:
+        clock = np.array([self._ticks, self._events, _CLOCKS.index(self.clock)])
+        return {"shape": np.array(self._hits.shape), "seeds": self._seeds.view(np.int64).copy(), "clock": clock}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        ticks, events, clock = (int(x) for x in arrays["clock"])
+        if _CLOCKS[clock] != self.clock:
+            raise ValueError(f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock")
+        self._seeds = arrays["seeds"].copy().view(np.uint64)
+        self._ticks, self._events = ticks, events
+
+    def clear(self) -> None:
+        for array in self._arrays().values():
+            array[:] = 0
+        self._ticks = self._events = 0
+
+    def load_state(self, state: Arrays) -> None:
         """Take over what `state` returned.
 
         Raises:
             ValueError: its arrays have another shape, or its clock ticks otherwise.
         """
-        ticks, events, clock = (int(x) for x in state["clock"])
         if (shape := tuple(state["shape"].tolist())) != self._last.shape:
             raise ValueError(f"hash arrays of {shape} do not fit {self._last.shape}: hashes or slots differ")
-        if _CLOCKS[clock] != self.clock:
-            raise ValueError(f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock")
-        for array, name in ((self._last, "last"), (self._gap, "gap"), (self._hits, "hits")):
-            array[:] = 0
-            array.ravel()[state["used"]] = state[name]
-        self._seeds = state["seeds"].copy().view(np.uint64)
-        self._ticks, self._events = ticks, events
+        super().load_state(state)
+
+    def _arrays(self) -> Arrays:
+        return {"last": self._last, "gap": self._gap, "hits": self._hits}
 
 
 def _problems(hashes: int, slots: int, alpha: float, clock: str) -> list[str]:
@@ -130,6 +145,13 @@ def _slot(item: int, seed: np.uint64, slots: int) -> np.int64:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
     return np.int64(x % np.uint64(slots))
+
+
+@compiled
+def _slots(items: Rows, seeds: NDArray[np.uint64], slots: int, found: Rows) -> None:
+    for i in range(len(items)):
+        for h in range(len(seeds)):
+            found[i, h] = h * slots + _slot(items[i], seeds[h], slots)
 
 
 @compiled

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Recent, Rows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import compiled, inlined
 from streamer.model.ranking.recent import Seconds
@@ -58,7 +59,7 @@ class Lists(NamedTuple):
     end: Rows
 
 
-class CoOccurrence:
+class CoOccurrence(ByRows):
     """The heaviest neighbours of each item, at most `length`; where a list is full, the lightest gives way.
 
     Args:
@@ -74,9 +75,9 @@ class CoOccurrence:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         self.size = 0
         self.lists = Lists(
             np.empty(0, np.int32),
@@ -122,10 +123,12 @@ class CoOccurrence:
         names = ("start", "length", "bits", "total", "timed_total")
         self.lists = self.lists._replace(**{name: grown(getattr(self.lists, name), items) for name in names})
 
-    def extend(self, places: int = 0) -> None:
-        """Make the pool longer: by a quarter, and at least by what an event may need."""
-        pool = self.lists._asdict()
-        size = int(self.lists.end[0]) + max(places, len(self.lists.items) // 4, 1 << 16, room_for_event(self.length))
+    def extend(self, places: int | None = None) -> None:
+        """Make the pool longer: by a quarter, and at least by what an event may need; or see that it has places."""
+        pool, end = self.lists._asdict(), int(self.lists.end[0])
+        if places is not None and end + places <= len(self.lists.items):
+            return
+        size = end + max(places or 0, len(self.lists.items) // 4, 1 << 16, room_for_event(self.length))
         self.lists = self.lists._replace(**{name: _lengthened(pool[name], size) for name in _POOL})
 
     def forget_items(self, items: Rows) -> None:
@@ -138,31 +141,25 @@ class CoOccurrence:
         self.lists.length[items], self.lists.total[items], self.lists.timed_total[items] = 0, 0, 0
         _remove(self.lists, gone)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """All lists, one after the other without gaps."""
-        lists, size = self.lists, self.size
-        length = lists.length[:size]
+    def take(self, rows: Rows) -> Arrays:
+        """The lists of these items, one after the other without gaps."""
+        lists, length = self.lists, held(self.lists.length, rows)
         first = np.cumsum(length, dtype=np.int64) - length
-        at = np.arange(length.sum()) + np.repeat(lists.start[:size] - first, length)
+        at = np.arange(length.sum()) + np.repeat(held(lists.start, rows) - first, length)
         pool = {name: getattr(lists, name)[at] for name in _POOL}
-        return {**pool, "length": length, "total": lists.total[:size], "timed_total": lists.timed_total[:size]}
+        totals = {name: held(getattr(lists, name), rows) for name in ("total", "timed_total")}
+        return {**pool, "length": length, **totals}
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned."""
-        length = state["length"].astype(np.int32)
-        bits = np.where(length > 0, np.maximum(np.ceil(np.log2(np.maximum(length, 1))), _FIRST_BITS), 0).astype(np.int8)
-        block = np.where(length > 0, np.int64(1) << bits.astype(np.int64), 0)
-        self._clear()
-        self.lists.end[0] = block.sum()
-        self.reserve(len(length))
-        self.extend()
-        lists, size = self.lists, self.size
-        lists.start[:size], lists.length[:size], lists.bits[:size] = np.cumsum(block) - block, length, bits
-        lists.total[:size], lists.timed_total[:size] = state["total"], state["timed_total"]
-        first = np.cumsum(length, dtype=np.int64) - length
-        at = np.arange(len(state["items"])) + np.repeat(lists.start[:size] - first, length)
-        for name in _POOL:
-            getattr(lists, name)[at] = state[name]
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self.reserve(int(rows.max(initial=-1)) + 1)
+        length = arrays["length"].astype(np.int32)
+        self.extend(int((2 * np.maximum(length, 1 << _FIRST_BITS)).sum()))
+        _put(self.lists, rows, length, arrays["items"], arrays["weights"], arrays["timed"])
+        self.lists.total[rows], self.lists.timed_total[rows] = arrays["total"], arrays["timed_total"]
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self.reserve(self.size)
 
 
 def _lengthened(array: NDArray[Any], size: int) -> NDArray[Any]:
@@ -247,20 +244,53 @@ def _move(lists: Lists, item: int) -> int:
     """Give a list a block twice as large; returns its start."""
     bits, start = lists.bits[item], lists.start[item]
     larger = bits + 1 if bits > 0 else _FIRST_BITS
-    to = lists.free[larger]
-    if to >= 0:
-        lists.free[larger] = lists.items[to]
-    else:
-        to = lists.end[0]
-        lists.end[0] += 1 << larger
+    to = _take_block(lists, larger)
     for m in range(lists.length[item]):
         lists.items[to + m], lists.weights[to + m] = lists.items[start + m], lists.weights[start + m]
         lists.timed[to + m] = lists.timed[start + m]
+    _leave_block(lists, item)
+    lists.start[item], lists.bits[item] = to, larger
+    return int(to)
+
+
+@compiled
+def _take_block(lists: Lists, bits: int) -> int:
+    to = lists.free[bits]
+    if to >= 0:
+        lists.free[bits] = lists.items[to]
+    else:
+        to = lists.end[0]
+        lists.end[0] += 1 << bits
+    return int(to)
+
+
+@compiled
+def _leave_block(lists: Lists, item: int) -> None:
+    bits, start = lists.bits[item], lists.start[item]
     if bits > 0:
         lists.items[start] = lists.free[bits]
         lists.free[bits] = start
-    lists.start[item], lists.bits[item] = to, larger
-    return int(to)
+
+
+@compiled
+def _put(
+    lists: Lists, rows: Rows, length: NDArray[np.int32], items: NDArray[np.int32], weights: Floats, timed: Floats
+) -> None:
+    """Replace lists; the pool has room for all of them."""
+    at = 0
+    for k in range(len(rows)):
+        item = rows[k]
+        if length[k] > _room(lists.bits[item]):
+            bits = _FIRST_BITS
+            while (1 << bits) < length[k]:
+                bits += 1
+            _leave_block(lists, item)
+            lists.start[item], lists.bits[item] = _take_block(lists, bits), bits
+        to = lists.start[item]
+        for m in range(length[k]):
+            lists.items[to + m], lists.weights[to + m], lists.timed[to + m] = items[at], weights[at], timed[at]
+            at += 1
+        lists.length[item] = length[k]
 
 
 @compiled

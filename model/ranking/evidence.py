@@ -13,12 +13,13 @@ what an event is described by has counted all events before it, and not itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined
 from streamer.model.ranking.co_occurrence import GAP_S, CoOccurrence, Lists, pair_up, room_for_event
@@ -136,7 +137,7 @@ class Candidates:
         self.seen[known] = True
 
 
-class Evidence:
+class Evidence(ByRows):
     """Counts what users had, together and lately.
 
     Args:
@@ -145,13 +146,16 @@ class Evidence:
 
     def __init__(self, neighbours: int) -> None:
         self.co_occurrence = CoOccurrence(neighbours)
+        self.clear()
+        none = np.empty(0, np.int64)
+        self._memory = Described(none, np.empty(0, np.int32), np.empty((0, _FEATURES), np.float32), none, none)
+
+    def clear(self) -> None:
         self.size, self.events, self.now_s = 0, 0, 0
         long, short = np.zeros(0, np.int64), np.zeros(0, np.int32)
         self._counts = Counts(long, long, short, short, short, short)
         self._window = np.full(LATELY, -1, np.int32)  # items of the last events; event n at n % LATELY
         self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
-        none = np.empty(0, np.int64)
-        self._memory = Described(none, np.empty(0, np.int32), np.empty((0, _FEATURES), np.float32), none, none)
 
     def observe(
         self, items: Rows, times_s: Rows, history: History, wanted: Rows, extra: Rows | None = None
@@ -276,23 +280,30 @@ class Evidence:
         self._window[np.isin(self._window, items)] = -1
         self.co_occurrence.forget_items(items)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays."""
-        counts = {f"counts.{name}": array[: self.size] for name, array in self._counts._asdict().items()}
-        pairs = {f"pairs.{name}": array for name, array in self.co_occurrence.state().items()}
-        return {**counts, **pairs, "window": self._window, "clock": np.array([self.events, self.now_s])}
+    def leaving(self, events: int) -> Rows:
+        """Items whose counts fall when this many further events come; they may repeat."""
+        coming = np.arange(self.events, self.events + events)
+        rows: Rows = self._window[np.concatenate([coming, coming - JUST_NOW]) % LATELY].astype(np.int64)
+        return rows[rows >= 0]
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned."""
-        self.co_occurrence.load_state(
-            {name.removeprefix("pairs."): array for name, array in state.items() if name.startswith("pairs.")}
-        )
-        self.size = 0
-        self._grow(len(state["counts.ever"]))
+    def take(self, rows: Rows) -> Arrays:
+        """The counts of items; their neighbours belong to `co_occurrence`."""
+        return {name: held(array, rows) for name, array in self._counts._asdict().items()}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self._grow(int(rows.max(initial=-1)) + 1)
         for name, array in self._counts._asdict().items():
-            array[: self.size], array[self.size :] = state[f"counts.{name}"], 0
-        self._window = np.array(state["window"], np.int32)
-        self.events, self.now_s = (int(n) for n in state["clock"])
+            array[rows] = arrays[name]
+
+    def dense(self) -> Arrays:
+        clock = np.array([self.events, self.now_s])
+        return super().dense() | {"window": self._window.copy(), "clock": clock}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self._grow(self.size)
+        self._window = np.array(arrays["window"], np.int32)
+        self.events, self.now_s = (int(n) for n in arrays["clock"])
 
 
 @compiled

@@ -77,6 +77,10 @@ class PairCounts:
         while (done := _add_all(self.pool, rows, keys, done)) < len(rows):
             self.extend()
 
+    def drop(self, rows: Rows) -> None:
+        """Forget the pairs of rows; the memory of their tables is used again."""
+        _drop(self.pool, rows[rows < len(self.pool.start)])
+
     def reserve(self, rows: int) -> None:
         """Make room for this many rows."""
         pool = self.pool
@@ -192,6 +196,15 @@ def _move(pool: Pool, row: int, bits: int) -> bool:
         pool.keys[old] = pool.free[old_bits]
         pool.free[old_bits] = old
     return True
+
+
+@compiled
+def _drop(pool: Pool, rows: Rows) -> None:
+    for row in rows:
+        if pool.start[row] >= 0:
+            pool.keys[pool.start[row]] = pool.free[pool.bits[row]]
+            pool.free[pool.bits[row]] = pool.start[row]
+            pool.start[row], pool.bits[row], pool.used[row] = -1, 0, 0
 
 
 @compiled

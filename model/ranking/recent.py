@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Recent, Rows
+from streamer.model.by_rows import Arrays, ByRows
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
 
@@ -33,7 +34,7 @@ class History(NamedTuple):
         return History(self.items[users], self.times_s[users], self.counts[users])
 
 
-class RecentItems:
+class RecentItems(ByRows):
     """The last `length` distinct items of each user.
 
     Args:
@@ -51,9 +52,9 @@ class RecentItems:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         self.size, shape = 0, (0, self.length)
         self._all = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
 
@@ -92,17 +93,16 @@ class RecentItems:
         gone[items] = True
         _remove(self._all, self.size, gone)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The lists of all users; views."""
-        return {name: array[: self.size] for name, array in self._all._asdict().items()}
+    def take(self, rows: Rows) -> Arrays:
+        return self.of(rows)._asdict()
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over lists that `state` returned; they may be of another length."""
-        self._clear()
-        self._grow(len(state["items"]))
-        shared = min(self.length, state["items"].shape[1])
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        """Lists of another length are cut off, or are shorter than they could be."""
+        self._grow(int(rows.max(initial=-1)) + 1)
+        shared = min(self.length, arrays["items"].shape[1])
+        self._all.items[rows] = -1
         for name, array in self._all._asdict().items():
-            array[: self.size, :shared] = state[name][:, :shared]
+            array[rows, :shared] = arrays[name][:, :shared]
 
 
 @compiled

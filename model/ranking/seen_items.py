@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.jit import compiled
 from streamer.model.ranking.pair_counts import PairCounts, Pool, has
 
@@ -31,7 +32,7 @@ class SeenBefore(NamedTuple):
         return cls(np.zeros(events, np.bool_), np.zeros(events + 1, np.int64), np.empty(0, np.int32))
 
 
-class UserItems:
+class UserItems(ByRows):
     """The distinct items of every user, in compact tables: about twenty bytes a user and item."""
 
     def __init__(self) -> None:
@@ -58,18 +59,33 @@ class UserItems:
         """Take events in."""
         self._pairs.add(users, items)
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The items of all users, one after the other in ascending order, and how many each has."""
-        counts = np.trim_zeros(self._pairs.pool.used, "b")
-        items = np.empty(counts.sum(), np.int32)
-        _list(self._pairs.pool, items)
-        return {"counts": counts, "items": items[np.lexsort((items, np.repeat(np.arange(len(counts)), counts)))]}
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return len(np.trim_zeros(self._pairs.pool.used, "b"))
 
-    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Take over what `state` returned."""
+    def take(self, rows: Rows) -> Arrays:
+        """The items of these users, one after the other, each user's in ascending order, and how many each has."""
+        counts = held(self._pairs.pool.used, rows)
+        items = np.empty(counts.sum(), np.int32)
+        _list(self._pairs.pool, rows, items)
+        return {"counts": counts, "items": items[np.lexsort((items, np.repeat(np.arange(len(rows)), counts)))]}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self._pairs.drop(rows)
+        self._pairs.add(np.repeat(rows, arrays["counts"]), arrays["items"].astype(np.int64))
+
+    def forget_users(self, users: Rows) -> None:
+        """Retire users."""
+        self._pairs.drop(users)
+
+    def dense(self) -> Arrays:
+        return {}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        pass
+
+    def clear(self) -> None:
         self._pairs = PairCounts()
-        counts = state["counts"]
-        self._pairs.add(np.repeat(np.arange(len(counts)), counts), state["items"].astype(np.int64))
 
 
 def _earlier_of_user(users: Rows) -> Rows:
@@ -139,10 +155,10 @@ def _gather(
 
 
 @compiled
-def _list(pool: Pool, items: NDArray[np.int32]) -> None:
+def _list(pool: Pool, users: Rows, items: NDArray[np.int32]) -> None:
     to = 0
-    for user in range(len(pool.start)):
-        if pool.start[user] < 0:
+    for user in users:
+        if user >= len(pool.start) or pool.start[user] < 0:
             continue
         for slot in range(pool.start[user], pool.start[user] + (1 << pool.bits[user])):
             if pool.keys[slot] >= 0:

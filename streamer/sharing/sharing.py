@@ -157,6 +157,7 @@ class StoreSharing(Sharing):
         # 2. totals, if they replace everything
         if reset is not None:
             rows, counts = self._own[: len(reset.counts)], reset.counts.astype(np.float64)
+            learner.changes.mark("items", learner.rows("items"))
             learner.exact.replace(rows, counts)
             learner.occurrence.replace(rows, reset.drawn.astype(np.float64))
             if not learner.ageing.total:
@@ -167,6 +168,7 @@ class StoreSharing(Sharing):
         # 3. what was added since
         for delta in received.deltas:
             rows, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
+            learner.changes.mark("items", np.concatenate([rows, self._own[delta.drawn.rows]]))
             learner.exact.add(rows, counts)
             learner.ageing.add(rows, counts)
             learner.occurrence.add(self._own[delta.drawn.rows], delta.drawn.counts)

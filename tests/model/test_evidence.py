@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_evidence import Event, SlowEvidence
 
+from streamer.model.by_rows import ByRows
 from streamer.model.ranking import evidence as module
 from streamer.model.ranking.evidence import BUCKETS, FEATURES, JUST_NOW, LATELY, Candidates, Evidence
 from streamer.model.ranking.recent import RecentItems
@@ -50,6 +51,13 @@ class Both:
         users, items, times_s = np.array(stream, np.int64).reshape(-1, 3).T
         history = self.recent.observe(users, items, times_s)
         return self.evidence.observe(items, times_s, history, wanted, extra)
+
+    def parts(self) -> tuple[ByRows, ...]:
+        return self.evidence, self.evidence.co_occurrence, self.recent
+
+    def copy(self, other: Both) -> None:
+        for part, theirs in zip(self.parts(), other.parts(), strict=True):
+            part.load_state(theirs.state())
 
     def compare(
         self, found: Candidates, k: int, user: int, item: int, time_s: int, popular: list[int], extra: list[int]
@@ -94,8 +102,7 @@ def test_windows_of_popularity_forget_what_is_older():
         for event in stream[start:end]:
             both.slow.observe(event)
         ahead = Both(neighbours=2, history=2)
-        ahead.evidence.load_state(both.evidence.state())
-        ahead.recent.load_state(both.recent.state())
+        ahead.copy(both)
         ahead.slow = both.slow
         assert ahead.evidence.popular().tolist() == both.slow.popular()
         event = stream[end]
@@ -127,13 +134,13 @@ def test_users_are_described_as_of_now_and_nothing_is_counted(stream, times):
 def test_restart_goes_on_as_if_it_had_not_happened(stream, further):
     both, restarted = Both(), Both()
     both.observe(stream, np.empty(0, np.int64))
-    restarted.evidence.load_state({name: array.copy() for name, array in both.evidence.state().items()})
-    restarted.recent.load_state({name: array.copy() for name, array in both.recent.state().items()})
+    restarted.copy(both)
     results = [one.observe(further, np.arange(len(further))) for one in (both, restarted)]
     for name in ("first", "items", "features", "target", "bucket", "seen"):
         np.testing.assert_array_equal(getattr(results[0], name), getattr(results[1], name))
-    for name, array in both.evidence.state().items():
-        np.testing.assert_array_equal(restarted.evidence.state()[name], array)
+    for part, same in zip(both.parts(), restarted.parts(), strict=True):
+        for name, array in part.state().items():
+            np.testing.assert_array_equal(same.state()[name], array)
 
 
 @given(stream=streams(), gone=st.sets(st.integers(0, 15), min_size=1), further=streams())

@@ -124,8 +124,8 @@ class TestAdam:
     def test_many_updates_need_no_correction_any_more(self, optimizer: Adam) -> None:
         table = table_for(optimizer)
         table.updates.fill_(1e6)
-        table.state(0).fill_(0.5)
-        table.state(1).fill_(0.25)
+        table.slot(0).fill_(0.5)
+        table.slot(1).fill_(0.25)
         before = table.weight.clone()
         optimizer.apply(table, torch.tensor([3]), torch.full((1, DIM), 0.5), RATE)
         torch.testing.assert_close(before[3] - table.weight[3], torch.full((DIM,), RATE), rtol=1e-4, atol=0)
@@ -183,7 +183,7 @@ class TestDenseAdam:
     def test_restart_continues_the_common_step_count(self) -> None:
         steps = list(steps_over(some_rows(), 20))
         whole, table = run(DenseAdam(0.05), steps), table_for(DenseAdam())
-        table.load_state_dict(run(DenseAdam(0.05), steps[:9]).state_dict())
+        table.load_state(run(DenseAdam(0.05), steps[:9]).state())
         for rows, gradient in steps[9:]:
             DenseAdam(0.05).apply(table, rows, gradient, RATE)
         assert torch.equal(table.weight, whole.weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,7 +71,7 @@ class TestGrowth:
     @given(loaded=st.integers(0, 300), size=st.integers(0, 300))
     def test_first_weights_do_not_depend_on_a_restart(self, loaded: int, size: int) -> None:
         restarted = table_of()
-        restarted.load_state_dict(table_of(loaded).state_dict())
+        restarted.load_state(table_of(loaded).state())
         restarted.grow(size)
         assert torch.equal(restarted.weight, table_of(max(loaded, size)).weight)
 
@@ -117,13 +118,13 @@ class TestClear:
     def test_retired_rows_are_new_rows_again(self) -> None:
         table, rows = table_of(2000), torch.tensor(self.ROWS)
         scribble(table)
-        table.clear(rows.flip(0))
+        table.forget(rows.flip(0))
         assert torch.equal(table.lines[rows], table_of(2000).lines[rows])
 
     def test_other_rows_stay(self) -> None:
         table = table_of(2000)
         before = scribble(table)
-        table.clear(torch.tensor(self.ROWS))
+        table.forget(torch.tensor(self.ROWS))
         others = torch.ones(2000, dtype=torch.bool)
         others[list(self.ROWS)] = False
         assert torch.equal(table.lines[:2000][others], before[others])
@@ -131,27 +132,27 @@ class TestClear:
     def test_zero_deviation_retires_to_zero(self) -> None:
         table = table_of(10, std=0.0)
         scribble(table)
-        table.clear(torch.tensor([3]))
+        table.forget(torch.tensor([3]))
         assert not table.lines[3].any()
 
     def test_rows_of_one_page_are_made_together(self) -> None:
         table = CountingTable(DIM, SLOTS, 0.1, 5, CPU)
         table.grow(PAGE * 3)
         table.pages.clear()
-        table.clear(torch.tensor([2, 2 * PAGE, 7, 5]))
+        table.forget(torch.tensor([2, 2 * PAGE, 7, 5]))
         assert table.pages == [0, 2]
 
     def test_retiring_nothing_changes_nothing(self) -> None:
         table = table_of(10)
         before = scribble(table)
-        table.clear(torch.empty(0, dtype=torch.int64))
+        table.forget(torch.empty(0, dtype=torch.int64))
         assert torch.equal(table.lines[:10], before)
 
 
 class TestViews:
     def test_weight_states_and_updates_are_disjoint_views_of_the_lines(self) -> None:
         table = table_of(4)
-        for number, view in enumerate((table.weight, table.state(0), table.state(1), table.updates), start=1):
+        for number, view in enumerate((table.weight, table.slot(0), table.slot(1), table.updates), start=1):
             view.fill_(number)
         assert table.lines[:4].tolist() == [[1.0] * DIM + [2.0] * DIM + [3.0] * DIM + [4.0]] * 4
 
@@ -163,44 +164,44 @@ class TestState:
         table.steps = 17
         lines = scribble(table)
         copy = table_of(7)
-        copy.load_state_dict(table.state_dict())
+        copy.load_state(table.state())
         assert (copy.size, copy.steps) == (size, 17)
         assert torch.equal(copy.lines[:size], lines)
 
     def test_loaded_table_owns_its_rows(self) -> None:
         table, copy = table_of(5), table_of()
-        copy.load_state_dict(table.state_dict())
+        copy.load_state(table.state())
         before = copy.weight.clone()
         table.weight.zero_()
         assert torch.equal(copy.weight, before)
 
     def test_loaded_table_grows_on(self) -> None:
         copy = table_of(9)
-        copy.load_state_dict(table_of(1024).state_dict())
+        copy.load_state(table_of(1024).state())
         copy.grow(1030)
         assert torch.equal(copy.lines[:1030], table_of(1030).lines[:1030])
 
     def test_rows_of_before_loading_do_not_come_back(self) -> None:
         table = table_of(500)
         scribble(table)
-        table.load_state_dict(table_of(3).state_dict())
+        table.load_state(table_of(3).state())
         table.grow(500)
         assert torch.equal(table.lines[:500], table_of(500).lines[:500])
 
     @pytest.mark.parametrize(("dim", "slots"), [(DIM + 1, SLOTS), (DIM, SLOTS - 1)])
     def test_another_width_is_refused(self, dim: int, slots: int) -> None:
-        state = table_of(5, dim=dim, slots=slots).state_dict()
+        state = table_of(5, dim=dim, slots=slots).state()
         with pytest.raises(ValueError, match=r"do not fit .* dimension 3 and width 10: .* optimizer differs"):
-            table_of().load_state_dict(state)
+            table_of().load_state(state)
 
     def test_another_dimension_of_the_same_width_is_refused(self) -> None:
         adagrad, adam = table_of(5, dim=48, slots=1), table_of(dim=32, slots=2)
         assert adagrad.lines.shape[1] == adam.lines.shape[1]
-        with pytest.raises(ValueError, match="rows of dimension 48 and width 97 do not fit"):
-            adam.load_state_dict(adagrad.state_dict())
+        with pytest.raises(ValueError, match="rows of dimension 48 do not fit a table of dimension 32 and width 97"):
+            adam.load_state(adagrad.state())
 
     def test_refused_rows_change_nothing(self) -> None:
-        table = table_of(5)
+        table, rows = table_of(5), np.arange(9)
         with pytest.raises(ValueError, match="do not fit"):
-            table.load_state_dict(table_of(9, dim=DIM + 1).state_dict())
+            table.put(rows, table_of(9, dim=DIM + 1).take(rows))
         assert torch.equal(table.weight, table_of(5).weight)

@@ -151,8 +151,8 @@ class TestNotFinite:
         table, before = (learner.trainer.model.tables["item.id"], learner.trainer.model.tables["item.id"].lines.clone())
         gradient = torch.ones(2, table.dim)
         gradient[1] = 1e30
-        learner.trainer.dense.clear_gradients()
-        learner.trainer.apply([RowGradient("item.id", torch.tensor([4, 5]), gradient)])
+        learner.trainer.dense_adam.clear_gradients()
+        learner.trainer.apply([RowGradient("item.id", torch.tensor([4, 5]), gradient, np.array([4, 5]))])
         assert not torch.equal(table.weight[4], before[4, : table.dim])
         assert all_finite(learner)
         assert int(learner.trainer.not_finite) == 1
@@ -163,7 +163,7 @@ class TestNotFinite:
         learner.save(tmp_path)
         good = Learner.load(tmp_path)
         learner.trainer.model.tables["item.id"].weight[3, 1] = float("inf")
-        with pytest.raises(CheckpointError, match=r"1 of [\d,]+ numbers in trainer.table.item.id.lines are not finite"):
+        with pytest.raises(CheckpointError, match=r"1 of [\d,]+ numbers in items/table.lines are not finite"):
             learner.save(tmp_path)
         assert_same_learner(Learner.load(tmp_path), good)
 
@@ -259,6 +259,58 @@ class TestFeatures:
         after = learner.retriever.items().vectors
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
+
+
+SETTINGS_BY_ROWS = [
+    small(**FEATURES, popularity_half_life=0.05, occurrence_half_life=0.01),  # rescaled all the time
+    small("mns", user_ids=True),
+    small("xir", optimizer="dense-adam", cache_scope="touched"),
+    small("g-tower", rerank=False),
+]
+
+
+class TestChanges:
+    """Rows are marked before they are written, all of them."""
+
+    @pytest.mark.parametrize("settings", SETTINGS_BY_ROWS)
+    def test_what_changed_makes_a_copy_equal(self, settings):
+        learner, copied = Learner(settings), Learner(settings)
+        changed = learner.changes.reader()
+        for k in range(6):
+            learner.learn_batch(featured(events(30, seed=k), seed=k))
+            for kind in learner.kinds():
+                rows = changed.take(kind)
+                copied.put(kind, rows, learner.take(kind, rows))
+            copied.load_dense(*learner.dense())
+            assert_same_learner(copied, learner)
+
+    @pytest.mark.parametrize("settings", SETTINGS_BY_ROWS)
+    def test_a_hook_sees_rows_as_they_were(self, settings):
+        learner = Learner(settings)
+        for k in range(3):
+            learner.learn_batch(featured(events(30, seed=k), seed=k))
+        before, rows = {kind: learner.take(kind, learner.rows(kind)) for kind in learner.kinds()}, {}
+        as_they_were = Learner(settings)
+        learner.changes.before_write.append(
+            lambda kind, marked: self.save(learner, as_they_were, kind, marked, rows.setdefault(kind, set()))
+        )
+        known = {kind: learner.rows(kind) for kind in learner.kinds()}
+        learner.learn_batch(featured(events(30, seed=9), seed=9))
+        for kind, kept in known.items():
+            others = np.setdiff1d(kept, list(rows[kind]))
+            if kind in ("users", "items", "pairs", "hash"):
+                assert rows[kind]
+                self.save(learner, as_they_were, kind, others, rows[kind])
+                found = as_they_were.take(kind, kept)
+                assert found.keys() == before[kind].keys()
+                for name, array in before[kind].items():
+                    np.testing.assert_array_equal(found[name], array, name)
+
+    def save(self, learner: Learner, to: Learner, kind: str, rows: Any, saved: set[int]) -> None:
+        new = np.setdiff1d(rows, list(saved))
+        known = new[np.isin(new, learner.rows(kind))]
+        to.put(kind, known, learner.take(kind, known))
+        saved.update(new.tolist())
 
 
 class TestRestart:
@@ -385,8 +437,9 @@ class TestIncompatible:
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
         state, values = learner.snapshot()
-        parts = ("recent.items", "evidence.pairs.items", "seen.items", "ranker.discovery.squares.out")
-        for name in ("cache", "trainer.table.item.id.lines", "popularity.exact.counts", "ids.users.utf8", *parts):
+        parts = ("users/recent.items", "pairs/lists.items", "users/seen.items", "dense/ranker.discovery.squares.out")
+        for name in ("dense/cache", "items/table.lines", "items/exact.counts", "users/ids.ids.utf8", *parts):
+            assert name in state
             partial = {key: value for key, value in state.items() if key != name}
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:
                 Learner(SAVED).restore(partial, values)
