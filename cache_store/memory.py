@@ -53,6 +53,7 @@ class MemoryServer:
         self._cache: tuple[str, bytes] | None = None
         self._snapshot: bytes | None = None
         self._origin: tuple[Position | None, int, float] = (None, 0, 0.0)
+        self._replaced: frozenset[str] = frozenset()  # generations that a better seed has replaced
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
         with self._lock:
@@ -162,7 +163,11 @@ class MemoryServer:
         with self._lock:
             if not self._may_seed(seed):
                 return False
+            replaced = self._replaced
+            if self._position is not None and self._position.generation != seed.replaces:
+                replaced = replaced | {self._position.generation}
             self._clear()
+            self._replaced = replaced
             self._position, self._snapshot = Position.beginning(seed.generation), seed.snapshot
             self._ids, self._rows = list(seed.ids), {raw: row for row, raw in enumerate(seed.ids)}
             self._fingerprint = fingerprint(seed.ids)
@@ -175,6 +180,8 @@ class MemoryServer:
             return True
         theirs, events, seeded_at = self._origin
         if seed.origin is None or self._clock() - seeded_at > RESEED_S:
+            return False
+        if seed.origin.generation in self._replaced:  # those who contributed to it contribute again
             return False
         if theirs is None or events < seed.events:
             return True

@@ -7,7 +7,8 @@ several models share a server. `K` stands for it here:
 |------------|--------|-------------------------------------------------------------------|---------------------------|
 | K:meta     | hash   | format, generation, number and chain of the newest entry,         | seed, assign, push,       |
 |            |        | number and stream id of the snapshot, chain of the cache,         | save_snapshot, put_cache  |
-|            |        | fingerprint of the item ids, origin and its events, when seeded   |                           |
+|            |        | fingerprint of the item ids, origin and its events, when seeded,  |                           |
+|            |        | generations that a better seed has replaced                       |                           |
 | K:log      | stream | deltas: n number, b chain of the entry before, c chain, d packed  | push, save_snapshot       |
 | K:snapshot | list   | counts and occurrence of all items up to an entry, packed, in     | seed, save_snapshot       |
 |            |        | parts: Redis takes no string of more than 512 MB                  |                           |
@@ -254,12 +255,18 @@ SEED = """
 --       in which a state may be replaced by a later one, format, number of new items, their fingerprint, number of
 --       partitions in next, events, then partition, next ..., then partition, epoch ...
 -- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items or parts are not all there.
-local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded', 'origin_events')
+-- A state that grew out of a seed which a better one replaced does not come back, however many events it has: those
+-- who contributed to it contribute again.
+local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded', 'origin_events',
+    'replaced')
 local now = tonumber(redis.call('TIME')[1])
+local replaced = meta[6] or ''
 local may = not meta[1] or meta[1] == ARGV[5]
-if not may and ARGV[3] ~= '' and now - tonumber(meta[4] or '0') <= tonumber(ARGV[6]) then
+local outdated = ARGV[3] ~= '' and string.find(replaced, ARGV[3], 1, true)
+if not may and not outdated and ARGV[3] ~= '' and now - tonumber(meta[4] or '0') <= tonumber(ARGV[6]) then
     may = meta[2] == '' or (meta[2] == ARGV[3] and tonumber(meta[3]) < tonumber(ARGV[4]))
     may = may or tonumber(meta[5] or '0') < tonumber(ARGV[11])
+    replaced = replaced .. ' ' .. meta[1]
 end
 if not may then return 0 end
 local items = tonumber(ARGV[8])
@@ -280,7 +287,7 @@ for k = 12, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) en
 for k = first, #ARGV, 2 do redis.call('HSET', KEYS[7], ARGV[k], ARGV[k + 1]) end
 redis.call('HSET', KEYS[1], 'format', ARGV[7], 'generation', ARGV[1], 'number', 0, 'chain', ARGV[1],
     'snapshot', 0, 'snapshot_id', '0-0', 'fingerprint', ARGV[9], 'origin', ARGV[3], 'origin_number', ARGV[4],
-    'origin_events', ARGV[11], 'seeded', now)
+    'origin_events', ARGV[11], 'seeded', now, 'replaced', replaced)
 return 1
 """
 

@@ -1076,9 +1076,13 @@ class StoreContract:
         assert seed(server, "g4", origin=at("other", 9), events=7) is True, "of another origin, but it knows more"
         assert seed(server, "g5", origin=at("old", 99), events=7) is False
         assert seed(server, "g5", origin=at("other", 9), events=7) is False
-        head = server.pull(Position.beginning("g4"), 1, "").head
+        assert seed(server, "g5", origin=at("g3", 1), events=9) is False, (
+            "g3 was replaced: what grew out of it is sent again"
+        )
+        assert seed(server, "g5", origin=at("g0", 1), events=9) is True
+        head = server.pull(Position.beginning("g5"), 1, "").head
         assert head is not None
-        assert head.generation == "g4"
+        assert head.generation == "g5"
 
     def test_an_old_checkpoint_does_not_replace_what_the_living_know(self, backend, trainer, now):
         """A trainer restarts from long ago just when the server is emptied, and seeds it first."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.store_trainer import stored
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from line_harness import TOPIC, Event, append, events, memory_log, newest, popularity_counts, small, until, values_of
 
@@ -799,6 +799,7 @@ SCHEDULES = st.lists(
 @pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(SCHEDULES)
+@example([("train", 0, 1), ("train", 1, 1), ("exchange", 1, 1), ("restart", 1, 1), ("wipe", 0, 1)])
 def test_the_view_is_the_replica_and_what_waits_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int, int]]
 ) -> None:
