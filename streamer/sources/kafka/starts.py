@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kafka import TopicPartition
+from kafka.errors import UnknownTopicOrPartitionError
 
 from streamer.errors import SourceError
 from streamer.sources.base import Partition, Position, Positions
@@ -52,8 +54,8 @@ class Starts:
         5. What is gone by retention is skipped, and what lies beyond the end is not waited for.
         """
         tps = [TopicPartition(*partition) for partition in trained]
-        first = self._consumer.beginning_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
-        ends = self._consumer.end_offsets(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
+        first = _looked_up(self._consumer.beginning_offsets, tps)
+        ends = _looked_up(self._consumer.end_offsets, tps)
         numbers = {p.topic: self._consumer.partitions_for_topic(p.topic) for p in trained}
         commits = self.commits(Partition(topic, number) for topic, found in numbers.items() for number in found)
         if joining:
@@ -157,6 +159,20 @@ class Starts:
             raise SourceError(f"{partition}: {why}. To go on there, start with --start earliest")
         log.warning("%s: %s; going on at offset %s", partition, why, f"{min(max(position, first), end):,}")
         return min(max(position, first), end)
+
+
+def _looked_up(
+    lookup: Callable[..., dict[TopicPartition, int]], tps: list[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Offsets of partitions; one of a topic that was just created may not be known by its broker yet."""
+    deadline = time.monotonic() + LOOKUP_TIMEOUT_MS / 1000
+    while True:
+        try:
+            return lookup(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
+        except UnknownTopicOrPartitionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[Partition, int]:
