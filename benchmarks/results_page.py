@@ -2,10 +2,16 @@
 
     python benchmarks/results_page.py OUT_DIR [OUT_DIR ...]
 
-Each directory is an `--out` of a comparison. A table stands between `<!-- table: LOG PROTOCOL -->` (or
-`<!-- sweep: LOG PARAMETER -->`, `<!-- stream: LOG PARAMETER -->`, or `<!-- plain: METHOD PARAMETER -->` for id towers
-without anything else) and `<!-- end -->`; what stands between them is replaced, all other text is kept. The rows behind
-the tables are written beside the page, to docs/results.json.
+Each directory is an `--out` of a comparison. What stands between one of these marks and `<!-- end -->` is replaced:
+
+    <!-- table: LOG PROTOCOL -->     methods and floors with the defaults
+    <!-- slices: LOG PROTOCOL -->    the default method beside the best floor of each slice
+    <!-- towers: LOG PROTOCOL -->    the towers' own lists, by batch size and method, where the towers alone rank
+    <!-- paper: LOG PROTOCOL -->     methods with the epochs of the paper
+    <!-- sweep: LOG PARAMETER -->    one parameter
+
+All other text is kept, and so is a table without a run. The rows behind the tables are written beside the page, to
+docs/results.json; those of other runs stay there.
 """
 
 from __future__ import annotations
@@ -13,102 +19,110 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
+from streamer.prequential import RETRIEVED
 from streamer.prequential.slices import SECOND_HALF
 from streamer.replay.evaluation.record import Record, Records, result_rows
-from streamer.replay.evaluation.tables import STREAM_FIGURES, about, main_table, sweep_table
+from streamer.replay.evaluation.tables import (
+    STREAM_FIGURES,
+    Figures,
+    about,
+    by_number,
+    group_of,
+    main_table,
+    slice_title,
+    sweep_table,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-MARK = re.compile(r"(<!-- (table|sweep|plain|stream): (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (table|slices|towers|paper|sweep): (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TIMED = "draws"
 """The sweep that was run on a quiet machine: milliseconds of all others are left out."""
-KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10,)}
-KEPT |= {"step-ms": (0,), "events-per-second": (0,)}
+KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10, *RETRIEVED)}
+KEPT |= {"step-ms": (0,), "events-per-second": (0,), "hr-without-towers": (10,), "towers-recall": RETRIEVED}
 DEFAULT = "xir"
-Key = TypeVar("Key")
 SLICES = ("all", "new", *(SECOND_HALF + slice_ for _, slice_ in STREAM_FIGURES))
+PAPER_EPOCHS = "100"
 
 
 def filled(page: str, records: Sequence[Record]) -> str:
-    """The page with its tables made anew."""
-    return MARK.sub(lambda found: f"{found[1]}\n{_made(found[2], found[3], found[4], records)}\n\n{found[5]}", page)
+    """The page with the tables made anew of which there are runs."""
+
+    def table(found: re.Match[str]) -> str:
+        made = _made(found[2], found[3], found[4], records)
+        return f"{found[1]}\n{made}\n\n{found[6]}" if made else found[0]
+
+    return MARK.sub(table, page)
 
 
 def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
+    """A table; empty if nothing was run for it."""
+    records = [r for r in records if r.data == data]
     records = records if what == TIMED else [_untimed(r) for r in records]
     if kind == "sweep":
-        ours = [r for r in records if (r.data, r.protocol) == (data, "offline") and what in r.settings]
-        return f"{about(ours)}\n\n{sweep_table(ours, what)}" if ours else "Not run yet."
-    if kind == "stream":
-        return stream_table([r for r in records if r.data == data and r.protocol == "prequential"], what)
-    if kind == "plain":
-        return plain_table([r for r in records if r.protocol == "prequential"], data, what)
-    ours = [r for r in records if (r.data, r.protocol) == (data, what) and not r.settings]
-    return f"{about(ours)}\n\n{main_table(ours)}" if ours else "Not run yet."
+        ours = [r for r in records if r.protocol == "offline" and what in r.settings]
+        return f"{about(ours)}\n\n{sweep_table(ours, what)}" if ours else ""
+    ours = [r for r in records if r.protocol == what and _belongs(kind, r.settings)]
+    if not ours:
+        return ""
+    makers = {"slices": slices_table, "towers": towers_table, "table": main_table, "paper": main_table}
+    return f"{about(ours)}\n\n{makers[kind](ours)}"
+
+
+def _belongs(kind: str, settings: dict[str, Any]) -> bool:
+    if kind == "towers":
+        return settings.get("rerank") == "false"
+    return settings.get("epochs") == PAPER_EPOCHS if kind == "paper" else not settings
 
 
 def _untimed(record: Record) -> Record:
     return msgspec.structs.replace(record, measures=[m for m in record.measures if m.metric != "step-ms"])
 
 
-def stream_table(records: Sequence[Record], parameter: str) -> str:
-    """The default method by the values of a parameter: hit rates of the second half, all / new, means over seeds."""
-    ours = [r for r in records if r.method == DEFAULT and r.settings.keys() <= {parameter}]
-    hits = _hits((r.settings.get(parameter, "default"), r) for r in ours)
-    lines = [f"| {parameter} | `{DEFAULT}`: HR@10 all / new |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {value} | {_shown(*hits[value])} |" for value in sorted(hits, key=str))])
-
-
-def plain_table(records: Sequence[Record], method: str, parameter: str) -> str:
-    """The defaults, and plain id towers by the values of a parameter: hit rates of the second halves, all / new.
-
-    Each is the mean over its seeds.
-    """
-    defaults = _hits((r.data, r) for r in records if r.method == DEFAULT and not r.settings)
-    plain = _hits(((r.settings[parameter], r.data), r) for r in records if r.method == method and _is_plain(r))
-    logs, values = list(defaults), sorted({value for value, _ in plain})
-    lines = [f"| | {' | '.join(logs)} |", "|---" * (1 + len(logs)) + "|"]
-    lines.append(f"| defaults, `{DEFAULT}` | {' | '.join(_shown(*defaults[log]) for log in logs)} |")
-    for value in values:
-        cells = []
-        for log in logs:
-            (every, new), (_, ours) = plain[value, log], defaults[log]
-            cells.append(f"{_shown(every, new)} ({ours / new:.1f} x)")
-        lines.append(f"| plain `{method}`, {parameter} {value} | {' | '.join(cells)} |")
+def slices_table(records: Sequence[Record]) -> str:
+    """Of each slice of the second half: the default method, the best floor, and the ratio; means over seeds."""
+    figures = Figures(records)
+    group = next(group_of(r) for r in records if r.method == DEFAULT)
+    floors = {floor: group_of(r, floor) for r in records for floor in r.floors}
+    lines = [f"| HR@10 | `{DEFAULT}` | best floor | ratio |", "|---|---|---|---|"]
+    for metric, slice_ in STREAM_FIGURES:
+        if metric != "hr":
+            continue
+        at = ("hr", 10, SECOND_HALF + slice_)
+        found = {floor: mean for floor, where in floors.items() if (mean := figures.of(where, *at))}
+        ours, best = figures.of(group, *at), max(found, key=lambda floor: found[floor].mean)
+        assert ours is not None
+        ratio = f"{ours.mean / found[best].mean:.3f}"
+        lines.append(f"| {slice_title(slice_)} | {ours} | {found[best]} {best} | {ratio} |")
     return "\n".join(lines)
 
 
-def _is_plain(record: Record) -> bool:
-    return record.settings.get("user_ids") == "true" and record.settings.get("recent_items") == "0"
+def towers_table(records: Sequence[Record]) -> str:
+    """What the towers' own lists hold of the second half, means over seeds."""
+    shown = [(k, SECOND_HALF + slice_) for slice_ in ("all", "new", "new/tail") for k in RETRIEVED]
+    head = ["batch", "method", *(f"Recall@{k} {slice_title(slice_)}" for k, slice_ in shown)]
+    figures, rows = Figures(records), {}
+    for r in records:
+        batch = str(r.settings.get("batch_size", 512))
+        means = [figures.of(group_of(r), "hr", k, slice_) for k, slice_ in shown]
+        rows[by_number(batch), r.method] = [batch, f"`{r.method}`", *(str(mean or "") for mean in means)]
+    lines = [head, ["---"] * len(head), *(rows[key] for key in sorted(rows))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _hits(runs: Iterable[tuple[Key, Record]]) -> dict[Key, tuple[float, float]]:
-    """The mean hit rates of the runs of each key."""
-    found: dict[Key, list[tuple[float, float]]] = {}
-    for key, record in runs:
-        found.setdefault(key, []).append(_hits_of(record))
-    return {key: (mean(every for every, _ in hits), mean(new for _, new in hits)) for key, hits in found.items()}
-
-
-def _hits_of(record: Record) -> tuple[float, float]:
-    found = {m.slice: m.value for m in record.measures if (m.metric, m.k, m.floor) == ("hr", 10, None)}
-    return found["second-half/all"], found["second-half/new"]
-
-
-def _shown(every: float, new: float) -> str:
-    return f"{every:.4f} / {new:.4f}"
-
-
-def rows(records: Sequence[Record]) -> list[dict[str, object]]:
+def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The rows that the tables are made of."""
     untimed = [r if TIMED in r.settings else _untimed(r) for r in records]
     return [r for r in result_rows(untimed) if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES]
+
+
+def _comparison(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["data"], row["protocol"], json.dumps(row.get("settings", {}), sort_keys=True)
 
 
 def main() -> None:
@@ -116,8 +130,11 @@ def main() -> None:
     parser.add_argument("directories", type=Path, nargs="+")
     records = [record for directory in parser.parse_args().directories for record in Records(directory).all()]
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), records), encoding="utf-8")
-    lines = ",\n".join(json.dumps(row) for row in rows(records))
-    PAGE.with_suffix(".json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    made, file = rows(records), PAGE.with_suffix(".json")
+    anew = {_comparison(row) for row in made}
+    kept = [row for row in json.loads(file.read_text(encoding="utf-8")) if _comparison(row) not in anew]
+    lines = ",\n".join(json.dumps(row) for row in [*kept, *made])
+    file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -356,12 +356,12 @@ class Learner:
         return np.ascontiguousarray(history.items[:, :length]) if length else None
 
     def _nearest(self, rows: Batch, count: int) -> Rows:
-        """[n, count] the items nearest to the users by the towers; -1 where there are fewer."""
+        """[n, count] the items nearest to the users by the towers, of those that any trainer counted; -1 for none."""
         found = np.full((len(rows), count), -1)
         known = self.exact.size
         if len(rows) and known and count:
             best, _ = self.retriever.top(self.retriever.items(known), rows.users, count, rows.recent)
-            found[:, : best.shape[1]] = best
+            found[:, : best.shape[1]] = np.where(self.exact.counts(best) > 0, best, -1)
         return found
 
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:

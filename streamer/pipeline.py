@@ -39,7 +39,8 @@ from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learner
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
-from streamer.prequential import BestFloor, Prequential
+from streamer.model.ranking.ranker import influence_by_name
+from streamer.prequential import BestFloor, Prequential, TowersShare
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.base import Partition, Source
@@ -62,6 +63,9 @@ class Status:
     """Mean over the latest events, so that a smaller batch, which has fewer negatives, weighs less."""
     hit_rate: float | None = None
     best_floor: BestFloor | None = None
+    towers: TowersShare | None = None
+    influence: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What decides the ranking, by length of the user's history and kind of evidence."""
     cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
     partitions: dict[Partition, int | None] = field(default_factory=dict)
     """Those that are assigned to us, and the next offset to train of each."""
@@ -339,6 +343,8 @@ class Pipeline:
         if self._prequential is not None:
             status.hit_rate = self._prequential.model.recent
             status.best_floor = self._prequential.best_floor()
+            status.towers = self._prequential.towers()
+            status.influence = influence_by_name(self._prequential.influence)
         if force or now >= self._composed_at:
             self._compose(now)
         status.partitions, status.rebalances = self._ingest.assigned(), self._ingest.rebalances

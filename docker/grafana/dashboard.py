@@ -336,8 +336,8 @@ ROWS = (
             Panel(
                 "Hit rate, ranked before trained",
                 {"{{recommender}}": mean("streamer_prequential_hit_rate", "recommender")},
-                "Share of the latest ranked events whose item was among the first k; of the model and of trivial "
-                "recommenders.",
+                "Share of the latest ranked events whose item was among the first k; of the model, of the model whose "
+                "ranker reads zero for the towers' inner product, and of trivial recommenders.",
                 unit="percentunit",
                 width=12,
                 height=9,
@@ -348,6 +348,17 @@ ROWS = (
                 "Over the same events.",
                 unit="percentunit",
                 width=12,
+                height=9,
+            ),
+            Panel(
+                "What decides the ranking",
+                {"{{evidence}}, {{history}}": mean("streamer_ranker_influence_share", "history, evidence")},
+                "Share of each kind of evidence in what tells a user's candidates apart, by the number of the user's "
+                "recent items. Whether the towers help is seen above: the hit rate of the model beside that of the "
+                "model without towers.",
+                unit="percentunit",
+                kind="bargauge",
+                width=24,
                 height=9,
             ),
             Panel("Loss", {"{{instance}}": each("streamer_loss")}, "Mean over the latest events.", bottom=None),

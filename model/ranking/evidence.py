@@ -31,6 +31,7 @@ POPULAR_LATELY, POPULAR_JUST_NOW = 60, 30
 """How many of the most popular items of each window are candidates of everybody."""
 BUCKETS = (0, 1, 2, 4, 8, 16)
 """Users are told apart by the number of their recent items: at least this many."""
+BUCKET_NAMES = ("0", "1", "2-3", "4-7", "8-15", "16+")
 
 FEATURES = (
     "near log",
@@ -167,7 +168,7 @@ class Evidence(ByRows):
             times_s: [B] seconds since the epoch.
             history: of each event's user, as of the event.
             wanted: [n] which events, ascending; one that is wanted twice has two lists.
-            extra: [n, x] further candidates of each, -1 for none; items that were never seen are passed over.
+            extra: [n, x] further candidates of each, -1 for none.
         """
         return self._walk(items, times_s, history, wanted, extra, count=True)
 
@@ -334,7 +335,7 @@ def _describe_and_count(
         while at[1] < len(wanted) and wanted[at[1]] == event:
             if at[2] + len(sums) > len(out.items):
                 return
-            n = _gather(lists, counts, event, times_s[event], history, popular, extra[at[1]], place, sums, out, at[2])
+            n = _gather(lists, event, times_s[event], history, popular, extra[at[1]], place, sums, out, at[2])
             _describe(counts, event, times_s[event], history, sums, out, at[2], n)
             if items[event] >= 0 and place[items[event]] >= 0:
                 out.target[at[1]] = place[items[event]]
@@ -395,7 +396,6 @@ def _candidate(item: int, place: NDArray[np.int32], sums: Floats, out: Described
 @compiled
 def _gather(
     lists: Lists,
-    counts: Counts,
     event: int,
     time_s: int,
     history: History,
@@ -440,7 +440,7 @@ def _gather(
     for item in popular:
         n = _candidate(item, place, sums, out, first, n)
     for item in extra:
-        if item >= 0 and counts.ever[item] > 0:
+        if item >= 0:
             n = _candidate(item, place, sums, out, first, n)
     return n
 

@@ -9,6 +9,7 @@ user never had, and is trained on such events alone, against such candidates alo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.jit import compiled
-from streamer.model.ranking.evidence import BUCKETS, FEATURES, KINDS, Candidates
+from streamer.model.ranking.evidence import BUCKET_NAMES, BUCKETS, FEATURES, KINDS, Candidates
 
 ALL, DISCOVERY = 0, 1
 """Purposes: rank everything, or what is new to the user."""
@@ -55,10 +56,12 @@ class Ranker:
         self.weights = [_first_weights(rng) for _ in (ALL, DISCOVERY)]
         self._squares = [Weights(*(part + np.float32(1e-6) for part in w.zeros())) for w in self.weights]
 
-    def scores(self, candidates: Candidates, purpose: int = ALL) -> Floats:
-        """[c] of all candidates."""
+    def scores(self, candidates: Candidates, purpose: int = ALL, without: Sequence[int] = ()) -> Floats:
+        """[c] of all candidates, as if the features `without` were zero."""
         weights, found = self.weights[purpose], np.empty(len(candidates.items), np.float32)
-        products = _product(candidates.features, _matrix(weights).T)
+        matrix = _matrix(weights)
+        matrix[:, list(without)] = 0
+        products = _product(candidates.features, matrix.T)
         _scores(weights, products, candidates.first, candidates.bucket, found)
         return found
 
@@ -118,6 +121,15 @@ class Ranker:
             if state[name].shape != array.shape:
                 raise ValueError(f"a ranker whose {name} has the shape {state[name].shape} is not one of {array.shape}")
             array[:] = state[name]
+
+
+def influence_by_name(influence: NDArray[np.float64]) -> dict[str, dict[str, float]]:
+    """What `Ranker.influence` found, by length of history and kind of evidence; of those that had candidates."""
+    return {
+        name: dict(zip(KINDS, shares.tolist(), strict=True))
+        for name, shares in zip(BUCKET_NAMES, influence, strict=True)
+        if np.isfinite(shares).all()
+    }
 
 
 def _first_weights(rng: np.random.Generator) -> Weights:

@@ -42,6 +42,13 @@ class OfflineSettings(LearnerSettings):
     batch_size: int = setting(2048, "Pairs of a step; the last step of an epoch has what is left.", at_least=1)
     decay_every_epochs: int = setting(5, "Epochs between decays of the learning rate.", at_least=1)
     test_share: float = setting(0.2, "Share of each user's items that is tested.", above=0, at_most=0.99)
+    validation_share: float = setting(
+        0.0,
+        "Share of each user's training items that is tested instead of the test items, to choose settings by; the test "
+        "items are then neither trained nor tested. 0: none.",
+        at_least=0,
+        at_most=0.99,
+    )
     ks: tuple[int, ...] = setting((10, 20), "Lengths of the lists that are evaluated.", at_least=1)
     evaluate_every_epochs: int = setting(
         5, "Epochs between points of the curve, beside the first and the last; 0: only after the last.", at_least=0
@@ -95,6 +102,11 @@ class OfflineRun:
         self.split = split_by_user(
             interactions.users, interactions.items, self.user_count, settings.test_share, self._rng(0)
         )
+        if settings.validation_share:
+            train = self.split.train
+            self.split = split_by_user(
+                train.users, train.items, self.user_count, settings.validation_share, self._rng(3)
+            )
         if not len(self.split.test):
             most = int(self.split.train.counts.max())
             larger = "a larger test_share, " if most > 1 else ""

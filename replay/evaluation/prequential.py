@@ -22,10 +22,21 @@ from streamer.event import EventDecoder
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned, Learner
 from streamer.metrics.composition import composition
+from streamer.model.ranking.ranker import influence_by_name
 from streamer.model.setting import changed, setting
 from streamer.model.settings import LearnerSettings
 from streamer.pipeline import Pipeline
-from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Delay, DelayedLearner, Prequential
+from streamer.prequential import (
+    FLOORS,
+    METRICS,
+    MODEL,
+    RETRIEVED,
+    SLICES,
+    WITHOUT_TOWERS,
+    Delay,
+    DelayedLearner,
+    Prequential,
+)
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.record import Measure, Point, RunResult, step_measure
 from streamer.replay.events import Events
@@ -48,6 +59,12 @@ class PrequentialSettings(LearnerSettings):
     delay_events: int = setting(0, "An event is trained only after this many further ones were ranked.", at_least=0)
     delay_seconds: float = setting(
         0.0, "An event is trained only after this many further seconds of the stream were ranked.", at_least=0
+    )
+    retrieve_every: int = setting(
+        4,
+        "Of every n-th event, the item is looked for in the towers' own list too: all items by inner product, without "
+        "counts and ranker. 0: of none.",
+        at_least=0,
     )
     points: int = setting(200, "Points of the curves.", at_least=1)
 
@@ -78,6 +95,7 @@ class PrequentialRun:
             ks=settings.ks,
             floors=settings.floors,
             half=total // 2,
+            retrieve_every=settings.retrieve_every,
         )
         self._next_point = 0.0
         self._result = RunResult()
@@ -113,14 +131,28 @@ class PrequentialRun:
                     result.measures.append(Measure(metric, k, slice_, value, None if name == MODEL else name))
             if speed := self._events_per_second(name):
                 result.measures.append(Measure("events-per-second", 0, "all", speed, None if name == MODEL else name))
+        result.measures += self._measures_of_towers()
         result.measures.append(step_measure(learner.step_seconds))
         result.about = {
+            "influence": influence_by_name(test.influence),
+            "retrieved": test.retrieved.events("all"),
             "slices": {slice_: test.tallies[MODEL].events(slice_) for slice_ in SLICES},
             "events_per_second": test.events / seconds,
             "train_events_per_second": test.events / max(seconds - test.seconds, 1e-9),
             "accounting": pipeline.accounting.to_json(),
         }
         return result
+
+    def _measures_of_towers(self) -> list[Measure]:
+        """What the towers retrieve, and what the ranker hits without them."""
+        test, found = self._test, []
+        for slice_ in SLICES:
+            values = {("towers-recall", k): test.retrieved.overall(slice_, "hr", k) for k in RETRIEVED}
+            if WITHOUT_TOWERS in test.tallies:
+                tally, ks = test.tallies[WITHOUT_TOWERS], self._settings.ks
+                values |= {("hr-without-towers", k): tally.overall(slice_, "hr", k) for k in ks}
+            found += [Measure(metric, k, slice_, v) for (metric, k), v in values.items() if v is not None]
+        return found
 
     def _events_per_second(self, name: str) -> float:
         """How many events a second the model or a floor ranks and learns from; 0 if nothing was measured."""

@@ -8,10 +8,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamer.prequential import RETRIEVED
 from streamer.prequential.slices import BANDS, SECOND_HALF, SPLITS
 from streamer.replay.evaluation.record import Record, refused, settings_text
 
-METRIC_NAMES = {"hr": "HR", "ndcg": "NDCG", "mrr": "MRR", "recall": "Recall", "authors-ndcg": "authors' NDCG"}
+METRIC_NAMES = {
+    "hr": "HR",
+    "ndcg": "NDCG",
+    "mrr": "MRR",
+    "recall": "Recall",
+    "authors-ndcg": "authors' NDCG",
+    "hr-without-towers": "HR without towers",
+    "towers-recall": "towers' Recall",
+}
 STREAM_FIGURES = (
     ("hr", "all"),
     ("hr", "new"),
@@ -23,6 +32,8 @@ STREAM_FIGURES = (
     ("ndcg", "new"),
 )
 """Metrics and slices of the main table of a stream, all of its second half."""
+TOWERS_FIGURES = tuple(("towers-recall", k, SECOND_HALF + slice_) for slice_ in ("all", "new") for k in RETRIEVED)
+"""What of the second half the towers' own lists hold."""
 USUAL_K = 10
 """The length of the list that tables and plots look at, where it was measured."""
 STEP_MS, SPEED = ("step-ms", 0, "all"), ("events-per-second", 0, "all")
@@ -179,7 +190,10 @@ def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping
             parts.append(main_table(ours))
         if not axes and ours[0].protocol == "prequential":
             parts.append(
-                f"Over the second half of the stream. {BELOW}: below a floor. events/s: ranked and learned from."
+                f"Over the second half of the stream. {BELOW}: below a floor. HR without towers: the ranker reads zero "
+                "for their inner product. Towers' Recall: of the towers' own list of all items, without counts and "
+                f"ranker, over {ours[0].about.get('retrieved', 0):,} events of the whole stream, evenly chosen. "
+                "events/s: ranked and learned from."
             )
             for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
                 title = f"HR@{shown_k(ours)} by user and item over the whole stream, {what}:"
@@ -218,6 +232,8 @@ def main_table(records: Sequence[Record]) -> str:
     """Floors, then methods, by the main figures of their protocol, and those of the paper on its own log."""
     figures, k, offline = Figures(records), shown_k(records), records[0].protocol == "offline"
     shown: list[Figure] = [(metric, k, SECOND_HALF + slice_) for metric, slice_ in STREAM_FIGURES]
+    shown += [("hr-without-towers", k, SECOND_HALF + slice_) for slice_ in ("all", "new")]
+    shown += TOWERS_FIGURES
     if offline:
         shown = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in _measured_ks(records)]
         shown.append(("authors-ndcg", k, "all"))

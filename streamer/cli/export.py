@@ -1,7 +1,7 @@
-"""`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours.
+"""`streamer export`: the vectors of both towers, for an index of approximate nearest neighbours, and the ranker.
 
 The inner product of a user's and an item's vector is the score by which the towers retrieve. It is one of the numbers
-that the ranker reads.
+that the ranker reads; `streamer.model.ranking` says what the others are, and how its weights make a score of them.
 
 The help of the command lists the arrays of the `.npz`, which has no object arrays, so that numpy reads it without
 pickle. `streamer.checkpoint.unpack_strings(npz, "items.ids")` makes a list of the ids; so does
@@ -54,7 +54,7 @@ BLOCK_ROWS = 1 << 15
 @option("Export", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @checkpoint_options
 def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
-    """Write the vectors of the newest checkpoint with their ids, for an ANN index.
+    """Write the vectors of the newest checkpoint with their ids, for an ANN index, and the ranker's weights.
 
     The inner product of a user's and an item's vector is the score by which the towers retrieve candidates.
 
@@ -64,7 +64,15 @@ def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
       SIDE.ids.utf8     uint8, all ids one after the other
       SIDE.ids.offsets  int64 [N + 1], where each begins, and the end
       about             uint8, a JSON object: checkpoint, saved_at, dim
-    Columns of the .parquet: side, id, vector
+    and of the ranker, for PURPOSE all and discovery (items new to their user):
+      ranker.PURPOSE.linear  float32 [histories, features]
+      ranker.PURPOSE.hidden  float32 [hidden, features]
+      ranker.PURPOSE.bias    float32 [histories, hidden]
+      ranker.PURPOSE.out     float32 [hidden]
+      ranker.features, ranker.histories, ranker.evidence
+                             names, in .utf8 and .offsets as the ids
+      ranker.evidence_of     int64 [features], the kind of each feature
+    Columns of the .parquet, which has no ranker: side, id, vector
     """
     write = writer_for(out)
     loaded = load(settings.checkpoints)
@@ -72,7 +80,7 @@ def export(settings: RunSettings, out: Path, side: str, as_json: bool) -> None:
     counts, dim = {s.name: len(s) for s in sides}, sides[0].dim
     about = {"checkpoint": loaded.path.name, "saved_at": loaded.meta["saved_at"], "dim": dim}
     with replaced(out) as temporary:
-        write(temporary, sides, json.dumps(about).encode())
+        write(temporary, sides, ranker_arrays(loaded.learner), json.dumps(about).encode())
     size = out.stat().st_size
     if as_json:
         where = {"out": str(out), "checkpoint": str(loaded.path)}
@@ -132,9 +140,29 @@ def user_vectors(learner: Learner, rows: Rows) -> Floats:
     return found
 
 
+def ranker_arrays(learner: Learner) -> dict[str, Any]:
+    """The ranker's weights, and the names of what they are for; none if the towers alone rank."""
+    import numpy as np
+
+    from streamer.checkpoint import pack_strings
+    from streamer.model.ranking.evidence import BUCKET_NAMES, FEATURES, KINDS
+
+    if not learner.settings.rerank:
+        return {}
+    names = {"features": FEATURES, "histories": BUCKET_NAMES, "evidence": tuple(KINDS)}
+    arrays: dict[str, Any] = {}
+    for what, listed in names.items():
+        arrays |= pack_strings(list(listed), f"ranker.{what}")
+    kind_of = {feature: number for number, features in enumerate(KINDS.values()) for feature in features}
+    arrays["ranker.evidence_of"] = np.array([kind_of[feature] for feature in range(len(FEATURES))])
+    for purpose, weights in zip(("all", "discovery"), learner.ranker.weights, strict=True):
+        arrays |= {f"ranker.{purpose}.{name}": array for name, array in weights._asdict().items()}
+    return arrays
+
+
 # files ----------------------------------------------------------------------------------------------------------------
 
-Writer = Callable[[Path, Sequence[Side], bytes], None]
+Writer = Callable[[Path, Sequence[Side], dict[str, Any], bytes], None]
 
 
 def writer_for(out: Path) -> Writer:
@@ -179,13 +207,13 @@ def replaced(out: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_npz(path: Path, sides: Sequence[Side], about: bytes) -> None:
+def write_npz(path: Path, sides: Sequence[Side], ranker: dict[str, Any], about: bytes) -> None:
     """Write what `numpy.savez` would, without ever holding the matrix."""
     import numpy as np
 
     from streamer.checkpoint import pack_strings
 
-    arrays = {"about": np.frombuffer(about, np.uint8)}
+    arrays = {"about": np.frombuffer(about, np.uint8), **ranker}
     for side in sides:
         arrays |= pack_strings(side.ids, f"{side.name}.ids")
     with zipfile.ZipFile(path, "w") as archive:
@@ -200,8 +228,8 @@ def write_npz(path: Path, sides: Sequence[Side], about: bytes) -> None:
                     entry.write(np.ascontiguousarray(vectors, "<f4").data)
 
 
-def write_parquet(path: Path, sides: Sequence[Side], about: bytes) -> None:
-    """Write one row group for each block."""
+def write_parquet(path: Path, sides: Sequence[Side], ranker: dict[str, Any], about: bytes) -> None:
+    """Write one row group for each block of vectors."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     dim = sides[0].dim

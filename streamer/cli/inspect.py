@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,13 @@ from streamer.settings import RunSettings, SharingSettings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from streamer.learner import Learner
     from streamer.model.popularity import ExactPopularity
 
 Report = dict[str, Any]
 
+RANKED_USERS = 256
+"""What decides the ranking is looked at for this many users."""
 HEAD_ITEMS = 100
 """The hash estimate is also compared on this many of the most popular items, which it is made for."""
 
@@ -91,9 +95,28 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             "hash_error_head": estimation_error(learner.hashed, learner.exact, head[:HEAD_ITEMS]),
             "top": [entry | {"share_lately": float(lately[row])} for entry, row in zip(popular, head, strict=False)],
         },
+        "ranking": _influence(learner),
         "cache": _cache(ids, learner.cache, learner.exact, top),
         "occurrence": _occurrence(ids, occurrence, top),
     }
+
+
+def _influence(learner: Learner) -> list[Report]:
+    """What decides the ranking, by the number of a user's recent items; of users evenly chosen, as of now."""
+    import numpy as np
+
+    from streamer.model.batch import Batch
+    from streamer.model.ranking.ranker import influence_by_name
+
+    if not (learner.settings.rerank and len(learner.users)):
+        return []
+    users = np.unique(np.linspace(0, len(learner.users) - 1, RANKED_USERS).astype(np.int64))
+    candidates = learner.candidates(Batch(users, np.full(len(users), -1)), learner.recent.of(users))
+    found = influence_by_name(learner.ranker.influence(candidates))
+    return [
+        {"recent_items": history} | {f"{re.sub('[ -]', '_', kind)}_share": share for kind, share in shares.items()}
+        for history, shares in found.items()
+    ]
 
 
 def _checkpoint(path: Path, newest: Path) -> Report:

@@ -84,6 +84,8 @@ class RunPanel:
             yield from self._chart_lines(status, width)
         yield from _accounting(status)
         yield lag_line(status)
+        if status.towers is not None and status.towers.adds_nothing:
+            yield Text(str(status.towers), "yellow", no_wrap=True, overflow="ellipsis")
         if self.note:
             yield Text(self.note, "bold", no_wrap=True, overflow="ellipsis")
 

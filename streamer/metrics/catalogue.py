@@ -20,7 +20,9 @@ BANDS = ("head", "torso", "tail")
 DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
 FLOORS = ("most-popular", "recently-popular", "last-items", "co-visitation", "counting", "counting-no-time")
-RECOMMENDERS = ("model", *FLOORS)
+RECOMMENDERS = ("model", "model-without-towers", *FLOORS)
+HISTORIES = ("0", "1", "2-3", "4-7", "8-15", "16+")
+EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")
 TOP_RANKS = tuple(str(k) for k in range(1, 11))
 STORE_ERRORS = ("unreachable", "slow", "full", "read-only", "loading", "broken", "refused", "fenced", "other")
 
@@ -62,6 +64,8 @@ _LABELS = {
     "phase": Label("phase", PHASES),
     "recommender": Label("recommender", RECOMMENDERS),
     "floor": Label("floor", FLOORS),
+    "history": Label("history", HISTORIES),
+    "evidence": Label("evidence", EVIDENCE),
     "result": Label("result", ("saved", "failed")),
     **{name: Label(name, bound=_ONE_VALUE) for name in ("k", "version", "python", "torch", "method", "device")},
 }
@@ -99,10 +103,13 @@ streamer_not_finite_rows_total: Rows that a step did not update because their we
 streamer_loss: Loss, mean over the latest events: about 20 full batches.
 streamer_loss_part{part}: Loss of the latest step over one set of candidates, unweighted.
 streamer_prequential_hit_rate{recommender, k}: Share of the latest ranked events whose item was among the first k,
-    ranked before it was trained; of the model and of trivial recommenders.
+    ranked before it was trained; of the model, of the model whose ranker reads zero for the towers' inner product, and
+    of trivial recommenders. Where the first is not above the second, the towers add nothing on this stream.
 streamer_prequential_best_floor_hit_rate{floor, k}: Hit rate over the same events of the best trivial recommender; where
     the model's is lower, learning does not pay. Most of these recommenders learn from this process's events only.
 streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
+streamer_ranker_influence_share{history, evidence}: What decides the ranking, by kind of evidence and by the number of
+    the user's recent items: share in what tells the candidates of the latest ranked events apart.
 streamer_prequential_events_total: Events that were ranked before they were trained.
 streamer_users: Users that the model knows.
 streamer_items: Items that the model knows.

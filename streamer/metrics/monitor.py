@@ -201,6 +201,9 @@ class Monitor(Observer):
                 i.set("streamer_prequential_ndcg", p.figure(name, metric="ndcg").recent, name, str(p.k))
             if (floor := p.best_floor()) is not None:
                 i.replace("streamer_prequential_best_floor_hit_rate", {(floor.name, str(p.k)): floor.hit_rate})
+            for history, shares in status.influence.items():
+                for evidence, share in shares.items():
+                    i.set("streamer_ranker_influence_share", share, history, evidence)
             i.rise("streamer_prequential_events_total", p.model.events)
 
     def _set_sampler(self) -> None:

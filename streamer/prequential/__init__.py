@@ -5,7 +5,7 @@ May import: `metrics`, `learner` and rooms below them.
 """
 
 from streamer.prequential.delay import Delay, DelayedLearner
-from streamer.prequential.evaluator import MODEL, BestFloor, Prequential
+from streamer.prequential.evaluator import MODEL, RETRIEVED, WITHOUT_TOWERS, BestFloor, Prequential, TowersShare
 from streamer.prequential.floors import FLOORS, LINE_FLOORS
 from streamer.prequential.metrics import METRICS, MISS, Figure, Tally
 from streamer.prequential.slices import SLICES
@@ -16,11 +16,14 @@ __all__ = [
     "METRICS",
     "MISS",
     "MODEL",
+    "RETRIEVED",
     "SLICES",
+    "WITHOUT_TOWERS",
     "BestFloor",
     "Delay",
     "DelayedLearner",
     "Figure",
     "Prequential",
     "Tally",
+    "TowersShare",
 ]

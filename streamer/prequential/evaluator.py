@@ -3,6 +3,9 @@
 Before a micro-batch is trained, some of its events are ranked among their candidates, as of each event; trivial
 recommenders, which see every event, are asked the same. A sample passes over what comes before anything is trained. It
 looks at the learner and changes nothing in it.
+
+What the towers are worth is measured on the same events: the ranker ranks once more with their number at zero, and some
+events are looked up in the towers' own list of all items, without counts and without the ranker.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.jit import compiled
-from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.evidence import BUCKETS, KINDS, TOWER, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.recent import RecentItems
 from streamer.model.ranking.seen_items import SeenBefore, UserItems
@@ -31,6 +34,14 @@ from streamer.prequential.slices import SLICES, FirstEvents, Traits
 
 MODEL = "model"
 """The name under which the model's own figures stand, beside those of the floors."""
+WITHOUT_TOWERS = "model-without-towers"
+"""The same of the model whose ranker reads zero for the towers' inner product."""
+RETRIEVED = (100, 200)
+"""Lengths of the towers' own list at which its recall is measured."""
+LEAST_RANKED = 1000
+"""Ranked events before anything is said of what the towers add."""
+INFLUENCE_EVERY = 2000
+"""Ranked events between two looks at what decides the ranking."""
 _NONE = np.empty(0, np.int64)
 _NOTHING_SEEN = (_NONE, np.empty(0, np.int32))
 
@@ -42,12 +53,30 @@ class BestFloor(NamedTuple):
     hit_rate: float
 
 
+class TowersShare(NamedTuple):
+    """The hit rates of the ranked events of the window with the towers, and without."""
+
+    hit_rate: float
+    without: float
+    events: int
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether the ranker hits no more often with the towers than without."""
+        return self.without >= self.hit_rate
+
+    def __str__(self) -> str:
+        """A sentence for a person."""
+        rates = f"HR {self.hit_rate:.3f} with them, {self.without:.3f} without, of the latest {self.events:,} ranked"
+        return f"The towers {'add nothing' if self.adds_nothing else 'help'} on this stream: {rates}."
+
+
 class _Open(NamedTuple):
     """A batch whose ranks are not counted yet."""
 
     ranks: dict[str, Ranks]
-    times: list[float]
-    """When the model began, and when it and each floor were done."""
+    took: dict[str, float]
+    """Seconds of the model and of each floor."""
     traits: Traits
     events: int
     warm: bool
@@ -69,6 +98,7 @@ class Prequential:
         ks: further lengths of lists.
         floors: names of the trivial recommenders that are asked the same.
         half: number of the event with which the second half of the stream begins; None if nobody knows.
+        retrieve_every: of every n-th event that is ranked, find the rank in the towers' own list too; 0: of none.
 
     Raises:
         SettingsError: with every wrong setting.
@@ -87,6 +117,7 @@ class Prequential:
         ks: Sequence[int] = (),
         floors: Sequence[str] = ("most-popular",),
         half: int | None = None,
+        retrieve_every: int = 0,
     ) -> None:
         self.learner, self.k, self.time_share, self.sample, self.half = learner, k, time_share, sample, half
         ks = sorted({k, *ks})
@@ -95,7 +126,13 @@ class Prequential:
         self._popularity = MostPopular()
         names = [name for name in floors if name != self._popularity.name]
         self._floors: list[Floor] = [self._popularity, *make_floors(names)]
-        self._tallies = {name: Tally(SLICES, ks, window) for name in (MODEL, *(f.name for f in self._floors))}
+        models = (MODEL, WITHOUT_TOWERS) if learner.settings.rerank else (MODEL,)
+        self._tallies = {name: Tally(SLICES, ks, window) for name in (*models, *(f.name for f in self._floors))}
+        self.retrieved, self._retrieve_every = Tally(SLICES, RETRIEVED, window), retrieve_every
+        """What was found in the towers' own lists."""
+        self.influence = np.full((len(BUCKETS), len(KINDS)), np.nan)
+        """[buckets, kinds] what decides the ranking, and for whom: see `Ranker.influence`."""
+        self._influence_at = 0
         self.events = 0
         """Events that came so far, ranked or not."""
         self.seconds = 0.0
@@ -131,6 +168,14 @@ class Prequential:
         rates = {name: figure.overall if overall else figure.recent for name, figure in figures.items()}
         found = [BestFloor(name, rate) for name, rate in rates.items() if rate is not None]
         return max(found, key=lambda floor: floor.hit_rate, default=None)
+
+    def towers(self) -> TowersShare | None:
+        """What the towers add to the ranking of the window's events; None of a few, or without a ranker."""
+        events = self.tallies[MODEL].recent_events("all")
+        if WITHOUT_TOWERS not in self._tallies or events < LEAST_RANKED:
+            return None
+        with_them, without = self.figure().recent, self.figure(WITHOUT_TOWERS).recent
+        return TowersShare(with_them or 0.0, without or 0.0, events)
 
     @property
     def tallies(self) -> dict[str, Tally]:
@@ -191,24 +236,35 @@ class Prequential:
         ages_s = np.maximum(times_s[:, None] - recent_s, 0.0)
         now_due = due or Due.at_once(self.events, len(batch))
         stretch = self._pending.stretch(batch, recent, ages_s, chosen, now_due, seen)
-        self.events += len(batch)
         # 2.
         started = self._clock()
-        ranks = {MODEL: self._rank(batch, chosen, candidates, seen)}
-        times = [started, self._clock()]
+        if candidates is None:
+            ranks = {MODEL: self._retrieve(batch, chosen, seen, np.arange(len(chosen)))}
+        else:
+            ranks = {MODEL: self._rank(candidates, seen)}
+        took = {MODEL: self._clock() - started}
+        if candidates is not None:
+            ranks[WITHOUT_TOWERS] = self._rank(candidates, seen, without=[TOWER])
+            self._look_at_influence(candidates)
+        if self._retrieve_every:
+            some = np.flatnonzero((self.events + chosen) % self._retrieve_every == 0)
+            found = self._retrieve(batch, chosen, seen, some)
+            self.retrieved.add(*found, traits.members()[some])
+        self.events += len(batch)
         # 3.
-        walking = self._beside.submit(self._walk, stretch, ranks, times) if self._beside else None
-        self._open = _Open(ranks, times, traits, len(batch), self._warm, walking)
+        walking = self._beside.submit(self._walk, stretch, ranks, took) if self._beside else None
+        self._open = _Open(ranks, took, traits, len(batch), self._warm, walking)
         if walking is None:
-            self._walk(stretch, ranks, times)
+            self._walk(stretch, ranks, took)
             # 4.
             self._close()
 
-    def _walk(self, stretch: Stretch, ranks: dict[str, Ranks], times: list[float]) -> None:
+    def _walk(self, stretch: Stretch, ranks: dict[str, Ranks], took: dict[str, float]) -> None:
         """The floors rank and learn; where training must not wait for them, beside it on a thread of their own."""
         for floor in self._floors:
+            started = self._clock()
             ranks[floor.name] = floor.walk(stretch)
-            times.append(self._clock())
+            took[floor.name] = self._clock() - started
 
     def _close(self) -> None:
         """Count what the model and the floors found in the latest batch, when all are done."""
@@ -219,7 +275,7 @@ class Prequential:
             done.walking.result()
         if done.warm:  # else compiled loops were loaded
             self.timed_events += done.events
-            for name, took in zip(done.ranks, np.diff(done.times).tolist(), strict=True):
+            for name, took in done.took.items():
                 self.seconds_of[name] += took
         if len(done.traits.fresh):
             members = done.traits.members()
@@ -251,26 +307,38 @@ class Prequential:
         band = self._popularity.bands(batch.items[chosen]) if len(chosen) else _NONE
         return Traits(new_user[chosen], new_item[chosen], band, seen.fresh, late)
 
-    def _rank(self, batch: Batch, chosen: Rows, candidates: Candidates | None, seen: SeenBefore) -> Ranks:
-        """The model's ranks; an item that is no candidate, or not trained yet where the towers rank, is in no list."""
-        ranks = Ranks.missed(len(chosen))
-        if candidates is not None:
-            for purpose, places in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
-                scores = self.learner.ranker.scores(candidates, purpose)
-                fresh = seen.fresh | (purpose == ALL)
-                without = (seen.first, seen.items) if purpose == DISCOVERY else _NOTHING_SEEN
-                _ranks(candidates.first, candidates.items, candidates.target, scores, fresh, *without, places)
-            return ranks
-        known = np.flatnonzero(batch.items[chosen] < self.learner.exact.size)
+    def _rank(self, candidates: Candidates, seen: SeenBefore, without: Sequence[int] = ()) -> Ranks:
+        """By the ranker, with some features at zero; an item that is no candidate is in no list."""
+        ranks = Ranks.missed(len(candidates))
+        for purpose, places in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
+            wanted = seen.fresh | (purpose == ALL)
+            if not wanted.any():
+                continue
+            scores = self.learner.ranker.scores(candidates, purpose, without)
+            left_out = (seen.first, seen.items) if purpose == DISCOVERY else _NOTHING_SEEN
+            _ranks(candidates.first, candidates.items, candidates.target, scores, wanted, *left_out, places)
+        return ranks
+
+    def _retrieve(self, batch: Batch, chosen: Rows, seen: SeenBefore, some: Rows) -> Ranks:
+        """By the towers alone, among all items counted so far, of `some` of the chosen; other items are missed."""
+        ranks, size = Ranks.missed(len(some)), self.learner.exact.size
+        known = np.flatnonzero(batch.items[chosen[some]] < size)
         if not len(known):
             return ranks
-        retriever, rows = self.learner.retriever, batch.only(chosen[known])
-        left_out = Excluded(seen.first, seen.items).only(known)
-        items = retriever.items(self.learner.exact.size)
-        found = retriever.ranks_with_and_without(items, rows.users, rows.items, rows.recent, left_out)
+        retriever, asked = self.learner.retriever, some[known]
+        rows, left_out = batch.only(chosen[asked]), Excluded(seen.first, seen.items).only(asked)
+        found = retriever.ranks_with_and_without(retriever.items(size), rows.users, rows.items, rows.recent, left_out)
         ranks.among_all[known] = found[0]
-        ranks.among_new[known] = np.where(seen.fresh[known], found[1], MISS)
+        ranks.among_new[known] = np.where(seen.fresh[asked], found[1], MISS)
         return ranks
+
+    def _look_at_influence(self, candidates: Candidates) -> None:
+        """Now and then; users that are not among the candidates keep what was found for their like before."""
+        self._influence_at -= len(candidates)
+        if len(candidates) and self._influence_at <= 0:
+            self._influence_at = INFLUENCE_EVERY
+            found = self.learner.ranker.influence(candidates)
+            self.influence = np.where(np.isnan(found), self.influence, found)
 
 
 @compiled

@@ -80,6 +80,10 @@ class Tally:
         """Events of a slice so far."""
         return int(self._events[self.slices.index(slice_)])
 
+    def recent_events(self, slice_: str) -> int:
+        """Events of a slice in the window."""
+        return int(self._recent_events[self.slices.index(slice_)])
+
     def overall(self, slice_: str, metric: str, k: int) -> float | None:
         """Over all events of a slice; None before the first."""
         return self._figure(self._sums, self._events, slice_, metric, k)

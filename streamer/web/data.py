@@ -35,6 +35,7 @@ def page_data(monitor: Monitor, span: str = "recent", show_values: bool = False)
         "timeline": {"span": span, "columns": monitor.timeline.columns, "rows": rows},
         "figures": _figures(status) if status is not None else None,
         "cache": _cache(monitor.sampler_report) if monitor.sampler_report is not None else None,
+        "ranking": _ranking(status) if status is not None else None,
         "partitions": _partitions(status) if status is not None else [],
         "dead_letters": {
             "reasons": dict(status.accounting.get("dead_letters", {})) if status is not None else {},
@@ -65,6 +66,10 @@ def _figures(status: Status) -> dict[str, Any]:
         "rebalances": status.rebalances,
         **{name: status.accounting.get(name, 0) for name in ("consumed", "trained", "filtered", "dead_lettered")},
     }
+
+
+def _ranking(status: Status) -> dict[str, Any]:
+    return {"influence": status.influence, "towers": str(status.towers) if status.towers is not None else None}
 
 
 def _cache(report: SamplerReport) -> dict[str, Any]:

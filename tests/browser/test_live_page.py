@@ -12,7 +12,7 @@ from live_run import BAD_RECORD, IMAGE, PATIENCE_S, SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
-CHARTS = {"flow": 2, "hits": 4, "bands": 3, "curve": 2, "loss": 1}
+CHARTS = {"flow": 2, "hits": 5, "bands": 3, "curve": 2, "loss": 1}
 """Charts and how many series each has."""
 WIDE, PHONE = (1400, 900), (390, 844)
 ARROW_RIGHT = "\ue014"
@@ -79,7 +79,7 @@ def test_the_drawn_series_are_those_of_the_data(page):
     assert sums
     assert sums == pytest.approx([1] * len(sums), abs=1e-6)
     names = page.ask("document.getElementById('hits').data.map(trace => trace.name)")
-    assert names == ["model", "most popular", "last items", "counting"]
+    assert names == ["model", "model without towers", "most popular", "last items", "counting"]
     asked, drawn = page.ask("[column('hit_rate model'), document.getElementById('hits').data[0].y]")
     assert asked == drawn
     assert max(rate for rate in drawn if rate is not None) > 0
@@ -113,6 +113,15 @@ def test_dead_letters_are_listed_with_their_reason_and_as_text(page):
     assert {(row[2], row[4]) for row in rows} == {("not json", BAD_RECORD.decode())}
     assert page.text("#reasons").startswith("not json: ")
     assert page.ask("window.hacked === undefined")
+
+
+def test_what_decides_the_ranking_is_listed_by_the_length_of_users_histories(page):
+    rows = until(lambda: [row for row in cells(page, "influence") if len(row) == 5], "something was ranked")
+    histories = [row[0] for row in rows]
+    assert histories == [name for name in ("0", "1", "2-3", "4-7", "8-15", "16+") if name in histories]
+    for _, *shares in rows:
+        assert sum(float(share.rstrip("%")) for share in shares) == pytest.approx(100, abs=2)
+    assert page.text("#towers").startswith(("The towers ", "What the towers add "))
 
 
 def test_partitions_are_listed_with_offsets_that_grow(page):

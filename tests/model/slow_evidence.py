@@ -117,9 +117,8 @@ class SlowEvidence:
 
     def candidates(self, user: int, popular: list[int], extra: Iterable[int] = ()) -> set[int]:
         recent = [r.item for r in self.history(user)]
-        known = {event.item for event, _ in self.events}
         near = {j for item in recent for j in self.pairs.of(item)}
-        return {*recent, *near, *popular, *(item for item in extra if item in known)}
+        return {*recent, *near, *popular, *(item for item in extra if item >= 0)}
 
     def features(self, user: int, time_s: int, candidates: set[int]) -> dict[int, dict[str, float]]:
         """Those of each candidate, by name; the towers' is zero."""

@@ -151,7 +151,7 @@ def test_retired_items_are_candidates_of_nobody(stream, gone, further):
     both.evidence.forget_items(rows)
     both.recent.forget_items(rows)
     left = {event.item for event in stream} - gone
-    found = both.evidence.candidates(both.recent.of(np.arange(3)), np.tile(rows, (3, 1)))
+    found = both.evidence.candidates(both.recent.of(np.arange(3)))
     assert set(found.items.tolist()) == left
     assert both.evidence.lately(rows).sum() == 0
     kept = [event for event in further if event.item not in gone]

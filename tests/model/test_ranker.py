@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.model.ranking.evidence import BUCKETS, FEATURES, Candidates
+from streamer.model.ranking.evidence import BUCKETS, FEATURES, TOWER, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY, HIDDEN, Ranker
 
 PURPOSES = {"all": ALL, "discovery": DISCOVERY}
@@ -84,6 +84,14 @@ def test_scores_are_those_of_the_formula(purpose):
         for c in range(found.first[e], found.first[e + 1]):
             slow = slow_score(weights, found.features[c], found.bucket[e])
             assert scores[c] == pytest.approx(slow, rel=1e-4, abs=1e-5)
+
+
+def test_scores_without_features_are_those_of_candidates_whose_features_are_zero():
+    ranker, found = moved(), made_candidates()
+    without = ranker.scores(found, without=[TOWER, 3])
+    assert np.abs(without - ranker.scores(found)).max() > 0.01
+    found.features[:, [TOWER, 3]] = 0
+    np.testing.assert_allclose(without, ranker.scores(found), atol=1e-5)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
+from streamer.ingest.batcher import MicroBatch
+from streamer.learner import Learner
+from streamer.model.settings import LearnerSettings
+from streamer.prequential import LINE_FLOORS, Prequential
 from streamer.replay.cli import demo_summary
 from streamer.replay.cli.demo import demo_settings, writer
+from streamer.replay.synthetic import SyntheticStream
 from streamer.settings import RunSettings
 
 pytestmark = pytest.mark.slow
@@ -33,7 +38,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProce
         "STREAMER_LEARNING_RATE": "0.5",
     }
     return subprocess.run(
-        demo("--events", 20_000, "--seconds", 150, "--data-dir", directory, "--json"),
+        demo("--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json"),
         env=environment,
         capture_output=True,
         text=True,
@@ -55,9 +60,28 @@ def test_every_event_is_learned_and_the_accounting_closes(figures: dict[str, Any
     assert figures["lag"] == 0
 
 
-def test_the_model_keeps_up_with_the_best_floor(figures: dict[str, Any]):
-    """A few hundred events are ranked, so the two may be level."""
-    assert figures["recent_hit_rate_at_10"] > 0.8 * figures["recent_best_floor"]["hit_rate"] > 0
+def test_hit_rates_of_the_model_and_the_best_floor_are_reported(figures: dict[str, Any]):
+    """How many events are ranked depends on how fast the machine is: which is higher is tested below."""
+    assert 0 <= figures["recent_hit_rate_at_10"] <= 1
+    assert figures["recent_best_floor"]["name"] in LINE_FLOORS
+    assert len(figures["hit_rates"]) > 0
+
+
+def test_the_model_is_above_the_best_floor_on_the_stream_of_the_demo(tmp_path: Path):
+    """The learner of the demo, with as many events of each batch ranked on every machine."""
+    settings = demo_settings(tmp_path, 1)
+    learner = Learner(settings.only(LearnerSettings))
+    test = Prequential(learner, time_share=None, sample=64, window=1000, floors=LINE_FLOORS)
+    chunks = iter(SyntheticStream())
+    while test.events < 24_000:
+        events = next(chunks)
+        for start in range(0, len(events.users), settings.batch_size):
+            part = slice(start, start + settings.batch_size)
+            learner.learn_batch(MicroBatch(events.users[part], events.items[part], events.timestamps_s[part]), test)
+    floor, model = test.best_floor(), test.model.recent
+    assert floor is not None
+    assert model is not None
+    assert model > floor.hit_rate > 0
 
 
 def test_the_caches_composition_changes(figures: dict[str, Any]):

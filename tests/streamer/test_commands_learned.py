@@ -27,6 +27,7 @@ from streamer.cli.main import cli
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
 from streamer.metrics.composition import composition
+from streamer.model.batch import Batch
 from streamer.model.ranking.evidence import BUCKETS, FEATURES
 from streamer.model.ranking.ranker import ALL
 
@@ -372,6 +373,18 @@ def test_inspect_tells_what_was_resampled_most(trained, report):
     assert occurrence["top"][0]["share"] == pytest.approx(best[0] / sum(values.values()))
 
 
+def test_inspect_tells_what_decides_the_ranking(trained, towers_alone, report):
+    assert report["ranking"]
+    for row in report["ranking"]:
+        shares = {name: value for name, value in row.items() if name.endswith("_share")}
+        assert set(shares) == {"co_occurrence_share", "popularity_share", "own_history_share", "towers_share"}
+        assert sum(shares.values()) == pytest.approx(1)
+    lines = [line.split() for line in output("inspect", "--data-dir", trained.data_dir).splitlines()]
+    header = "recent items  co occurrence share  popularity share  own history share  towers share"
+    assert header.split() in lines
+    assert json.loads(output("inspect", "--data-dir", towers_alone.data_dir, "--json"))["ranking"] == []
+
+
 def test_a_person_sees_every_section(trained, towers_alone):
     lines = [line.split() for line in output("inspect", "--data-dir", trained.data_dir).splitlines()]
     for section in ("checkpoints", "settings", "sizes", "positions", "accounting", "popularity", "cache", "occurrence"):
@@ -422,7 +435,7 @@ def test_vectors_have_the_size_of_the_towers(trained, towers_alone, tmp_path):
 
 def test_ids_come_in_the_order_of_the_vectors_without_objects(trained, tmp_path):
     arrays, learner = exported(trained, tmp_path / "vectors.npz"), trained.learner()
-    assert set(arrays) == {"about"} | {
+    assert {name for name in arrays if not name.startswith("ranker.")} == {"about"} | {
         f"{side}.{part}" for side in ("items", "users") for part in ("vectors", "ids.utf8", "ids.offsets")
     }
     assert {array.dtype.str for array in arrays.values()} == {"<f4", "|u1", "<i8"}
@@ -430,6 +443,22 @@ def test_ids_come_in_the_order_of_the_vectors_without_objects(trained, tmp_path)
         assert unpack_strings(arrays, f"{side}.ids") == vocabulary.ids
         blob, at = arrays[f"{side}.ids.utf8"].tobytes(), arrays[f"{side}.ids.offsets"]  # as the documentation says
         assert [blob[a:b].decode() for a, b in itertools.pairwise(at)] == vocabulary.ids
+
+
+def test_scores_follow_from_the_exported_weights_of_the_ranker(trained, towers_alone, tmp_path):
+    arrays, learner = exported(trained, tmp_path / "a.npz"), trained.learner()
+    users = np.arange(len(learner.users))
+    found = learner.candidates(Batch(users, np.full(len(users), -1)), learner.recent.of(users))
+    x, bucket = found.features, np.repeat(found.bucket, np.diff(found.first))
+    for purpose, name in enumerate(("all", "discovery")):
+        linear, hidden, bias, out = (arrays[f"ranker.{name}.{part}"] for part in ("linear", "hidden", "bias", "out"))
+        scores = (linear[bucket] * x).sum(1) + np.maximum(x @ hidden.T + bias[bucket], 0) @ out
+        np.testing.assert_allclose(scores, learner.ranker.scores(found, purpose), atol=1e-3)
+    features, kinds = (unpack_strings(arrays, f"ranker.{names}") for names in ("features", "evidence"))
+    assert len(features) == len(arrays["ranker.evidence_of"]) == x.shape[1]
+    assert kinds[arrays["ranker.evidence_of"][features.index("tower")]] == "towers"
+    assert unpack_strings(arrays, "ranker.histories") == ["0", "1", "2-3", "4-7", "8-15", "16+"]
+    assert not [name for name in exported(towers_alone, tmp_path / "b.npz") if name.startswith("ranker")]
 
 
 @pytest.mark.parametrize(("side", "other"), [("items", "users"), ("users", "items")])

@@ -121,6 +121,15 @@ class TestRecommending:
         assert len({r.item for r in found}) == 25
         assert [r.score for r in found] == sorted((r.score for r in found), reverse=True)
 
+    def test_an_item_that_only_other_trainers_counted_is_found_by_the_towers(self):
+        learner = learned(retrieved_items=200)
+        row = learner.items.rows(["theirs", "nobody's"])
+        learner.trainer.model.grow(len(learner.users), len(learner.items))
+        learner.exact.add(row[:1], np.array([3.0]))
+        found = {r.item for r in learner.recommend("u3", k=1000)}
+        assert "theirs" in found
+        assert "nobody's" not in found
+
     def test_given_items_are_ranked_by_the_scores_that_recommend_gives_them(self):
         learner = learned()
         scores = {r.item: r.score for r in learner.recommend("u3", k=1000)}

@@ -21,7 +21,7 @@ from streamer.display.reporting import (
 )
 from streamer.metrics.composition import Composition
 from streamer.pipeline import Status
-from streamer.prequential import BestFloor
+from streamer.prequential import BestFloor, TowersShare
 from streamer.sources.base import Partition
 
 STATUS = Status(
@@ -96,6 +96,12 @@ def test_the_panel_shows_everything_a_person_wants_to_know():
         "1:05",
     ):
         assert figure in text
+
+
+def test_the_panel_says_so_if_the_towers_add_nothing():
+    for share, said in ((TowersShare(0.41, 0.42, 5000), True), (TowersShare(0.42, 0.41, 5000), False)):
+        text = drawn(panel_of(replace(STATUS, towers=share)))
+        assert ("The towers add nothing on this stream: HR 0.410 with them, 0.420 without" in text) == said
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100, 200])

@@ -113,6 +113,16 @@ function showTables() {
     [letters.shows_values ? x.value : "hidden: see --metrics-show-values", "code"]]), "None since the start.");
 }
 
+function showRanking() {
+  const ranking = data.ranking || { influence: {} };
+  const kinds = ["co-occurrence", "popularity", "own history", "towers"];
+  // in the order of the table: objects put whole numbers first
+  const histories = Object.keys(ranking.influence).sort((a, b) => parseInt(a) - parseInt(b));
+  fill("influence", histories.map((h) => [[h, "text"], ...kinds.map((kind) => [percent(ranking.influence[h][kind]), "number"])]),
+    "Nothing ranked yet.");
+  say("towers", ranking.towers || "What the towers add is shown after 1,000 ranked events.");
+}
+
 function showState() {
   const saved = data.checkpoint || {}, store = data.store || {}, rows = [];
   const add = (name, text, bad) => rows.push(element("dt", name), element("dd", text, bad ? "bad" : ""));
@@ -192,7 +202,7 @@ function drawFlow() {
   say("flow-text", "Now " + count(last(rate)) + " events a second, " + count(last(lag)) + " records behind.");
 }
 
-const NAMES = { model: "model", "most-popular": "most popular", "recently-popular": "recently popular", "last-items": "last items", "co-visitation": "co-visitation", counting: "counting", "counting-no-time": "counting without time" };
+const NAMES = { model: "model", "model-without-towers": "model without towers", "most-popular": "most popular", "recently-popular": "recently popular", "last-items": "last items", "co-visitation": "co-visitation", counting: "counting", "counting-no-time": "counting without time" };
 
 function drawHits() {
   const prefix = "hit_rate ", names = data.timeline.columns.filter((c) => c.startsWith(prefix)).map((c) => c.slice(prefix.length));
@@ -235,7 +245,7 @@ function show() {
   const b = data.build;
   say("build", b.version ? "Streamer " + b.version + " · " + b.method + " on " + b.device + " · torch " + b.torch + " · Python " + b.python : "Streamer");
   document.title = data.figures ? count(data.figures.events_per_second) + "/s · Streamer" : "Streamer";
-  showHealth(); showTiles(); showTables(); showState();
+  showHealth(); showTiles(); showTables(); showRanking(); showState();
   drawFlow(); drawHits(); drawBands(); drawCurve(); drawLoss();
   document.body.dataset.shown = data.now;
 }

@@ -12,6 +12,7 @@ from streamer.model.losses import METHODS
 from streamer.model.popularity import ExactPopularity, HashPopularity
 from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.offline import OfflineRun, OfflineSettings, cache_composition
+from streamer.replay.evaluation.split import ItemsByUser
 
 USERS, ITEMS, TASTES = 120, 60, 4
 SMALL = OfflineSettings(
@@ -198,6 +199,16 @@ def test_ssl_pop_is_a_plain_torch_loop_of_the_papers_protocol():
     offline.run()
     assert torch.allclose(tables["user.id"].weight, users, atol=1e-3)
     assert torch.allclose(tables["item.id"].weight, items, atol=1e-3)
+
+
+def test_a_validation_split_is_of_the_training_items_and_leaves_the_test_items_alone():
+    def pairs(part: ItemsByUser) -> set[tuple[int, int]]:
+        return set(zip(part.users.tolist(), part.items.tolist(), strict=True))
+
+    tested, validated = run().split, run(validation_share=0.25).split
+    assert pairs(validated.train) | pairs(validated.test) == pairs(tested.train)
+    assert len(validated.train) + len(validated.test) == len(tested.train)
+    assert len(validated.test) > USERS
 
 
 def test_users_and_items_without_a_training_pair_have_vectors_too():

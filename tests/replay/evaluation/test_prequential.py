@@ -13,7 +13,7 @@ from line_harness import events, micro_batch, small
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
-from streamer.prequential import FLOORS, METRICS, MODEL, SLICES, Prequential
+from streamer.prequential import FLOORS, METRICS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, Prequential
 from streamer.prequential.slices import BANDS
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
@@ -52,7 +52,14 @@ class TestMeasures:
     def test_they_are_those_of_learning_batch_by_batch_with_every_event_ranked(self, result):
         learner = Learner(small())
         test = Prequential(
-            learner, time_share=None, sample=None, new_only=True, ks=(1, 5, 20, 50), floors=tuple(FLOORS), half=450
+            learner,
+            time_share=None,
+            sample=None,
+            new_only=True,
+            ks=(1, 5, 20, 50),
+            floors=tuple(FLOORS),
+            half=450,
+            retrieve_every=4,
         )
         for start in range(0, 900, 32):
             times_s = LOG.timestamps_s[start : start + 32]
@@ -60,11 +67,19 @@ class TestMeasures:
         expected = {
             (metric, k, slice_, None if name == MODEL else name): tally.overall(slice_, metric, k)
             for name, tally in test.tallies.items()
+            if name != WITHOUT_TOWERS
             for slice_ in SLICES
             for metric in METRICS
             for k in (1, 5, 10, 20, 50)
             if tally.events(slice_)
         }
+        for slice_ in SLICES:
+            if test.retrieved.events(slice_):
+                recall = {("towers-recall", k): test.retrieved.overall(slice_, "hr", k) for k in RETRIEVED}
+                expected |= {(metric, k, slice_, None): value for (metric, k), value in recall.items()}
+            for k in (1, 5, 10, 20, 50):
+                if (without := test.figure(WITHOUT_TOWERS, slice_, k=k).overall) is not None:
+                    expected["hr-without-towers", k, slice_, None] = without
         assert {(m.metric, m.k, m.slice, m.floor): m.value for m in figures(result)} == expected
         assert result.value("hr", 10, "all") == test.model.overall
         assert result.about["slices"]["all"] == 900  # those of the first batch too, of which nobody has learned an item

@@ -8,9 +8,10 @@ import pytest
 
 from streamer.cache_store import errors as store_errors
 from streamer.dead_letters.base import Reason
-from streamer.metrics.catalogue import BANDS, CATALOGUE, GROUPS, RECOMMENDERS, STORE_ERRORS
+from streamer.metrics.catalogue import BANDS, CATALOGUE, EVIDENCE, GROUPS, HISTORIES, RECOMMENDERS, STORE_ERRORS
 from streamer.metrics.composition import Composition
-from streamer.prequential import FLOORS, MODEL
+from streamer.model.ranking.evidence import BUCKET_NAMES, KINDS
+from streamer.prequential import FLOORS, MODEL, WITHOUT_TOWERS
 
 MOST_SERIES = 400
 """Of all metrics with closed sets of labels together, buckets not counted."""
@@ -27,7 +28,7 @@ def test_names_follow_the_convention(metric):
 
 
 def test_names_are_unique():
-    assert sum(map(len, GROUPS.values())) == len(CATALOGUE) == 74
+    assert sum(map(len, GROUPS.values())) == len(CATALOGUE) == 75
 
 
 @pytest.mark.parametrize("metric", [m for m in CATALOGUE.values() if m.labels], ids=lambda m: m.name)
@@ -49,7 +50,8 @@ def test_all_closed_sets_together_are_few_series():
 
 def test_labels_know_every_value_that_the_code_has():
     assert set(CATALOGUE["streamer_dead_letters_total"].labels[0].values) == {str(reason) for reason in Reason}
-    assert set(RECOMMENDERS) == {MODEL, *FLOORS}
+    assert set(RECOMMENDERS) == {MODEL, WITHOUT_TOWERS, *FLOORS}
+    assert (BUCKET_NAMES, tuple(KINDS)) == (HISTORIES, EVIDENCE)
     assert Composition._fields == BANDS
     words = re.findall(r"`([a-z-]+)`", store_errors.StoreUnavailable.__doc__ or "")
     assert words

@@ -16,7 +16,7 @@ from streamer.cache_store.state import StoreStatus
 from streamer.checkpoint.checkpointer import SaveStats
 from streamer.event import encode
 from streamer.learner import Learner
-from streamer.metrics.catalogue import CATALOGUE
+from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.composition import composition
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
@@ -104,6 +104,16 @@ class TestAfterARun:
         name, hit_rate = ended.prequential.best_floor()
         assert value(ended, "streamer_prequential_best_floor_hit_rate", floor=name, k="10") == hit_rate > 0
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
+
+    def test_what_decides_the_ranking_is_told_by_history_and_evidence(self, ended):
+        found = {
+            history: [value(ended, "streamer_ranker_influence_share", history=history, evidence=e) for e in EVIDENCE]
+            for history in ended.monitor.status.influence
+        }
+        assert found
+        for history, shares in ended.monitor.status.influence.items():
+            assert found[history] == list(shares.values())
+            assert sum(found[history]) == pytest.approx(1)
 
     def test_the_sampler_is_within_what_is_possible(self, ended):
         weight = ended.learner.settings.cache_weight

@@ -12,8 +12,8 @@ from line_harness import Event, Watch, assert_same_learner, events, learn_all, m
 from streamer.errors import SettingsError
 from streamer.learner import Evaluator, Learner
 from streamer.model.batch import Batch
-from streamer.model.ranking.evidence import Candidates
-from streamer.prequential import FLOORS, MODEL, SLICES, BestFloor, Prequential
+from streamer.model.ranking.evidence import TOWER, Candidates
+from streamer.prequential import FLOORS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, BestFloor, Prequential
 
 
 def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
@@ -127,6 +127,7 @@ class TestWhatCounts:
         hits = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
         expected = {
             "model": (6, 2 if rerank else 0),  # as last items and co-visitation together
+            "model-without-towers": (6, 2),
             "most-popular": (6, 4),  # all but the first a and the first b
             "recently-popular": (6, 4),
             "last-items": (6, 1),  # u's second a
@@ -165,6 +166,68 @@ class TestWhatCounts:
             alone.learn_batch(micro_batch(stream[start : start + 32]))
         assert test.model.events > 200
         assert_same_learner(watched, alone)
+
+
+class TestTowers:
+    def test_every_nth_event_is_looked_for_in_the_towers_own_list(self):
+        learner, stream, (short, _) = Learner(small()), events(900, items=300), RETRIEVED
+        test = Prequential(learner, time_share=None, sample=None, new_only=True, retrieve_every=3)
+        seen: dict[int, set[int]] = {}
+        expected: dict[str, list[bool]] = {"all": [], "new": []}
+
+        def look(batch: Batch, _: Candidates | None) -> None:
+            known, before, begin = learner.exact.size, had_before(batch, seen), test.events
+            hits = slow_hits(learner, batch, known, short)
+            hits_of_new = slow_hits(learner, batch, known, short, before)
+            for n in range(-begin % 3, len(batch), 3):
+                expected["all"].append(hits[n])
+                expected["new"] += [hits_of_new[n]] if batch.items[n] not in before[n] else []
+
+        for start in range(0, 900, 100):
+            ranked_by(learner, stream[start : start + 100], Watch(look, test))
+        assert test.retrieved.events("all") == 300
+        for slice_, hits in expected.items():
+            assert 0 < sum(hits) < len(hits)
+            assert test.retrieved.overall(slice_, "hr", short) == pytest.approx(np.mean(hits))
+
+    def test_what_the_ranker_hits_without_them_is_beside_what_it_hits_with_them(self):
+        learner, stream = Learner(small(ranker_learning_rate=1.0)), events(1600)
+        test = Prequential(learner, k=3, time_share=None, sample=None, window=1200)
+        expected = 0
+
+        def look(_: Batch, candidates: Candidates | None) -> None:
+            nonlocal expected
+            assert candidates is not None
+            kept = candidates.features[:, TOWER].copy()
+            candidates.features[:, TOWER] = 0
+            scores = learner.ranker.scores(candidates)
+            for k, target in enumerate(candidates.target):
+                here = slice(candidates.first[k], candidates.first[k + 1])
+                expected += target >= 0 and (scores[here] >= scores[target]).sum() <= 3
+            candidates.features[:, TOWER] = kept
+
+        assert test.towers() is None
+        for start in range(0, 1600, 100):
+            ranked_by(learner, stream[start : start + 100], Watch(look, test))
+        assert test.figure(WITHOUT_TOWERS).hits == expected
+        assert test.figure(WITHOUT_TOWERS).hits != test.model.hits
+        share = test.towers()
+        assert share is not None
+        assert (share.hit_rate, share.without) == (test.model.recent, test.figure(WITHOUT_TOWERS).recent)
+        assert ("add nothing" in str(share)) == (share.without >= share.hit_rate)
+
+    def test_a_ranker_that_does_not_read_them_has_no_influence_of_theirs_and_it_is_said_that_they_add_nothing(self):
+        learner, stream = Learner(small(ranker_learning_rate=1e-9)), events(1200)
+        for weights in learner.ranker.weights:
+            weights.linear[:, TOWER] = weights.hidden[:, TOWER] = 0
+        test = Prequential(learner, time_share=None, sample=None)
+        for start in range(0, 1200, 100):
+            ranked_by(learner, stream[start : start + 100], test)
+        assert str(test.towers()).startswith("The towers add nothing on this stream: HR 0.")
+        found = test.influence[np.isfinite(test.influence).all(1)]
+        assert len(found) > 2
+        np.testing.assert_allclose(found.sum(1), 1)
+        assert found[:, -1].max() < 1e-6 < found[:, 0].max()
 
 
 class TestSlices:
