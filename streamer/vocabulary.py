@@ -87,12 +87,12 @@ class Vocabulary:
 
     def rows(self, ids: Sequence[str]) -> Rows:
         """The row of each id; a new id gets the lowest free row."""
-        utf8, offsets = _packed(ids)
+        utf8, offsets = packed(ids)
         return self._find(utf8, offsets, add=True)
 
     def known(self, ids: Sequence[str]) -> Rows:
         """The row of each id, -1 if it has none."""
-        return self._find(*_packed(ids), add=False)
+        return self._find(*packed(ids), add=False)
 
     def _find(self, utf8: Bytes, offsets: Rows, *, add: bool) -> Rows:
         found = np.empty(len(offsets) - 1, np.int64)
@@ -195,13 +195,14 @@ class Vocabulary:
         self._ids.at[3] = self.first
 
 
-def _packed(ids: Sequence[str]) -> tuple[Bytes, Rows]:
+def packed(ids: Sequence[str]) -> tuple[Bytes, Rows]:
+    """The bytes of ids one after the other, and where each begins, with the end."""
     packed: dict[str, Any] = pack_strings(ids, "")
     return packed[".utf8"], packed[".offsets"]
 
 
 @inlined
-def _hash(utf8: Bytes, start: int, stop: int) -> np.uint64:
+def hash_of(utf8: Bytes, start: int, stop: int) -> np.uint64:
     """FNV-1a, its bits mixed once more: the low ones choose the slot."""
     h = np.uint64(0xCBF29CE484222325)
     for k in range(start, stop):
@@ -214,7 +215,7 @@ def _hash(utf8: Bytes, start: int, stop: int) -> np.uint64:
 def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
     """The slot that holds the row of an id; if none does, -1 minus the slot where it belongs."""
     mask, length = len(ids.slots) - 1, stop - start
-    slot = np.int64(_hash(utf8, start, stop)) & mask
+    slot = np.int64(hash_of(utf8, start, stop)) & mask
     left = np.int64(-1)
     while ids.slots[slot] != _EMPTY:
         row = ids.slots[slot]
@@ -266,7 +267,7 @@ def _insert_all(ids: Ids, rows: Rows) -> None:
     mask = len(ids.slots) - 1
     for row in rows:
         start = ids.start[row]
-        slot = np.int64(_hash(ids.arena, start, start + ids.length[row])) & mask
+        slot = np.int64(hash_of(ids.arena, start, start + ids.length[row])) & mask
         while ids.slots[slot] != _EMPTY:
             slot = (slot + 1) & mask
         ids.slots[slot] = row
