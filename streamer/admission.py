@@ -1,8 +1,8 @@
 """Which new ids get a row: those that have come often enough.
 
 How often an id without a row has come is counted in a sketch of fixed size, two counters an id, of which the smaller
-holds: what shares a counter with others is admitted too early, never too late. After as many events as it has counters
-everything is halved, so that what came once long ago counts no more.
+holds: what shares a counter with others is admitted too early, never too late. After an eighth as many events as there
+are counters everything is halved, so that what came once long ago counts no more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Admission(ByRows):
 
     def halves(self, events: int) -> bool:
         """Whether all counters change when this many further events come."""
-        return self._events + events >= self.size
+        return self._events + events >= self.size // 8
 
     def admit(self, ids: Sequence[str]) -> NDArray[np.bool_]:
         """Take in an event of each id, in order; returns which are admitted."""

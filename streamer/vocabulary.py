@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from streamer.checkpoint.strings import pack_strings
 from streamer.model.batch import Rows
+from streamer.model.by_rows import Arrays, ByRows
 from streamer.model.growing import grown
 from streamer.model.jit import compiled, inlined
 
@@ -44,7 +45,7 @@ class Ids(NamedTuple):
     at: Rows
 
 
-class Vocabulary:
+class Vocabulary(ByRows):
     """Gives every raw id a row: the lowest free one. The same stream gives the same rows.
 
     Args:
@@ -63,11 +64,10 @@ class Vocabulary:
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         self.size = self.first
-        """One more than the largest row that was ever in use."""
         self._ids = Ids(
             np.empty(0, np.uint8),
             np.zeros(0, np.int64),
@@ -85,7 +85,7 @@ class Vocabulary:
         ids = self._ids
         return int(ids.at[0]) + self.size * (ids.start.itemsize + ids.length.itemsize) + ids.slots.nbytes
 
-    def rows(self, ids: Sequence[str]) -> Rows:
+    def rows(self, ids: Sequence[str]) -> Rows:  # type: ignore[override]
         """The row of each id; a new id gets the lowest free row."""
         utf8, offsets = packed(ids)
         return self._find(utf8, offsets, add=True)
@@ -122,7 +122,7 @@ class Vocabulary:
     def _compact(self) -> int:
         """Leave out of the arena what forgotten ids left; returns its new end."""
         rows, start = self.used, np.zeros_like(self._ids.start)
-        utf8, length = self.take(rows)
+        utf8, length = self.take(rows).values()
         start[rows] = np.cumsum(length, dtype=np.int64) - length
         self._ids = self._ids._replace(arena=utf8, start=start)
         self._ids.at[0] = len(utf8)
@@ -174,19 +174,19 @@ class Vocabulary:
         """Rows whose ids were forgotten may be used again."""
         _give_back(self._ids, rows)
 
-    def take(self, rows: Rows) -> tuple[Bytes, NDArray[np.int32]]:
+    def take(self, rows: Rows) -> Arrays:
         """The bytes of the ids of some rows, one after the other, and the length of each; below 0 if it has none."""
         inside = rows < self.size
         length = np.full(len(rows), FREE, np.int32)
         length[inside] = self._ids.length[rows[inside]]
         utf8 = np.empty(int(np.maximum(length, 0).sum()), np.uint8)
         _copy_out(self._ids, rows, length, utf8)
-        return utf8, length
+        return {"utf8": utf8, "length": length}
 
-    def put(self, rows: Rows, utf8: Bytes, length: NDArray[np.int32]) -> None:
-        """Give rows the ids that `take` returned, whatever they had before."""
+    def put(self, rows: Rows, arrays: Arrays) -> None:
         if not len(rows):
             return
+        utf8, length = arrays["utf8"], arrays["length"]
         inside = rows[rows < self.size]
         self.forget(inside)
         self._reserve(max(len(rows), int(rows.max()) + 1 - self.size), len(utf8))

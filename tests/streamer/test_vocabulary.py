@@ -43,13 +43,13 @@ class AgainstDictionary(RuleBasedStateMachine):
     def go_on_in_another(self):
         every, other = np.arange(1, self.vocabulary.size), Vocabulary(first=1)
         for part in (every[::2], every[1::2]):
-            other.put(part, *self.vocabulary.take(part))
+            other.put(part, self.vocabulary.take(part))
         self.vocabulary = other
 
     @rule()
     def put_back_what_was_taken(self):
         every = np.arange(1, self.vocabulary.size)
-        self.vocabulary.put(every, *self.vocabulary.take(every))
+        self.vocabulary.put(every, self.vocabulary.take(every))
 
     @invariant()
     def same(self):
