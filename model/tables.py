@@ -33,9 +33,7 @@ class Table(ByRows):
         device: where the table lives.
     """
 
-    def __init__(
-        self, dim: int, slots: int, std: float, seed: int, device: torch.device, numbers: int = 0
-    ) -> None:
+    def __init__(self, dim: int, slots: int, std: float, seed: int, device: torch.device, numbers: int = 0) -> None:
         self.dim, self.slots, self.std, self.seed = dim, slots, std, seed
         self.size, self._key = 0, seed % (1 << 63)
         self.steps = 0  # of an optimizer that moves all rows at every step

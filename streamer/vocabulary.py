@@ -7,7 +7,7 @@ new id gets the lowest row that is free, so that which rows are in use determine
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamer.checkpoint.strings import pack_strings
 from streamer.model.batch import Rows
-from streamer.model.by_rows import Arrays, ByRows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import compiled, inlined
 
@@ -50,6 +50,7 @@ class Vocabulary(ByRows):
 
     Args:
         first: the first row to give; rows below it are reserved.
+        reuse: whether the row of an id that was forgotten is free at once; else when `give_back` says so.
 
     Examples:
         >>> items = Vocabulary()
@@ -62,8 +63,8 @@ class Vocabulary(ByRows):
         array([0, 2])
     """
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
+    def __init__(self, first: int = 0, *, reuse: bool = True) -> None:
+        self.first, self._reuse = first, reuse
         self.clear()
 
     def clear(self) -> None:
@@ -85,22 +86,28 @@ class Vocabulary(ByRows):
         ids = self._ids
         return int(ids.at[0]) + self.size * (ids.start.itemsize + ids.length.itemsize) + ids.slots.nbytes
 
-    def rows(self, ids: Sequence[str]) -> Rows:  # type: ignore[override]
-        """The row of each id; a new id gets the lowest free row."""
+    def rows(self, ids: Sequence[str], before_write: Callable[[Rows], None] | None = None) -> Rows:  # type: ignore[override]
+        """The row of each id; a new id gets the lowest free row.
+
+        Args:
+            ids: they may repeat.
+            before_write: called with all rows that new ids may get, before they do.
+        """
         utf8, offsets = packed(ids)
-        return self._find(utf8, offsets, add=True)
+        found = np.full(len(ids), -1)
+        _find_all(self._ids, utf8, offsets, found, False)
+        if new := int((found < 0).sum()):
+            self._reserve(new, len(utf8))
+            if before_write is not None:
+                before_write(_free(self._ids, new))
+            _find_all(self._ids, utf8, offsets, found, True)
+            self.size = max(self.size, int(found.max()) + 1)
+        return found
 
     def known(self, ids: Sequence[str]) -> Rows:
         """The row of each id, -1 if it has none."""
-        return self._find(*packed(ids), add=False)
-
-    def _find(self, utf8: Bytes, offsets: Rows, *, add: bool) -> Rows:
-        found = np.empty(len(offsets) - 1, np.int64)
-        if add:
-            self._reserve(len(found), len(utf8))
-        _find_all(self._ids, utf8, offsets, found, add)
-        if add and len(found):
-            self.size = max(self.size, int(found.max()) + 1)
+        found = np.full(len(ids), -1)
+        _find_all(self._ids, *packed(ids), found, False)
         return found
 
     def _reserve(self, ids: int, utf8: int) -> None:
@@ -152,23 +159,31 @@ class Vocabulary(ByRows):
 
     def is_used(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row has an id."""
-        known = (rows >= 0) & (rows < self.size)
-        found: NDArray[np.bool_] = known & (self._ids.length[np.where(known, rows, 0)] >= 0) if self.size else known
-        return found
+        return (rows >= 0) & (held(self._ids.length, rows, FREE) >= 0)
+
+    @property
+    def unused(self) -> Rows:
+        """Rows without an id below the largest that was ever in use, ascending."""
+        return self.first + np.flatnonzero(self._ids.length[self.first : self.size] < 0)
 
     @property
     def ids(self) -> list[str]:
         """All ids in the order of their rows; those of rows without an id are left out."""
         return [self.id_of(row) for row in self.used.tolist()]
 
+    @property
+    def by_row(self) -> IdsByRow:
+        """All ids, to be indexed by row."""
+        return IdsByRow(self)
+
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Each row with its id."""
         for row in self.used.tolist():
             yield row, self.id_of(row)
 
-    def forget(self, rows: Rows, *, reusable: bool = True) -> None:
-        """Take the ids of rows away; the rows are free at once, or when `give_back` says so."""
-        _forget_all(self._ids, rows[self.is_used(rows)], FREE if reusable else RETIRED)
+    def forget(self, rows: Rows) -> None:
+        """Retire rows: their ids are not known any more."""
+        _forget_all(self._ids, rows[self.is_used(rows)], FREE if self._reuse else RETIRED)
 
     def give_back(self, rows: Rows) -> None:
         """Rows whose ids were forgotten may be used again."""
@@ -176,23 +191,38 @@ class Vocabulary(ByRows):
 
     def take(self, rows: Rows) -> Arrays:
         """The bytes of the ids of some rows, one after the other, and the length of each; below 0 if it has none."""
-        inside = rows < self.size
-        length = np.full(len(rows), FREE, np.int32)
-        length[inside] = self._ids.length[rows[inside]]
+        length = held(self._ids.length, rows, FREE)
         utf8 = np.empty(int(np.maximum(length, 0).sum()), np.uint8)
         _copy_out(self._ids, rows, length, utf8)
         return {"utf8": utf8, "length": length}
+
+    def state(self) -> Arrays:
+        rows = np.arange(self.size)
+        return {"rows": rows, **self.dense(), **self.take(rows)}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         if not len(rows):
             return
         utf8, length = arrays["utf8"], arrays["length"]
         inside = rows[rows < self.size]
-        self.forget(inside)
+        _forget_all(self._ids, inside[self.is_used(inside)], FREE)
         self._reserve(max(len(rows), int(rows.max()) + 1 - self.size), len(utf8))
         self.size = max(self.size, int(rows.max()) + 1)
         _copy_in(self._ids, rows, length, utf8)
         self._ids.at[3] = self.first
+
+
+class IdsByRow(Sequence[str]):
+    """The ids of a vocabulary by row, without a copy."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return self._vocabulary.size
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._vocabulary.id_of(row)
 
 
 def packed(ids: Sequence[str]) -> tuple[Bytes, Rows]:
@@ -234,6 +264,8 @@ def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
 @compiled
 def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> None:
     for i in range(len(found)):
+        if found[i] >= 0:
+            continue
         slot = _slot(ids, utf8, offsets[i], offsets[i + 1])
         if slot >= 0:
             found[i] = ids.slots[slot]
@@ -244,8 +276,18 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
             ids.at[3] = row + 1
             found[i] = row
             _set(ids, row, utf8, offsets[i], offsets[i + 1], -1 - slot)
-        else:
-            found[i] = -1
+
+
+@compiled
+def _free(ids: Ids, count: int) -> Rows:
+    """The rows that the next new ids get; there is room for them."""
+    found, row = np.empty(count, np.int64), ids.at[3]
+    for k in range(count):
+        while ids.length[row] != FREE:
+            row += 1
+        found[k] = row
+        row += 1
+    return found
 
 
 @compiled

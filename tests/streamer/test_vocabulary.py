@@ -16,7 +16,7 @@ IDS = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_fro
 class AgainstDictionary(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.vocabulary, self.rows, self.retired = Vocabulary(first=1), {}, set()
+        self.vocabulary, self.rows, self.retired = Vocabulary(first=1, reuse=False), {}, set()
 
     def _free(self):
         taken = {*self.rows.values(), *self.retired}
@@ -24,15 +24,18 @@ class AgainstDictionary(RuleBasedStateMachine):
 
     @rule(ids=st.lists(IDS, max_size=8))
     def come(self, ids):
+        before = list(self.rows.values())
         expected = [self.rows.get(raw) or self.rows.setdefault(raw, self._free()) for raw in ids]
-        assert self.vocabulary.rows(ids).tolist() == expected
+        said = []
+        assert self.vocabulary.rows(ids, said.extend).tolist() == expected
+        assert set(said) >= set(expected) - set(before)
 
-    @rule(data=st.data(), reusable=st.booleans())
-    def forget(self, data, reusable):
+    @rule(data=st.data())
+    def forget(self, data):
         gone = data.draw(st.lists(st.sampled_from(sorted(self.rows)), unique=True)) if self.rows else []
         rows = [self.rows.pop(raw) for raw in gone]
-        self.vocabulary.forget(np.array(rows, np.int64), reusable=reusable)
-        self.retired |= set() if reusable else set(rows)
+        self.vocabulary.forget(np.array(rows, np.int64))
+        self.retired |= set(rows)
 
     @rule()
     def give_back(self):
@@ -41,7 +44,7 @@ class AgainstDictionary(RuleBasedStateMachine):
 
     @rule()
     def go_on_in_another(self):
-        every, other = np.arange(1, self.vocabulary.size), Vocabulary(first=1)
+        every, other = np.arange(1, self.vocabulary.size), Vocabulary(first=1, reuse=False)
         for part in (every[::2], every[1::2]):
             other.put(part, self.vocabulary.take(part))
         self.vocabulary = other
