@@ -114,6 +114,10 @@ class FeatureStore(ByRows):
         """The category of these rows is unknown again."""
         self._codes[rows, feature] = 0
 
+    @property
+    def nbytes(self) -> int:
+        return 4 * (len(self.categorical) + len(self.numeric)) * self.size
+
     def take(self, rows: Rows) -> Arrays:
         """The features as they were given."""
         numbers = held(self._numbers, rows, np.nan)

@@ -34,9 +34,10 @@ def grown(array: NDArray[Any], size: int, fill: float = 0) -> NDArray[Any]:
     if capacity == len(array):
         return array
     shape, memory = (capacity, *array.shape[1:]), array.base
-    fits = _is_reserved(memory) and len(array) and memory.nbytes >= math.prod(shape) * array.itemsize
+    size = math.prod(shape) * array.itemsize
+    fits = memory is not None and _is_reserved(memory) and len(array) > 0 and memory.nbytes >= size
     if not fits:
-        memory = _reserve(math.prod(shape) * array.itemsize)
+        memory = _reserve(size)
     larger: NDArray[Any] = np.ndarray(shape, array.dtype, buffer=memory)
     if not fits:
         larger[: len(array)] = array

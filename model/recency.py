@@ -144,6 +144,10 @@ class Recency(ByRows):
             self._ends[:] = rows[-1], rows[0]
         self._linked = True
 
+    @property
+    def nbytes(self) -> int:
+        return 12 * self.size
+
     def take(self, rows: Rows) -> Arrays:
         return {"last_step": held(self._last_step, rows)}
 

@@ -85,6 +85,10 @@ class RetiredItems(ByRows):
     def _grow(self, size: int) -> None:
         self._flags, self.size = grown(self._flags, size), max(self.size, size)
 
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
     def take(self, rows: Rows) -> Arrays:
         return {"flags": held(self._flags, rows)}
 

@@ -165,7 +165,7 @@ class LearningSettings(Settings):
 
     heading: ClassVar[str] = "Learning"
 
-    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = setting(
+    optimizer: Literal["adagrad", "row-adagrad", "adam", "sgd", "dense-adam"] = setting(
         "adagrad", "Optimizer of the embedding tables; dense-adam moves all rows at every step.", fixed=True
     )
     learning_rate: float = setting(0.2, "Learning rate of the embedding tables.", above=0)

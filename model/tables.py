@@ -86,6 +86,10 @@ class Table(ByRows):
         """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
         self._begin(rows[rows < self.size])
 
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.lines.shape[1] * self.size
+
     def take(self, rows: Rows) -> Arrays:
         """A copy of rows with their optimizer state; rows that the table does not have yet are made."""
         self.grow(int(rows.max(initial=-1)) + 1)
@@ -133,7 +137,8 @@ class Table(ByRows):
 def _quantiles() -> NDArray[np.float32]:
     """[65536] the standard normal distribution in equal shares."""
     shares = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
-    return torch.special.ndtri(shares).float().numpy()
+    found: NDArray[np.float32] = torch.special.ndtri(shares).float().numpy()
+    return found
 
 
 @compiled

@@ -89,7 +89,7 @@ class Trainer:
         self.settings, self.device = settings, device
         self.method = method_named(settings.method)
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
-        self.model = TwoTower(settings, self.optimizer.slots, device)
+        self.model = TwoTower(settings, self.optimizer.slots, device, self.optimizer.numbers)
         self.dense_adam = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
         self.planner = Planner()
         self.changes = Changes()

@@ -64,6 +64,10 @@ class Admission(ByRows):
     def rows(self) -> Rows:
         return np.flatnonzero(self._counts)
 
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
     def take(self, rows: Rows) -> Arrays:
         return {"counts": self._counts[rows]}
 

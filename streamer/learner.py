@@ -504,6 +504,10 @@ class Learner:
         for hook in self.on_reuse if len(rows) else ():
             hook(kind, rows)
 
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes in use, by kind of rows and part; pairs and retired items are those of items."""
+        return {kind: {name: part.nbytes for name, part in parts.items()} for kind, parts in self._parts.items()}
+
     def age_s(self, kind: str) -> int:
         """How long ago, by event time, the id of a kind was seen that was not seen for longest."""
         step = self._parts[kind]["recency"].step_of_oldest
@@ -591,7 +595,8 @@ class Learner:
     def rows(self, kind: str) -> Rows:
         """The rows of a kind that are in use, ascending."""
         if "ids" not in self._parts[kind] and kind != "pairs":
-            return next(iter(self._parts[kind].values())).rows()
+            found: Rows = next(iter(self._parts[kind].values())).rows()
+            return found
         return np.arange(self._vocabulary(kind).size)
 
     def _vocabulary(self, kind: str) -> Vocabulary:

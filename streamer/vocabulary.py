@@ -82,7 +82,6 @@ class Vocabulary(ByRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         ids = self._ids
         return int(ids.at[0]) + self.size * (ids.start.itemsize + ids.length.itemsize) + ids.slots.nbytes
 

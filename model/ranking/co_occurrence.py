@@ -140,7 +140,6 @@ class CoOccurrence(ByRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         return 12 * int(self.lists.end[0]) + 21 * self.size
 
     def forget(self, items: Rows) -> None:

@@ -285,6 +285,10 @@ class Evidence(ByRows):
         rows: Rows = self._window[np.concatenate([coming, coming - JUST_NOW]) % LATELY].astype(np.int64)
         return rows[rows >= 0]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.itemsize for array in (*self._counts, self._place)) * self.size
+
     def take(self, rows: Rows) -> Arrays:
         """The counts of items; their neighbours belong to `co_occurrence`."""
         return {name: held(array, rows) for name, array in self._counts._asdict().items()}

@@ -128,7 +128,6 @@ class RecentItems(ByRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         return 9 * int(self._lists.end[0]) + 10 * self.size
 
     def forget(self, users: Rows) -> None:

@@ -64,7 +64,6 @@ class UserItems(ByRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         return self._pairs.nbytes
 
     def observe(self, users: Rows, items: Rows) -> None:

@@ -162,7 +162,8 @@ class Eviction(RuleBasedStateMachine):
         if not hasattr(self, "learner"):
             return
         learner, slow, items, users = self.learner, self.slow, self.learner.items, self.learner.users
-        assert set(users.ids) == set(slow.last["users"]) and set(items.ids) == set(slow.last["items"])
+        assert set(users.ids) == set(slow.last["users"])
+        assert set(items.ids) == set(slow.last["items"])
         assert set(learner.categories["item"]["brand"].ids) == set(slow.last["item.brand"])
         for row, user in users:
             history = learner.recent.of(np.array([row]))
@@ -210,8 +211,9 @@ def test_rows_do_not_exceed_the_limits_by_more_than_a_little():
     learner = Learner(small(max_users=128, max_items=256))
     for k in range(200):
         learner.learn_batch(micro_batch([(f"u{k}-{n}", f"i{k}-{n}") for n in range(16)]))
-    assert len(learner.users) <= 128 + 16 and len(learner.items) <= 256 + 16
-    assert learner.users.size <= 128 + 16 and learner.items.size <= 1.1 * 256 + 32
+    assert len(learner.users) <= learner.users.size <= 128 + 16
+    assert len(learner.items) <= 256 + 16
+    assert learner.items.size <= 1.1 * 256 + 32
     assert learner.evicted["users", "limit"] == 200 * 16 - len(learner.users)
 
 
@@ -260,7 +262,7 @@ class TestAdmission:
             for stretch in learner.stretches(batch):
                 learner.learn_batch(stretch)
             accounting.add(batch)
-        assert learner.users.ids == ["ann"] and learner.items.ids == ["tea"]
+        assert (learner.users.ids, learner.items.ids) == (["ann"], ["tea"])
         assert (accounting.trained, accounting.not_admitted) == (19, 201)
         assert accounting.consumed == accounting.trained + accounting.filtered == 220
         assert Accounting.from_json(accounting.to_json()) == accounting

@@ -94,4 +94,5 @@ def test_a_row_without_an_id_has_no_name():
 
 def test_no_ids_have_no_rows():
     rows = Vocabulary().rows([])
-    assert len(rows) == 0 and rows.dtype == np.int64
+    assert len(rows) == 0
+    assert rows.dtype == np.int64
