@@ -64,6 +64,7 @@ class StoreStatus:
     snapshots: int = 0
     refused_events: int = 0  # whose contribution was dropped because another trainer owned the partition by then
     duplicate_events: int = 0  # that were trained and not counted because the store had counted them before
+    retired_events: int = 0  # of others that were dropped because we had retired their item
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,8 +58,10 @@ class StreamState:
         popularity: corrects the sampling bias.
         cache: [C] item rows of the cache, with repetitions; may be empty.
         cache_draws: log of the probability with which items are drawn into the cache; None if it is not known.
+        is_used: which of some item rows have an item; None if all have.
     """
 
     popularity: LogPopularity
     cache: Rows
     cache_draws: LogPopularity | None = None
+    is_used: Callable[[Rows], NDArray[np.bool_]] | None = None

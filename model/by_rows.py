@@ -41,6 +41,15 @@ class ByRows:
         """Rows that may hold anything, ascending."""
         return np.arange(self.size)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        raise NotImplementedError
+
+    def forget(self, rows: Rows) -> None:
+        """Retire rows, as if they had never been used; those beyond the end have nothing to forget."""
+        raise NotImplementedError
+
     def clear(self) -> None:
         """As if new."""
         raise NotImplementedError

@@ -35,7 +35,7 @@ class FeatureStore(ByRows):
     def __init__(self, categorical: Sequence[str] = (), numeric: Sequence[str] = ()) -> None:
         self.categorical, self.numeric = tuple(categorical), tuple(numeric)
         self.size = 0
-        self._codes = np.zeros((0, len(self.categorical)), np.int64)
+        self._codes = np.zeros((0, len(self.categorical)), np.int32)
         self._numbers = np.zeros((0, len(self.numeric)), np.float32)  # NaN where it is unknown
         self._sample = np.zeros((SAMPLE, len(self.numeric)), np.float32)
         self._sampled = np.zeros(len(self.numeric), np.int64)  # numbers that ever went into each column
@@ -103,6 +103,20 @@ class FeatureStore(ByRows):
         rows = rows[rows < self.size]
         self._codes[rows] = 0
         self._numbers[rows] = np.nan
+
+    def with_codes(self, feature: int, codes: Rows) -> Rows:
+        """Rows that have one of these categories (looks at all rows)."""
+        gone = np.zeros(max(int(codes.max(initial=0)), int(self._codes[: self.size, feature].max(initial=0))) + 1, bool)
+        gone[codes] = True
+        return np.flatnonzero(gone[self._codes[: self.size, feature]])
+
+    def forget_codes(self, feature: int, rows: Rows) -> None:
+        """The category of these rows is unknown again."""
+        self._codes[rows, feature] = 0
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * (len(self.categorical) + len(self.numeric)) * self.size
 
     def take(self, rows: Rows) -> Arrays:
         """The features as they were given."""

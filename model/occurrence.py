@@ -142,6 +142,10 @@ class Occurrence(ByRows):
             self._tree, self._starts = _tree_of(leaves)
         self.size = max(self.size, size)
 
+    @property
+    def nbytes(self) -> int:
+        return self._tree.itemsize * self.size * _FAN // (_FAN - 1)
+
     def take(self, rows: Rows) -> Arrays:
         return {"counts": held(self._leaves, rows)}
 

@@ -3,6 +3,7 @@
 | name            | state a row | cost a step  | for                                                                |
 |-----------------|-------------|--------------|--------------------------------------------------------------------|
 | `adagrad`       | 1 vector    | touched rows | streams (default): new rows move fast, frequent ones settle        |
+| `row-adagrad`   | 1 number    | touched rows | the same with one rate a row: half the memory of a row             |
 | `adam`          | 2 vectors   | touched rows | streams: moments of untouched rows stay                            |
 | `sgd`           | none        | touched rows | the plainest alternative                                           |
 | `dense-adam`    | 2 vectors   | all rows     | the paper's protocol: Adam with L2 on the whole table              |
@@ -44,6 +45,8 @@ class RowOptimizer(Protocol):
 
     slots: int
     """Vectors of state a row needs."""
+    numbers: int
+    """Single numbers of state a row needs."""
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         """Update `rows` (distinct) of the table by their gradients [len(rows), dim]."""
@@ -58,6 +61,7 @@ class Adam:
     """
 
     slots = 2
+    numbers = 0
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         if in_host_memory(table.lines):
@@ -121,6 +125,7 @@ class Adagrad:
     """
 
     slots = 1
+    numbers = 0
 
     def __init__(self, memory: float | None = 10_000.0) -> None:
         self.keep = 1.0 if memory is None else 1.0 - 1.0 / memory
@@ -161,10 +166,59 @@ def _adagrad_rows(
             lines[row, k] -= step * g / (np.sqrt(v) + eps)
 
 
+class RowAdagrad:
+    """Adagrad with one sum of squares a row, the mean over its coordinates: all of them have the same rate.
+
+    What FBGEMM and TorchRec call exact row-wise Adagrad; the squares fade as those of `Adagrad` do.
+    """
+
+    slots = 0
+    numbers = 1
+
+    def __init__(self, memory: float | None = 10_000.0) -> None:
+        self.keep = 1.0 if memory is None else 1.0 - 1.0 / memory
+
+    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+        if in_host_memory(table.lines):
+            lines, gradients = table.lines.numpy(), gradient.contiguous().numpy()
+            _row_adagrad_rows(lines, rows.numpy(), gradients, rate, self.keep)
+        else:
+            _row_adagrad_gathered(table, rows, gradient, rate, self.keep)
+
+
+def _row_adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float) -> None:
+    """On any device: gather the lines, update them, put them back."""
+    lines = table.lines.index_select(0, rows)  # [T, width]
+    v = lines[:, -2:-1]
+    lines[:, -1:].add_(1)
+    v.mul_(keep).add_(gradient.square().mean(1, keepdim=True))
+    lines[:, : table.dim].sub_(rate * gradient / (v.sqrt() + EPSILON))
+    table.lines.index_copy_(0, rows, lines)
+
+
+@compiled
+def _row_adagrad_rows(
+    lines: NDArray[np.float32], rows: NDArray[np.int64], gradient: NDArray[np.float32], rate: float, keep: float
+) -> None:
+    d = gradient.shape[1]
+    kept, eps, last = np.float32(keep), np.float32(EPSILON), lines.shape[1] - 1
+    for i in range(len(rows)):
+        row, squares = rows[i], np.float32(0)
+        for k in range(d):
+            squares += gradient[i, k] * gradient[i, k]
+        v = kept * lines[row, last - 1] + squares / np.float32(d)
+        lines[row, last - 1] = v
+        lines[row, last] += np.float32(1)
+        step = np.float32(rate) / (np.sqrt(v) + eps)
+        for k in range(d):
+            lines[row, k] -= step * gradient[i, k]
+
+
 class Sgd:
     """Plain gradient steps on touched rows."""
 
     slots = 0
+    numbers = 0
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         table.weight.index_add_(0, rows, gradient, alpha=-rate)
@@ -181,6 +235,7 @@ class DenseAdam:
     """
 
     slots = 2
+    numbers = 0
 
     def __init__(self, l2: float = 0.0) -> None:
         self.l2 = l2
@@ -318,7 +373,7 @@ def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:
     """
     if name == "dense-adam":
         return DenseAdam(l2)
-    kinds: dict[str, type[RowOptimizer]] = {"adam": Adam, "adagrad": Adagrad, "sgd": Sgd}
+    kinds: dict[str, type[RowOptimizer]] = {"adam": Adam, "adagrad": Adagrad, "row-adagrad": RowAdagrad, "sgd": Sgd}
     if name not in kinds:
         raise ValueError(f"no optimizer {name!r}; there are {', '.join([*kinds, 'dense-adam'])}")
     return kinds[name]()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ class Items:
     """Vectors of all known items, as they are now."""
 
     vectors: Tensor  # [N, d]
+    unused: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows that have no item."""
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -67,10 +69,11 @@ class Retriever:
 
     Args:
         trainer: whose model it is.
+        unused: returns the rows that have no item.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer, unused: Callable[[], Rows] | None = None) -> None:
+        self.trainer, self._unused = trainer, unused
         self._scratch: Tensor | None = None
         self._vectors: Tensor | None = None
 
@@ -84,7 +87,8 @@ class Retriever:
         for start in range(0, size, CHUNK_ITEMS):
             rows = np.arange(start, min(start + CHUNK_ITEMS, size))
             self._vectors[start : start + len(rows)] = self._item_vectors(rows)
-        return Items(self._vectors[:size])
+        unused = self._unused() if self._unused is not None else np.empty(0, np.int64)
+        return Items(self._vectors[:size], unused[unused < size])
 
     def _item_vectors(self, rows: Rows) -> Tensor:
         return self.trainer.model.items(TouchedRows(self.trainer.device), rows)
@@ -197,6 +201,8 @@ class Retriever:
         for start in range(0, len(users), size):
             part = slice(start, min(start + size, len(users)))
             scores = torch.mm(queries[part], items.vectors.T, out=block[: part.stop - start])
+            if len(items.unused):
+                scores[:, _at(items.unused, scores)] = -torch.inf
             yield part, scores
 
     def _memory(self, like: Tensor, cells: int) -> Tensor:

@@ -165,7 +165,7 @@ class LearningSettings(Settings):
 
     heading: ClassVar[str] = "Learning"
 
-    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = setting(
+    optimizer: Literal["adagrad", "row-adagrad", "adam", "sgd", "dense-adam"] = setting(
         "adagrad", "Optimizer of the embedding tables; dense-adam moves all rows at every step.", fixed=True
     )
     learning_rate: float = setting(0.2, "Learning rate of the embedding tables.", above=0)
@@ -179,7 +179,40 @@ class LearningSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerSettings(LearningSettings, RankingSettings, ModelSettings, MethodSettings):
+class LimitSettings(Settings):
+    """How many ids are kept, and for how long; those that were not seen for longest go first."""
+
+    heading: ClassVar[str] = "Limits"
+
+    max_users: int | None = setting(
+        None, "Users that are kept, at most.", at_least=1, if_none="what fits the machine's memory"
+    )
+    max_items: int | None = setting(
+        None, "Items that are kept, at most.", at_least=1, if_none="what fits the machine's memory"
+    )
+    max_categories: int = setting(100_000, "Categories that are kept of each feature, at most.", at_least=1)
+    user_ttl_s: float = setting(
+        0.0, "Users that had no event for longer are forgotten, by event time; 0: never.", at_least=0, unit="seconds"
+    )
+    item_ttl_s: float = setting(
+        0.0, "Items that had no event for longer are forgotten, by event time; 0: never.", at_least=0, unit="seconds"
+    )
+    admit_after: int = setting(
+        1,
+        "A user or item gets a row with this event of its own; those before it are left out.",
+        at_least=1,
+        at_most=255,
+    )
+    young_age_s: float = setting(
+        86_400.0,
+        "A limit that makes ids go that were seen less than this time ago, by event time, is too low: an alert.",
+        at_least=0,
+        unit="seconds",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings(LimitSettings, LearningSettings, RankingSettings, ModelSettings, MethodSettings):
     """What is learned, and how."""
 
 

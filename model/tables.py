@@ -7,17 +7,18 @@ table's seed and the row's number, not on when the table grew, so that a restart
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows
-from streamer.model.device import to_device
-from streamer.model.growing import capacity_for
-
-PAGE = 64
-"""Rows that are initialised together, by one generator: many enough to share its cost, few enough to redo one row."""
+from streamer.model.device import in_host_memory, to_device
+from streamer.model.growing import capacity_for, grown
+from streamer.model.jit import compiled
 
 
 class Table(ByRows):
@@ -26,17 +27,17 @@ class Table(ByRows):
     Args:
         dim: numbers in a row's vector.
         slots: how many vectors of optimizer state stand behind the weights.
+        numbers: how many single numbers of optimizer state stand behind those.
         std: standard deviation of new weights; 0 starts at zero.
         seed: determines all new rows.
         device: where the table lives.
     """
 
-    def __init__(self, dim: int, slots: int, std: float, seed: int, device: torch.device) -> None:
+    def __init__(self, dim: int, slots: int, std: float, seed: int, device: torch.device, numbers: int = 0) -> None:
         self.dim, self.slots, self.std, self.seed = dim, slots, std, seed
-        self.size = 0
+        self.size, self._key = 0, seed % (1 << 63)
         self.steps = 0  # of an optimizer that moves all rows at every step
-        self._ready = 0  # rows whose first weights are there: whole pages, ahead of the size
-        self.lines = torch.zeros(0, (1 + slots) * dim + 1, device=device)  # [capacity, width]
+        self.lines = torch.zeros(0, (1 + slots) * dim + numbers + 1, device=device)  # [capacity, width]
 
     @property
     def weight(self) -> Tensor:
@@ -58,42 +59,36 @@ class Table(ByRows):
         if size <= self.size:
             return
         self._reserve(size)
-        self.size = size
-        self._fill(size)
+        new, self.size = np.arange(self.size, size), size
+        self._begin(new)
 
     def _reserve(self, size: int) -> None:
-        """Memory for so many rows, which is not touched yet."""
-        capacity = capacity_for(size, len(self.lines))
-        if capacity > len(self.lines):
-            lines = torch.zeros(capacity, self.lines.shape[1], device=self.lines.device)
-            lines[: self._ready] = self.lines[: self._ready]
-            self.lines = lines
-
-    def _fill(self, size: int) -> None:
-        """First weights for rows up to `size` at least; a page is made once, however the table grows."""
-        if self.std == 0:
-            self._ready = size
-        while self._ready < size:
-            page, place = divmod(self._ready, PAGE)
-            stop = (page + 1) * PAGE  # within the capacity, which is a multiple of the page
-            self.lines[self._ready : stop, : self.dim] = self._page(page)[place:]
-            self._ready = stop
-
-    def _page(self, page: int) -> Tensor:
-        """The first weights of a page's rows, [PAGE, dim]."""
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + page) % (1 << 63))
-        values = torch.randn(PAGE, self.dim, generator=generator) * self.std
-        return values.to(self.lines.device)
-
-    def forget(self, rows: Tensor) -> None:
-        """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
-        self.lines[rows] = 0
-        if self.std == 0:
+        """Memory for this many rows, which is not touched yet."""
+        if size <= len(self.lines):
             return
-        ordered = rows.sort().values
-        pages, counts = torch.unique_consecutive(ordered // PAGE, return_counts=True)
-        for page, of_page in zip(pages.tolist(), torch.split(ordered, counts.tolist()), strict=True):
-            self.lines[of_page, : self.dim] = self._page(page)[of_page - page * PAGE]
+        if in_host_memory(self.lines):
+            self.lines = torch.from_numpy(grown(self.lines.numpy(), size))
+            return
+        lines = self.lines.new_zeros(capacity_for(size, len(self.lines)), self.lines.shape[1])
+        lines[: self.size] = self.lines[: self.size]
+        self.lines = lines
+
+    def _begin(self, rows: Rows) -> None:
+        """First weights, and no optimizer state."""
+        if in_host_memory(self.lines):
+            _begin_rows(self.lines.numpy(), rows, rows, self.dim, np.float32(self.std), self._key, _quantiles())
+            return
+        lines, at = np.empty((len(rows), self.lines.shape[1]), np.float32), np.arange(len(rows))
+        _begin_rows(lines, at, rows, self.dim, np.float32(self.std), self._key, _quantiles())
+        self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
+
+    def forget(self, rows: Rows) -> None:
+        """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
+        self._begin(rows[rows < self.size])
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.lines.shape[1] * self.size
 
     def take(self, rows: Rows) -> Arrays:
         """A copy of rows with their optimizer state; rows that the table does not have yet are made."""
@@ -111,7 +106,7 @@ class Table(ByRows):
             raise ValueError(self._misfit(f"rows of width {lines.shape[1]}"))
         if len(rows) and rows[0] == self.size and rows[-1] - rows[0] + 1 == len(rows):  # no first weights are needed
             self._reserve(int(rows[-1]) + 1)
-            self.size, self._ready = int(rows[-1]) + 1, max(self._ready, int(rows[-1]) + 1)
+            self.size = int(rows[-1]) + 1
         self.grow(int(rows.max(initial=-1)) + 1)
         self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
 
@@ -134,5 +129,33 @@ class Table(ByRows):
         return f"{what} do not fit a table of {shape}: the dimension or the optimizer differs"
 
     def clear(self) -> None:
-        self.size = self.steps = self._ready = 0
+        self.size = self.steps = 0
         self.lines = self.lines.new_zeros(0, self.lines.shape[1])
+
+
+@functools.cache
+def _quantiles() -> NDArray[np.float32]:
+    """[65536] the standard normal distribution in equal shares."""
+    shares = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    found: NDArray[np.float32] = torch.special.ndtri(shares).float().numpy()
+    return found
+
+
+@compiled
+def _begin_rows(
+    lines: NDArray[np.float32], at: Rows, rows: Rows, dim: int, std: np.float32, key: int, normal: NDArray[np.float32]
+) -> None:
+    """Write the lines of new rows: normal numbers by key, row and place in it; splitmix64, four numbers of each."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    for i in range(len(rows)):
+        line = lines[at[i]]
+        line[:] = 0
+        state = (np.uint64(key) * golden) ^ (np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03))
+        for k in range(0, dim, 4):
+            state += golden
+            z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            z = z ^ (z >> np.uint64(31))
+            for m in range(k, min(k + 4, dim)):
+                line[m] = std * normal[np.int64(z & np.uint64(0xFFFF))]
+                z >>= np.uint64(16)

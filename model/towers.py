@@ -52,6 +52,7 @@ class Tower(nn.Module):
         seed: determines all initial weights.
         device: where the tables live.
         extra: size of a further input that the caller passes to `combine`; 0 for none.
+        numbers: single numbers of optimizer state a table row needs.
     """
 
     def __init__(
@@ -63,15 +64,16 @@ class Tower(nn.Module):
         seed: int,
         device: torch.device,
         extra: int = 0,
+        numbers: int = 0,
     ) -> None:
         super().__init__()
         self.name, self.settings = name, settings
         self.features = FeatureStore(settings.categorical, settings.numeric)
         self.tables: dict[str, Table] = {}
         if settings.ids:
-            self.tables[f"{name}.id"] = Table(settings.dim, slots, std, seed, device)
+            self.tables[f"{name}.id"] = Table(settings.dim, slots, std, seed, device, numbers)
         for k, feature in enumerate(settings.categorical):
-            self.tables[f"{name}.{feature}"] = Table(settings.dim, slots, std, seed + 101 + k, device)
+            self.tables[f"{name}.{feature}"] = Table(settings.dim, slots, std, seed + 101 + k, device, numbers)
         generator = torch.Generator().manual_seed(seed + 7)
         self.numeric = _linear(len(settings.numeric), settings.dim, generator, device) if settings.numeric else None
         parts = len(self.tables) + (1 if settings.numeric else 0)

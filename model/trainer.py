@@ -89,7 +89,7 @@ class Trainer:
         self.settings, self.device = settings, device
         self.method = method_named(settings.method)
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
-        self.model = TwoTower(settings, self.optimizer.slots, device)
+        self.model = TwoTower(settings, self.optimizer.slots, device, self.optimizer.numbers)
         self.dense_adam = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
         self.planner = Planner()
         self.changes = Changes()
@@ -217,8 +217,10 @@ class Trainer:
             return view.cache
         if kind == "uniform":
             count = self.settings.uniform_negatives
-            return self._host_draws.integers(0, known, len(batch) if count is None else count)
-        return np.arange(known) if kind == "all" else np.empty(0, np.int64)
+            extra = self._host_draws.integers(0, known, len(batch) if count is None else count)
+        else:
+            extra = np.arange(known) if kind == "all" else np.empty(0, np.int64)
+        return extra if view.is_used is None else extra[view.is_used(extra)]
 
     def _proposals(self, plan: Plan, view: StreamState, known: int) -> Proposals:
         log_pop = _of_candidates(plan, view.popularity if self.method.popularity != "none" else None)

@@ -19,20 +19,21 @@ class TwoTower(nn.Module):
         settings: shape.
         slots: vectors of optimizer state a table row needs.
         device: where it lives.
+        numbers: single numbers of optimizer state a table row needs.
 
     Raises:
         ValueError: the settings do not fit together; the message lists every problem.
     """
 
-    def __init__(self, settings: ModelSettings, slots: int, device: torch.device) -> None:
+    def __init__(self, settings: ModelSettings, slots: int, device: torch.device, numbers: int = 0) -> None:
         super().__init__()
         if problems := settings.problems():
             raise ValueError("; ".join(problems))
         self.settings = settings
         std, seed = settings.init_std, settings.seed * 10_007
         history = settings.item_tower.out_dim if settings.recent_items else 0
-        self.user = Tower("user", settings.user_tower, slots, std, seed + 1, device, extra=history)
-        self.item = Tower("item", settings.item_tower, slots, std, seed + 2, device)
+        self.user = Tower("user", settings.user_tower, slots, std, seed + 1, device, history, numbers)
+        self.item = Tower("item", settings.item_tower, slots, std, seed + 2, device, 0, numbers)
         ranks = torch.arange(settings.recent_items, dtype=torch.float32, device=device)
         self.recency = nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None  # [L]
         self.scale = nn.Parameter(torch.ones((), device=device)) if settings.recent_items else None

@@ -15,9 +15,14 @@ class Accounting:
 
     trained: int = 0
     filtered: int = 0
+    """Among them those that are `not_admitted`, and `deletions`."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     """Records that were removed by retention before they were read; they were never consumed."""
+    not_admitted: int = 0
+    """Events of users or items that had not come often enough to get a row."""
+    deletions: int = 0
+    """Events that said that an item does not exist any more."""
 
     @property
     def dead_lettered(self) -> int:
@@ -31,8 +36,10 @@ class Accounting:
 
     def add(self, batch: MicroBatch) -> None:
         """Count the events of a batch that is trained."""
-        self.trained += len(batch)
-        self.filtered += batch.filtered
+        self.trained += batch.learned
+        self.filtered += batch.filtered + batch.not_admitted + batch.deletions
+        self.not_admitted += batch.not_admitted
+        self.deletions += batch.deletions
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)
         self.lost += batch.lost
 
@@ -45,9 +52,12 @@ class Accounting:
             "dead_lettered": self.dead_lettered,
             "dead_letters": dict(self.dead_letters),
             "lost": self.lost,
+            "not_admitted": self.not_admitted,
+            "deletions": self.deletions,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Accounting:
         """Return what `to_json` has put into a checkpoint."""
-        return cls(value["trained"], value["filtered"], Counter(value["dead_letters"]), value.get("lost", 0))
+        letters, more = Counter(value["dead_letters"]), ("lost", "not_admitted", "deletions")
+        return cls(value["trained"], value["filtered"], letters, *(value.get(name, 0) for name in more))

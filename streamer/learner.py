@@ -10,7 +10,8 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +22,12 @@ import torch
 from numpy.typing import NDArray
 
 from streamer.accounting import Accounting
+from streamer.admission import Admission
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
 from streamer.ingest.batcher import MicroBatch
+from streamer.limits import Limits, limits_of
 from streamer.model.batch import Batch, Recent, Rows, StreamState
 from streamer.model.by_rows import Arrays
 from streamer.model.device import resolve_device
@@ -35,6 +38,8 @@ from streamer.model.ranking.evidence import TOWER, Candidates, Evidence
 from streamer.model.ranking.ranker import Ranker
 from streamer.model.ranking.recent import History, RecentItems
 from streamer.model.ranking.seen_items import UserItems
+from streamer.model.recency import Recency, StepClock
+from streamer.model.retired import RetiredItems
 from streamer.model.retrieval import Retriever
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
@@ -47,6 +52,8 @@ State = dict[str, Any]
 FORMAT = 3
 """Of what a checkpoint holds; one of another format cannot be read."""
 
+MOST_AT_ONCE = 4096
+"""Ids that go between two steps, if no more are new."""
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 _TRUTH = {"true": 1.0, "false": 0.0}
 
@@ -105,16 +112,18 @@ class Learner:
         except ValueError as error:
             raise SettingsError([str(error)]) from error
         self.settings = settings
-        self.users, self.items = Vocabulary(), Vocabulary()
+        self.limits = limits_of(settings)
+        self.users, self.items, self.retired = Vocabulary(), Vocabulary(reuse=False), RetiredItems()
         self.categories = {
             side: {name: Vocabulary(first=1) for name in tower.categorical}
             for side, tower in (("user", settings.user_tower), ("item", settings.item_tower))
         }
-        self.recent = RecentItems(max(settings.recent_items, settings.history if settings.rerank else 0))
-        self.evidence = Evidence(settings.co_occurring_items)
-        self.seen = UserItems()
+        history = max(settings.recent_items, settings.history if settings.rerank else 0)
+        self.recent = RecentItems(history, self.retired)
+        self.evidence = Evidence(settings.co_occurring_items, self.retired)
+        self.seen = UserItems(self.retired)
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
-        self.retriever = Retriever(self.trainer)
+        self.retriever = Retriever(self.trainer, lambda: self.items.unused)
         self.exact = ExactPopularity()
         self.ageing = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
@@ -123,6 +132,14 @@ class Learner:
         self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
         self._draws = np.random.default_rng([settings.seed, 2])
+        self.clock = StepClock()
+        self.admission = {kind: Admission(settings.admit_after) for kind in ("users", "items")}
+        self.evicted: Counter[tuple[str, str]] = Counter()
+        """Ids that went since this learner was made, by kind and reason."""
+        self.evicted_age_s: dict[str, int] = {}
+        """How long ago, by event time, the last ids of a kind were seen that a limit made go."""
+        self.on_reuse: list[Callable[[str, Rows], None]] = []
+        """Called with the rows of users or items that may be used again by others."""
         self.changes = self.trainer.changes
         self.ageing.before_rescaling = self.occurrence.before_rescaling = self._mark_all_items
         self._parts = self._by_kind()
@@ -131,9 +148,11 @@ class Learner:
         """All parts whose state is kept by rows, by the kind of the rows."""
         tables, found = self.trainer.model.tables, {}
         own: dict[str, dict[str, Any]] = {
-            "user": {"ids": self.users, "recent": self.recent, "seen": self.seen},
+            "user": {"ids": self.users, "recency": Recency(), "recent": self.recent, "seen": self.seen},
             "item": {
                 "ids": self.items,
+                "recency": Recency(),
+                "retired": self.retired,
                 "exact": self.exact,
                 "ageing": self.ageing,
                 "occurrence": self.occurrence,
@@ -145,8 +164,15 @@ class Learner:
             if f"{side}.id" in tables:
                 found[f"{side}s"]["table"] = tables[f"{side}.id"]
             for name, vocabulary in self.categories[side].items():
-                found[f"{side}.{name}"] = {"ids": vocabulary, "table": tables[f"{side}.{name}"]}
-        return found | {"pairs": {"lists": self.evidence.co_occurrence}, "hash": {"slots": self.hashed}}
+                found[f"{side}.{name}"] = {
+                    "ids": vocabulary,
+                    "recency": Recency(),
+                    "table": tables[f"{side}.{name}"],
+                }
+        found |= {"pairs": {"lists": self.evidence.co_occurrence}, "hash": {"slots": self.hashed}}
+        if self.settings.admit_after > 1:
+            found |= {f"admission.{kind}": {"counts": sketch} for kind, sketch in self.admission.items()}
+        return found
 
     def _mark_all_items(self) -> None:
         self.changes.mark("items", self.rows("items"))
@@ -177,7 +203,8 @@ class Learner:
             for event in chunk:  # one without a time comes a second after the one before
                 last = float(event[2]) if len(event) > 2 else last + 1
                 times.append(last)
-            self.learn_batch(MicroBatch(users, items, times))
+            for stretch in self.stretches(MicroBatch(users, items, times)):
+                self.learn_batch(stretch)
             count += len(chunk)
         return count
 
@@ -247,6 +274,7 @@ class Learner:
         Events that come again after a crash, and that the counts of all trainers hold already, are trained without
         being counted (`counted` False).
 
+        0. what is over the limits goes;
         1. ids become rows, features are remembered;
         2. each event gets its user's recent items, as of the event;
         3. candidates of the events to be evaluated or ranked, as of the event; the evidence counts the batch;
@@ -255,16 +283,17 @@ class Learner:
         6. popularity counts the batch, and the towers learn;
         7. occurrence, and the next cache.
         """
+        # 0.
+        self.evict()
         known_users, known_items = len(self.users), len(self.items)
         # 1.
-        users, items = self.users.rows(batch.users), self.items.rows(batch.items)
-        self.trainer.model.grow(len(self.users), len(self.items))
-        self.changes.mark("users", users)
-        self.changes.mark("items", np.concatenate([items, self.evidence.leaving(len(items))]))
+        times_s = self._times(batch)
+        self.clock.tick(times_s)
+        users, items = self.rows_of("users", batch.users), self.rows_of("items", batch.items)
+        self.changes.mark("items", self.evidence.leaving(len(items)))
         self._set_features("user", users, batch.user_features)
         self._set_features("item", items, batch.item_features)
         # 2.
-        times_s = self._times(batch)
         history = self.recent.observe(users, items, times_s)
         self.changes.mark("pairs", _paired(items, history))
         rows = Batch(users, items, self.recent_items(history), times_s)
@@ -284,11 +313,71 @@ class Learner:
         self.ageing.observe(items)
         if counted:
             self.count(items)
-        result = self.trainer.step(rows, StreamState(self.popularity, self.cache, self.occurrence))
+        result = self.trainer.step(rows, StreamState(self.popularity, self.cache, self.occurrence, self.items.is_used))
         # 7.
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
+
+    def stretches(self, batch: MicroBatch) -> Iterator[MicroBatch]:
+        """What of a batch is to be learned, a stretch at a time: learn each before the next.
+
+        Events of ids that are not admitted yet are left out, and counted in the batch. So are those without a user,
+        which say that their item does not exist any more: it is retired when the others are learned, and before an
+        event of it that comes after.
+        """
+        admitted = self._admitted(batch)
+        batch.not_admitted, batch.deletions = len(batch) - int(admitted.sum()), batch.users.count("")
+        if batch.learned == len(batch):
+            yield from [batch] if len(batch) else []
+            return
+        stretch: list[int] = []
+        gone: set[str] = set()
+        for k in np.flatnonzero(admitted).tolist():
+            if not batch.users[k]:
+                gone.add(batch.items[k])
+                continue
+            if batch.items[k] in gone:
+                yield from [batch.only(stretch)] if stretch else []
+                self.retire_items(sorted(gone))
+                stretch, gone = [], set()
+            stretch.append(k)
+        yield from [batch.only(stretch)] if stretch else []
+        self.retire_items(sorted(gone))
+
+    def _admitted(self, batch: MicroBatch) -> NDArray[np.bool_]:
+        """Whether user and item of each event have come often enough; those without a user pass."""
+        admitted = np.ones(len(batch), np.bool_)
+        if self.settings.admit_after > 1 and len(batch):
+            with_user = np.array([bool(user) for user in batch.users])
+            for kind, ids in (("users", batch.users), ("items", batch.items)):
+                new = np.flatnonzero((self._vocabulary(kind).known(ids) < 0) & with_user)
+                of_new, sketch = [ids[k] for k in new.tolist()], self.admission[kind]
+                every = sketch.halves(len(of_new))
+                self.changes.mark(f"admission.{kind}", sketch.rows() if every else sketch.slots_of(of_new))
+                admitted[new] &= sketch.admit(of_new)
+        return admitted
+
+    def rows_of(self, kind: str, ids: Sequence[str]) -> Rows:
+        """The rows of users or items that are seen in this step; a new id gets one."""
+        vocabulary, recency = self._vocabulary(kind), self._parts[kind]["recency"]
+        known = vocabulary.known(ids)
+        self.changes.mark(kind, known[known >= 0])
+        rows = vocabulary.rows(ids, lambda free: self.changes.mark(kind, free)) if (known < 0).any() else known
+        self.trainer.model.grow(self.users.size, self.items.size)
+        recency.see(rows, self.clock.step)
+        return rows
+
+    def meet(self, kind: str, ids: Sequence[str]) -> Rows:
+        """The rows of users or items that others have seen."""
+        self.clock.tick(np.empty(0, np.int64))
+        return self.rows_of(kind, ids)
+
+    def see(self, kind: str, rows: Rows) -> None:
+        """Others have seen these rows."""
+        self.clock.tick(np.empty(0, np.int64))
+        self.changes.mark(kind, rows)
+        self._parts[kind]["recency"].see(rows, self.clock.step)
 
     def count(self, items: Rows) -> None:
         """Events of these items have come: the exact counts, which trainers share."""
@@ -306,25 +395,125 @@ class Learner:
         if self.settings.cache_scope == "touched":
             self.cache = self.occurrence.draw_among(np.unique(items), self.settings.cache_size, self._draws)
         else:
-            self.cache = self.occurrence.draw(self.settings.cache_size, self._draws, len(self.items))
+            drawn = self.occurrence.draw(self.settings.cache_size, self._draws, self.items.size)
+            self.cache = drawn[self.items.is_used(drawn)]
 
     def _set_features(self, side: str, rows: Rows, features: Sequence[Features | None] | None) -> None:
         """Remember the features that the model uses; what an event does not say leaves what is known."""
         tower = getattr(self.trainer.model, side)
         wanted = tower.settings
-        if features is None or not (wanted.categorical or wanted.numeric):
-            return
-        told = _merged(rows, features)
-        at = np.fromiter(told, np.int64, len(told))
-        codes = np.zeros((len(at), len(wanted.categorical)), np.int64)
+        if features is not None and (wanted.categorical or wanted.numeric):
+            told = _merged(rows, features)
+            at = np.fromiter(told, np.int64, len(told))
+            codes = np.zeros((len(at), len(wanted.categorical)), np.int64)
+            for c, name in enumerate(wanted.categorical):
+                codes[:, c] = tower.features.codes(at, c)
+                given = [(k, str(f[name])) for k, f in enumerate(told.values()) if f.get(name, "") != ""]
+                codes[[k for k, _ in given], c] = self._categories(f"{side}.{name}", [value for _, value in given])
+            numbers = np.full((len(at), len(wanted.numeric)), np.nan, np.float32)
+            for c, name in enumerate(wanted.numeric):
+                numbers[:, c] = [_number(f.get(name, math.nan)) for f in told.values()]
+            tower.features.set(at, codes, numbers)
         for c, name in enumerate(wanted.categorical):
-            codes[:, c] = tower.features.codes(at, c)
-            given = [(k, str(f[name])) for k, f in enumerate(told.values()) if f.get(name, "") != ""]
-            codes[[k for k, _ in given], c] = self.categories[side][name].rows([value for _, value in given])
-        numbers = np.full((len(at), len(wanted.numeric)), np.nan, np.float32)
-        for c, name in enumerate(wanted.numeric):
-            numbers[:, c] = [_number(f.get(name, math.nan)) for f in told.values()]
-        tower.features.set(at, codes, numbers)
+            codes = tower.features.codes(rows, c)
+            self._parts[f"{side}.{name}"]["recency"].see(codes[codes > 0], self.clock.step)
+            self.changes.mark(f"{side}.{name}", codes[codes > 0])
+
+    def _categories(self, kind: str, values: list[str]) -> Rows:
+        return self._vocabulary(kind).rows(values, lambda free: self.changes.mark(kind, free))
+
+    # limits -----------------------------------------------------------------------------------------------------------
+
+    def evict(self) -> None:
+        """Retire what is over the limits, and what was not seen for longer than it may be; a few thousand at once."""
+        settings, limits = self.settings, self.limits
+        self._evict("users", limits.users, min(limits.users // 64, MOST_AT_ONCE), settings.user_ttl_s)
+        self._evict("items", limits.items, min(limits.items // 64, MOST_AT_ONCE), settings.item_ttl_s)
+        for side, vocabularies in self.categories.items():
+            for name in vocabularies:
+                self._evict(f"{side}.{name}", limits.categories, limits.categories // 8)  # looks at all rows of a side
+        oldest = [parts["recency"].step_of_oldest for parts in self._parts.values() if "recency" in parts]
+        self.clock.forget_before(min((step for step in oldest if step is not None), default=0))
+
+    def _evict(self, kind: str, limit: int, margin: int, ttl_s: float = 0.0) -> None:
+        recency, clock = self._parts[kind]["recency"], self.clock
+        over, step = len(self._vocabulary(kind)) - limit, recency.step_of_oldest
+        if over > 0:
+            rows = recency.oldest(over + margin)
+            self.evicted_age_s[kind] = clock.now_s - clock.time_of(int(recency.last_steps(rows[-1:])[0]))
+            self.retire(kind, rows, "limit")
+        elif ttl_s and step is not None and clock.time_of(step) + ttl_s < clock.now_s:
+            rows = recency.oldest(MOST_AT_ONCE)
+            late = [clock.time_of(step) + ttl_s < clock.now_s for step in recency.last_steps(rows).tolist()]
+            self.retire(kind, rows[late], "ttl")
+
+    def retire_items(self, ids: Sequence[str]) -> None:
+        """Retire items that do not exist any more; those that are not known are passed over."""
+        rows = np.unique(self.items.known(ids))
+        self.retire("items", rows[rows >= 0], "deleted")
+
+    def retire(self, kind: str, rows: Rows, reason: str) -> None:
+        """Retire rows, each given once, and count why."""
+        if len(rows):
+            self.evicted[kind, reason] += len(rows)
+            self.forget(kind, rows)
+
+    def forget(self, kind: str, rows: Rows) -> None:
+        """Clear rows of a kind everywhere, and give them back; an id that comes back is new.
+
+        Lists that hold a retired item are swept bit by bit (`streamer.model.retired`).
+        """
+        self.changes.mark(kind, rows)
+        for part in self._parts[kind].values():
+            part.forget(rows)
+        if kind == "items":
+            self.changes.mark("pairs", rows)
+            self.evidence.co_occurrence.forget(rows)
+            self.cache = self.cache[~np.isin(self.cache, rows)]
+            self._sweep(len(rows))
+        elif kind == "users":
+            self._reuse(kind, rows)
+        else:
+            side, _, name = kind.partition(".")
+            tower = getattr(self.trainer.model, side)
+            feature = tower.settings.categorical.index(name)
+            having = tower.features.with_codes(feature, rows)
+            self.changes.mark(f"{side}s", having)
+            tower.features.forget_codes(feature, having)
+
+    def _sweep(self, retired: int) -> None:
+        """Take retired items out of some lists; when all were swept, rows that no list holds are used again."""
+        items, users = self.retired.share(retired, self.items.size, self.users.size)
+        items, users = (
+            self.evidence.co_occurrence.with_retired(items),
+            np.union1d(self.recent.with_retired(users), self.seen.with_retired(users)),
+        )
+        self.changes.mark("pairs", items)
+        self.changes.mark("users", users)
+        self.evidence.co_occurrence.sweep(items)
+        self.recent.sweep(users)
+        self.seen.sweep(users)
+        if self.retired.is_swept(self.items.size):
+            free = self.retired.unreferenced()
+            self._reuse("items", free)
+            self.changes.mark("items", self.retired.rows())
+            self.items.give_back(free)
+            self.retired.begin_sweep()
+
+    def _reuse(self, kind: str, rows: Rows) -> None:
+        for hook in self.on_reuse if len(rows) else ():
+            hook(kind, rows)
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes in use, by kind of rows and part; pairs and retired items are those of items."""
+        return {kind: {name: part.nbytes for name, part in parts.items()} for kind, parts in self._parts.items()}
+
+    def age_s(self, kind: str) -> int:
+        """How long ago, by event time, the id of a kind was seen that was not seen for longest."""
+        step = self._parts[kind]["recency"].step_of_oldest
+        return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
+
+    # what a batch does, in detail ---------------------------------------------------------------------------------------
 
     def _observe(self, rows: Batch, history: History, evaluated: Rows) -> tuple[Candidates, Candidates]:
         """Candidates of the events to be evaluated, and of those to learn from, as of each; all events are counted.
@@ -405,8 +594,9 @@ class Learner:
 
     def rows(self, kind: str) -> Rows:
         """The rows of a kind that are in use, ascending."""
-        if kind == "hash":
-            return self.hashed.rows()
+        if "ids" not in self._parts[kind] and kind != "pairs":
+            found: Rows = next(iter(self._parts[kind].values())).rows()
+            return found
         return np.arange(self._vocabulary(kind).size)
 
     def _vocabulary(self, kind: str) -> Vocabulary:
@@ -435,8 +625,10 @@ class Learner:
             for name, part in parts.items():
                 found |= {f"{kind}.{name}.{key}": array for key, array in part.dense().items()}
         found |= {f"ranker.{name}": array.copy() for name, array in self.ranker.state().items()}
+        found |= {f"clock.{name}": array for name, array in self.clock.dense().items()}
         found["cache"] = self.cache.copy()
-        return found, {"trainer": values, "draws": self._draws.bit_generator.state, "fixed": self.settings.fixed()}
+        own = {"draws": self._draws.bit_generator.state, "limits": list(self.limits), "fixed": self.settings.fixed()}
+        return found, {"trainer": values, **own}
 
     def load_dense(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Take over what `dense` returned, when all rows are there.
@@ -449,7 +641,9 @@ class Learner:
             for name, part in parts.items():
                 part.load_dense(_of(arrays, f"{kind}.{name}"))
         self.ranker.load_state(_of(arrays, "ranker"))
+        self.clock.load_dense(_of(arrays, "clock"))
         self.cache = arrays["cache"].copy()
+        self.limits = limits_of(self.settings, Limits(*values["limits"]))
         self._draws.bit_generator.state = values["draws"]
 
     def check_settings(self, values: dict[str, Any]) -> None:

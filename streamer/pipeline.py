@@ -232,13 +232,14 @@ class Pipeline:
         self._torn = False
 
     def _learn(self, batch: MicroBatch) -> None:
-        for part in self._sharing.parts(batch, self._ingest.end_offsets) if len(batch) else []:
-            with self._watch.phase("step"):
-                learned = self.learner.learn_batch(part.batch, self._prequential, part.counted)
-            with self._watch.phase("store"):
-                self._sharing.contribute(part, learned)
-            self._losses.append((learned.step.loss, len(part.batch)))
-            self._watch.learned(learned)
+        for stretch in self.learner.stretches(batch):
+            for part in self._sharing.parts(stretch, self._ingest.end_offsets):
+                with self._watch.phase("step"):
+                    learned = self.learner.learn_batch(part.batch, self._prequential, part.counted)
+                with self._watch.phase("store"):
+                    self._sharing.contribute(part, learned)
+                self._losses.append((learned.step.loss, len(part.batch)))
+                self._watch.learned(learned)
 
     def _is_held_up(self) -> bool:
         why = self._dead_letters.held_up()

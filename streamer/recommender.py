@@ -91,11 +91,11 @@ class Recommender:
             return self._without_history(None, "none of these items is known")
         unknown = ", ".join(_printable(item) for item, row in rows.items() if row is None)
         note = f"ignored, because they are not known: {unknown}" if unknown else ""
-        history = learner.recent.of(np.array([len(learner.users)]))
+        history = learner.recent.of(np.array([learner.users.size]))
         count = min(len(known), learner.recent.length)
         history.items[0, :count], history.counts[0, :count] = known[:count], 1
         history.times_s[0, :count] = learner.evidence.now_s - np.arange(count)  # in this order, and just now
-        return Query(None, len(learner.users), history, np.array(known), note=note)
+        return Query(None, learner.users.size, history, np.array(known), note=note)
 
     def recommend(
         self, queries: Sequence[Query], k: int = 10, *, exclude_seen: bool = False, among: Rows | None = None
@@ -115,8 +115,9 @@ class Recommender:
             elif query.known:
                 items, scores = self._retrieved(query, k, exclude_seen)
             else:
-                counts = learner.exact.counts(np.arange(len(learner.items)))
-                items, scores = np.arange(len(counts)), np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0))
+                items = learner.items.used
+                counts = learner.exact.counts(items)
+                scores = np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0))
             kept = np.isfinite(scores) & (np.isin(items, among) if among is not None else True)
             items, scores = items[kept], scores[kept]
             best, recent = np.argsort(-scores, kind="stable")[:k], set(query.recent)
@@ -138,7 +139,7 @@ class Recommender:
         """The best items by the towers alone, with their inner products."""
         learner, rows = self._learner, query.rows()
         left_out = [query.seen] if exclude_seen else None
-        items = learner.retriever.items(len(learner.items))
+        items = learner.retriever.items(learner.items.size)
         recent = learner.recent_items(query.history)
         best, scores = learner.retriever.top(items, rows.users, len(items) if k > len(items) else k, recent, left_out)
         return best[0], scores[0]
@@ -150,7 +151,7 @@ class Recommender:
             if learner.settings.rerank
             else "these are the most popular items"
         )
-        row = len(learner.users)
+        row = learner.users.size
         return Query(
             user, row, learner.recent.of(np.array([row])), np.empty(0, np.int64), known=False, note=f"{why}: {what}"
         )

@@ -100,6 +100,11 @@ class EventSettings(Settings):
         option="field",
     )
     event_types: tuple[str, ...] = setting((), "Train only on events of this type; repeat it for several.")
+    deletion_types: tuple[str, ...] = setting(
+        (),
+        "Events of this type, e.g. item_deleted, say that their item does not exist any more: it is forgotten. They "
+        "need no user; repeat it for several.",
+    )
     min_rating: float | None = setting(None, "Train only on events with at least this rating.")
     max_id_length: int = setting(256, "Maximum length of an id.", at_least=1, unit="characters")
     max_features: int = setting(64, "Maximum number of features of a user, and of an item, in one event.", at_least=1)
@@ -119,6 +124,9 @@ class EventSettings(Settings):
         found = [*super().problems(), *self._field_problems()]
         if not all(self.event_types):
             found.append(f"event-type is {self.event_types!r}: each must be text that is not empty")
+        if not all(self.deletion_types) or set(self.deletion_types) & set(self.event_types):
+            text = "each must be text that is not empty, and no event-type"
+            found.append(f"deletion-type is {self.deletion_types!r}: {text}")
         return found
 
     def _field_problems(self) -> Iterator[str]:

@@ -1,21 +1,56 @@
-"""Raw ids and table rows."""
+"""Raw ids and table rows, without a Python object for any id.
+
+The bytes of all ids lie in one arena, in the order in which they came; an open-addressing hash table leads from an id
+to its row. About 25 bytes an id and its text, where a dict of strings takes 130. Rows are given back and used again: a
+new id gets the lowest row that is free, so that which rows are in use determines what comes next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.checkpoint.strings import pack_strings, unpack_strings
+from streamer.checkpoint.strings import pack_strings
+from streamer.model.batch import Rows
+from streamer.model.by_rows import Arrays, ByRows, held
+from streamer.model.growing import grown
+from streamer.model.jit import compiled, inlined
+
+Bytes = NDArray[np.uint8]
+
+FREE, RETIRED = -1, -2
+"""Lengths that stand for no id: the row may be used, or it waits until nothing refers to it any more."""
+_EMPTY, _LEFT = -1, -2
+_FIRST_SLOTS = 1024
 
 
-class Vocabulary:
-    """Gives every raw id a row, in order of first appearance: the same stream gives the same rows.
+class Ids(NamedTuple):
+    """What the compiled loops work on.
+
+    Args:
+        arena: [A] the bytes of all ids.
+        start: [R] where the id of each row begins.
+        length: [R] its bytes; `FREE` or `RETIRED` if the row has no id.
+        slots: [S] the hash table: rows; -1 where it is empty, -2 where an id was forgotten.
+        at: [4] end of the arena, ids in use, slots that are not empty, lowest row that may be free.
+    """
+
+    arena: Bytes
+    start: Rows
+    length: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    at: Rows
+
+
+class Vocabulary(ByRows):
+    """Gives every raw id a row: the lowest free one. The same stream gives the same rows.
 
     Args:
         first: the first row to give; rows below it are reserved.
+        reuse: whether the row of an id that was forgotten is free at once; else when `give_back` says so.
 
     Examples:
         >>> items = Vocabulary()
@@ -23,63 +58,296 @@ class Vocabulary:
         array([0, 1, 0])
         >>> items.id_of(1)
         'milk'
+        >>> items.forget(np.array([0]))
+        >>> items.rows(["beer", "tea"])
+        array([0, 2])
     """
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
-        self._rows: dict[str, int] = {}
-        self._ids: list[str] = []
+    def __init__(self, first: int = 0, *, reuse: bool = True) -> None:
+        self.first, self._reuse = first, reuse
+        self.clear()
+
+    def clear(self) -> None:
+        self.size = self.first
+        self._ids = Ids(
+            np.empty(0, np.uint8),
+            np.zeros(0, np.int64),
+            np.full(0, FREE, np.int32),
+            np.full(_FIRST_SLOTS, _EMPTY, np.int32),
+            np.array([0, 0, 0, self.first]),
+        )
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return int(self._ids.at[1])
 
     @property
-    def size(self) -> int:
-        """One more than the largest row."""
-        return self.first + len(self._ids)
+    def nbytes(self) -> int:
+        ids = self._ids
+        return int(ids.at[0]) + self.size * (ids.start.itemsize + ids.length.itemsize) + ids.slots.nbytes
 
-    def rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The row of each id; a new id gets the next row."""
-        known = self._rows
-        found = [known.get(i, -1) for i in ids]
-        if -1 in found:
-            found = [row if row >= 0 else self._row(i) for i, row in zip(ids, found, strict=True)]
-        return np.array(found, np.int64)
+    def rows(self, ids: Sequence[str], before_write: Callable[[Rows], None] | None = None) -> Rows:  # type: ignore[override]
+        """The row of each id; a new id gets the lowest free row.
 
-    def _row(self, raw: str) -> int:
-        row = self._rows.setdefault(raw, self.first + len(self._ids))
-        if row == self.first + len(self._ids):
-            self._ids.append(raw)
-        return row
+        Args:
+            ids: they may repeat.
+            before_write: called with all rows that new ids may get, before they do.
+        """
+        utf8, offsets = packed(ids)
+        found = np.full(len(ids), -1)
+        _find_all(self._ids, utf8, offsets, found, False)
+        if new := int((found < 0).sum()):
+            self._reserve(new, len(utf8))
+            if before_write is not None:
+                before_write(_free(self._ids, new))
+            _find_all(self._ids, utf8, offsets, found, True)
+            self.size = max(self.size, int(found.max()) + 1)
+        return found
+
+    def known(self, ids: Sequence[str]) -> Rows:
+        """The row of each id, -1 if it has none."""
+        found = np.full(len(ids), -1)
+        _find_all(self._ids, *packed(ids), found, False)
+        return found
+
+    def _reserve(self, ids: int, utf8: int) -> None:
+        """Make room for this many further ids with this many bytes; what forgotten ids left is used again."""
+        have, (end, used, filled, _) = self._ids, self._ids.at.tolist()
+        rows = self.size + ids
+        self._ids = have._replace(start=grown(have.start, rows), length=grown(have.length, rows, FREE))
+        if end + utf8 > len(have.arena):
+            if end > 2 * int(np.maximum(have.length[: self.size], 0).sum()):
+                end = self._compact()
+            self._ids = self._ids._replace(arena=grown(self._ids.arena, end + utf8))
+        if 4 * (filled + ids) > 3 * len(have.slots):
+            size = len(have.slots)
+            while 8 * (used + ids) > 5 * size:
+                size *= 2
+            self._ids = self._ids._replace(slots=np.full(size, _EMPTY, np.int32))
+            _insert_all(self._ids, np.flatnonzero(self._ids.length[: self.size] >= 0))
+
+    def _compact(self) -> int:
+        """Leave out of the arena what forgotten ids left; returns its new end."""
+        rows, start = self.used, np.zeros_like(self._ids.start)
+        utf8, length = self.take(rows).values()
+        start[rows] = np.cumsum(length, dtype=np.int64) - length
+        self._ids = self._ids._replace(arena=utf8, start=start)
+        self._ids.at[0] = len(utf8)
+        return len(utf8)
 
     def row_of(self, raw: str) -> int | None:
         """The row of an id, None if it is not known."""
-        return self._rows.get(raw)
+        row = int(self.known([raw])[0])
+        return None if row < 0 else row
 
     def id_of(self, row: int) -> str:
-        """The id of a row."""
-        return self._ids[row - self.first]
+        """The id of a row.
+
+        Raises:
+            IndexError: the row has none.
+        """
+        ids = self._ids
+        if not self.first <= row < self.size or ids.length[row] < 0:
+            raise IndexError(f"row {row} has no id")
+        start = int(ids.start[row])
+        return bytes(ids.arena[start : start + int(ids.length[row])]).decode("utf-8", "surrogatepass")
+
+    @property
+    def used(self) -> Rows:
+        """Rows that have an id, ascending."""
+        return np.flatnonzero(self._ids.length[: self.size] >= 0)
+
+    def is_used(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each row has an id."""
+        return (rows >= 0) & (held(self._ids.length, rows, FREE) >= 0)
+
+    @property
+    def unused(self) -> Rows:
+        """Rows without an id below the largest that was ever in use, ascending."""
+        return self.first + np.flatnonzero(self._ids.length[self.first : self.size] < 0)
 
     @property
     def ids(self) -> list[str]:
-        """All ids by row."""
-        return self._ids
+        """All ids in the order of their rows; those of rows without an id are left out."""
+        return [self.id_of(row) for row in self.used.tolist()]
 
-    def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """The ids of rows; reserved rows have none."""
-        return pack_strings([self._ids[row - self.first] if row >= self.first else "" for row in rows.tolist()], "ids")
+    @property
+    def by_row(self) -> IdsByRow:
+        """All ids, to be indexed by row."""
+        return IdsByRow(self)
 
-    def put(self, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]]) -> None:
-        """Give rows the ids that `take` returned of them; rows below them that were not given have none yet."""
-        self._ids.extend([""] * (int(rows.max(initial=-1)) + 1 - self.size))
-        for row, raw in zip(rows.tolist(), unpack_strings(arrays, "ids"), strict=True):
-            if row >= self.first:
-                self._ids[row - self.first] = raw
-                self._rows[raw] = row
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Each row with its id."""
+        for row in self.used.tolist():
+            yield row, self.id_of(row)
 
-    def dense(self) -> dict[str, NDArray[Any]]:
-        """What belongs to no row."""
-        return {}
+    def forget(self, rows: Rows) -> None:
+        """Retire rows: their ids are not known any more."""
+        _forget_all(self._ids, rows[self.is_used(rows)], FREE if self._reuse else RETIRED)
 
-    def load_dense(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take over what `dense` returned, when all rows are there."""
+    def give_back(self, rows: Rows) -> None:
+        """Rows whose ids were forgotten may be used again."""
+        _give_back(self._ids, rows)
+
+    def take(self, rows: Rows) -> Arrays:
+        """The bytes of the ids of some rows, one after the other, and the length of each; below 0 if it has none."""
+        length = held(self._ids.length, rows, FREE)
+        utf8 = np.empty(int(np.maximum(length, 0).sum()), np.uint8)
+        _copy_out(self._ids, rows, length, utf8)
+        return {"utf8": utf8, "length": length}
+
+    def state(self) -> Arrays:
+        rows = np.arange(self.size)
+        return {"rows": rows, **self.dense(), **self.take(rows)}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        if not len(rows):
+            return
+        utf8, length = arrays["utf8"], arrays["length"]
+        inside = rows[rows < self.size]
+        _forget_all(self._ids, inside[self.is_used(inside)], FREE)
+        self._reserve(max(len(rows), int(rows.max()) + 1 - self.size), len(utf8))
+        self.size = max(self.size, int(rows.max()) + 1)
+        _copy_in(self._ids, rows, length, utf8)
+        self._ids.at[3] = self.first
+
+
+class IdsByRow(Sequence[str]):
+    """The ids of a vocabulary by row, without a copy."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return self._vocabulary.size
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._vocabulary.id_of(row)
+
+
+def packed(ids: Sequence[str]) -> tuple[Bytes, Rows]:
+    """The bytes of ids one after the other, and where each begins, with the end."""
+    packed: dict[str, Any] = pack_strings(ids, "")
+    return packed[".utf8"], packed[".offsets"]
+
+
+@inlined
+def hash_of(utf8: Bytes, start: int, stop: int) -> np.uint64:
+    """FNV-1a, its bits mixed once more: the low ones choose the slot."""
+    h = np.uint64(0xCBF29CE484222325)
+    for k in range(start, stop):
+        h = (h ^ np.uint64(utf8[k])) * np.uint64(0x100000001B3)
+    h = (h ^ (h >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    return h ^ (h >> np.uint64(29))
+
+
+@compiled
+def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
+    """The slot that holds the row of an id; if none does, -1 minus the slot where it belongs."""
+    mask, length = len(ids.slots) - 1, stop - start
+    slot = np.int64(hash_of(utf8, start, stop)) & mask
+    left = np.int64(-1)
+    while ids.slots[slot] != _EMPTY:
+        row = ids.slots[slot]
+        if row == _LEFT:
+            left = slot if left < 0 else left
+        elif ids.length[row] == length:
+            begin, k = ids.start[row], 0
+            while k < length and ids.arena[begin + k] == utf8[start + k]:
+                k += 1
+            if k == length:
+                return int(slot)
+        slot = (slot + 1) & mask
+    return int(-1 - (left if left >= 0 else slot))
+
+
+@compiled
+def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> None:
+    for i in range(len(found)):
+        if found[i] >= 0:
+            continue
+        slot = _slot(ids, utf8, offsets[i], offsets[i + 1])
+        if slot >= 0:
+            found[i] = ids.slots[slot]
+        elif add:
+            row = ids.at[3]
+            while ids.length[row] != FREE:
+                row += 1
+            ids.at[3] = row + 1
+            found[i] = row
+            _set(ids, row, utf8, offsets[i], offsets[i + 1], -1 - slot)
+
+
+@compiled
+def _free(ids: Ids, count: int) -> Rows:
+    """The rows that the next new ids get; there is room for them."""
+    found, row = np.empty(count, np.int64), ids.at[3]
+    for k in range(count):
+        while ids.length[row] != FREE:
+            row += 1
+        found[k] = row
+        row += 1
+    return found
+
+
+@compiled
+def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> None:
+    end = ids.at[0]
+    ids.start[row], ids.length[row] = end, stop - start
+    for k in range(stop - start):
+        ids.arena[end + k] = utf8[start + k]
+    ids.at[0] += stop - start
+    ids.at[1] += 1
+    ids.at[2] += ids.slots[slot] == _EMPTY
+    ids.slots[slot] = row
+
+
+@compiled
+def _insert_all(ids: Ids, rows: Rows) -> None:
+    """Fill an empty hash table with rows that have ids."""
+    ids.at[2] = len(rows)
+    mask = len(ids.slots) - 1
+    for row in rows:
+        start = ids.start[row]
+        slot = np.int64(hash_of(ids.arena, start, start + ids.length[row])) & mask
+        while ids.slots[slot] != _EMPTY:
+            slot = (slot + 1) & mask
+        ids.slots[slot] = row
+
+
+@compiled
+def _forget_all(ids: Ids, rows: Rows, length: int) -> None:
+    for row in rows:
+        start = ids.start[row]
+        ids.slots[_slot(ids, ids.arena, start, start + ids.length[row])] = _LEFT
+        ids.length[row] = length
+        ids.at[1] -= 1
+        if length == FREE:
+            ids.at[3] = min(ids.at[3], row)
+
+
+@compiled
+def _give_back(ids: Ids, rows: Rows) -> None:
+    for row in rows:
+        ids.length[row] = FREE
+        ids.at[3] = min(ids.at[3], row)
+
+
+@compiled
+def _copy_out(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> None:
+    to = 0
+    for i in range(len(rows)):
+        for k in range(length[i]):
+            utf8[to + k] = ids.arena[ids.start[rows[i]] + k]
+        to += max(length[i], 0)
+
+
+@compiled
+def _copy_in(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> None:
+    start = 0
+    for i in range(len(rows)):
+        if length[i] < 0:
+            ids.length[rows[i]] = length[i]
+            continue
+        slot = _slot(ids, utf8, start, start + length[i])
+        _set(ids, rows[i], utf8, start, start + length[i], -1 - slot)
+        start += length[i]

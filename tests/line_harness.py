@@ -109,8 +109,9 @@ class Watch:
 
 def popularity_counts(learner: Learner) -> Counter[str]:
     """How often each item was trained, by the learner's own exact counts."""
-    counts = learner.exact.counts(np.arange(len(learner.items)))
-    return Counter({learner.items.id_of(row): round(float(n)) for row, n in enumerate(counts)})
+    rows = learner.items.used
+    counts = zip(learner.items.ids, learner.exact.counts(rows), strict=True)
+    return Counter({item: round(float(n)) for item, n in counts})
 
 
 def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -125,6 +125,10 @@ class ExactPopularity(ByRows):
         self._total -= float(self._counts[rows].sum())
         self._counts[rows] = 0
 
+    @property
+    def nbytes(self) -> int:
+        return self._counts.itemsize * self.size
+
     def take(self, rows: Rows) -> Arrays:
         return {"counts": held(self._counts, rows)}
 

@@ -89,6 +89,10 @@ class HashPopularity(ByRows):
         """Slots that were hit: most are empty while there are few items."""
         return np.flatnonzero(self._hits)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self._last, self._gap, self._hits))
+
     def take(self, rows: Rows) -> Arrays:
         return {name: array.ravel()[rows] for name, array in self._arrays().items()}
 

@@ -11,7 +11,7 @@ grows is given to the next of that size.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,13 @@ from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import compiled, inlined
 from streamer.model.ranking.recent import Seconds
+from streamer.model.retired import Flags, RetiredItems, is_retired, rows_with_retired
 
 REACH = 10
 """An event is paired with this many of its user's recent items."""
 GAP_S = np.float32(0.3 * 86_400)
 """After this time the timed weight of a pair is 1/e."""
-_FIRST_BITS = 2
+_FIRST_BITS = 1
 _CLASSES = 24
 _POOL = ("items", "weights", "timed")
 
@@ -45,6 +46,7 @@ class Lists(NamedTuple):
         timed_total: [N] the same of the timed weights.
         free: [24] by log2 of its size, a block that was left: its first neighbour leads to the next; -1 if none.
         end: [1] the first place of the pool that was never part of a block.
+        retired: items that are passed over; they leave lists that are full, or when these are swept.
     """
 
     items: NDArray[np.int32]
@@ -57,6 +59,7 @@ class Lists(NamedTuple):
     timed_total: Floats
     free: Rows
     end: Rows
+    retired: Flags
 
 
 class CoOccurrence(ByRows):
@@ -64,6 +67,7 @@ class CoOccurrence(ByRows):
 
     Args:
         length: neighbours kept of each item.
+        retired: items that are no neighbours any more.
 
     Examples:
         >>> co_occurrence = CoOccurrence(length=4)
@@ -73,8 +77,8 @@ class CoOccurrence(ByRows):
         {5: 1.0, 6: 0.5, 8: 1.0}
     """
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, length: int, retired: RetiredItems | None = None) -> None:
+        self.length, self.retired = length, retired or RetiredItems()
         self.clear()
 
     def clear(self) -> None:
@@ -90,6 +94,7 @@ class CoOccurrence(ByRows):
             np.empty(0, np.float32),
             np.full(_CLASSES, -1),
             np.zeros(1, np.int64),
+            self.retired.flags,
         )
 
     def observe(self, items: Rows, times_s: Rows, recent: Recent, recent_s: Seconds) -> None:
@@ -111,7 +116,8 @@ class CoOccurrence(ByRows):
         if item >= self.size:
             return {}
         here = slice(self.lists.start[item], self.lists.start[item] + self.lists.length[item])
-        return dict(zip(self.lists.items[here].tolist(), self.lists.weights[here].tolist(), strict=True))
+        found = zip(self.lists.items[here].tolist(), self.lists.weights[here].tolist(), strict=True)
+        return {other: weight for other, weight in found if not is_retired(self.retired.flags, other)}
 
     def total(self, item: int) -> float:
         """The weight of all pairs that an item was ever part of."""
@@ -121,25 +127,34 @@ class CoOccurrence(ByRows):
         """Make room for this many items."""
         self.size = max(self.size, items)
         names = ("start", "length", "bits", "total", "timed_total")
-        self.lists = self.lists._replace(**{name: grown(getattr(self.lists, name), items) for name in names})
+        larger = {name: grown(getattr(self.lists, name), items) for name in names}
+        self.lists = self.lists._replace(**larger, retired=self.retired.flags)
 
     def extend(self, places: int | None = None) -> None:
-        """Make the pool longer: by a quarter, and at least by what an event may need; or see that it has places."""
+        """Make the pool longer, at least by what an event may need; or see that it has places."""
         pool, end = self.lists._asdict(), int(self.lists.end[0])
         if places is not None and end + places <= len(self.lists.items):
             return
-        size = end + max(places or 0, len(self.lists.items) // 4, 1 << 16, room_for_event(self.length))
-        self.lists = self.lists._replace(**{name: _lengthened(pool[name], size) for name in _POOL})
+        size = end + max(places or 0, room_for_event(self.length))
+        self.lists = self.lists._replace(**{name: grown(pool[name], size) for name in _POOL})
 
-    def forget_items(self, items: Rows) -> None:
-        """Retire items: they have no neighbours any more, and are none (looks at all lists)."""
-        items = items[items < self.size]
-        if not len(items):
-            return
-        gone = np.zeros(self.size, np.bool_)
-        gone[items] = True
-        self.lists.length[items], self.lists.total[items], self.lists.timed_total[items] = 0, 0, 0
-        _remove(self.lists, gone)
+    @property
+    def nbytes(self) -> int:
+        return 12 * int(self.lists.end[0]) + 21 * self.size
+
+    def forget(self, items: Rows) -> None:
+        """Retire items: they have no neighbours any more. They are in `retired` already, and so none themselves."""
+        _leave_all(self.lists, items[items < self.size])
+
+    def with_retired(self, items: Rows) -> Rows:
+        """Those of some items whose lists hold a retired one."""
+        lists = self.lists
+        return rows_with_retired(self.retired.flags, items[items < self.size], lists.start, lists.length, lists.items)
+
+    def sweep(self, items: Rows) -> None:
+        """Take retired items out of the lists of others."""
+        self.reserve(self.size)
+        _sweep(self.lists, items[items < self.size])
 
     def take(self, rows: Rows) -> Arrays:
         """The lists of these items, one after the other without gaps."""
@@ -160,12 +175,6 @@ class CoOccurrence(ByRows):
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
         self.reserve(self.size)
-
-
-def _lengthened(array: NDArray[Any], size: int) -> NDArray[Any]:
-    longer = np.empty(size, array.dtype)
-    longer[: len(array)] = array
-    return longer
 
 
 @compiled
@@ -220,6 +229,9 @@ def _add(lists: Lists, longest: int, item: int, other: int, weight: np.float32, 
             lists.weights[m] += weight
             lists.timed[m] += timed
             return
+    if len(lists.retired) and (length == longest or length == _room(lists.bits[item])):
+        _sweep_one(lists, item)
+        length = lists.length[item]
     if length < longest:
         if length == _room(lists.bits[item]):
             start = _move(lists, item)
@@ -294,13 +306,25 @@ def _put(
 
 
 @compiled
-def _remove(lists: Lists, gone: NDArray[np.bool_]) -> None:
-    """Take marked items out of every list; the others move up in their order."""
-    for i in range(len(gone)):
-        start, left = lists.start[i], lists.start[i]
-        for m in range(start, start + lists.length[i]):
-            if gone[lists.items[m]]:
-                continue
-            lists.items[left], lists.weights[left], lists.timed[left] = lists.items[m], lists.weights[m], lists.timed[m]
-            left += 1
-        lists.length[i] = left - start
+def _leave_all(lists: Lists, items: Rows) -> None:
+    for item in items:
+        _leave_block(lists, item)
+        lists.bits[item], lists.length[item], lists.total[item], lists.timed_total[item] = 0, 0, 0, 0
+
+
+@compiled
+def _sweep(lists: Lists, items: Rows) -> None:
+    for item in items:
+        _sweep_one(lists, item)
+
+
+@compiled
+def _sweep_one(lists: Lists, item: int) -> None:
+    """Take retired items out of a list; the others move up in their order."""
+    start, left = lists.start[item], lists.start[item]
+    for m in range(start, start + lists.length[item]):
+        if is_retired(lists.retired, lists.items[m]):
+            continue
+        lists.items[left], lists.weights[left], lists.timed[left] = lists.items[m], lists.weights[m], lists.timed[m]
+        left += 1
+    lists.length[item] = left - start

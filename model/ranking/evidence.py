@@ -24,6 +24,7 @@ from streamer.model.growing import grown
 from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined
 from streamer.model.ranking.co_occurrence import GAP_S, CoOccurrence, Lists, pair_up, room_for_event
 from streamer.model.ranking.recent import History
+from streamer.model.retired import RetiredItems, is_retired
 
 LATELY, JUST_NOW = 5000, 500
 """Events of the two windows in which popularity is counted."""
@@ -80,8 +81,8 @@ _NEVER = np.float32(3)
 class Counts(NamedTuple):
     """Events of each item: ever, by users who had it lately, and in the two windows; when the first and last came."""
 
-    ever: NDArray[np.int64]
-    again: NDArray[np.int64]
+    ever: NDArray[np.int32]
+    again: NDArray[np.int32]
     lately: NDArray[np.int32]
     just_now: NDArray[np.int32]
     first_s: NDArray[np.int32]
@@ -143,18 +144,18 @@ class Evidence(ByRows):
 
     Args:
         neighbours: kept of each item, at most.
+        retired: items that are no candidates any more.
     """
 
-    def __init__(self, neighbours: int) -> None:
-        self.co_occurrence = CoOccurrence(neighbours)
+    def __init__(self, neighbours: int, retired: RetiredItems | None = None) -> None:
+        self.co_occurrence = CoOccurrence(neighbours, retired)
         self.clear()
         none = np.empty(0, np.int64)
         self._memory = Described(none, np.empty(0, np.int32), np.empty((0, _FEATURES), np.float32), none, none)
 
     def clear(self) -> None:
         self.size, self.events, self.now_s = 0, 0, 0
-        long, short = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        self._counts = Counts(long, long, short, short, short, short)
+        self._counts = Counts(*(np.zeros(0, np.int32) for _ in Counts._fields))
         self._window = np.full(LATELY, -1, np.int32)  # items of the last events; event n at n % LATELY
         self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
 
@@ -273,19 +274,21 @@ class Evidence(ByRows):
         self.co_occurrence.reserve(size)
         self.size = max(self.size, size)
 
-    def forget_items(self, items: Rows) -> None:
-        """Retire items."""
-        items = items[items < self.size]
+    def forget(self, items: Rows) -> None:
+        """Retire items; their neighbours belong to `co_occurrence`."""
         for array in self._counts:
-            array[items] = 0
+            array[items[items < self.size]] = 0
         self._window[np.isin(self._window, items)] = -1
-        self.co_occurrence.forget_items(items)
 
     def leaving(self, events: int) -> Rows:
         """Items whose counts fall when this many further events come; they may repeat."""
         coming = np.arange(self.events, self.events + events)
         rows: Rows = self._window[np.concatenate([coming, coming - JUST_NOW]) % LATELY].astype(np.int64)
         return rows[rows >= 0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.itemsize for array in (*self._counts, self._place)) * self.size
 
     def take(self, rows: Rows) -> Arrays:
         """The counts of items; their neighbours belong to `co_occurrence`."""
@@ -429,6 +432,8 @@ def _gather(
         timed = near * gap / np.sqrt(max(lists.timed_total[r], np.float32(1e-3)))
         group = 2 + (rank > 0) + (rank > 2) + (rank > 9)
         for m in range(lists.start[r], lists.start[r] + lists.length[r]):
+            if is_retired(lists.retired, lists.items[m]):
+                continue
             n = _candidate(lists.items[m], place, sums, out, first, n)
             line = sums[place[lists.items[m]] - first]
             weight = share * lists.weights[m]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Rows
 from streamer.model.growing import grown
 from streamer.model.jit import compiled, inlined
+from streamer.model.retired import Flags, is_retired
 
 _FIRST_BITS = 2
 _CLASSES = 40
@@ -26,7 +27,7 @@ class Pool(NamedTuple):
 
     Args:
         keys: [P] the pool: key of each slot, -1 if it is empty.
-        counts: [P] count of each slot; infinite if it is empty.
+        counts: [P] count of each slot; infinite if it is empty. Of no length if only the pairs matter.
         start: [R] where each row's table begins; -1 if it has none yet.
         bits: [R] log2 of the size of each row's table.
         used: [R] pairs of each row.
@@ -50,6 +51,7 @@ class PairCounts:
 
     Args:
         most: pairs that are kept of a row; beyond them a new one takes the place of the one with the lowest count.
+        counted: whether they are counted; else only which there are is known.
 
     Examples:
         >>> pairs = PairCounts()
@@ -58,7 +60,8 @@ class PairCounts:
         ([(7, 2.0)], {})
     """
 
-    def __init__(self, most: int = 1 << 30) -> None:
+    def __init__(self, most: int = 1 << 30, *, counted: bool = True) -> None:
+        self.counted = counted
         self.pool = Pool(
             np.empty(0, np.int32),
             np.empty(0, np.float32),
@@ -91,16 +94,31 @@ class PairCounts:
     def extend(self) -> None:
         """Make the pool larger: an addition found no room for its table."""
         size = int(self.pool.end[0]) + room_for_one(self.pool)
-        keys = grown(self.pool.keys, size, fill=_EMPTY)
-        self.pool = self.pool._replace(keys=keys, counts=grown(self.pool.counts, len(keys)))
+        keys = grown(self.pool.keys, size)  # a table is emptied when it is given to a row
+        self.pool = self.pool._replace(keys=keys, counts=grown(self.pool.counts, len(keys) if self.counted else 0))
+
+    def with_keys(self, rows: Rows, gone: Flags) -> Rows:
+        """Those of some rows that have a pair with a marked key."""
+        return _rows_with(self.pool, rows[rows < len(self.pool.start)], gone)
+
+    def remove_keys(self, rows: Rows, gone: Flags) -> None:
+        """Forget the pairs of rows with marked keys."""
+        _remove(self.pool, rows[rows < len(self.pool.start)], gone)
 
     def of(self, row: int) -> dict[int, float]:
         """The pairs of a row."""
         if row >= len(self.pool.start) or self.pool.start[row] < 0:
             return {}
         table = slice(self.pool.start[row], self.pool.start[row] + (1 << int(self.pool.bits[row])))
-        found = zip(self.pool.keys[table].tolist(), self.pool.counts[table].tolist(), strict=True)
-        return {key: count for key, count in found if key != _EMPTY}
+        keys = self.pool.keys[table]
+        counts = self.pool.counts[table] if self.counted else np.ones(len(keys))
+        return {key: count for key, count in zip(keys.tolist(), counts.tolist(), strict=True) if key != _EMPTY}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        slot = self.pool.keys.itemsize + self.counted * self.pool.counts.itemsize
+        return int(self.pool.end[0]) * slot + 13 * len(np.trim_zeros(self.pool.used, "b"))
 
 
 def room_for_one(pool: Pool) -> int:
@@ -146,9 +164,11 @@ def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
             return False
         slot = slot_of(pool, row, key)
         pool.keys[slot] = key
-        pool.counts[slot] = 0.0
         pool.used[row] += 1
-    pool.counts[slot] += count
+        if len(pool.counts):
+            pool.counts[slot] = 0.0
+    if len(pool.counts):
+        pool.counts[slot] += count
     return True
 
 
@@ -163,14 +183,52 @@ def _drop_lowest(pool: Pool, row: int) -> None:
     gap = 0
     while bits[gap] != lowest:
         gap += 1
+    _take_out(pool, row, gap)
+
+
+@compiled
+def _take_out(pool: Pool, row: int, gap: int) -> None:
+    """Empty a place of a row's table, and close the gap for those that were pushed on."""
+    first, mask = pool.start[row], (1 << pool.bits[row]) - 1
     place = (gap + 1) & mask
     while pool.keys[first + place] != _EMPTY:
         if ((place - _home(pool.keys[first + place], mask)) & mask) >= ((place - gap) & mask):
-            pool.keys[first + gap], pool.counts[first + gap] = pool.keys[first + place], pool.counts[first + place]
+            pool.keys[first + gap] = pool.keys[first + place]
+            if len(pool.counts):
+                pool.counts[first + gap] = pool.counts[first + place]
             gap = place
         place = (place + 1) & mask
-    pool.keys[first + gap], pool.counts[first + gap] = _EMPTY, np.inf
+    pool.keys[first + gap] = _EMPTY
+    if len(pool.counts):
+        pool.counts[first + gap] = np.inf
     pool.used[row] -= 1
+
+
+@compiled
+def _remove(pool: Pool, rows: Rows, gone: Flags) -> None:
+    """Take marked keys out of the tables of rows."""
+    for row in rows:
+        place = 0
+        while pool.start[row] >= 0 and place < 1 << pool.bits[row]:
+            key = pool.keys[pool.start[row] + place]
+            if key != _EMPTY and is_retired(gone, key):
+                _take_out(pool, row, place)  # another may have moved to this place
+            else:
+                place += 1
+
+
+@compiled
+def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
+    found, count = np.empty(len(rows), np.int64), 0
+    for row in rows:
+        if pool.start[row] < 0:
+            continue
+        for slot in range(pool.start[row], pool.start[row] + (1 << pool.bits[row])):
+            if pool.keys[slot] != _EMPTY and is_retired(gone, pool.keys[slot]):
+                found[count] = row
+                count += 1
+                break
+    return found[:count]
 
 
 @compiled
@@ -185,14 +243,18 @@ def _move(pool: Pool, row: int, bits: int) -> bool:
         pool.end[0] += size
     else:
         return False
-    pool.keys[first : first + size], pool.counts[first : first + size] = _EMPTY, np.inf
+    pool.keys[first : first + size] = _EMPTY
+    if len(pool.counts):
+        pool.counts[first : first + size] = np.inf
     old, old_bits = pool.start[row], pool.bits[row]
     pool.start[row], pool.bits[row] = first, bits
     if old >= 0:
         for slot in range(old, old + (1 << old_bits)):
             if pool.keys[slot] != _EMPTY:
                 to = slot_of(pool, row, pool.keys[slot])
-                pool.keys[to], pool.counts[to] = pool.keys[slot], pool.counts[slot]
+                pool.keys[to] = pool.keys[slot]
+                if len(pool.counts):
+                    pool.counts[to] = pool.counts[slot]
         pool.keys[old] = pool.free[old_bits]
         pool.free[old_bits] = old
     return True

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Recent, Rows
-from streamer.model.by_rows import Arrays, ByRows
+from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, inlined
+from streamer.model.retired import Flags, RetiredItems, is_retired, rows_with_retired
 
 Seconds = NDArray[np.int32]
 """Seconds since the epoch."""
@@ -34,11 +35,40 @@ class History(NamedTuple):
         return History(self.items[users], self.times_s[users], self.counts[users])
 
 
-class RecentItems(ByRows):
-    """The last `length` distinct items of each user.
+class Lists(NamedTuple):
+    """What the compiled loops work on: lists of all users in one pool, in blocks of powers of two.
 
     Args:
-        length: how many items are kept of each user.
+        items: [P] the pool: items, most recent first.
+        times_s: [P] when.
+        counts: [P] how often.
+        start: [N] where each user's list begins.
+        length: [N] items in it.
+        bits: [N] log2 of the size of its block; 0 if it has none.
+        free: [9] by log2 of its size, a block that was left: its first item leads to the next; -1 if none.
+        end: [1] the first place of the pool that was never part of a block.
+    """
+
+    items: NDArray[np.int32]
+    times_s: Seconds
+    counts: NDArray[np.uint8]
+    start: Rows
+    length: NDArray[np.uint8]
+    bits: NDArray[np.int8]
+    free: Rows
+    end: Rows
+
+
+_POOL = ("items", "times_s", "counts")
+_BY_USER = ("start", "length", "bits")
+
+
+class RecentItems(ByRows):
+    """The last `length` distinct items of each user; lists take the memory that they need.
+
+    Args:
+        length: how many items are kept of each user, at most 255.
+        retired: items that are passed over.
 
     Examples:
         >>> recent = RecentItems(length=2)
@@ -50,13 +80,15 @@ class RecentItems(ByRows):
                [ 7,  8]], dtype=int32)
     """
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, length: int, retired: RetiredItems | None = None) -> None:
+        self.length, self.retired = length, retired or RetiredItems()
         self.clear()
 
     def clear(self) -> None:
-        self.size, shape = 0, (0, self.length)
-        self._all = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
+        self.size = 0
+        pool = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8)
+        by_user = np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int8)
+        self._lists = Lists(*pool, *by_user, np.full(9, -1), np.zeros(1, np.int64))
 
     def observe(self, users: Rows, items: Rows, times_s: Rows) -> History:
         """Each event's user as of the event; the events are taken in.
@@ -64,77 +96,188 @@ class RecentItems(ByRows):
         An event sees all earlier events of its user, those of the same call too.
         """
         self._grow(int(users.max(initial=-1)) + 1)
-        shape = (len(users), self.length)
-        seen = History(np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.uint8))
-        _observe(self._all, users, items, times_s.astype(np.int32), seen)
+        self._extend(len(users) * self._largest_block)
+        seen = self._nothing(len(users))
+        _observe(self._lists, self.length, users, items, times_s.astype(np.int32), self.retired.flags, seen)
         return seen
 
     def of(self, users: Rows) -> History:
         """These users now; one never seen has no items."""
-        shape, known = (len(users), self.length), (users >= 0) & (users < self.size)
-        found = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
-        found.items[known], found.times_s[known], found.counts[known] = self._all.only(users[known])
+        found = self._nothing(len(users))
+        known = np.flatnonzero((users >= 0) & (users < self.size))
+        _copy(self._lists, users, known, self.retired.flags, found)
         return found
 
+    def _nothing(self, users: int) -> History:
+        shape = (users, self.length)
+        return History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
+
+    @property
+    def _largest_block(self) -> int:
+        return 1 << max(int(self.length - 1).bit_length(), 1)
+
     def _grow(self, size: int) -> None:
-        items, times_s, counts = self._all
-        self._all = History(grown(items, size, fill=-1), grown(times_s, size), grown(counts, size))
+        lists = self._lists
+        self._lists = lists._replace(**{name: grown(getattr(lists, name), size) for name in _BY_USER})
         self.size = max(self.size, size)
 
-    def forget_users(self, users: Rows) -> None:
-        """Retire users; those never seen have nothing to forget."""
-        self._all.items[users[users < self.size]] = -1
+    def _extend(self, places: int) -> None:
+        """See that the pool has places that were never used."""
+        lists, size = self._lists, int(self._lists.end[0]) + places
+        self._lists = lists._replace(**{name: grown(getattr(lists, name), size) for name in _POOL})
 
-    def forget_items(self, items: Rows) -> None:
-        """Retire items: they vanish from every user's list (looks at all users)."""
-        if not len(items):
-            return
-        gone = np.zeros(int(items.max()) + 1, np.bool_)
-        gone[items] = True
-        _remove(self._all, self.size, gone)
+    @property
+    def nbytes(self) -> int:
+        return 9 * int(self._lists.end[0]) + 10 * self.size
+
+    def forget(self, users: Rows) -> None:
+        """Retire users; those never seen have nothing to forget."""
+        _leave_all(self._lists, users[users < self.size])
+
+    def with_retired(self, users: Rows) -> Rows:
+        """Those of some users whose lists hold a retired item."""
+        lists = self._lists
+        return rows_with_retired(self.retired.flags, users[users < self.size], lists.start, lists.length, lists.items)
+
+    def sweep(self, users: Rows) -> None:
+        """Take retired items out of the lists of users."""
+        _sweep(self._lists, users[users < self.size], self.retired.flags)
 
     def take(self, rows: Rows) -> Arrays:
-        return self.of(rows)._asdict()
+        """The lists of users, one after the other, and how long each is."""
+        lists, length = self._lists, held(self._lists.length, rows)
+        first = np.cumsum(length, dtype=np.int64) - length
+        at = np.arange(length.sum(dtype=np.int64)) + np.repeat(held(lists.start, rows) - first, length)
+        return {name: getattr(lists, name)[at] for name in _POOL} | {"length": length}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        """Lists of another length are cut off, or are shorter than they could be."""
+        """Lists that are longer than they may be here are cut off."""
         self._grow(int(rows.max(initial=-1)) + 1)
-        shared = min(self.length, arrays["items"].shape[1])
-        self._all.items[rows] = -1
-        for name, array in self._all._asdict().items():
-            array[rows, :shared] = arrays[name][:, :shared]
+        self._extend(len(rows) * 2 + 2 * int(arrays["length"].sum(dtype=np.int64)))
+        _put(self._lists, rows, arrays["length"], self.length, *(arrays[name] for name in _POOL))
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self._grow(self.size)
+
+
+@inlined
+def _room(lists: Lists, user: int) -> int:
+    return (1 << lists.bits[user]) if lists.bits[user] > 0 else 0
 
 
 @compiled
-def _observe(lists: History, users: Rows, items: Rows, times_s: Seconds, seen: History) -> None:
-    L = lists.items.shape[1]
-    for b in range(len(users)):
-        u, item = users[b], np.int32(items[b])
-        place, count = L - 1, np.uint8(1)
-        for k in range(L):
-            seen.items[b, k], seen.times_s[b, k] = lists.items[u, k], lists.times_s[u, k]
-            seen.counts[b, k] = lists.counts[u, k]
-            if lists.items[u, k] == item:
-                place, count = k, np.uint8(min(lists.counts[u, k] + 1, 255))
-        for k in range(place, 0, -1):
-            lists.items[u, k], lists.times_s[u, k] = lists.items[u, k - 1], lists.times_s[u, k - 1]
-            lists.counts[u, k] = lists.counts[u, k - 1]
-        if L:
-            lists.items[u, 0], lists.times_s[u, 0], lists.counts[u, 0] = item, times_s[b], count
+def _take_block(lists: Lists, bits: int) -> int:
+    to = lists.free[bits]
+    if to >= 0:
+        lists.free[bits] = lists.items[to]
+    else:
+        to = lists.end[0]
+        lists.end[0] += 1 << bits
+    return int(to)
 
 
 @compiled
-def _remove(lists: History, users: int, gone: NDArray[np.bool_]) -> None:
-    """Take marked items out of every list; the others move up in their order."""
-    L = lists.items.shape[1]
-    for u in range(users):
-        left = 0
-        for k in range(L):
-            item = lists.items[u, k]
-            if item >= 0 and item < len(gone) and gone[item]:
+def _leave_block(lists: Lists, user: int) -> None:
+    bits, start = lists.bits[user], lists.start[user]
+    if bits > 0:
+        lists.items[start] = lists.free[bits]
+        lists.free[bits] = start
+
+
+@compiled
+def _leave_all(lists: Lists, users: Rows) -> None:
+    for user in users:
+        _leave_block(lists, user)
+        lists.bits[user], lists.length[user] = 0, 0
+
+
+@compiled
+def _make_room(lists: Lists, user: int, places: int) -> None:
+    """See that a user's block has this many places; its list moves with it."""
+    if places <= _room(lists, user):
+        return
+    bits = 1
+    while (1 << bits) < places:
+        bits += 1
+    start, to = lists.start[user], _take_block(lists, bits)
+    for k in range(lists.length[user]):
+        lists.items[to + k], lists.times_s[to + k] = lists.items[start + k], lists.times_s[start + k]
+        lists.counts[to + k] = lists.counts[start + k]
+    _leave_block(lists, user)
+    lists.start[user], lists.bits[user] = to, bits
+
+
+@compiled
+def _sweep(lists: Lists, users: Rows, retired: Flags) -> None:
+    """Take retired items out of lists; the others move up in their order."""
+    for user in users:
+        start, left = lists.start[user], lists.start[user]
+        for k in range(start, start + lists.length[user]):
+            if is_retired(retired, lists.items[k]):
                 continue
-            lists.items[u, left], lists.times_s[u, left] = item, lists.times_s[u, k]
-            lists.counts[u, left] = lists.counts[u, k]
+            lists.items[left], lists.times_s[left] = lists.items[k], lists.times_s[k]
+            lists.counts[left] = lists.counts[k]
             left += 1
-        for k in range(left, L):
-            lists.items[u, k] = -1
+        lists.length[user] = left - start
+
+
+@compiled
+def _observe(
+    lists: Lists, longest: int, users: Rows, items: Rows, times_s: Seconds, retired: Flags, seen: History
+) -> None:
+    if longest == 0:
+        return
+    for b in range(len(users)):
+        user, item = users[b], np.int32(items[b])
+        if len(retired):
+            _sweep(lists, users[b : b + 1], retired)
+        start, length = lists.start[user], lists.length[user]
+        place, count = length, np.uint8(1)
+        for k in range(length):
+            seen.items[b, k], seen.times_s[b, k] = lists.items[start + k], lists.times_s[start + k]
+            seen.counts[b, k] = lists.counts[start + k]
+            if lists.items[start + k] == item:
+                place, count = k, np.uint8(min(lists.counts[start + k] + 1, 255))
+        if place == length:
+            place = min(length, longest - 1)
+            _make_room(lists, user, place + 1)
+            start, lists.length[user] = lists.start[user], max(length, place + 1)
+        for k in range(start + place, start, -1):
+            lists.items[k], lists.times_s[k] = lists.items[k - 1], lists.times_s[k - 1]
+            lists.counts[k] = lists.counts[k - 1]
+        lists.items[start], lists.times_s[start], lists.counts[start] = item, times_s[b], count
+
+
+@compiled
+def _copy(lists: Lists, users: Rows, known: Rows, retired: Flags, found: History) -> None:
+    for b in known:
+        start, to = lists.start[users[b]], 0
+        for k in range(start, start + lists.length[users[b]]):
+            if not is_retired(retired, lists.items[k]):
+                found.items[b, to], found.times_s[b, to] = lists.items[k], lists.times_s[k]
+                found.counts[b, to] = lists.counts[k]
+                to += 1
+
+
+@compiled
+def _put(
+    lists: Lists,
+    users: Rows,
+    length: NDArray[np.uint8],
+    longest: int,
+    items: NDArray[np.int32],
+    times_s: Seconds,
+    counts: NDArray[np.uint8],
+) -> None:
+    at = 0
+    for k in range(len(users)):
+        user, kept = users[k], min(int(length[k]), longest)
+        lists.length[user] = 0
+        _make_room(lists, user, kept)
+        start = lists.start[user]
+        for m in range(kept):
+            lists.items[start + m], lists.times_s[start + m] = items[at + m], times_s[at + m]
+            lists.counts[start + m] = counts[at + m]
+        lists.length[user] = kept
+        at += length[k]

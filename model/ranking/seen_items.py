@@ -11,6 +11,7 @@ from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.jit import compiled
 from streamer.model.ranking.pair_counts import PairCounts, Pool, has
+from streamer.model.retired import RetiredItems, is_retired
 
 
 class SeenBefore(NamedTuple):
@@ -33,10 +34,15 @@ class SeenBefore(NamedTuple):
 
 
 class UserItems(ByRows):
-    """The distinct items of every user, in compact tables: about twenty bytes a user and item."""
+    """The distinct items of every user, in compact tables: about ten bytes a user and item.
 
-    def __init__(self) -> None:
-        self._pairs = PairCounts()
+    Args:
+        retired: items that nobody had any more.
+    """
+
+    def __init__(self, retired: RetiredItems | None = None) -> None:
+        self.retired = retired or RetiredItems()
+        self.clear()
 
     def before(self, users: Rows, items: Rows, ranked: Rows) -> SeenBefore:
         """What the users of some events (`ranked`, ascending) of a batch had before them.
@@ -53,7 +59,12 @@ class UserItems(ByRows):
 
     def of(self, user: int) -> Rows:
         """The items of a user now."""
-        return np.array(list(self._pairs.of(user)), np.int64)
+        flags = self.retired.flags
+        return np.array([item for item in self._pairs.of(user) if not is_retired(flags, item)], np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        return self._pairs.nbytes
 
     def observe(self, users: Rows, items: Rows) -> None:
         """Take events in."""
@@ -74,9 +85,17 @@ class UserItems(ByRows):
         self._pairs.drop(rows)
         self._pairs.add(np.repeat(rows, arrays["counts"]), arrays["items"].astype(np.int64))
 
-    def forget_users(self, users: Rows) -> None:
+    def forget(self, users: Rows) -> None:
         """Retire users."""
         self._pairs.drop(users)
+
+    def with_retired(self, users: Rows) -> Rows:
+        """Those of some users who had a retired item."""
+        return self._pairs.with_keys(users, self.retired.flags)
+
+    def sweep(self, users: Rows) -> None:
+        """Take retired items out of what users had."""
+        self._pairs.remove_keys(users, self.retired.flags)
 
     def dense(self) -> Arrays:
         return {}
@@ -85,7 +104,7 @@ class UserItems(ByRows):
         pass
 
     def clear(self) -> None:
-        self._pairs = PairCounts()
+        self._pairs = PairCounts(counted=False)
 
 
 def _earlier_of_user(users: Rows) -> Rows:

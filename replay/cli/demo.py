@@ -200,7 +200,8 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
     """For a few people who were here often enough: what they had last, and what they may like next."""
     from streamer.recommender import Recommender
 
-    often = ((learner.recent.state()["items"] >= 0).sum(axis=1) >= most).nonzero()[0]
+    users_ = learner.users.used
+    often = users_[(learner.recent.of(users_).items >= 0).sum(axis=1) >= most]
     chosen = often[[len(often) * k // users for k in range(users)]] if len(often) >= users else often
     recommender = Recommender(learner)
     queries = [recommender.user(learner.users.id_of(row)) for row in chosen.tolist()]

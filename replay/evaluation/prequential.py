@@ -122,7 +122,7 @@ class PrequentialRun:
         started = time.perf_counter()
         pipeline.run()
         seconds = time.perf_counter() - started
-        rows = np.arange(len(learner.items))
+        rows = learner.items.used
         result.occurrence, result.popularity = learner.occurrence.values(rows), learner.exact.counts(rows)
         for name in (MODEL, *self._settings.floors):
             for slice_, metric, k in itertools.product(SLICES, METRICS, self._settings.ks):

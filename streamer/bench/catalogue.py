@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from streamer.bench.base import Bench
 from streamer.model.setting import setting
+from streamer.model.settings import LearnerSettings
 
 BROKERS = "Kafka brokers; without them only the embedded log is measured."
 
@@ -96,4 +97,21 @@ class MetricsBench(Bench):
     users: int = setting(20_000, "Users of the stream.", at_least=1)
 
 
-BENCHES: tuple[type[Bench], ...] = (StepBench, IngestBench, ReplayBench, StoreBench, MetricsBench)
+@dataclass(frozen=True, kw_only=True)
+class MemoryBench(Bench):
+    """Bytes of memory that a user and an item take, by part, of a long-tailed stream with the defaults of `run`.
+
+    Three of four users and half of the items come with their first event; the others come again in proportion to the
+    events that they had. `rss_over_parts` is what the process grew by over the sum of all parts.
+    """
+
+    name: ClassVar[str] = "memory"
+    module: ClassVar[str] = "streamer.bench.memory"
+
+    events: int = setting(300_000, "Events of the stream.", at_least=1)
+    new_users: float = setting(0.75, "Share of events of a user who never came before.", above=0, at_most=1)
+    new_items: float = setting(0.48, "Share of events of an item that never came before.", above=0, at_most=1)
+    optimizer: str = setting(LearnerSettings.optimizer, "Optimizer of the embedding tables.")
+
+
+BENCHES: tuple[type[Bench], ...] = (StepBench, IngestBench, ReplayBench, StoreBench, MetricsBench, MemoryBench)

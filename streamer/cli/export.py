@@ -36,6 +36,7 @@ from streamer.settings import RunSettings
 if TYPE_CHECKING:
     from streamer.learner import Learner
     from streamer.model.batch import Floats, Rows
+    from streamer.vocabulary import Vocabulary
 
 BLOCK_ROWS = 1 << 15
 """Vectors that are held in memory at a time."""
@@ -101,7 +102,7 @@ class Side:
     learner: Learner
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._vocabulary)
 
     @property
     def dim(self) -> int:
@@ -110,17 +111,20 @@ class Side:
 
     @property
     def ids(self) -> list[str]:
-        """Raw ids by row."""
-        return self.learner.items.ids if self.name == "items" else self.learner.users.ids
+        """Raw ids in the order of their rows."""
+        return self._vocabulary.ids
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        return self.learner.items if self.name == "items" else self.learner.users
 
     def blocks(self) -> Iterator[tuple[Sequence[str], Floats]]:
         """Ids and vectors [n, dim], in order of rows."""
-        import numpy as np
-
         vectors_of = item_vectors if self.name == "items" else user_vectors
+        used, by_row = self._vocabulary.used, self._vocabulary.by_row
         for start in range(0, len(self), BLOCK_ROWS):
-            rows = np.arange(start, min(start + BLOCK_ROWS, len(self)))
-            yield self.ids[start : start + BLOCK_ROWS], vectors_of(self.learner, rows)
+            rows = used[start : start + BLOCK_ROWS]
+            yield [by_row[row] for row in rows.tolist()], vectors_of(self.learner, rows)
 
 
 def item_vectors(learner: Learner, rows: Rows) -> Floats:

@@ -68,7 +68,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     paths = CheckpointStore(directory, readonly=True).list()  # before loading: whatever is newer then was skipped
     loaded = load(directory)
     learner, meta = loaded.learner, loaded.meta
-    model, rows, ids = learner.trainer.model, np.arange(len(learner.items)), learner.items.ids
+    model, rows, ids = learner.trainer.model, np.arange(learner.items.size), learner.items.by_row
     embeddings, dense = sum(t.size * t.dim for t in model.tables.values()), sum(p.numel() for p in model.parameters())
     counts, occurrence = learner.exact.counts(rows), learner.occurrence.values(rows)
     head = np.argsort(-counts, kind="stable")

@@ -15,7 +15,8 @@ user_features, item_features
     Object. Strings, integers and booleans are categories and become strings (`42`, `true`); numbers with a
     fraction or an exponent (`31.0`) stay numbers; a null feature is absent.
 event_type
-    String or integer; looked at only when `EventSettings.event_types` is set.
+    String or integer; looked at only when `EventSettings.event_types` or `deletion_types` is set. An event of one
+    of the latter says that its item does not exist any more; it becomes an event without a user (an empty id).
 rating
     Number; looked at only when `EventSettings.min_rating` is set.
 

@@ -39,7 +39,7 @@ class EventDecoder:
         self.settings = settings = settings or EventSettings()
         if problems := settings.problems():
             raise SettingsError(problems)
-        self._types = _with_integers(settings.event_types)
+        self._types, self._deletions = _with_integers(settings.event_types), _with_integers(settings.deletion_types)
         strict = _strict_struct(settings)
         allowed = msgspec.Meta(min_length=1, max_length=settings.max_events_per_record)
         self._decode_one = msgspec.json.Decoder(strict).decode
@@ -83,8 +83,11 @@ class EventDecoder:
 
     def _columns(self, events: list[Any], record_times_ms: Sequence[int]) -> Rows:
         """The columns of events that the strict Struct accepted; `Invalid` if one breaks a rule beyond the Struct's."""
+        users = self._id_column([e.user_id for e in events])
+        if self._deletions:
+            users = ["" if e.event_type in self._deletions else user for e, user in zip(events, users, strict=True)]
         return Rows(
-            self._id_column([e.user_id for e in events]),
+            users,
             self._id_column([e.item_id for e in events]),
             _all_seconds([e.timestamp for e in events], record_times_ms),
             self._feature_column([e.user_features for e in events]),
@@ -114,6 +117,8 @@ class EventDecoder:
         if least is not None:
             ratings = [e.rating for e in events]
             keep = [k and r is not None and r >= least for k, r in zip(keep, ratings, strict=True)]
+        if self._deletions:
+            keep = [k or e.event_type in self._deletions for k, e in zip(keep, events, strict=True)]
         return keep
 
     # -- the slow reading
@@ -169,8 +174,14 @@ class EventDecoder:
     def _read(self, value: bytes, record_time_ms: int) -> Rows | None:
         """Read one event field by field; None if it is filtered, `Invalid` with the first thing that is wrong."""
         event = _decoded(self._decode_loose, value)
-        if self._types and fields.event_type(_content(event.event_type, Reason.BAD_EVENT_TYPE)) not in self._types:
-            return None
+        if self._types or self._deletions:
+            kind = fields.event_type(_content(event.event_type, Reason.BAD_EVENT_TYPE))
+            if kind in self._deletions:
+                item = self._id(event, "item_id", Reason.MISSING_ITEM_ID, Reason.BAD_ITEM_ID)
+                time_s = fields.seconds(_content(event.timestamp, Reason.BAD_TIMESTAMP), record_time_ms)
+                return Rows([""], [item], [time_s], [None], [None])
+            if self._types and kind not in self._types:
+                return None
         if self.settings.min_rating is not None:
             rating = fields.rating(_content(event.rating, Reason.BAD_RATING))
             if rating is None or rating < self.settings.min_rating:
@@ -214,7 +225,7 @@ def _strict_struct(settings: EventSettings) -> Any:
         ("user_features", features, None),
         ("item_features", features, None),
     ]
-    if settings.event_types:
+    if settings.event_types or settings.deletion_types:
         members.append(("event_type", str | int | None, None))
     if settings.min_rating is not None:
         members.append(("rating", float | None, None))

@@ -12,15 +12,17 @@ import operator
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamer.dead_letters.base import DeadLetter
 from streamer.errors import SettingsError
 from streamer.event.decoded import Decoded, FeatureColumn, none_if_empty
 from streamer.sources.base import Partition
+
+COLUMNS = ("users", "items", "timestamps_s", "user_features", "item_features", "offsets")
 
 
 class Origin(NamedTuple):
@@ -49,6 +51,8 @@ class MicroBatch:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     lost: int = 0  # offsets before its records that were removed before they could be read
     arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
+    not_admitted: int = 0  # of its events, those of users or items that have not come often enough
+    deletions: int = 0  # of its events, those that say that an item does not exist any more; they have no user
 
     def __len__(self) -> int:
         return len(self.users)
@@ -56,6 +60,22 @@ class MicroBatch:
     def __bool__(self) -> bool:
         """A batch without events counts too: `while batch := batcher.take()` must not lose its positions."""
         return True
+
+    @property
+    def learned(self) -> int:
+        """How many of its events are trained."""
+        return len(self) - self.not_admitted - self.deletions
+
+    def only(self, events: Sequence[int]) -> MicroBatch:
+        """Some of its events, ascending, without all that is not an event."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        some: dict[str, Any] = {name: column and [column[k] for k in events] for name, column in columns.items()}
+        origins = []
+        for partition, start, stop in self.origins:
+            first, last = bisect_left(events, start), bisect_left(events, stop)
+            if last > first:
+                origins.append(Origin(partition, first, last))
+        return MicroBatch(**some, origins=origins)
 
     @property
     def consumed(self) -> int:

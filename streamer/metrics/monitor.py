@@ -129,8 +129,8 @@ class Monitor(Observer):
         self.health.stepped()
         now = self._wall()
         self._counts["consumed"] += batch.consumed
-        self._counts["trained"] += len(batch)
-        self._counts["filtered"] += batch.filtered
+        self._counts["trained"] += batch.learned
+        self._counts["filtered"] += batch.filtered + batch.not_admitted + batch.deletions
         self._counts["lost"] += batch.lost
         self._batch_events.observe(len(batch))
         if batch.arrived_s is not None:

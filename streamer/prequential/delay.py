@@ -97,14 +97,14 @@ class DelayedLearner(Learner):
         self.delay = delay
         self._held: deque[tuple[MicroBatch, bool]] = deque()
         self._released = 0
-        self._live = RecentItems(self.recent.length)
+        self._live = RecentItems(self.recent.length, self.retired)
+        self.on_reuse.append(self._forget_live)
 
     def learn_batch(self, batch: MicroBatch, evaluator: Evaluator | None = None, counted: bool = True) -> Learned:
         """1. rank the batch as it comes; 2. hold it back; 3. learn from those that are due."""
         # 1.
         due, times_s = self.delay.due(batch.timestamps_s), self._times(batch)
-        users, items = self.users.rows(batch.users), self.items.rows(batch.items)
-        self.trainer.model.grow(len(self.users), len(self.items))
+        users, items = self.rows_of("users", batch.users), self.rows_of("items", batch.items)
         history = self._live.observe(users, items, times_s)
         if evaluator is not None:
             rows, chosen = Batch(users, items, self.recent_items(history), times_s), evaluator.choose(len(batch))
@@ -119,6 +119,12 @@ class DelayedLearner(Learner):
             self._released += len(held)
             learned = super().learn_batch(held, counted=counts)
         return learned
+
+    def _forget_live(self, kind: str, rows: Rows) -> None:
+        if kind == "users":
+            self._live.forget(rows)
+        else:
+            self._live.sweep(np.arange(self._live.size))
 
 
 def _nothing() -> Learned:

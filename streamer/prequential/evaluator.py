@@ -139,8 +139,9 @@ class Prequential:
         """Seconds that looking at them took."""
         self.timed_events, self.seconds_of = 0, dict.fromkeys(self._tallies, 0.0)
         """Seconds that the model took to rank, and each floor to rank and learn, and of how many events."""
-        self._user_items = UserItems() if new_only else None
-        self._recent = RecentItems(RECENT)
+        self._user_items = UserItems(learner.retired) if new_only else None
+        self._recent = RecentItems(RECENT, learner.retired)
+        learner.on_reuse.append(self._forget)
         self._users, self._items = FirstEvents(0), FirstEvents(0)
         self._pending = PendingEvents()
         self._beside = ThreadPoolExecutor(1, "floors") if time_share is not None else None
@@ -281,6 +282,24 @@ class Prequential:
             members = done.traits.members()
             for name, found in done.ranks.items():
                 self._tallies[name].add(*found, members)
+
+    def _forget(self, kind: str, rows: Rows) -> None:
+        """Rows of the learner are going to be those of others."""
+        if kind == "users":
+            self._users.forget(rows)
+            self._recent.forget(rows)
+            if self._user_items is not None:
+                self._user_items.forget(rows)
+            return
+        self._items.forget(rows)
+        self._recent.sweep(np.arange(self._recent.size))
+        if self._user_items is not None:
+            self._user_items.sweep(np.arange(self._user_items.size))
+        for floor in self._floors:
+            if self._beside:
+                self._beside.submit(floor.forget, rows)  # after the batch that they are at
+            else:
+                floor.forget(rows)
 
     def _go_on_from_learner(self, batch: Batch) -> None:
         """Before the first batch: the learner may have learned already, and knows counts and rows.

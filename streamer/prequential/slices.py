@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
+from streamer.model.by_rows import held
+from streamer.model.growing import grown
 
 BANDS = ("head", "torso", "tail")
 SPLITS = ("new-users", "returning-users", "new-items", "returning-items", *BANDS)
@@ -57,7 +59,7 @@ class Traits(NamedTuple):
 
 
 class FirstEvents:
-    """Tells first events: rows are given in order of appearance, so one beyond all earlier ones is new.
+    """Tells first events: a row beyond all earlier ones is new, and so is one that was given back.
 
     Args:
         rows: how many rows are known already.
@@ -70,6 +72,12 @@ class FirstEvents:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+        self._given_back = np.zeros(0, np.bool_)
+
+    def forget(self, rows: Rows) -> None:
+        """These rows are those of others from now on."""
+        self._given_back = grown(self._given_back, int(rows.max(initial=-1)) + 1)
+        self._given_back[rows] = True
 
     def know(self, rows: int) -> None:
         """So many rows are known by now."""
@@ -79,4 +87,8 @@ class FirstEvents:
         """For each event whether its row was never seen before it; takes the events in."""
         known = np.maximum.accumulate(np.concatenate([[self.rows], rows + 1]))
         self.rows = int(known[-1])
-        return rows >= known[:-1]
+        found = rows >= known[:-1]
+        again = np.flatnonzero(held(self._given_back, rows))
+        found[again[np.unique(rows[again], return_index=True)[1]]] = True
+        self._given_back[rows[again]] = False
+        return found

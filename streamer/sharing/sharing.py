@@ -7,7 +7,7 @@ micro-batches, and the cache that it trains with is the newest that any trainer 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,17 +20,17 @@ from streamer.cache_store.errors import StoreError
 from streamer.cache_store.state import Received, StoreStatus
 from streamer.cache_store.store import CacheStore
 from streamer.errors import SharingError
-from streamer.ingest.batcher import MicroBatch, Origin
+from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import SingleTrainer
 from streamer.learner import Learned, Learner
 from streamer.model.batch import Rows
 from streamer.model.growing import grown
 from streamer.sources.base import Partition, Positions
+from streamer.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
-COLUMNS = ("users", "items", "timestamps_s", "user_features", "item_features", "offsets")
 
 
 class LearnPart(NamedTuple):
@@ -87,12 +87,21 @@ class Sharing(SingleTrainer):
 
 
 class StoreSharing(Sharing):
-    """One learner's part in what trainers share through a store, which is closed with this."""
+    """One learner's part in what trainers share through a store, which is closed with this.
+
+    The learner's rows are those of other items after some were retired. Towards the store every id therefore has a
+    number for ever, and what comes of an item that the learner has retired is dropped, and counted.
+    """
 
     def __init__(self, learner: Learner, store: CacheStore) -> None:
         self._learner, self._store = learner, store
-        self._own = np.empty(0, np.int64)  # the learner's row of each of the store's
+        self._numbers = Vocabulary()
+        self._row_of = np.empty(0, np.int64)  # the learner's row of each number, -1 if it has none
+        self._number_of = np.empty(0, np.int64)  # the number of each of the learner's rows, -1 if it has none
+        self._own = np.empty(0, np.int64)  # the number of each of the store's rows
         self._mapped = 0  # how many rows of the store are in it
+        self._retired_events = 0
+        learner.on_reuse.append(self._forget)
         self._cache: Rows | None = None
         self._duplicate_events = 0
         self._logged_duplicates: set[str] = set()
@@ -116,7 +125,8 @@ class StoreSharing(Sharing):
         counted_until = np.array([self._store.counted_until(span.partition) for span in spans])
         new = np.array(batch.offsets) >= counted_until[sources]
         self._note_duplicates([spans[k].partition for k in sources[~new].tolist()])
-        parts = [LearnPart(_selected(batch, ~new), False), LearnPart(_selected(batch, new), True)]
+        at = np.flatnonzero(new).tolist(), np.flatnonzero(~new).tolist()
+        parts = [LearnPart(batch.only(at[1]), False), LearnPart(batch.only(at[0]), True)]
         return [part for part in parts if len(part.batch)]
 
     def _claim_recreated(self, spans: Iterable[Span], ends: Positions) -> None:
@@ -140,10 +150,41 @@ class StoreSharing(Sharing):
         if not part.counted or not part.batch.origins:
             return
         spans, sources = _spans(part.batch)
-        drawn = Increments(learned.drawn[0], np.rint(learned.drawn[1]).astype(np.int64))
-        cache = self._learner.cache if self._learner.trainer.method.extra == "cache" else None
-        contribution = Contribution(spans, sources, part.batch.offsets, learned.items, drawn, cache)
-        self._store.contribute(contribution, self._learner.items.ids)
+        numbers = self._numbers_of
+        drawn = Increments(numbers(learned.drawn[0]), np.rint(learned.drawn[1]).astype(np.int64))
+        cache = numbers(self._learner.cache) if self._learner.trainer.method.extra == "cache" else None
+        contribution = Contribution(spans, sources, part.batch.offsets, numbers(learned.items), drawn, cache)
+        self._store.contribute(contribution, self._numbers.by_row)
+
+    def _numbers_of(self, rows: Rows) -> Rows:
+        """Of rows that have an item."""
+        self._number_of = grown(self._number_of, self._learner.items.size, -1)
+        new = np.unique(rows[self._number_of[rows] < 0])
+        if len(new):
+            self._note([self._learner.items.id_of(row) for row in new.tolist()], new)
+        return self._number_of[rows]
+
+    def _note(self, ids: Sequence[str], rows: Rows) -> Rows:
+        """Items have these rows now; returns their numbers."""
+        numbers = self._numbers.rows(ids)
+        self._row_of = grown(self._row_of, self._numbers.size, -1)
+        self._number_of = grown(self._number_of, self._learner.items.size, -1)
+        self._row_of[numbers], self._number_of[rows] = rows, numbers
+        return numbers
+
+    def _forget(self, kind: str, rows: Rows) -> None:
+        """Rows are those of other items from now on."""
+        if kind == "items":
+            rows = rows[rows < len(self._number_of)]
+            numbers = self._number_of[rows]
+            self._row_of[numbers[numbers >= 0]] = -1
+            self._number_of[rows] = -1
+
+    def _rows_of(self, numbers: Rows) -> tuple[Rows, NDArray[np.bool_]]:
+        """The learner's rows of those that have one, and which these are."""
+        rows = self._row_of[numbers]
+        kept = self._learner.items.is_used(rows)
+        return rows[kept], kept
 
     # from others ------------------------------------------------------------------------------------------------------
 
@@ -156,35 +197,44 @@ class StoreSharing(Sharing):
             self._map(received)
         # 2. totals, if they replace everything
         if reset is not None:
-            rows, counts = self._own[: len(reset.counts)], reset.counts.astype(np.float64)
-            learner.changes.mark("items", learner.rows("items"))
+            rows, kept = self._rows_of(self._own[: len(reset.counts)])
+            counts = reset.counts[kept].astype(np.float64)
+            learner.changes.mark("items", np.arange(learner.items.size))
             learner.exact.replace(rows, counts)
-            learner.occurrence.replace(rows, reset.drawn.astype(np.float64))
+            learner.occurrence.replace(rows, reset.drawn[kept].astype(np.float64))
             if not learner.ageing.total:
                 learner.ageing.add(rows, counts)
             for pending in reset.pending:
-                learner.exact.add(pending.items, pending.item_counts.counts.astype(np.float64))
-                learner.occurrence.add(*pending.drawn)
+                self._add(learner.exact.add, pending.items, pending.item_counts.counts.astype(np.float64))
+                self._add(learner.occurrence.add, *pending.drawn)
         # 3. what was added since
         for delta in received.deltas:
-            rows, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
-            learner.changes.mark("items", np.concatenate([rows, self._own[delta.drawn.rows]]))
-            learner.exact.add(rows, counts)
-            learner.ageing.add(rows, counts)
-            learner.occurrence.add(self._own[delta.drawn.rows], delta.drawn.counts)
+            items, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
+            rows, kept = self._rows_of(items)
+            self._retired_events += int(counts[~kept].sum())
+            learner.see("items", rows)
+            learner.exact.add(rows, counts[kept])
+            learner.ageing.add(rows, counts[kept])
+            self._add(learner.occurrence.add, self._own[delta.drawn.rows], delta.drawn.counts)
         # 4. the newest cache
         if received.cache is not None:
             self._cache = self._own[received.cache]
         if received.live and self._cache is not None and learner.trainer.method.extra == "cache":
-            learner.cache = self._cache
+            learner.cache = self._rows_of(self._cache)[0]
+
+    def _add(self, add: Callable[[Rows, NDArray[Any]], None], numbers: Rows, counts: NDArray[Any]) -> None:
+        """Add counts of numbers to those of the learner's rows."""
+        rows, kept = self._rows_of(numbers)
+        self._learner.changes.mark("items", rows)
+        add(rows, counts[kept])
 
     def _map(self, received: Received) -> None:
-        first, rows = self._mapped, self._learner.items.rows(received.ids)
+        first, rows = self._mapped, self._learner.meet("items", received.ids)
+        numbers = self._note(received.ids, rows)
         self._mapped += len(rows)
         self._own = grown(self._own, self._mapped)
-        self._own[first : self._mapped] = rows
-        self._store.map_rows(received.row_version, first, rows)
-        self._learner.trainer.model.grow(len(self._learner.users), len(self._learner.items))
+        self._own[first : self._mapped] = numbers
+        self._store.map_rows(received.row_version, first, numbers)
 
     # the owner of partitions, on the reading thread -------------------------------------------------------------------
 
@@ -214,22 +264,29 @@ class StoreSharing(Sharing):
     def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         arrays, values, received = self._store.save()
         self._apply(received)
-        return arrays | {"own": self._own[: self._mapped].copy()}, values
+        ids = {f"numbers.{name}": array for name, array in self._numbers.state().items()}
+        return arrays | ids | {"own": self._own[: self._mapped].copy()}, values
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], positions: Positions) -> None:
-        learner, every = self._learner, np.arange(len(self._learner.items))
+        learner = self._learner
         if values:
-            own = np.array(arrays["own"])
-            self._store.restore(arrays, values, learner.items.ids, own)
+            prefix, own = "numbers.", np.array(arrays["own"])
+            self._numbers.load_state({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
+            self._store.restore(arrays, values, self._numbers.by_row, own)
         else:  # it shared nothing so far: what it has counted seeds an empty store
-            own, next_offsets = every, {str(partition): offset for partition, offset in positions.items()}
-            counts = np.rint(learner.exact.counts(every)).astype(np.int64)
-            drawn = np.rint(learner.occurrence.values(every)).astype(np.int64)
-            self._store.begin_with(counts, drawn, next_offsets, learner.items.ids)
+            rows, next_offsets = learner.items.used, {str(partition): offset for partition, offset in positions.items()}
+            own = self._numbers.rows(learner.items.ids)
+            counts = np.rint(learner.exact.counts(rows)).astype(np.int64)
+            drawn = np.rint(learner.occurrence.values(rows)).astype(np.int64)
+            self._store.begin_with(counts, drawn, next_offsets, self._numbers.by_row)
+        self._row_of = learner.items.known(self._numbers.ids)
+        self._number_of = np.full(learner.items.size, -1)
+        self._number_of[self._row_of[self._row_of >= 0]] = np.flatnonzero(self._row_of >= 0)
         self._own, self._mapped = own, len(own)
 
     def status(self) -> StoreStatus:
-        return replace(self._store.status(), duplicate_events=self._duplicate_events)
+        status = self._store.status()
+        return replace(status, duplicate_events=self._duplicate_events, retired_events=self._retired_events)
 
     def close(self) -> None:
         self._store.close(FLUSH_S)
@@ -249,12 +306,3 @@ def _spans(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:
     index = {span.partition: k for k, span in enumerate(spans)}
     sources = np.array([index[str(origin.partition)] for origin in batch.origins], np.int32)
     return spans, np.repeat(sources, [stop - start for _, start, stop in batch.origins])
-
-
-def _selected(batch: MicroBatch, chosen: NDArray[np.bool_]) -> MicroBatch:
-    """Some events of a batch."""
-    at, before = np.flatnonzero(chosen).tolist(), np.concatenate([[0], np.cumsum(chosen)]).tolist()
-    columns = {name: getattr(batch, name) for name in COLUMNS}
-    some: dict[str, Any] = {name: column and [column[k] for k in at] for name, column in columns.items()}
-    origins = [Origin(p, before[a], before[b]) for p, a, b in batch.origins if before[b] > before[a]]
-    return MicroBatch(**some, origins=origins)

@@ -10,6 +10,7 @@ from slow_evidence import SlowCoOccurrence
 
 from streamer.model.growing import SMALLEST_CAPACITY
 from streamer.model.ranking.co_occurrence import REACH, CoOccurrence
+from streamer.model.retired import is_retired
 
 ITEMS = 15
 Event = tuple[int, int, list[tuple[int, int]]]
@@ -50,7 +51,8 @@ def assert_same(found: CoOccurrence, slow: SlowCoOccurrence) -> None:
         assert list(found.of(item)) == list(expected)
         assert found.of(item) == {other: weight for other, (weight, _) in expected.items()}
         if item < found.size:
-            timed = lists.timed[lists.start[item] :][: lists.length[item]]
+            here = slice(lists.start[item], lists.start[item] + lists.length[item])
+            timed = lists.timed[here][[not is_retired(found.retired.flags, i) for i in lists.items[here].tolist()]]
             assert timed.tolist() == pytest.approx([t for _, t in expected.values()], rel=1e-5, abs=1e-7)
             assert lists.timed_total[item] == pytest.approx(slow.timed_totals[item], rel=1e-5, abs=1e-6)
         assert found.total(item) == pytest.approx(slow.totals[item], rel=1e-5, abs=1e-6)
@@ -81,8 +83,19 @@ def test_retired_items_have_no_neighbours_and_are_none_until_they_come_again(
     stream: list[Event], further: list[Event], length: int, gone: set[int]
 ) -> None:
     co_occurrence, slow = after(stream, length), slow_after(stream, length)
-    co_occurrence.forget_items(np.array(sorted(gone), np.int64))
+    rows = np.array(sorted(gone), np.int64)
+    co_occurrence.retired.forget(rows)
+    co_occurrence.forget(rows)
     slow.forget(gone)
+    assert_same(co_occurrence, slow)
+    others = [event for event in further if not gone & {event[0], *(item for item, _ in event[2])}]
+    observe(co_occurrence, others)
+    for event in others:
+        slow.observe(*event)
+    assert_same(co_occurrence, slow)
+    co_occurrence.sweep(np.arange(ITEMS + 9))
+    assert not len(co_occurrence.with_retired(np.arange(ITEMS + 9)))
+    co_occurrence.retired.clear()
     assert_same(co_occurrence, slow)
     observe(co_occurrence, further)
     for event in further:

@@ -148,8 +148,10 @@ def test_retired_items_are_candidates_of_nobody(stream, gone, further):
     both = Both()
     both.observe(stream, np.empty(0, np.int64))
     rows = np.array(sorted(gone))
-    both.evidence.forget_items(rows)
-    both.recent.forget_items(rows)
+    for retired in (both.evidence.co_occurrence.retired, both.recent.retired):
+        retired.forget(rows)
+    both.evidence.forget(rows)
+    both.evidence.co_occurrence.forget(rows)
     left = {event.item for event in stream} - gone
     found = both.evidence.candidates(both.recent.of(np.arange(3)))
     assert set(found.items.tolist()) == left

@@ -18,6 +18,7 @@ from streamer.model.optim import (
     Adam,
     DenseAdam,
     ParameterAdam,
+    RowAdagrad,
     RowOptimizer,
     make_optimizer,
 )
@@ -25,7 +26,7 @@ from streamer.model.tables import Table
 
 CPU = torch.device("cpu")
 SIZE, DIM, RATE = 12, 5, 0.01
-NAMES = ("adam", "adagrad", "sgd", "dense-adam")
+NAMES = ("adam", "adagrad", "row-adagrad", "sgd", "dense-adam")
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # rounding of float32: a step of 1e-2 gathers 1e-7 or so
 
 Step = tuple[Tensor, Tensor]
@@ -40,7 +41,7 @@ class GatheredAdam(Adam):
 
 
 def table_for(optimizer: RowOptimizer) -> Table:
-    table = Table(DIM, optimizer.slots, 0.1, 3, CPU)
+    table = Table(DIM, optimizer.slots, 0.1, 3, CPU, optimizer.numbers)
     table.grow(SIZE)
     return table
 
@@ -151,6 +152,21 @@ def test_both_paths_of_adagrad_agree_on_weights_state_and_counts(memory: float |
     torch.testing.assert_close(run(compiled, steps).lines, gathered.lines, **CLOSE)
 
 
+@pytest.mark.parametrize("memory", [None, 5.0])
+def test_row_adagrad_has_one_rate_a_row_on_both_paths(memory: float | None) -> None:
+    steps = list(steps_over(some_rows(), 100))
+    optimizer, gathered, squares = RowAdagrad(memory), table_for(RowAdagrad()), torch.zeros(SIZE, dtype=torch.float64)
+    expected = gathered.weight.double()
+    for rows, gradient in steps:
+        optim._row_adagrad_gathered(gathered, rows, gradient, RATE, optimizer.keep)
+        squares[rows] = optimizer.keep * squares[rows] + gradient.double().square().mean(1)
+        expected[rows] -= RATE * gradient / (squares[rows].sqrt() + optim.EPSILON).unsqueeze(1)
+    found = run(optimizer, steps)
+    torch.testing.assert_close(found.lines, gathered.lines, **CLOSE)
+    torch.testing.assert_close(found.weight.double(), expected, rtol=1e-4, atol=1e-5)
+    assert found.lines.shape[1] == DIM + 2
+
+
 def test_adagrad_with_a_memory_never_stops_learning() -> None:
     optimizer, table = Adagrad(memory=50), table_for(Adagrad())
     row, gradient = torch.tensor([1]), torch.ones(1, DIM)
@@ -240,7 +256,7 @@ class TestEveryOptimizer:
         optimizer = make_optimizer(name)
         table, rows = table_for(optimizer), torch.arange(3)
         table.weight.fill_(0.1)
-        rate = {"sgd": 0.1, "adagrad": 0.1}.get(name, 0.003)
+        rate = {"sgd": 0.1, "adagrad": 0.1, "row-adagrad": 0.1}.get(name, 0.003)
         for _ in range(200):
             optimizer.apply(table, rows, table.weight[rows] - 0.02, rate)
         torch.testing.assert_close(table.weight[rows], torch.full((3, DIM), 0.02), rtol=0, atol=1e-3)
@@ -257,7 +273,7 @@ class TestEveryOptimizer:
 
 
 def test_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match="no optimizer 'lion'; there are adam, adagrad, sgd, dense-adam"):
+    with pytest.raises(ValueError, match="no optimizer 'lion'; there are adam, adagrad, row-adagrad, sgd, dense-adam"):
         make_optimizer("lion")
 
 

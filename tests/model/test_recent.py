@@ -150,28 +150,41 @@ class TestOf:
 class TestForget:
     def test_retired_user_has_none_and_others_keep_theirs(self) -> None:
         recent = after([(0, 5), (1, 6), (2, 7)])
-        recent.forget_users(np.array([0, 2]))
+        recent.forget(np.array([0, 2]))
         assert of(recent, 0, 1, 2) == [[], [6], []]
+
+    def test_what_retired_users_leave_is_used_again(self) -> None:
+        recent, sizes = RecentItems(30), []
+        for _ in range(50):
+            observe(recent, [(user, item) for user in range(40) for item in range(20)])
+            sizes.append(recent.nbytes)
+            recent.forget(np.arange(40))
+        assert len(set(sizes)) == 1
 
     def test_retiring_users_never_seen_changes_nothing(self) -> None:
         recent = after([(0, 5)])
-        recent.forget_users(np.array([3, 10**9]))
+        recent.forget(np.array([3, 10**9]))
         assert of(recent, 0) == [[5]]
 
-    @given(stream=streams, length=lengths, gone=st.sets(st.integers(0, 12)))
+    @given(stream=streams, length=lengths, gone=st.sets(st.integers(0, 12)), swept=st.booleans())
     def test_retired_items_vanish_and_the_others_keep_their_order(
-        self, stream: list[Event], length: int, gone: set[int]
+        self, stream: list[Event], length: int, gone: set[int], swept: bool
     ) -> None:
         recent, slow = after(stream, length), SlowRecentItems(length)
         slow.observe(stream)
         before = {(user, i): rest for user in range(5) for i, *rest in columns(recent, user)}
-        recent.forget_items(np.array(sorted(gone), np.int64))
+        recent.retired.forget(np.array(sorted(gone), np.int64))
+        held = [user for user in range(5) if gone & set(slow.of(user))]
+        assert recent.with_retired(np.arange(7)).tolist() == held
+        if swept:
+            recent.sweep(np.arange(7))
+            recent.retired.clear()
         assert of(recent, *range(5)) == [[i for i in slow.of(user) if i not in gone] for user in range(5)]
         assert all(before[user, i] == rest for user in range(5) for i, *rest in columns(recent, user))
 
     def test_list_fills_up_again_after_an_item_vanished(self) -> None:
         recent = after([(0, 1), (0, 2), (0, 3)])
-        recent.forget_items(np.array([2]))
+        recent.retired.forget(np.array([2]))
         observe(recent, [(0, 9), (0, 8)])
         assert of(recent, 0) == [[8, 9, 3]]
 

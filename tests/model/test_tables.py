@@ -11,23 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamer.model.tables import PAGE, Table
+from streamer.model.tables import Table
 
 CPU = torch.device("cpu")
 DIM, SLOTS = 3, 2
 fifty = settings(max_examples=50)
-
-
-class CountingTable(Table):
-    """Remembers which pages of first weights were made."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.pages: list[int] = []
-
-    def _page(self, page: int) -> Tensor:
-        self.pages.append(page)
-        return super()._page(page)
 
 
 def table_of(size: int = 0, *, dim: int = DIM, slots: int = SLOTS, std: float = 0.1, seed: int = 5) -> Table:
@@ -79,7 +67,7 @@ class TestGrowth:
         assert not torch.equal(table_of(10, seed=1).weight, table_of(10, seed=2).weight)
 
     def test_all_rows_differ(self) -> None:
-        assert len(torch.unique(table_of(20 * PAGE).weight, dim=0)) == 20 * PAGE
+        assert len(torch.unique(table_of(2000).weight, dim=0)) == 2000
 
     def test_first_weights_are_normal_with_the_given_deviation(self) -> None:
         weight = table_of(20_000, std=0.1).weight  # 60,000 numbers: relative error of the deviation 0.3%
@@ -105,26 +93,20 @@ class TestGrowth:
             places.add(table.lines.data_ptr())
         assert len(places) <= math.log2(20_000) - 8  # 1024, 2048, .. 32768
 
-    def test_one_by_one_growth_makes_each_page_once(self) -> None:
-        table = CountingTable(DIM, SLOTS, 0.1, 5, CPU)
-        for size in range(1, 5 * PAGE + 1):
-            table.grow(size)
-        assert table.pages == list(range(5))
-
 
 class TestClear:
-    ROWS = (0, 1, PAGE - 1, PAGE, 1500, 1999)
+    ROWS = (0, 1, 63, 64, 1500, 1999)
 
     def test_retired_rows_are_new_rows_again(self) -> None:
-        table, rows = table_of(2000), torch.tensor(self.ROWS)
+        table, rows = table_of(2000), np.array(self.ROWS)
         scribble(table)
-        table.forget(rows.flip(0))
+        table.forget(rows[::-1])
         assert torch.equal(table.lines[rows], table_of(2000).lines[rows])
 
     def test_other_rows_stay(self) -> None:
         table = table_of(2000)
         before = scribble(table)
-        table.forget(torch.tensor(self.ROWS))
+        table.forget(np.array(self.ROWS))
         others = torch.ones(2000, dtype=torch.bool)
         others[list(self.ROWS)] = False
         assert torch.equal(table.lines[:2000][others], before[others])
@@ -132,20 +114,13 @@ class TestClear:
     def test_zero_deviation_retires_to_zero(self) -> None:
         table = table_of(10, std=0.0)
         scribble(table)
-        table.forget(torch.tensor([3]))
+        table.forget(np.array([3]))
         assert not table.lines[3].any()
-
-    def test_rows_of_one_page_are_made_together(self) -> None:
-        table = CountingTable(DIM, SLOTS, 0.1, 5, CPU)
-        table.grow(PAGE * 3)
-        table.pages.clear()
-        table.forget(torch.tensor([2, 2 * PAGE, 7, 5]))
-        assert table.pages == [0, 2]
 
     def test_retiring_nothing_changes_nothing(self) -> None:
         table = table_of(10)
         before = scribble(table)
-        table.forget(torch.empty(0, dtype=torch.int64))
+        table.forget(np.empty(0, np.int64))
         assert torch.equal(table.lines[:10], before)
 
 

@@ -580,3 +580,18 @@ def test_what_is_none_is_not_written():
 def test_numbers_that_are_not_finite_are_not_written(fields: dict):
     with pytest.raises(ValueError, match="finite"):
         encode("u", "i", **fields)
+
+
+@pytest.mark.parametrize("user", [b"", b'"user_id": "ann", '])
+def test_events_of_a_deletion_type_need_no_user_and_have_none(user: bytes) -> None:
+    settings = EventSettings(deletion_types=("item_deleted", "9"), event_types=("click",), min_rating=3)
+    values = (
+        b'{"user_id": "ann", "item_id": "tea", "event_type": "click", "rating": 4}',
+        b"{%b" % user + b'"item_id": "tea", "event_type": "item_deleted"}',
+        b"{%b" % user + b'"item_id": 7, "event_type": 9}',
+        b'{"user_id": "ann", "item_id": "tea", "event_type": "view", "rating": 4}',
+        b"{%b" % user + b'"event_type": "item_deleted"}',
+    )
+    decoded = EventDecoder(settings).decode(chunk_of(*values))
+    assert list(zip(decoded.users, decoded.items, strict=True)) == [("ann", "tea"), ("", "tea"), ("", "7")]
+    assert (decoded.filtered, [letter.reason for letter in decoded.letters]) == (1, [Reason.MISSING_ITEM_ID])

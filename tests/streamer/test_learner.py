@@ -438,7 +438,7 @@ class TestIncompatible:
         learner.learn_batch(featured(events(40)))
         state, values = learner.snapshot()
         parts = ("users/recent.items", "pairs/lists.items", "users/seen.items", "dense/ranker.discovery.squares.out")
-        for name in ("dense/cache", "items/table.lines", "items/exact.counts", "users/ids.ids.utf8", *parts):
+        for name in ("dense/cache", "items/table.lines", "items/exact.counts", "users/ids.utf8", *parts):
             assert name in state
             partial = {key: value for key, value in state.items() if key != name}
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:

@@ -1,70 +1,98 @@
-"""Ids get rows in order of first appearance, and keep them."""
+"""Ids and rows against a dictionary that gives the lowest free row."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from streamer.vocabulary import Vocabulary
 
-IDS = st.lists(st.lists(st.text(max_size=3), max_size=20), max_size=10)
+IDS = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(["", "a", "aa", "ü", "\ud800"])
 
 
-def slow_rows(batches: list[list[str]], first: int) -> list[list[int]]:
-    """One id after the other."""
-    seen: list[str] = []
-    rows = []
-    for batch in batches:
-        for raw in batch:
-            if raw not in seen:
-                seen.append(raw)
-        rows.append([first + seen.index(raw) for raw in batch])
-    return rows
+class AgainstDictionary(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.vocabulary, self.rows, self.retired = Vocabulary(first=1, reuse=False), {}, set()
+
+    def _free(self):
+        taken = {*self.rows.values(), *self.retired}
+        return next(row for row in range(1, len(taken) + 2) if row not in taken)
+
+    @rule(ids=st.lists(IDS, max_size=8))
+    def come(self, ids):
+        before = list(self.rows.values())
+        expected = [self.rows.get(raw) or self.rows.setdefault(raw, self._free()) for raw in ids]
+        said = []
+        assert self.vocabulary.rows(ids, said.extend).tolist() == expected
+        assert set(said) >= set(expected) - set(before)
+
+    @rule(data=st.data())
+    def forget(self, data):
+        gone = data.draw(st.lists(st.sampled_from(sorted(self.rows)), unique=True)) if self.rows else []
+        rows = [self.rows.pop(raw) for raw in gone]
+        self.vocabulary.forget(np.array(rows, np.int64))
+        self.retired |= set(rows)
+
+    @rule()
+    def give_back(self):
+        self.vocabulary.give_back(np.array(sorted(self.retired), np.int64))
+        self.retired = set()
+
+    @rule()
+    def go_on_in_another(self):
+        every, other = np.arange(1, self.vocabulary.size), Vocabulary(first=1, reuse=False)
+        for part in (every[::2], every[1::2]):
+            other.put(part, self.vocabulary.take(part))
+        self.vocabulary = other
+
+    @rule()
+    def put_back_what_was_taken(self):
+        every = np.arange(1, self.vocabulary.size)
+        self.vocabulary.put(every, self.vocabulary.take(every))
+
+    @invariant()
+    def same(self):
+        assert dict(self.vocabulary) == {row: raw for raw, row in self.rows.items()}
+        assert len(self.vocabulary) == len(self.rows)
+        assert all(self.vocabulary.row_of(raw) == row for raw, row in self.rows.items())
+        assert self.vocabulary.row_of("an id that never came") is None
 
 
-@given(IDS, st.sampled_from([0, 1]))
-def test_rows_are_given_in_order_of_first_appearance(batches, first):
+TestAgainstDictionary = AgainstDictionary.TestCase
+
+
+@given(st.lists(IDS, max_size=40), st.sampled_from([0, 1, 7]))
+def test_rows_are_given_in_the_order_of_first_appearance(ids, first):
     vocabulary = Vocabulary(first)
-    found = [vocabulary.rows(batch).tolist() for batch in batches]
-    assert found == slow_rows(batches, first)
-    distinct = list(dict.fromkeys(raw for batch in batches for raw in batch))
+    distinct = list(dict.fromkeys(ids))
+    assert vocabulary.rows(ids).tolist() == [first + distinct.index(raw) for raw in ids]
     assert vocabulary.ids == distinct
-    assert len(vocabulary) == len(distinct)
     assert vocabulary.size == first + len(distinct)
 
 
-@given(IDS)
-def test_a_row_leads_back_to_its_id_and_an_unknown_id_has_none(batches):
+def test_memory_stays_the_same_while_ids_come_and_go():
+    vocabulary, seen = Vocabulary(), []
+    for k in range(200):
+        rows = vocabulary.rows([f"id-{k:03}-{n}" for n in range(500)])
+        vocabulary.forget(rows)
+        seen.append(vocabulary.nbytes)
+    assert max(seen[100:]) <= max(seen[:100])
+    assert vocabulary.size == 500
+
+
+def test_a_row_without_an_id_has_no_name():
     vocabulary = Vocabulary(first=1)
-    for batch in batches:
-        rows = vocabulary.rows(batch)
-        assert [vocabulary.id_of(row) for row in rows] == batch
-        assert [vocabulary.row_of(raw) for raw in batch] == rows.tolist()
-    assert vocabulary.row_of("an id that never came") is None
-    assert vocabulary.row_of("an id that never came") is None, "asking gives no row"
+    vocabulary.forget(vocabulary.rows(["tea"]))
+    for row in (0, 1, 2):
+        with pytest.raises(IndexError, match=f"row {row} has no id"):
+            vocabulary.id_of(row)
 
 
-@given(IDS, IDS)
-def test_a_loaded_vocabulary_goes_on_where_the_other_stopped(before, after):
-    one, other = Vocabulary(first=1), Vocabulary(first=1)
-    for batch in before:
-        one.rows(batch)
-    other.rows(["something else"])
-    other.load(one.ids)
-    for batch in after:
-        assert np.array_equal(one.rows(batch), other.rows(batch))
-
-
-def test_loading_copies():
-    one, other = Vocabulary(), Vocabulary()
-    one.rows(["a"])
-    other.load(one.ids)
-    other.rows(["b"])
-    assert one.ids == ["a"]
-
-
-def test_no_ids_are_no_rows():
+def test_no_ids_have_no_rows():
     rows = Vocabulary().rows([])
-    assert rows.dtype == np.int64
     assert len(rows) == 0
+    assert rows.dtype == np.int64

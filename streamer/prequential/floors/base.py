@@ -80,3 +80,7 @@ class Floor(Protocol):
     def walk(self, stretch: Stretch) -> Ranks:
         """Rank what is to be ranked and learn from what is due, event by event."""
         ...
+
+    def forget(self, items: Rows) -> None:
+        """Retire items: their rows are those of others from now on (may look at everything)."""
+        ...

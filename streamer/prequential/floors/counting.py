@@ -69,6 +69,16 @@ class CoVisitation:
                 return ranks
             self._pairs.extend()
 
+    def forget(self, items: Rows) -> None:
+        """Retire items: they have no neighbours, and are none."""
+        items = items[items < len(self._totals)]
+        gone = np.zeros(len(self._totals), np.uint8)
+        gone[items] = 1
+        self._pairs.drop(items)
+        self._pairs.remove_keys(np.arange(len(self._totals)), gone)
+        self._totals[items] = 0
+        self._popularity.forget(items)
+
 
 class Counting(CoVisitation):
     """Recommends what users had soon before or after the user's last ten items.

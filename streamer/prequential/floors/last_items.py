@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from streamer.model.batch import Rows
 from streamer.prequential.floors.base import Ranks, Stretch
 
 
@@ -18,3 +19,6 @@ class LastItems:
         at, place = np.nonzero(stretch.recent[stretch.ranked] == stretch.targets[:, None])
         ranks.among_all[at] = place + 1
         return ranks
+
+    def forget(self, items: Rows) -> None:
+        """There is nothing to forget."""

@@ -69,6 +69,12 @@ class MostPopular:
         _walk(order, *events, *for_new, ranks.among_all, ranks.among_new)
         return ranks
 
+    def forget(self, items: Rows) -> None:
+        """Retire items: as if they had had no events."""
+        last = self._order.last
+        last[np.isin(last, items)] = -1
+        _forget(self._order._replace(items=self.items()), items[items < self.size])
+
     def items(self) -> Rows:
         """All items, the most popular first; those without events behind."""
         return self._order.items[: self.size]
@@ -128,6 +134,13 @@ def _walk(
     while done < end:
         count_event(order, items[done])
         done += 1
+
+
+@compiled
+def _forget(order: Popularity, items: Rows) -> None:
+    for item in items:
+        while order.counts[item] > 0:
+            _one_less(order, item)
 
 
 @compiled
