@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.growing import grown
+from streamer.model.jit import compiled
 
 MOST_READERS = 8
 
@@ -64,10 +65,32 @@ class ChangedRows:
     def take(self, kind: str) -> Rows:
         """The rows of a kind that were marked since the last call, ascending."""
         flags = self._flags[kind]
-        rows = np.flatnonzero(flags & self._bit)
-        flags[rows] &= ~self._bit
+        rows = np.empty(_count(flags, self._bit), np.int64)
+        _take(flags, flags[: len(flags) // 8 * 8].view(np.uint64), self._bit, rows)
         return rows
 
     def put_back(self, kind: str, rows: Rows) -> None:
         """Rows that were taken and could not be used: they come again with the next."""
         self._flags[kind][rows] |= self._bit
+
+
+@compiled
+def _count(flags: NDArray[np.uint8], bit: np.uint8) -> int:
+    """Rows that have the bit; sixteen million are counted in a few milliseconds, while training waits."""
+    count = 0
+    for row in range(len(flags)):
+        count += (flags[row] & bit) != 0
+    return count
+
+
+@compiled
+def _take(flags: NDArray[np.uint8], eights: NDArray[np.uint64], bit: np.uint8, rows: Rows) -> None:
+    """Write the rows that have the bit, as many as `rows` takes, and clear it; most eights of rows have none."""
+    found = 0
+    for eight in range(len(eights) + 1):
+        if eight == len(eights) or eights[eight]:
+            for row in range(8 * eight, min(8 * eight + 8, len(flags))):
+                if flags[row] & bit:
+                    rows[found] = row
+                    flags[row] &= ~bit
+                    found += 1

@@ -93,6 +93,8 @@ class Table(ByRows):
     def take(self, rows: Rows) -> Arrays:
         """A copy of rows with their optimizer state; rows that the table does not have yet are made."""
         self.grow(int(rows.max(initial=-1)) + 1)
+        if self.lines.device.type == "cpu":  # a few rows: not worth waking torch's threads
+            return {"lines": self.lines.numpy()[rows]}
         return {"lines": self.lines.index_select(0, to_device(rows, self.lines.device)).cpu().numpy()}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 
 from streamer.accounting import Accounting
 from streamer.admission import Admission
-from streamer.checkpoint import Checkpoint, CheckpointStore
+from streamer.checkpoint import Checkpoint, CheckpointStore, Chunk
+from streamer.checkpoint.capture import marked
+from streamer.checkpoint.frames import CHUNK_ROWS
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
 from streamer.ingest.batcher import MicroBatch
@@ -46,11 +48,6 @@ from streamer.model.trainer import StepResult, Trainer
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
 from streamer.vocabulary import Vocabulary
-
-State = dict[str, Any]
-
-FORMAT = 3
-"""Of what a checkpoint holds; one of another format cannot be read."""
 
 MOST_AT_ONCE = 4096
 """Ids that go between two steps, if no more are new."""
@@ -141,7 +138,7 @@ class Learner:
         self.on_reuse: list[Callable[[str, Rows], None]] = []
         """Called with the rows of users or items that may be used again by others."""
         self.changes = self.trainer.changes
-        self.ageing.before_rescaling = self.occurrence.before_rescaling = self._mark_all_items
+        self.occurrence.before_rescaling = self._mark_all_items
         self._parts = self._by_kind()
 
     def _by_kind(self) -> dict[str, dict[str, Any]]:
@@ -250,9 +247,9 @@ class Learner:
         Raises:
             CheckpointError: it cannot be written.
         """
-        tensors, values = self.snapshot()
+        arrays, values = self.dense()
         with CheckpointStore(directory) as store:
-            return store.save(tensors, checkpoint_meta(self, values))
+            return store.save(self.chunks(), arrays, checkpoint_meta(self, values))
 
     @classmethod
     def load(cls, directory: str | Path, device: str | None = None) -> Learner:
@@ -513,7 +510,7 @@ class Learner:
         step = self._parts[kind]["recency"].step_of_oldest
         return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
 
-    # what a batch does, in detail ---------------------------------------------------------------------------------------
+    # what a batch does, in detail ------------------------------------------------------------------------------------
 
     def _observe(self, rows: Batch, history: History, evaluated: Rows) -> tuple[Candidates, Candidates]:
         """Candidates of the events to be evaluated, and of those to learn from, as of each; all events are counted.
@@ -583,7 +580,7 @@ class Learner:
         """
         settings = checkpoint_settings(checkpoint)
         learner = cls(dataclasses.replace(settings, device=device) if device else settings)
-        learner.restore(checkpoint.tensors, checkpoint.meta["learner"])
+        learner.restore(checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"])
         return learner
 
     # the recovery unit -----------------------------------------------------------------------------------------------
@@ -598,6 +595,12 @@ class Learner:
             found: Rows = next(iter(self._parts[kind].values())).rows()
             return found
         return np.arange(self._vocabulary(kind).size)
+
+    def used(self, kind: str) -> NDArray[np.bool_]:
+        """Of each row of a kind, whether it is in use: what `rows` says, at a fraction of its memory."""
+        if "ids" not in self._parts[kind] and kind != "pairs":
+            return marked(self.rows(kind))
+        return np.ones(self._vocabulary(kind).size, np.bool_)
 
     def _vocabulary(self, kind: str) -> Vocabulary:
         found: Vocabulary = self._parts["items" if kind == "pairs" else kind]["ids"]
@@ -656,27 +659,25 @@ class Learner:
         if differ := [f"{n} was {theirs.get(n)} and is {ours[n]} now" for n in ours if theirs.get(n) != ours[n]]:
             raise ValueError("; ".join(differ))
 
-    def snapshot(self) -> tuple[State, dict[str, Any]]:
-        """A copy of everything, on the host: arrays by name, and plain values. Training may go on at once."""
-        arrays, values = self.dense()
-        state: State = {f"dense/{name}": array for name, array in arrays.items()}
+    def chunks(self) -> Iterator[Chunk]:
+        """A copy of every row, in slices; nothing may be learned meanwhile."""
         for kind in self.kinds():
             rows = self.rows(kind)
-            state[f"{kind}/rows"] = rows
-            state |= {f"{kind}/{name}": array for name, array in self.take(kind, rows).items()}
-        return state, values
+            for k in range(0, len(rows), CHUNK_ROWS):
+                at = rows[k : k + CHUNK_ROWS]
+                yield Chunk(kind, at, self.take(kind, at))
 
-    def restore(self, state: State, values: dict[str, Any]) -> None:
-        """Take over a snapshot, into a new learner.
+    def restore(self, chunks: Iterable[Chunk], arrays: Arrays, values: dict[str, Any]) -> None:
+        """Become, as a new learner, the one whose rows these are, and whose `dense` these arrays and values.
 
         Raises:
-            IncompatibleCheckpoint: it was made with other settings.
+            IncompatibleCheckpoint: it had other settings.
         """
         try:
             self.check_settings(values)
-            for kind in self.kinds():
-                self.put(kind, _array(state[f"{kind}/rows"]), _of(state, kind, "/"))
-            self.load_dense(_of(state, "dense", "/"), values)
+            for chunk in chunks:
+                self.put(chunk.kind, chunk.rows, chunk.arrays)
+            self.load_dense(arrays, values)
         except (KeyError, ValueError) as error:
             raise IncompatibleCheckpoint(
                 f"the checkpoint does not fit these settings: {error}. "
@@ -685,9 +686,8 @@ class Learner:
 
 
 def checkpoint_meta(learner: Learner, values: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says beside the tensors of a snapshot; a run adds its offsets and accounting."""
+    """What a checkpoint says beside rows and arrays; a run adds its offsets and accounting."""
     return {
-        "format": FORMAT,
         "settings": msgspec.to_builtins(learner.settings),
         "learner": values,
         "positions": [],
@@ -746,11 +746,7 @@ def _number(value: str | float) -> float:
     return number if abs(number) <= LARGEST_NUMBER else math.nan
 
 
-def _of(arrays: Arrays, name: str, separator: str = ".") -> Arrays:
-    """Those whose names begin with this one, by the rest of their names."""
-    prefix = name + separator
-    return {n.removeprefix(prefix): _array(array) for n, array in arrays.items() if n.startswith(prefix)}
-
-
-def _array(value: Any) -> NDArray[Any]:
-    return value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+def _of(arrays: Arrays, name: str) -> Arrays:
+    """Those whose names begin with this one and a dot, by the rest of their names."""
+    prefix = f"{name}."
+    return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}

@@ -123,7 +123,7 @@ class Pipeline:
         self._checkpoints, offsets = None, OffsetLedger()
         if checkpoints is not None:
             every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
-            self._checkpoints = Checkpointer(checkpoints, every_s, every_events)
+            self._checkpoints = Checkpointer(checkpoints, every_s, every_events, settings.from_checkpoint)
             self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
         self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
         self._reader = Reader(
@@ -215,6 +215,9 @@ class Pipeline:
         if self._checkpoint_is_due():
             with self._watch.phase("checkpoint"):
                 self.checkpoint()
+        elif self._checkpoints is not None and self._checkpoints.is_copying:
+            with self._watch.phase("checkpoint"):
+                self._checkpoints.advance(idle=batch is None)
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
@@ -275,7 +278,7 @@ class Pipeline:
 
         1. flush the dead letters before our positions; if they cannot be made safe, try again later;
         2. take the offsets, which belong to what is trained;
-        3. write a copy of both while training goes on.
+        3. copy and write both while training goes on; at once, if somebody waits for the partitions.
         """
         # 1.
         flushed = self._flush_dead_letters()
@@ -289,6 +292,8 @@ class Pipeline:
         else:
             done = partial(self._saved, offsets=offsets)
             self._checkpoints.save(self.learner, self._sharing, self.accounting, offsets, done)
+            if offsets.releasing:
+                self._checkpoints.finish()
 
     def _flush_dead_letters(self) -> bool:
         try:

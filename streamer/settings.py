@@ -167,6 +167,11 @@ class PipelineSettings(Settings):
     checkpoint_every_s: float = setting(60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds")
     checkpoint_every_events: int | None = setting(None, "Events between checkpoints.", at_least=1)
     keep_checkpoints: int = setting(3, "Number of checkpoints to keep.", at_least=1)
+    from_checkpoint: Path | None = setting(
+        None,
+        "Checkpoint to start from, a .base or .delta file, instead of the newest; later ones are superseded.",
+        if_none="the newest",
+    )
     checkpoint_dir: Path | None = setting(None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints")
     dead_letters: str | None = setting(
         None,

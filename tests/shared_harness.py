@@ -269,7 +269,7 @@ def restored(checkpoint: Checkpoint, server: RedisServer) -> tuple[Learner, Shar
     """A trainer as it was when a checkpoint was written."""
     learner = Learner.from_checkpoint(checkpoint)
     sharing = StoreSharing(learner, CacheStore(server))
-    arrays = {n.removeprefix("sharing."): np.asarray(a) for n, a in checkpoint.tensors.items() if n[:8] == "sharing."}
+    arrays = {n.removeprefix("sharing."): a for n, a in checkpoint.arrays().items() if n.startswith("sharing.")}
     sharing.restore(arrays, checkpoint.meta["sharing"], {})
     return learner, sharing
 

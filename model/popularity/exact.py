@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,8 @@ from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
 
-_LARGEST_LOG2_WEIGHT = 512.0
+_PERIOD = 512
+"""Half-lives after which weights begin anew at one."""
 
 
 class ExactPopularity(ByRows):
@@ -21,7 +21,8 @@ class ExactPopularity(ByRows):
 
     With a half-life, an event counts half as much once that many further events have come. Nothing is scaled down for
     that: new events weigh more and more instead, 2^(t / half-life), and only ratios are ever used. When the weight
-    grows too large, everything is rescaled once.
+    grows too large, a new period begins, and weights begin anew; a count of an earlier period is scaled down when its
+    item has its next event. So no row is ever written but those of the events.
 
     Args:
         half_life_events: None keeps every event for ever.
@@ -41,10 +42,8 @@ class ExactPopularity(ByRows):
         if problems := _problems(half_life_events, floor):
             raise ValueError("; ".join(problems))
         self.half_life_events, self.floor = half_life_events, floor
-        self.before_rescaling: Callable[[], None] = lambda: None
-        """Called when all rows are about to be written at once."""
-        self._counts = np.zeros(0)
-        self._total = 0.0
+        self._counts, self._total = np.zeros(0), 0.0
+        self._periods, self._period = np.zeros(0, np.int32), 0  # when each count was written; now
         self._log2_weight = 0.0  # of the newest event
         self.size = 0
 
@@ -60,6 +59,9 @@ class ExactPopularity(ByRows):
         self._grow(int(rows.max()) + 1)
         self._age(events)
         weights, scale = (self._weights(len(rows)), 1.0) if counts is None else (counts, self._mean_weight(events))
+        if self._period:
+            self._counts[rows] = self._of_this_period(rows)
+            self._periods[rows] = self._period
         self._total += _add_weights(self._counts, rows, weights, scale)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
@@ -70,15 +72,22 @@ class ExactPopularity(ByRows):
             self.add(rows, counts)
 
     def _age(self, events: float) -> None:
-        """Note that events come; rescaling before they are counted keeps their weights finite, however many come."""
+        """Note that events come; a new period before they are counted keeps their weights finite, however many come."""
         if self.half_life_events is None:
             return
         self._log2_weight += events / self.half_life_events
-        if self._log2_weight > _LARGEST_LOG2_WEIGHT:
-            self.before_rescaling()
-            self._counts *= self._today
-            self._total *= self._today
-            self._log2_weight = 0.0
+        if (passed := int(self._log2_weight // _PERIOD)) > 0:
+            self._period += passed
+            self._total = math.ldexp(self._total, -_PERIOD * passed)
+            self._log2_weight -= _PERIOD * passed
+
+    def _of_this_period(self, rows: Rows) -> NDArray[np.float64]:
+        """What the counts of rows, which are known, weigh in this period."""
+        if not self._period:
+            return self._counts[rows]
+        ago = self._period - self._periods[rows]
+        found: NDArray[np.float64] = np.ldexp(self._counts[rows], -_PERIOD * ago)
+        return found
 
     def _weights(self, events: int) -> NDArray[np.float64]:
         """Of the last events, in their order."""
@@ -101,12 +110,14 @@ class ExactPopularity(ByRows):
 
     def _grow(self, size: int) -> None:
         self._counts = grown(self._counts, size)
+        if self.half_life_events is not None:
+            self._periods = grown(self._periods, size)
         self.size = max(self.size, size)
 
     def counts(self, rows: Rows) -> NDArray[np.float64]:
         """Events of each item, in events of today."""
         known = rows < self.size
-        found = self._counts[np.where(known, rows, 0)] if self.size else np.zeros(len(rows))
+        found = self._of_this_period(np.where(known, rows, 0)) if self.size else np.zeros(len(rows))
         return np.where(known, found, 0.0) * self._today
 
     @property
@@ -122,30 +133,35 @@ class ExactPopularity(ByRows):
     def forget(self, rows: Rows) -> None:
         """Retire items: as if their events had never come."""
         rows = np.unique(rows[rows < self.size])
-        self._total -= float(self._counts[rows].sum())
+        self._total -= float(self._of_this_period(rows).sum())
         self._counts[rows] = 0
 
     @property
     def nbytes(self) -> int:
-        return self._counts.itemsize * self.size
+        return (self._counts.itemsize + self._periods.itemsize) * self.size
 
     def take(self, rows: Rows) -> Arrays:
-        return {"counts": held(self._counts, rows)}
+        periods = {"periods": held(self._periods, rows)} if self.half_life_events is not None else {}
+        return {"counts": held(self._counts, rows), **periods}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)
         self._counts[rows] = arrays["counts"]
+        if self.half_life_events is not None:
+            self._periods[rows] = arrays.get("periods", 0)
 
     def dense(self) -> Arrays:
-        return super().dense() | {"scalars": np.array([self._total, self._log2_weight])}
+        scalars = np.array([self._total, self._log2_weight, self._period])
+        return super().dense() | {"scalars": scalars}
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
         self._grow(self.size)
-        self._total, self._log2_weight = (float(x) for x in arrays["scalars"])
+        self._total, self._log2_weight, period = (float(x) for x in arrays["scalars"])
+        self._period = int(period) if self.half_life_events is not None else 0
 
     def clear(self) -> None:
-        self._counts, self.size, self._total, self._log2_weight = np.zeros(0), 0, 0.0, 0.0
+        self.__init__(self.half_life_events, self.floor)  # type: ignore[misc]
 
 
 @compiled

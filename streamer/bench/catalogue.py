@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from streamer.bench.base import Bench
@@ -114,4 +115,32 @@ class MemoryBench(Bench):
     optimizer: str = setting(LearnerSettings.optimizer, "Optimizer of the embedding tables.")
 
 
-BENCHES: tuple[type[Bench], ...] = (StepBench, IngestBench, ReplayBench, StoreBench, MetricsBench, MemoryBench)
+@dataclass(frozen=True, kw_only=True)
+class CheckpointBench(Bench):
+    """What checkpoints cost: pause, bytes, seconds and memory, and training beside them over training without.
+
+    A share of all ids has events, and a checkpoint is saved every so often, in turn with training without any. The
+    full one before it is written in the background, and measured too; so is a restart.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    module: ClassVar[str] = "streamer.bench.checkpoint"
+
+    ids: tuple[int, ...] = setting(
+        (400_000, 4_000_000, 16_000_000), "Numbers of users and items together, separated by commas.", at_least=1000
+    )
+    changed_share: float = setting(0.01, "Share of the ids that have events.", above=0, at_most=1)
+    every_s: float = setting(20.0, "Time between checkpoints.", above=0, unit="seconds")
+    rounds: int = setting(3, "Turns with a checkpoint and without.", at_least=1)
+    directory: Path | None = setting(None, "Where to write.", if_none="a temporary directory")
+
+
+BENCHES: tuple[type[Bench], ...] = (
+    StepBench,
+    IngestBench,
+    ReplayBench,
+    StoreBench,
+    MetricsBench,
+    CheckpointBench,
+    MemoryBench,
+)

@@ -1,26 +1,35 @@
-"""Checkpoints: tensors and a description, written so that no crash can harm them.
+"""Checkpoints that cost what changed, written so that no crash can harm them.
 
-    DIR/.lock                       held by the process that writes here
-    DIR/trainer-id                  what tells this trainer's commits in Kafka from those of others
-    DIR/ckpt-00000000000000000042/  one checkpoint; the highest number is the newest
-        state.safetensors           every tensor and array
-        meta.json                   everything else, as JSON
-        manifest.json               format version; size and CRC-32 of the two files; CRC-32 of itself
-    DIR/.tmp-...                    being written or removed; cleaned at the next start
+    DIR/.lock                            held by the process that writes here
+    DIR/trainer-id                       what tells this trainer's commits in Kafka from those of others
+    DIR/ckpt-00000000000000000042.base   a point: every row of what was learned
+    DIR/ckpt-00000000000000000043.delta  a point: the rows that changed since the one before, whose checksum it names
+    DIR/ckpt-00000000000000000042.pin    keeps a point, with its chain, however old it is
+    DIR/.tmp-...                         being written; cleaned at the next start
 
-A checkpoint is written under another name, synced, and then renamed: it is there completely or not at all.
-What a disk or a person damages afterwards is found by the checksums; loading then goes back to the checkpoint
-before. Nothing is ever unpickled, so a checkpoint from a stranger cannot run code.
+The state at a point is its base and the deltas after it, up to the point itself: its chain. A point is written under
+another name, synced, and then renamed: it is there completely or not at all. What a disk or a person damages afterwards
+is found by the checksums; loading then goes back to the newest point whose chain is whole.
 
-CRC-32 because the checksums are there to find accidents: 500 MB take 0.15 s, a cryptographic hash 3 to 5
-times as long.
+    frames         some rows as bytes, for files and messages
+    points         a file of frames
+    store          a directory of points
+    capture        rows as of one step, copied while training goes on
+    checkpointer   what is in a checkpoint, when it is saved, and how a run resumes from it
 
-Belongs here: the files of a checkpoint, saving them beside training, and `checkpointer`, which says what is in one.
 May import: `errors`; `checkpointer` alone also `learner`, `sharing`, `ingest` and `accounting`.
 """
 
-from streamer.checkpoint.files import Tensors
+from streamer.checkpoint.frames import Chunk, pack_chunk, unpack_chunk
 from streamer.checkpoint.store import Checkpoint, CheckpointStore
 from streamer.checkpoint.strings import pack_strings, unpack_strings
 
-__all__ = ["Checkpoint", "CheckpointStore", "Tensors", "pack_strings", "unpack_strings"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "Chunk",
+    "pack_chunk",
+    "pack_strings",
+    "unpack_chunk",
+    "unpack_strings",
+]

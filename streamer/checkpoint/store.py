@@ -1,4 +1,4 @@
-"""A directory of checkpoints."""
+"""A directory of checkpoints: points, and the chains that they form."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import safetensors
+from numpy.typing import NDArray
 
-from streamer.checkpoint.files import Tensors, read_files, sync, write_files
+from streamer.checkpoint.frames import Arrays, Chunk
+from streamer.checkpoint.points import Link, Point, sync, write_point
 from streamer.errors import CheckpointError, CorruptCheckpoint
 
 logger = logging.getLogger(__name__)
@@ -24,16 +23,41 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"
 TRAINER = "trainer-id"
 TEMPORARY = ".tmp-"
+PIN = ".pin"
+POINT = re.compile(r"ckpt-(\d{20})\.(base|delta)")
+MOST_DELTAS = 250
+"""A new base is due when there are more, however small they are: each is a file to open at a restart."""
 
 
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint in memory. Arrays come back as arrays, tensors as tensors (on the CPU), all writable."""
+    """The state at one point: the base, and the deltas up to it, in their order. All were checked."""
+
+    def __init__(self, chain: Sequence[Point]) -> None:
+        self.chain = list(chain)
+        self.path, self.number = chain[-1].path, chain[-1].link.number
+        self.meta = chain[-1].meta
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Rows and what they hold; what comes later takes the place of what came before."""
+        for point in self.chain:
+            yield from point.chunks()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What is not rows."""
+        return self.chain[-1].arrays()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files that are needed to restore it."""
+        return sum(point.size_bytes for point in self.chain)
+
+
+class ChainLink(NamedTuple):
+    """A point of the chain that the next delta is added to."""
 
     path: Path
-    sequence: int
-    tensors: dict[str, Any]
-    meta: dict[str, Any]
+    link: Link
+    size_bytes: int
 
 
 class CheckpointStore:
@@ -41,7 +65,8 @@ class CheckpointStore:
 
     Args:
         directory: created if it is missing.
-        keep: how many checkpoints to keep; older ones are removed after a newer one is read or safe.
+        keep: how many points to keep, with the chains that they need; older ones are removed after a newer one is read
+            or safe, unless they are pinned.
         readonly: only `load` and `list`, beside a trainer that goes on writing; no lock is taken, nothing created.
 
     Raises:
@@ -52,82 +77,170 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory)
+        self.chain: list[ChainLink] = []
+        """What the next delta is added to, base first; empty if the next point has to be a base."""
         self._keep = keep
         self._corrupt: set[int] = set()
+        self._previous: dict[int, int | None] = {}  # of points that were read or written
         self._lock: int | None = None
         if not readonly:
             with _translated_errors("use", self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._lock = _take_lock(self.directory)
                 for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
-                    shutil.rmtree(left_by_a_crash, ignore_errors=True)
+                    left_by_a_crash.unlink(missing_ok=True)
 
-    def save(self, tensors: Tensors, meta: Mapping[str, Any]) -> Path:
-        """Write a checkpoint; it is safe on disk when this returns.
+    # writing ---------------------------------------------------------------------------------------------------------
 
-        Needs no copy of the tensors, unless they are not contiguous, not on the CPU, or share memory.
+    @property
+    def wants_base(self) -> bool:
+        """Whether the next point is to hold every row: no chain is whole, or its deltas outweigh its base."""
+        if not self.chain or len(self.chain) > MOST_DELTAS or not all(one.path.exists() for one in self.chain):
+            return True
+        base, *deltas = (one.size_bytes for one in self.chain)
+        return sum(deltas) > base
+
+    def save(self, chunks: Iterable[Chunk], arrays: Arrays, meta: Mapping[str, Any], *, base: bool = True) -> Path:
+        """Write a point; it is safe on disk when this returns.
 
         Args:
-            tensors: by name. They must not change meanwhile.
+            chunks: every row, or, for a delta, at least those that changed since the last point of `chain`.
+            arrays: what is not rows, by name.
             meta: JSON values; note that JSON turns tuples into lists and integer keys into strings.
+            base: whether the chunks hold every row.
 
         Raises:
-            CheckpointError: it cannot be written; the checkpoints before are untouched.
+            CheckpointError: it cannot be written; the points before are untouched.
         """
         assert self._lock is not None, "the store is read-only or closed"
+        assert base or self.chain, "there is nothing that a delta could be added to"
         with _translated_errors("write a checkpoint into", self.directory):
-            sequence = max(self._sequences(), default=0) + 1
-            path = self._path(sequence)
-            # 1. Everything goes into a directory under another name, each file synced.
+            number = max(self.points(), default=0) + 1
+            path = self.directory / f"ckpt-{number:020d}{'.base' if base else '.delta'}"
+            # 1. Everything goes into a file under another name, which is synced.
             temporary = self.directory / f"{TEMPORARY}{path.name}"
-            shutil.rmtree(temporary, ignore_errors=True)  # of an earlier error, if it could not be removed then
+            temporary.unlink(missing_ok=True)  # of an earlier error, if it could not be removed then
+            previous = None if base else self.chain[-1].link
             try:
-                write_files(temporary, tensors, meta)
-                sync(temporary)
-                # 2. The rename makes it a checkpoint, at once and whole; the parent's sync makes that last.
+                crc32 = write_point(temporary, chunks, arrays, meta, previous)
+                # 2. The rename makes it a point, at once and whole; the directory's sync makes that last.
                 temporary.rename(path)
             except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.unlink(missing_ok=True)
                 raise
             sync(self.directory)
-        # 3. Only now may older ones go.
+            added = ChainLink(path, Link(number, crc32), path.stat().st_size)
+        # 3. The next delta is added to it; only now may older ones go.
+        self.chain = [added] if base else [*self.chain, added]
+        self._previous[number] = previous.number if previous else None
+        self._corrupt.discard(number)
         self._prune()
         return path
 
-    def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is valid; None if there is none at all.
+    # reading ---------------------------------------------------------------------------------------------------------
 
-        A corrupt one is skipped with a warning that names it and the reason. Unless the store is read-only, older ones
-        beyond `keep` are removed now: on a full disk nothing could be saved before.
+    def load(self, *, prune: bool = True) -> Checkpoint | None:
+        """The newest point whose chain is whole; None if there is no point at all.
+
+        Damaged files are named in a warning, with the reason. The next point has to be a base then. Unless the store is
+        read-only or `prune` is False, points that nothing needs are removed: on a full disk nothing could be saved.
 
         Raises:
-            CorruptCheckpoint: there are checkpoints, but each one is corrupt.
-            IncompatibleCheckpoint: the newest was written by a newer version of Streamer.
+            CorruptCheckpoint: there are points, but none is whole.
+            IncompatibleCheckpoint: the newest was written by another version of Streamer.
         """
-        while sequences := self._sequences():
-            problems: list[str] = []
-            for sequence in reversed(sequences):
+        while points := self.points():
+            checked: dict[int, Point | CorruptCheckpoint] = {}
+            problems: dict[str, int] = {}  # and how many points cannot be used for each
+            for number in reversed(points):
                 try:
-                    found = Checkpoint(self._path(sequence), sequence, *read_files(self._path(sequence)))
-                    self._corrupt.discard(sequence)
-                    if self._lock is not None:
-                        self._prune()
-                    return found
+                    found = Checkpoint(self._read_chain(number, checked))
+                    break
                 except CorruptCheckpoint as error:
-                    if self._path(sequence).exists():  # or a trainer beside us removed it, so there are newer ones
-                        self._corrupt.add(sequence)
-                        problems.append(str(error))
-                        logger.warning("skipped a checkpoint that cannot be used, trying the one before: %s", error)
-            if len(problems) == len(sequences):
+                    if points[number].exists():  # or a trainer beside us removed it, so there are newer ones
+                        self._corrupt.add(number)
+                        problems[str(error)] = problems.get(str(error), 0) + 1
+            else:
+                if sum(problems.values()) < len(points):
+                    continue  # a trainer removed what we found: look again
                 raise CorruptCheckpoint(
                     f"every checkpoint in {self.directory} is corrupt: {'; '.join(problems)}. "
                     "Restore one from a backup, or begin with another checkpoint directory"
                 )
+            for problem, count in problems.items():
+                logger.warning(
+                    "skipped %d checkpoint%s that cannot be used, trying the one before: %s",
+                    count, "s" if count > 1 else "", problem,
+                )  # fmt: skip
+            if self._lock is not None:
+                self.chain = [] if problems else [ChainLink(p.path, p.link, p.size_bytes) for p in found.chain]
+                if prune:
+                    self._prune()
+            return found
         return None
 
+    def load_point(self, number: int) -> Checkpoint:
+        """The state at one point; the next delta is added to it.
+
+        Raises:
+            CorruptCheckpoint: a file of its chain is damaged or missing.
+        """
+        found = Checkpoint(self._read_chain(number, {}))
+        self.chain = [ChainLink(p.path, p.link, p.size_bytes) for p in found.chain]
+        return found
+
+    def verify(self) -> dict[Path, str | None]:
+        """Check every point with its chain: what is wrong with it, None if nothing is."""
+        checked: dict[int, Point | CorruptCheckpoint] = {}
+        found: dict[Path, str | None] = {}
+        for number, path in self.points().items():
+            try:
+                self._read_chain(number, checked)
+                found[path] = None
+            except CorruptCheckpoint as error:
+                found[path] = str(error)
+        return found
+
+    def points(self) -> dict[int, Path]:
+        """The points that are there by their numbers, ascending, without looking into them."""
+        if not self.directory.is_dir():
+            return {}
+        matches = ((POINT.fullmatch(entry.name), entry) for entry in self.directory.iterdir())
+        return dict(sorted((int(match[1]), entry) for match, entry in matches if match))
+
     def list(self) -> list[Path]:
-        """The checkpoints, oldest first, without looking into them."""
-        return [self._path(sequence) for sequence in self._sequences()]
+        """The points, oldest first, without looking into them."""
+        return list(self.points().values())
+
+    def _read_chain(self, number: int, checked: dict[int, Point | CorruptCheckpoint]) -> Sequence[Point]:
+        """A point and all that it needs, base first; `checked` remembers what was checked before."""
+        chain: list[Point] = []
+        wanted: Link | None = Link(number, 0)
+        while wanted is not None:
+            point = self._check(wanted.number, checked)
+            if chain and point.link != wanted:
+                raise CorruptCheckpoint(f"{chain[-1].path} does not continue {point.path}: their checksums differ")
+            self._previous[wanted.number] = point.previous.number if point.previous else None
+            chain.append(point)
+            wanted = point.previous
+        self._corrupt.discard(number)
+        return chain[::-1]
+
+    def _check(self, number: int, checked: dict[int, Point | CorruptCheckpoint]) -> Point:
+        if number not in checked:
+            try:
+                path = self.points().get(number)
+                if path is None:
+                    raise CorruptCheckpoint(f"{self.directory}/ckpt-{number:020d}, which later ones need, is missing")
+                point = Point(path, number)
+                point.check()
+                checked[number] = point
+            except CorruptCheckpoint as error:
+                checked[number] = error
+        found = checked[number]
+        if isinstance(found, CorruptCheckpoint):
+            raise found
+        return found
 
     @property
     def trainer(self) -> str:
@@ -158,37 +271,114 @@ class CheckpointStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _path(self, sequence: int) -> Path:
-        return self.directory / f"ckpt-{sequence:020d}"
+    # what is kept ----------------------------------------------------------------------------------------------------
 
-    def _sequences(self) -> Sequence[int]:
-        """The numbers of the checkpoints that are there, ascending."""
-        if not self.directory.is_dir():
-            return []
-        matches = (re.fullmatch(r"ckpt-(\d{20})", entry.name) for entry in self.directory.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+    def pin(self, number: int) -> None:
+        """Keep a point and its chain until it is unpinned; may be called beside a trainer.
+
+        Raises:
+            CorruptCheckpoint: it is not there, or not whole.
+        """
+        with _translated_errors("pin a checkpoint in", self.directory), _removals(self.directory):
+            self._read_chain(number, {})
+            (self.directory / f"ckpt-{number:020d}{PIN}").touch()
+            sync(self.directory)
+
+    def unpin(self, number: int) -> None:
+        """Let a point go when it is old; may be called beside a trainer."""
+        with _translated_errors("unpin a checkpoint in", self.directory):
+            (self.directory / f"ckpt-{number:020d}{PIN}").unlink(missing_ok=True)
+
+    def pinned(self) -> set[int]:
+        """The numbers of the points that are pinned."""
+        found = self.directory.glob(f"ckpt-*{PIN}")
+        return {int(path.stem.removeprefix("ckpt-")) for path in found if path.stem.removeprefix("ckpt-").isdigit()}
+
+    def copy(self, directory: str | Path, number: int | None = None) -> Checkpoint:
+        """Copy a point (None: the newest) and its chain into another directory, also beside a trainer.
+
+        What a trainer removes meanwhile is copied nevertheless: it was opened before.
+
+        Raises:
+            CheckpointError: there is none, the directory has checkpoints of its own, or it cannot be written to.
+        """
+        found = self.load() if number is None else Checkpoint(self._read_chain(number, {}))
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {self.directory}")
+        with CheckpointStore(directory) as target, _translated_errors("copy a checkpoint into", target.directory):
+            if target.points():
+                raise CheckpointError(f"{directory} has checkpoints already: choose a new or an empty directory")
+            temporary = [target.directory / f"{TEMPORARY}{point.path.name}" for point in found.chain]
+            for point, path in zip(found.chain, temporary, strict=True):
+                point.copy_to(path)
+            for path in temporary:  # base first: a crash in between leaves a whole, shorter chain
+                path.rename(path.with_name(path.name.removeprefix(TEMPORARY)))
+            sync(target.directory)
+        return found
 
     def _prune(self) -> None:
-        """Remove what is older than the newest `keep`; those known to be corrupt do not count."""
-        sequences = self._sequences()
-        sound = [sequence for sequence in sequences if sequence not in self._corrupt]
-        oldest = sound[-self._keep :][0]
-        for sequence in sequences:
-            if sequence < oldest:
-                _remove(self._path(sequence))
+        """Remove the points that nothing needs: neither the newest `keep` that are whole, nor a pinned one.
+
+        The newest go first, so that no point is ever there without its chain. A failure does not make the save that
+        came before it a failure: it is tried again after the next.
+        """
+        with _removals(self.directory):
+            points, needed, kept = self.points(), set[int](), list[int]()
+            for number in reversed(points):
+                chain = self._chain_of(number, points) if number not in self._corrupt else None
+                if chain is not None and len(kept) < self._keep:
+                    kept.append(number)
+                    needed |= chain
+            for number in self.pinned():
+                needed |= self._chain_of(number, points) or set()
+            oldest = min(kept)
+            for number in reversed(points):
+                if number < oldest and number not in needed:
+                    try:
+                        points[number].unlink()
+                        self._corrupt.discard(number)
+                        self._previous.pop(number, None)
+                    except OSError as error:
+                        logger.warning("the old checkpoint %s cannot be removed: %s", points[number], error)
+                        return  # what it needs stays, too
+
+    def _chain_of(self, number: int, points: Mapping[int, Path]) -> set[int] | None:
+        """The numbers of the points that one needs, and its own; None if that cannot be read."""
+        found: set[int] = set()
+        wanted: int | None = number
+        while wanted is not None:
+            found.add(wanted)
+            if wanted not in self._previous:
+                try:
+                    previous = Point(points[wanted], wanted).previous
+                except (KeyError, CheckpointError):
+                    return None
+                self._previous[wanted] = previous.number if previous else None
+            wanted = self._previous[wanted]
+        return found
 
 
-def _remove(path: Path) -> None:
-    """Rename first, so that a crash in the middle does not leave what looks like a corrupt checkpoint.
-
-    A failure does not make the save that came before it a failure: it is tried again after the next.
-    """
-    temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
+@contextlib.contextmanager
+def _removals(directory: Path) -> Iterator[None]:
+    """Nobody else removes or pins points of the directory meanwhile."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        path.rename(temporary)
-        shutil.rmtree(temporary)
-    except OSError as error:
-        logger.warning("the old checkpoint %s cannot be removed: %s", path, error)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def find_point(path: Path) -> tuple[Path, int]:
+    """Directory and number of a point that is given by its path.
+
+    Raises:
+        CheckpointError: there is no such file, or it is no point.
+    """
+    match = POINT.fullmatch(path.name)
+    if match is None or not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}: give the path of a .base or .delta file")
+    return path.parent, int(match[1])
 
 
 def _take_lock(directory: Path) -> int:
@@ -217,7 +407,7 @@ def _translated_errors(what: str, directory: Path) -> Iterator[None]:
     """Errors of the system as ours, with what was tried and where."""
     try:
         yield
-    except (OSError, safetensors.SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"cannot {what} {directory}: {error}. Check free space and permissions; "
             "a start with a smaller --keep-checkpoints removes older ones first"

@@ -189,11 +189,10 @@ def check_data(settings: RunSettings) -> Iterator[Finding]:
 def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     """The directory, and whether a run would find a checkpoint in it."""
     from streamer.checkpoint import CheckpointStore
-    from streamer.checkpoint.files import size_bytes_of
 
     store = CheckpointStore(settings.checkpoints, readonly=True)
-    sizes = {path.name: size_bytes_of(path) or 0 for path in store.list()}
-    wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * sizes[max(sizes)] if sizes else 0)
+    sizes = {path.name: path.stat().st_size for path in store.list() if path.exists()}
+    wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * max(sizes.values(), default=0))
     yield examine_directory("checkpoints", store.directory, wanted_bytes)
     loaded = store.load()
     if loaded is None:
@@ -201,7 +200,8 @@ def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
         return
     name, events = loaded.path.name, loaded.meta["accounting"]["consumed"]
     age = format_age(time.time() - loaded.meta["saved_at"])
-    found = f"{name} is whole: {events:,} events, {format_bytes(sizes.get(name, 0))}, saved {age} ago"
+    chain = f"{format_bytes(loaded.size_bytes)} in {len(loaded.chain)} points"
+    found = f"{name} is whole: {events:,} events, {chain}, saved {age} ago"
     if corrupt := ", ".join(other for other in sorted(sizes) if other > name):
         advice = "a run would go on from the one before; check the disk, then remove the corrupt ones"
         yield Finding("checkpoints", "warning", f"{corrupt} corrupt; {found}", advice)

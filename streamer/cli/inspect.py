@@ -62,11 +62,12 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     import numpy as np
 
     from streamer.checkpoint import CheckpointStore
-    from streamer.checkpoint.files import size_bytes_of
     from streamer.model.popularity import estimation_error
 
-    paths = CheckpointStore(directory, readonly=True).list()  # before loading: whatever is newer then was skipped
+    store = CheckpointStore(directory, readonly=True)
+    points, pinned = store.points(), store.pinned()  # before loading: whatever is newer then was skipped
     loaded = load(directory)
+    chain = loaded.checkpoint.chain
     learner, meta = loaded.learner, loaded.meta
     model, rows, ids = learner.trainer.model, np.arange(learner.items.size), learner.items.by_row
     embeddings, dense = sum(t.size * t.dim for t in model.tables.values()), sum(p.numel() for p in model.parameters())
@@ -78,13 +79,19 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
         "checkpoint": str(loaded.path),
         "saved_at": meta["saved_at"],
         "steps": learner.trainer.steps,
-        "checkpoints": [_checkpoint(path, loaded.path) for path in paths],
+        "chain": {
+            "base": chain[0].path.name,
+            "base_bytes": chain[0].size_bytes,
+            "deltas": len(chain) - 1,
+            "delta_bytes": sum(point.size_bytes for point in chain[1:]),
+        },
+        "checkpoints": [_point(n, path, loaded.path, n in pinned) for n, path in points.items()],
         "settings": meta["settings"],
         "sizes": {
             "users": len(learner.users),
             "items": len(learner.items),
             "parameters": embeddings + dense,
-            "bytes": size_bytes_of(loaded.path) or 0,
+            "bytes": loaded.checkpoint.size_bytes,
         },
         "positions": _positions(meta["positions"]),
         "accounting": meta["accounting"],
@@ -119,19 +126,23 @@ def _influence(learner: Learner) -> list[Report]:
     ]
 
 
-def _checkpoint(path: Path, newest: Path) -> Report:
-    """A checkpoint from outside; one that is newer than the newest that could be read is corrupt."""
-    from streamer.checkpoint.files import META, size_bytes_of
+def _point(number: int, path: Path, newest: Path, pinned: bool) -> Report:
+    """A point from outside; one that is newer than the newest that could be read is corrupt."""
+    from streamer.checkpoint.points import Point
+    from streamer.errors import CheckpointError
 
     try:
-        found = json.loads((path / META).read_bytes())
-    except (OSError, ValueError):
-        found = None
-    meta = found if isinstance(found, dict) else {}  # damaged, or a trainer has just removed it
+        found = Point(path, number)
+        after, size_bytes, meta = found.previous, found.size_bytes, found.meta
+    except CheckpointError:  # damaged, or a trainer has just removed it
+        after, size_bytes, meta = None, path.stat().st_size if path.exists() else 0, {}
     return {
         "path": str(path),
-        "bytes": size_bytes_of(path) or 0,
-        "state": "newest" if path == newest else "older" if path < newest else "corrupt",
+        "kind": path.suffix.removeprefix("."),
+        "after": after.number if after is not None else None,
+        "bytes": size_bytes,
+        "state": "newest" if path == newest else "older" if path.name < newest.name else "corrupt",
+        "pinned": pinned,
         "saved_at": meta.get("saved_at"),
         "consumed": meta.get("accounting", {}).get("consumed"),
     }

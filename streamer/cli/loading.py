@@ -11,6 +11,7 @@ from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
+    from streamer.checkpoint import Checkpoint
     from streamer.learner import Learner
 
 CHECKPOINT = ("checkpoint_dir", "data_dir")
@@ -23,9 +24,18 @@ checkpoint_options = settings_options(RunSettings, only=CHECKPOINT, heading="Che
 class Loaded:
     """The newest checkpoint of a directory, as a learner on the CPU."""
 
-    path: Path
-    meta: dict[str, Any]
+    checkpoint: Checkpoint
     learner: Learner
+
+    @property
+    def path(self) -> Path:
+        """The newest file of the checkpoint."""
+        return self.checkpoint.path
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What it says beside what was learned."""
+        return self.checkpoint.meta
 
 
 def load(directory: Path) -> Loaded:
@@ -39,7 +49,7 @@ def load(directory: Path) -> Loaded:
 
     checkpoint = CheckpointStore(directory, readonly=True).load()
     if checkpoint is not None:
-        return Loaded(checkpoint.path, checkpoint.meta, Learner.from_checkpoint(checkpoint, device="cpu"))
+        return Loaded(checkpoint, Learner.from_checkpoint(checkpoint, device="cpu"))
     inside = directory / "checkpoints"
     if inside.is_dir():
         raise CheckpointError(f"there is no checkpoint in {directory}: try --checkpoint-dir {inside}")

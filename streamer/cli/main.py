@@ -16,6 +16,7 @@ COMMANDS = {
     "recommend": "streamer.cli.recommend:recommend",
     "inspect": "streamer.cli.inspect:inspect",
     "export": "streamer.cli.export:export",
+    "checkpoint": "streamer.cli.checkpoint:checkpoint",
     "store": "streamer.cli.store:store",
     "doctor": "streamer.cli.doctor:doctor",
     "bench": "streamer.cli.bench:bench",

@@ -181,8 +181,13 @@ streamer_checkpoint_age_seconds: Age of the state in the newest safe checkpoint;
     is none.
 streamer_checkpoint_writable: 1 unless the latest checkpoint or the dead letters before it could not be written; else 0.
 streamer_checkpoint_unsaved_events: Events that no safe checkpoint holds.
-streamer_checkpoint_duration_seconds: From the copy of the state until the latest one was safe.
-streamer_checkpoint_size_bytes: Size of the latest checkpoint.
+streamer_checkpoint_duration_seconds: From the step of its state until the latest one was safe.
+streamer_checkpoint_longest_pause_seconds: The longest that a step had to wait for checkpoints; when partitions are
+    handed over and at the end, everything is copied at once, which does not count.
+streamer_checkpoint_size_bytes: Size of the latest checkpoint: a base, which holds everything, or a delta.
+streamer_checkpoint_base_bytes: Size of the latest base.
+streamer_checkpoint_deltas: Deltas since the latest base: what a restart reads after it.
+streamer_checkpoint_delta_bytes: Size of all of these deltas; when they outweigh the base, a new base is written.
 streamer_checkpoints_total{result}: Checkpoints by what became of them.
 
 ## Process

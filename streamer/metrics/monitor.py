@@ -251,7 +251,11 @@ class Monitor(Observer):
         i.set("streamer_checkpoint_writable", float(saves.problem is None))
         i.set("streamer_checkpoint_unsaved_events", saves.unsaved_events)
         i.set("streamer_checkpoint_duration_seconds", saves.seconds)
+        i.set("streamer_checkpoint_longest_pause_seconds", saves.longest_pause_s)
         i.set("streamer_checkpoint_size_bytes", saves.size_bytes)
+        i.set("streamer_checkpoint_base_bytes", saves.base_bytes)
+        i.set("streamer_checkpoint_deltas", saves.deltas)
+        i.set("streamer_checkpoint_delta_bytes", saves.delta_bytes)
         i.rise("streamer_checkpoints_total", saves.saved, "saved")
         i.rise("streamer_checkpoints_total", saves.failed, "failed")
 

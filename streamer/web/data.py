@@ -127,6 +127,8 @@ def _checkpoint(monitor: Monitor, status: Status) -> dict[str, Any]:
         "age_s": monitor.checkpoint_age_s() if status.checkpoint_age_s is not None else None,
         "unsaved_events": status.saves.unsaved_events,
         "duration_s": status.saves.seconds,
+        "longest_pause_s": status.saves.longest_pause_s,
         "size_bytes": status.saves.size_bytes,
+        "deltas": status.saves.deltas,
         "failed": status.saves.failed,
     }

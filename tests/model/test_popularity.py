@@ -205,7 +205,7 @@ class TestExact:
     def test_rescaling_often_changes_nothing_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
         stream = stream_of(zipf_shares(50), 5000)
         plain = observed(ExactPopularity(half_life_events=100), stream)
-        monkeypatch.setattr(exact_module, "_LARGEST_LOG2_WEIGHT", 1.0)
+        monkeypatch.setattr(exact_module, "_PERIOD", 1)
         often = observed(ExactPopularity(half_life_events=100), stream, batch=7)
         assert plain.state()["scalars"][1] > 1.0 >= often.state()["scalars"][1]
         np.testing.assert_allclose(often.log_pop(np.arange(50)), plain.log_pop(np.arange(50)), rtol=1e-6)

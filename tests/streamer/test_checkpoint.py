@@ -1,188 +1,165 @@
-"""Checkpoints: round trips, torn writes at every stage, damage, the lock, what is kept."""
+"""Checkpoints: chains of points, torn writes at every stage, damage, the lock, what is kept, copies."""
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from streamer.checkpoint import CheckpointStore, pack_strings, unpack_strings
-from streamer.checkpoint.files import read_files
+from streamer.checkpoint import CheckpointStore, Chunk, pack_strings, unpack_strings
+from streamer.checkpoint import store as store_module
 from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint
 
-STATE, META, MANIFEST = "state.safetensors", "meta.json", "manifest.json"
+ROWS = 8
+"""Of a state in these tests."""
 
 
-def state(number):
-    """A state that shows whether it is whole: every value is the number."""
-    return {"weights": torch.full((5, 3), float(number)), "rows": np.full(4, number)}, {"number": number}
+def value_of(row, number):
+    """What a row holds in the state of this number: state n changes the rows whose remainder is n's."""
+    return max(n for n in range(number + 1) if n == 0 or (n - row) % ROWS == 0)
+
+
+def save_state(store, number, base=None):
+    """The state of a number shows whether it is whole, and whether every link of its chain was used."""
+    base = store.wants_base if base is None else base
+    rows = np.arange(ROWS) if base else np.array([row for row in range(ROWS) if value_of(row, number) == number])
+    values = np.array([value_of(row, number) for row in rows.tolist()], np.float32)
+    halves = [half for half in np.array_split(np.arange(len(rows)), 2) if len(half)]
+    chunks = [Chunk("items", rows[half], {"lines": np.repeat(values[half, None], 3, 1)}) for half in halves]
+    return store.save(chunks, {"dense": np.full(4, number)}, {"number": number}, base=base)
+
+
+def save_states(store, *numbers, base=None):
+    return [save_state(store, number, base) for number in numbers]
+
+
+def save_chain(store, last):
+    """A base of state 0, and a delta for each state up to the last; returns all paths."""
+    return [save_state(store, number, base=number == 0) for number in range(last + 1)]
 
 
 def assert_is_state(checkpoint, number):
     assert checkpoint is not None
     assert checkpoint.meta == {"number": number}
-    assert checkpoint.tensors.keys() == {"weights", "rows"}
-    assert (checkpoint.tensors["weights"] == number).all()
-    assert (checkpoint.tensors["rows"] == number).all()
+    assert (checkpoint.arrays()["dense"] == number).all()
+    lines = np.full((ROWS, 3), -1.0, np.float32)
+    for chunk in checkpoint.chunks():
+        assert chunk.kind == "items"
+        lines[chunk.rows] = chunk.arrays["lines"]
+    assert lines.tolist() == [[value_of(row, number)] * 3 for row in range(ROWS)]
 
 
 @pytest.fixture
 def store(tmp_path):
-    with CheckpointStore(tmp_path / "checkpoints") as store:
+    with CheckpointStore(tmp_path / "checkpoints", keep=3) as store:
         yield store
 
 
-def save_states(store, *numbers):
-    return [store.save(*state(number)) for number in numbers]
-
-
-# --- round trips ---------------------------------------------------------------------------------------------
+# --- chains --------------------------------------------------------------------------------------------------
 
 
 def test_a_new_directory_has_no_checkpoint(store):
     assert store.load() is None
     assert store.list() == []
+    assert store.wants_base
 
 
-def test_the_newest_checkpoint_is_loaded(store):
-    first, second = save_states(store, 1, 2)
+def test_the_newest_point_is_its_base_and_all_deltas(store):
+    paths = save_chain(store, 3)
+    assert [path.name[-8:] for path in paths] == ["001.base", "02.delta", "03.delta", "04.delta"]
     checkpoint = store.load()
-    assert_is_state(checkpoint, 2)
-    assert (checkpoint.path, checkpoint.sequence) == (second, 2)
-    assert store.list() == [first, second]
-    assert second.name == "ckpt-00000000000000000002"
+    assert_is_state(checkpoint, 3)
+    assert (checkpoint.path, checkpoint.number) == (paths[3], 4)
+    assert [point.path for point in checkpoint.chain] == store.list() == paths
+    assert checkpoint.size_bytes == sum(path.stat().st_size for path in paths)
 
 
-def test_meta_comes_back_as_json(store):
-    meta = {
-        "offsets": {"t[0]": 2**60},
-        "none": None,
-        "text": "ü \ud800 \x00",
-        "list": [1, 2.5, True],
-        "deep": {"a": {}},
-    }
-    store.save({}, meta)
-    assert store.load().meta == meta
-    assert store.load().tensors == {}
+@pytest.mark.parametrize("number", range(4))
+def test_every_point_can_be_loaded(store, number):
+    save_chain(store, 3)
+    assert_is_state(store.load_point(number + 1), number)
 
 
-def test_meta_that_is_not_json_is_refused_and_leaves_nothing(store):
-    with pytest.raises(CheckpointError, match="must be JSON"):
-        store.save({}, {"bad": object()})
-    assert store.list() == []
+def test_a_new_base_is_wanted_when_deltas_outweigh_it(store):
+    save_state(store, 0)
+    for number in range(1, 10):
+        assert store.wants_base == (number > 8 or sum(p.stat().st_size for p in store.list()[1:]) > base_bytes(store))
+        if store.wants_base:
+            break
+        save_state(store, number)
+    assert 2 < number < 9
+    save_state(store, number)
+    assert not store.wants_base
+    assert_is_state(store.load(), number)
+
+
+def base_bytes(store):
+    return store.list()[0].stat().st_size
+
+
+def test_a_new_base_is_wanted_when_there_are_many_deltas(store, monkeypatch):
+    monkeypatch.setattr(store_module, "MOST_DELTAS", 1)
+    save_chain(store, 1)
+    assert store.wants_base
+
+
+def test_a_restart_adds_to_the_chain(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        save_chain(store, 1)
+    with CheckpointStore(tmp_path) as store:
+        assert_is_state(store.load(), 1)
+        assert not store.wants_base
+        assert save_state(store, 2).name == "ckpt-00000000000000000003.delta"
+        assert_is_state(store.load(), 2)
+
+
+def test_an_earlier_point_can_be_gone_back_to_in_place(store):
+    """A rollback: what is saved next continues the earlier point, and is the newest."""
+    save_chain(store, 3)
+    assert_is_state(store.load_point(2), 1)
+    rows = np.arange(ROWS)
+    lines = {"lines": np.full((ROWS, 3), 99, np.float32)}
+    path = store.save([Chunk("items", rows, lines)], {}, {"number": 99}, base=False)
+    assert path.name == "ckpt-00000000000000000005.delta"
+    checkpoint = store.load()
+    assert [point.link.number for point in checkpoint.chain] == [1, 2, 5]
+    assert checkpoint.meta == {"number": 99}
+
+
+def test_numbers_that_are_not_finite_are_refused_by_name_and_leave_nothing(store):
+    lines = np.ones((2, 2), np.float32)
+    lines[1, 0] = np.nan
+    with pytest.raises(CheckpointError, match="1 of 4 numbers in items/lines are not finite"):
+        store.save([Chunk("items", np.arange(2), {"lines": lines})], {}, {})
+    with pytest.raises(CheckpointError, match="in dense are not finite"):
+        store.save([], {"dense": np.array([np.inf])}, {})
     assert [entry.name for entry in store.directory.iterdir()] == [".lock"]
 
 
-numpy_dtypes = st.sampled_from(
-    ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", ">f4", ">i8", "uint32"]
-)
-arrays = numpy_dtypes.flatmap(
-    lambda dtype: hnp.arrays(
-        dtype,
-        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-        elements=hnp.from_dtype(np.dtype(dtype), allow_nan=False, allow_infinity=False),
-    )
-)
+def test_numbers_whose_sum_is_not_finite_are_saved(store):
+    bits = np.array([0x80000000, 0x00000001, 0x7F7FFFFF, 0x7F7FFFFF], np.uint32)
+    store.save([], {"x": bits.view(np.float32)}, {})
+    assert (store.load().arrays()["x"].view(np.uint32) == bits).all()
 
 
-@settings(max_examples=60)
-@given(st.dictionaries(st.text(max_size=8), arrays, max_size=5))
-def test_arrays_of_any_shape_come_back_bit_for_bit(tensors):
-    with tempfile.TemporaryDirectory() as directory, CheckpointStore(directory) as store:
-        store.save(tensors, {})
-        loaded = store.load().tensors
-    assert loaded.keys() == tensors.keys()
-    for name, array in tensors.items():
-        expected = array.astype(array.dtype.newbyteorder("="))
-        assert isinstance(loaded[name], np.ndarray)
-        assert (loaded[name].dtype, loaded[name].shape) == (expected.dtype, expected.shape)
-        assert loaded[name].tobytes() == expected.tobytes()
-        assert loaded[name].flags.writeable
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool],
-)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 5)])
-def test_tensors_of_any_type_come_back_as_tensors(store, dtype, shape):
-    tensor = torch.randint(0, 2, shape).to(dtype)
-    store.save({"x": tensor}, {})
-    loaded = store.load().tensors["x"]
-    assert isinstance(loaded, torch.Tensor)
-    assert (loaded.dtype, loaded.shape) == (dtype, tensor.shape)
-    assert torch.equal(loaded, tensor)
-
-
-def test_special_values_keep_their_bits(store):
-    """Minus zero, the smallest number, and the largest, the sum of which is infinite."""
-    bits = np.array([0x80000000, 0x00000001, 0x7F7FFFFF, 0x7F7FFFFF], dtype=np.uint32)
-    store.save({"x": torch.from_numpy(bits.view(np.float32))}, {})
-    assert (store.load().tensors["x"].numpy().view(np.uint32) == bits).all()
-
-
-def test_views_and_shared_memory_are_saved_as_what_they_show(store):
-    base = torch.arange(24.0).reshape(4, 6)
-    array = np.arange(12).reshape(3, 4)
-    tensors = {
-        "base": base,
-        "same": base,
-        "row": base[1],
-        "transposed": base.T,
-        "every other": base[:, ::2],
-        "expanded": torch.ones(1, 3).expand(2, 3),
-        "parameter": torch.nn.Parameter(torch.ones(2)),
-        "array": array,
-        "columns": array[:, 1:3],
-        "turned": array.T,
-        "readonly": np.broadcast_to(np.int64(7), (2, 2)),
-    }
-    store.save(tensors, {})
-    loaded = store.load().tensors
-    for name, value in tensors.items():
-        shown = value.detach().numpy() if isinstance(value, torch.Tensor) else value
-        assert np.array_equal(np.asarray(loaded[name]), shown)
-        assert type(loaded[name]) is (np.ndarray if isinstance(value, np.ndarray) else torch.Tensor)
-
-
-def test_an_array_of_objects_is_refused_by_name(store):
-    with pytest.raises(CheckpointError, match="'ids' of dtype object"):
-        store.save({"ids": np.array(["a", None], dtype=object)}, {})
-    assert store.load() is None
-
-
-def test_the_state_is_a_plain_safetensors_file(store):
-    path = store.save(*state(3))
-    assert torch.equal(safetensors.torch.load_file(path / STATE)["weights"], torch.full((5, 3), 3.0))
-
-
-def test_loaded_tensors_do_not_depend_on_the_files(store):
-    [path] = save_states(store, 1)
-    loaded = store.load()
-    (path / STATE).write_bytes(bytes((path / STATE).stat().st_size))
-    assert_is_state(loaded, 1)
+def test_a_checkpoint_can_be_read_after_its_files_are_removed(store):
+    paths = save_chain(store, 2)
+    checkpoint = store.load()
+    for path in paths:
+        path.unlink()
+    assert_is_state(checkpoint, 2)
 
 
 # --- damage --------------------------------------------------------------------------------------------------
-
-
-def damaged(path, name, how):
-    content = (path / name).read_bytes()
-    (path / name).write_bytes(how(content))
 
 
 DAMAGES = {
@@ -191,93 +168,125 @@ DAMAGES = {
     "cut in half": lambda content: content[: len(content) // 2],
     "longer": lambda content: content + b"\0",
     "zeroed": lambda content: bytes(len(content)),
+    "without its last frame": lambda content: content[: content.rindex(b"STRM")],
+    "without its first frame": lambda content: content[content.index(b"STRM", 4) :],
+    "twice": lambda content: content + content,
 }
 
 
-@pytest.mark.parametrize("name", [STATE, META, MANIFEST])
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(store, caplog, name, how):
-    _, second = save_states(store, 1, 2)
-    damaged(second, name, DAMAGES[how])
+def damaged(path, how):
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "missing"])
+@pytest.mark.parametrize("link", [1, 2, 3])
+def test_the_newest_point_before_a_damaged_link_is_used_and_the_next_is_a_base(store, caplog, how, link):
+    paths = save_chain(store, 3)
+    paths[link].unlink() if how == "missing" else damaged(paths[link], how)
     with caplog.at_level(logging.WARNING):
-        assert_is_state(store.load(), 1)
-    assert len(caplog.messages) == 1
-    assert str(second) in caplog.text
+        assert_is_state(store.load(), link - 1)
+    if how != "missing" or link < 3:  # nobody can know that there was a newer one
+        assert len(caplog.messages) == 1, "one for all points that need the link"
+        assert paths[link].stem in caplog.text
+        assert store.wants_base
+    assert_goes_on_from(store, link - 1)
 
 
-@pytest.mark.parametrize("name", [STATE, META, MANIFEST])
-def test_a_missing_file_is_noticed(store, caplog, name):
-    _, second = save_states(store, 1, 2)
-    (second / name).unlink()
+@pytest.mark.parametrize("how", [*DAMAGES, "missing"])
+def test_a_damaged_base_makes_its_chain_unusable(store, caplog, how):
+    first = save_chain(store, 1)
+    second = [save_state(store, 2, base=True), save_state(store, 3)]
+    second[0].unlink() if how == "missing" else damaged(second[0], how)
     assert_is_state(store.load(), 1)
-    assert name in caplog.text
+    assert "skipped" in caplog.text
+    assert store.list()[:2] == first
+    assert_goes_on_from(store, 1)
 
 
-@pytest.mark.parametrize("name", [STATE, META, MANIFEST])
-def test_a_single_flipped_bit_anywhere_is_noticed(store, name):
-    [path] = save_states(store, 7)
-    content = (path / name).read_bytes()
-    for position in range(len(content)):
-        flipped = bytearray(content)
-        flipped[position] ^= 1 << (position % 8)
-        (path / name).write_bytes(flipped)
-        with pytest.raises(CorruptCheckpoint):
-            store.load()
-    (path / name).write_bytes(content)
-    assert_is_state(store.load(), 7)
+def assert_goes_on_from(store, number):
+    """What is saved next can be loaded."""
+    save_state(store, number + 1)
+    assert_is_state(store.load(), number + 1)
 
 
-def test_files_of_two_checkpoints_do_not_mix(store, tmp_path):
-    first, second = save_states(store, 1, 2)
-    shutil.copy(first / META, second / META)
+def test_a_single_flipped_bit_anywhere_is_noticed(store):
+    for path in save_chain(store, 1):
+        content = path.read_bytes()
+        for position in range(len(content)):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << (position % 8)
+            path.write_bytes(flipped)
+            problems = store.verify()
+            assert problems[path] is not None
+        path.write_bytes(content)
     assert_is_state(store.load(), 1)
+
+
+def test_a_delta_of_another_chain_is_noticed(store, tmp_path, caplog):
+    """The file is whole, but it continues another base than the one that is there."""
+    save_chain(store, 1)
+    with CheckpointStore(tmp_path / "other") as other:
+        foreign = [save_state(other, 5, base=True), save_state(other, 6)]
+    shutil.copy(foreign[1], store.list()[1])
+    assert_is_state(store.load(), 0)
+    assert "does not continue" in caplog.text
 
 
 def test_all_corrupt_checkpoints_are_listed(store):
-    paths = save_states(store, 1, 2)
-    damaged(paths[0], META, DAMAGES["emptied"])
-    (paths[1] / STATE).unlink()
+    paths = save_states(store, 1, 2, base=True)
+    for path in paths:
+        damaged(path, "emptied")
     with pytest.raises(CorruptCheckpoint, match="every checkpoint") as caught:
         store.load()
     assert all(str(path) in str(caught.value) for path in paths)
 
 
-def test_an_empty_checkpoint_directory_is_corrupt(store):
-    save_states(store, 1)
-    (store.directory / "ckpt-00000000000000000009").mkdir()
-    assert_is_state(store.load(), 1)
+def test_a_missing_base_is_named(store):
+    base, _ = save_chain(store, 1)
+    base.unlink()
+    with pytest.raises(CorruptCheckpoint, match=r"ckpt-0{19}1.* is missing"):
+        store.load()
 
 
-def test_a_checkpoint_of_a_newer_format_is_refused_not_skipped(store, monkeypatch):
+def test_a_checkpoint_of_another_format_is_refused_not_skipped(store, monkeypatch):
     save_states(store, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("streamer.checkpoint.files.FORMAT", 2)
+        patch.setattr("streamer.checkpoint.points.FORMAT", 99)
         save_states(store, 2)
-    with pytest.raises(IncompatibleCheckpoint, match="format 2"):
+    with pytest.raises(IncompatibleCheckpoint, match="format 99"):
         store.load()
+
+
+def test_a_link_that_vanishes_while_we_run_makes_the_next_point_a_base(store):
+    paths = save_chain(store, 1)
+    paths[0].unlink()
+    assert store.wants_base
 
 
 # --- crashes -------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_at_any_step_of_a_save_leaves_the_old_state_or_the_new(store, tmp_path, monkeypatch):
-    """The directory is copied before each sync, rename and removal: what a crash there would leave."""
-    save_states(store, 1, 2, 3)
-    copies: list[Path] = []
+@pytest.mark.parametrize("base", [True, False])
+def test_a_crash_at_any_step_of_a_save_leaves_the_old_state_or_the_new(tmp_path, monkeypatch, base):
+    """The directory is copied before each write, sync, rename and removal: what a crash there would leave."""
+    with CheckpointStore(tmp_path / "checkpoints", keep=1) as store:
+        save_chain(store, 2)
+        copies: list[Path] = []
 
-    def copying(function):
-        def wrapped(*args, **kwargs):
-            copies.append(tmp_path / f"crash-{len(copies)}")
-            shutil.copytree(store.directory, copies[-1])
-            return function(*args, **kwargs)
+        def copying(function):
+            def wrapped(*args, **kwargs):
+                copies.append(tmp_path / f"crash-{len(copies)}")
+                shutil.copytree(store.directory, copies[-1])
+                return function(*args, **kwargs)
 
-        return wrapped
+            return wrapped
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", copying(os.fsync))
-        patch.setattr(Path, "rename", copying(Path.rename))
-        patch.setattr(os, "unlink", copying(os.unlink))
-        save_states(store, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", copying(os.fsync))
+            patch.setattr(os, "write", copying(os.write))
+            patch.setattr(Path, "rename", copying(Path.rename))
+            patch.setattr(Path, "unlink", copying(Path.unlink))
+            save_state(store, 3, base)
     found = set()
     for copy in copies:
         with CheckpointStore(copy) as crashed:
@@ -285,15 +294,10 @@ def test_a_crash_at_any_step_of_a_save_leaves_the_old_state_or_the_new(store, tm
             found.add(checkpoint.meta["number"])
             assert_is_state(checkpoint, checkpoint.meta["number"])
             assert not list(copy.glob(".tmp-*"))
-            assert all(read_files(path) for path in crashed.list()), "older ones are whole, too"
-            assert_is_state_after_next_save(crashed)
-    assert found == {3, 4}
-    assert len(copies) >= 8
-
-
-def assert_is_state_after_next_save(store):
-    save_states(store, 99)
-    assert_is_state(store.load(), 99)
+            assert not any(crashed.verify().values()), "older ones are whole, too"
+            assert_goes_on_from(crashed, checkpoint.meta["number"])
+    assert found == {2, 3}
+    assert len(copies) >= 6
 
 
 def test_what_is_renamed_is_synced_before_and_the_directory_after(store, monkeypatch):
@@ -310,70 +314,87 @@ def test_what_is_renamed_is_synced_before_and_the_directory_after(store, monkeyp
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(Path, "rename", recorded_rename)
-    path = store.save(*state(1))
-    assert steps == [STATE, META, MANIFEST, f".tmp-{path.name}", f"rename to {path.name}", store.directory.name]
+    path = save_state(store, 1)
+    assert steps == [f".tmp-{path.name}", f"rename to {path.name}", store.directory.name]
 
 
 KILLED_WHILE_SAVING = """
 import os, random, signal, sys, time
-import numpy as np, torch
-from streamer.checkpoint import CheckpointStore, pack_strings, unpack_strings
+import numpy as np
+from streamer.checkpoint import CheckpointStore, Chunk, pack_strings, unpack_strings
 
 directory, rounds = sys.argv[1], int(sys.argv[2])
 randomness = random.Random(3)
+ROWS, SLICE = 4000, 500
 
-def state(number):
-    strings = pack_strings([str(number)] * 2000, "ids")
-    return {"w": torch.full((200, 50), float(number)), "a": np.full(3000, number), **strings}, {"number": number}
+def save(store, number):
+    base = store.wants_base
+    rows = np.arange(ROWS) if base else np.arange(number % 7, ROWS, 7)
+    def chunks():
+        for k in range(0, len(rows), SLICE):
+            at = rows[k:k + SLICE]
+            ids = pack_strings([str(number)] * len(at), "ids")
+            yield Chunk("rows", at, {"lines": np.full((len(at), 20), number), **ids})
+    store.save(chunks(), {"w": np.full((200, 50), number)}, {"number": number, "base": base}, base=base)
 
 def check(checkpoint):
-    number = checkpoint.meta["number"]
-    assert (checkpoint.tensors["w"] == number).all() and (checkpoint.tensors["a"] == number).all()
-    assert set(unpack_strings(checkpoint.tensors, "ids")) == {str(number)}
+    number, held = checkpoint.meta["number"], np.zeros(ROWS, int)
+    assert (checkpoint.arrays()["w"] == number).all()
+    for chunk in checkpoint.chunks():
+        lines = chunk.arrays["lines"]
+        assert (lines == lines[0, 0]).all() and set(unpack_strings(chunk.arrays, "ids")) == {str(lines[0, 0])}
+        held[chunk.rows] = lines[0, 0]
+    based = checkpoint.chain[0].meta["number"]
+    for row in range(7):  # each row is as of the last point of the chain that changed it
+        assert held[row] == max([based] + [n for n in range(based + 1, number + 1) if n % 7 == row]), (row, number)
     return number
 
-last = 0
+last, bases, deltas = 0, 0, 0
 for round_ in range(rounds):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        store, number = CheckpointStore(directory, keep=2), last
+        store = CheckpointStore(directory, keep=2)
+        found, number = store.load(), last
         while True:
             number += 1
-            store.save(*state(number))
+            save(store, number)
             os.write(writing, number.to_bytes(8, "big"))
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read(8 * randomness.randrange(4))  # killed in its first save, its second, ...
+        told = pipe.read(8 * randomness.randrange(1, 9))  # killed in its second save, its third, ...
         time.sleep(randomness.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
         told += pipe.read()
     os.waitpid(child, 0)
     durable = int.from_bytes(told[-8:], "big") if told else last
+    torn = [name for name in os.listdir(directory) if name.startswith(".tmp-")]
+    bases, deltas = bases + any(".base" in name for name in torn), deltas + any(".delta" in name for name in torn)
     with CheckpointStore(directory, keep=2) as store:
-        checkpoint = store.load()
-        if checkpoint is not None:
-            number = check(checkpoint)
-            assert durable <= number <= durable + 1, (durable, number)
-            last = number
+        number = check(store.load())
+        assert durable <= number <= durable + 1, (durable, number)
+        last = number
         assert not [name for name in os.listdir(directory) if name.startswith(".tmp-")]
-        assert len(store.list()) <= 3
+        assert not any(store.verify().values())
+        assert len(store.list()) < 40, "the deltas of at most two bases"
 assert last > rounds, last
+print(bases, deltas)
 """
 
 
 @pytest.mark.slow
 def test_killed_at_random_moments_a_saver_leaves_a_whole_and_recent_state(tmp_path):
-    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "checkpoints"), "30"]
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "checkpoints"), "60"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "skipped" not in result.stderr, "a kill must not even leave a corrupt checkpoint"
+    bases, deltas = map(int, result.stdout.split())
+    assert bases, "some were killed while they wrote a base"
+    assert deltas, "some were killed while they wrote a delta"
 
 
 def test_leftovers_of_crashes_are_removed_at_the_next_start(tmp_path):
-    for name in (".tmp-ckpt-00000000000000000003", ".tmp-removed-ckpt-00000000000000000001"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / STATE).write_bytes(b"half")
+    (tmp_path / ".tmp-ckpt-00000000000000000003.delta").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("not ours")
     with CheckpointStore(tmp_path) as store:
         assert store.load() is None
@@ -381,22 +402,77 @@ def test_leftovers_of_crashes_are_removed_at_the_next_start(tmp_path):
 
 
 def test_a_failed_save_leaves_the_older_checkpoints_and_no_litter(store, monkeypatch):
-    save_states(store, 1)
+    save_chain(store, 1)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match=r"No space left on device.*Check free space"):
-            store.save(*state(2))
-    assert sorted(entry.name for entry in store.directory.iterdir()) == [".lock", "ckpt-00000000000000000001"]
+        for base in (True, False):
+            with pytest.raises(CheckpointError, match=r"No space left on device.*Check free space"):
+                save_state(store, 2, base)
+    names = [".lock", "ckpt-00000000000000000001.base", "ckpt-00000000000000000002.delta"]
+    assert sorted(entry.name for entry in store.directory.iterdir()) == names
     assert_is_state(store.load(), 1)
+    save_state(store, 2, base=False)
+    assert_is_state(store.load(), 2)
 
 
-def test_a_full_disk_is_freed_of_older_checkpoints_before_the_first_save(tmp_path):
+def test_a_checkpoint_counts_as_saved_even_if_an_old_one_cannot_be_removed(store, monkeypatch, caplog):
+    paths = save_states(store, 1, 2, 3, base=True)
+    unlink = Path.unlink
+
+    def refuse_old(self, missing_ok=False):
+        if self == paths[0]:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse_old)
+        paths += save_states(store, 4, base=True)
+    assert store.list() == paths
+    assert f"{paths[0]} cannot be removed" in caplog.text
+    paths += save_states(store, 5, base=True)
+    assert store.list() == paths[2:]
+
+
+# --- what is kept --------------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_points_and_their_chains_are_kept(tmp_path):
+    with CheckpointStore(tmp_path, keep=2) as store:
+        chain = save_chain(store, 3)
+        assert store.list() == chain, "the newest two need all of it"
+        later = [save_state(store, 4, base=True)]
+        assert store.list() == chain + later, "the newest delta still needs its chain"
+        later.append(save_state(store, 5))
+        assert store.list() == later
+
+
+def test_a_pinned_point_is_kept_with_its_chain_until_it_is_unpinned(tmp_path):
+    with CheckpointStore(tmp_path, keep=1) as store:
+        chain = save_chain(store, 3)
+        CheckpointStore(tmp_path, readonly=True).pin(3)  # another process, beside the trainer
+        newer = [save_state(store, 4, base=True)]
+        assert store.list() == chain[:3] + newer
+        assert_is_state(CheckpointStore(tmp_path, readonly=True).load_point(3), 2)
+        CheckpointStore(tmp_path, readonly=True).unpin(3)
+        newer.append(save_state(store, 5))
+        assert store.list() == newer
+
+
+def test_a_point_that_is_not_there_cannot_be_pinned(store):
+    save_chain(store, 0)
+    with pytest.raises(CorruptCheckpoint, match="missing"):
+        store.pin(7)
+    assert store.pinned() == set()
+
+
+def test_older_points_go_when_a_start_keeps_fewer(tmp_path):
+    """A full disk is freed before the first save."""
     with CheckpointStore(tmp_path, keep=3) as before:
-        paths = save_states(before, 1, 2, 3)
+        paths = save_states(before, 1, 2, 3, base=True)
     with CheckpointStore(tmp_path, keep=1, readonly=True) as reader:
         reader.load()
         assert reader.list() == paths
@@ -405,64 +481,87 @@ def test_a_full_disk_is_freed_of_older_checkpoints_before_the_first_save(tmp_pat
         assert store.list() == paths[2:]
 
 
-def test_a_corrupt_newest_checkpoint_does_not_push_out_the_sound_one_before_it(tmp_path):
-    with CheckpointStore(tmp_path, keep=3) as before:
-        paths = save_states(before, 1, 2, 3)
-    (paths[2] / STATE).write_bytes(b"half")
-    with CheckpointStore(tmp_path, keep=1) as store:
-        assert_is_state(store.load(), 2)
-        assert store.list() == paths[1:]
-
-
-def test_a_checkpoint_counts_as_saved_even_if_an_old_one_cannot_be_removed(store, monkeypatch, caplog):
-    paths = save_states(store, 1, 2, 3)
-    rename = Path.rename
-
-    def refuse_old(self, target):
-        if self == paths[0]:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", refuse_old)
-        paths += save_states(store, 4)
-    assert store.list() == paths
-    assert f"{paths[0]} cannot be removed" in caplog.text
-    paths += save_states(store, 5)
-    assert store.list() == paths[2:]
-
-
-# --- what is kept, and who may write -------------------------------------------------------------------------
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
+def test_corrupt_points_do_not_count_among_those_that_are_kept(tmp_path):
     with CheckpointStore(tmp_path, keep=2) as store:
-        paths = save_states(store, 1, 2, 3, 4)
-        assert store.list() == paths[2:]
+        paths = save_states(store, 1, 2, base=True)
+        damaged(paths[1], "zeroed")
+        assert_is_state(store.load(), 1)
+        third = save_state(store, 3, base=True)
+        assert store.list() == [*paths, third]
+        fourth = save_state(store, 4, base=True)
+        assert store.list() == [third, fourth]
+
+
+def test_the_number_of_a_corrupt_point_that_was_removed_can_be_used_again(tmp_path):
+    with CheckpointStore(tmp_path, keep=1) as store:
+        first, second = save_states(store, 1, base=True) + save_states(store, 2, base=False)
+        damaged(second, "zeroed")
+        assert_is_state(store.load(), 1)
+        second.unlink()
+        assert save_state(store, 2).stem == second.stem
+        assert first not in store.list()
+        assert_is_state(store.load(), 2)
 
 
 def test_numbers_go_on_after_a_new_start(tmp_path):
     with CheckpointStore(tmp_path) as store:
         save_states(store, 1, 2)
     with CheckpointStore(tmp_path) as store:
-        assert store.save(*state(3)).name == "ckpt-00000000000000000003"
-
-
-def test_corrupt_checkpoints_do_not_count_among_those_that_are_kept(tmp_path):
-    with CheckpointStore(tmp_path, keep=2) as store:
-        paths = save_states(store, 1, 2)
-        damaged(paths[1], STATE, DAMAGES["zeroed"])
-        assert_is_state(store.load(), 1)
-        third = store.save(*state(3))
-        assert store.list() == [*paths, third]
-        fourth = store.save(*state(4))
-        assert store.list() == [third, fourth]
+        assert save_state(store, 3).name == "ckpt-00000000000000000003.base", "nothing was loaded to add to"
 
 
 @pytest.mark.parametrize("keep", [0, -1])
 def test_at_least_one_checkpoint_must_be_kept(tmp_path, keep):
     with pytest.raises(ValueError, match="keep"):
         CheckpointStore(tmp_path, keep=keep)
+
+
+# --- copies --------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_whole_and_does_not_follow_the_original(store, tmp_path):
+    save_chain(store, 2)
+    reader = CheckpointStore(store.directory, readonly=True)
+    reader.copy(tmp_path / "copy")
+    for number in range(3, 9):
+        save_state(store, number)
+    with CheckpointStore(tmp_path / "copy") as copy:
+        assert_is_state(copy.load(), 2)
+        save_state(copy, 3)
+        assert_is_state(copy.load(), 3)
+    assert_is_state(store.load(), 8)
+
+
+def test_a_chosen_point_can_be_copied(store, tmp_path):
+    save_chain(store, 2)
+    store.copy(tmp_path / "copy", 2)
+    assert_is_state(CheckpointStore(tmp_path / "copy", readonly=True).load(), 1)
+
+
+def test_what_a_trainer_removes_meanwhile_is_copied_nevertheless(store, tmp_path, monkeypatch):
+    paths = save_chain(store, 2)
+    reader, link = CheckpointStore(store.directory, readonly=True), os.link
+
+    def removed_before(source, target):
+        for path in paths:
+            path.unlink(missing_ok=True)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", removed_before)
+    reader.copy(tmp_path / "copy")
+    assert_is_state(CheckpointStore(tmp_path / "copy", readonly=True).load(), 2)
+
+
+def test_a_copy_is_not_mixed_with_other_checkpoints(store, tmp_path):
+    save_chain(store, 1)
+    store.copy(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="has checkpoints already"):
+        store.copy(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        CheckpointStore(tmp_path / "absent", readonly=True).copy(tmp_path / "other")
+
+
+# --- who may write -------------------------------------------------------------------------------------------
 
 
 def test_two_trainers_cannot_share_a_directory(tmp_path):
@@ -476,10 +575,10 @@ def test_two_trainers_cannot_share_a_directory(tmp_path):
 
 def test_the_second_trainer_does_not_touch_what_the_first_is_writing(tmp_path):
     with CheckpointStore(tmp_path):
-        (tmp_path / ".tmp-ckpt-00000000000000000001").mkdir()
+        (tmp_path / ".tmp-ckpt-00000000000000000001.base").touch()
         with pytest.raises(CheckpointError, match="another process"):
             CheckpointStore(tmp_path)
-        assert (tmp_path / ".tmp-ckpt-00000000000000000001").exists()
+        assert (tmp_path / ".tmp-ckpt-00000000000000000001.base").exists()
 
 
 def test_a_store_may_be_closed_twice(tmp_path):
@@ -498,8 +597,8 @@ def test_a_readonly_store_reads_beside_a_trainer_and_creates_nothing(tmp_path, s
 def test_a_readonly_store_goes_on_to_the_next_when_the_trainer_removes_one_meanwhile(store, monkeypatch, caplog):
     save_states(store, 1, 2)
     reader = CheckpointStore(store.directory, readonly=True)
-    sequences = reader._sequences()
-    monkeypatch.setattr(reader, "_sequences", lambda: [*sequences, 3])
+    points = reader.points() | {3: store.directory / "ckpt-00000000000000000003.delta"}
+    monkeypatch.setattr(reader, "points", lambda: points)
     assert_is_state(reader.load(), 2)
     assert caplog.messages == []
 
@@ -507,8 +606,9 @@ def test_a_readonly_store_goes_on_to_the_next_when_the_trainer_removes_one_meanw
 def test_a_readonly_store_looks_again_when_the_trainer_removed_all_it_knew(store, monkeypatch):
     reader = CheckpointStore(store.directory, readonly=True)
     save_states(store, 1)
-    known = [[7, 8], reader._sequences()]
-    monkeypatch.setattr(reader, "_sequences", lambda: known.pop(0))
+    gone = {n: store.directory / f"ckpt-{n:020d}.base" for n in (7, 8)}
+    known, points = [gone, gone, gone], reader.points
+    monkeypatch.setattr(reader, "points", lambda: known.pop(0) if known else points())
     assert_is_state(reader.load(), 1)
 
 
@@ -532,16 +632,11 @@ def test_any_strings_come_back(strings):
 
 def test_strings_survive_a_checkpoint_beside_others(store):
     users, items = ["u1", "", "ü", "\ud800"], [str(n) for n in range(100)]
-    store.save({**pack_strings(users, "users"), **pack_strings(items, "items"), **pack_strings([], "none")}, {})
-    tensors = store.load().tensors
+    store.save([], {**pack_strings(users, "users"), **pack_strings(items, "items"), **pack_strings([], "none")}, {})
+    tensors = store.load().arrays()
     assert unpack_strings(tensors, "users") == users
     assert unpack_strings(tensors, "items") == items
     assert unpack_strings(tensors, "none") == []
-
-
-def test_strings_are_unpacked_from_tensors_too():
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in pack_strings(["a", "bc"], "ids").items()}
-    assert unpack_strings(tensors, "ids") == ["a", "bc"]
 
 
 @pytest.mark.parametrize(
@@ -559,12 +654,3 @@ def test_strings_are_unpacked_from_tensors_too():
 def test_arrays_that_are_no_packed_strings_are_refused(tensors):
     with pytest.raises(CorruptCheckpoint):
         unpack_strings({f"ids.{name}": array for name, array in tensors.items()}, "ids")
-
-
-def test_the_manifest_names_sizes_and_checksums(store):
-    path = store.save(*state(1))
-    manifest = json.loads((path / MANIFEST).read_text())
-    assert manifest["format"] == 1
-    assert {name: entry["bytes"] for name, entry in manifest["files"].items()} == {
-        name: (path / name).stat().st_size for name in (STATE, META)
-    }

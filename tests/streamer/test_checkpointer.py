@@ -1,14 +1,19 @@
-"""Saving beside training: one at a time, the newest waits, errors are logged, close waits."""
+"""Saving beside training: one at a time, the newest waits, errors are logged, close waits, a start is chosen."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
+from line_harness import assert_same_learner, events, learn_all, small, until
 
 from streamer.accounting import Accounting
+from streamer.checkpoint import CheckpointStore
+from streamer.checkpoint.capture import Capture
 from streamer.checkpoint.checkpointer import Checkpointer
 from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
@@ -23,8 +28,9 @@ class BlockingStore:
     def __init__(self):
         self.may_save, self.started = threading.Semaphore(0), threading.Semaphore(0)
         self.saved, self.error, self.most_at_once, self._running = [], None, 0, 0
+        self.wants_base, self.chain = True, []
 
-    def save(self, tensors, meta):
+    def save(self, chunks, arrays, meta, *, base):
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
         self.started.release()
@@ -32,6 +38,7 @@ class BlockingStore:
         self._running -= 1
         if self.error is not None:
             raise self.error
+        assert list(chunks) or not base
         self.saved.append(meta["accounting"]["consumed"])
         return Path(f"ckpt-{self.saved[-1]}")
 
@@ -46,11 +53,13 @@ class Saving:
         self.store, self.said = BlockingStore(), []
         self.checkpointer = Checkpointer(self.store, every_s=0.0)
         self._learner = Learner(id_towers(device="cpu"))
+        learn_all(self._learner, events(16))
 
     def save(self, events):
         done = partial(lambda events, safe: self.said.append((events, safe)), events)
         offsets = OffsetSnapshot({}, {})
         self.checkpointer.save(self._learner, Sharing(), Accounting(trained=events), offsets, done)
+        self.checkpointer.finish()
 
     def let_go(self, saves=1):
         self.store.may_save.release(saves)
@@ -110,3 +119,108 @@ def test_close_raises_the_error_of_the_last_save(saving):
     with pytest.raises(CheckpointError, match="disk full"):
         saving.checkpointer.close()
     assert saving.said == [(1, False)]
+
+
+# real points ----------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A learner and its checkpoints in a directory."""
+
+    def __init__(self, directory, **options):
+        self.learner, self.store = Learner(small()), CheckpointStore(directory, keep=100)
+        self.checkpointer = Checkpointer(self.store, every_s=None, **options)
+        self.events = self.checkpointer.restore(self.learner, Sharing()).accounting.trained
+
+    def learn_and_save(self, count=16, seed=0):
+        learn_all(self.learner, events(count, seed=seed))
+        self.events += count
+        accounting, offsets = Accounting(trained=self.events), OffsetSnapshot({}, {})
+        self.checkpointer.save(self.learner, Sharing(), accounting, offsets, lambda safe: None)
+        self.checkpointer.finish()
+        until(lambda: not self.checkpointer.is_saving)
+        return self.checkpointer.path
+
+    def close(self):
+        with contextlib.suppress(CheckpointError):
+            self.checkpointer.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts runs, each after the end of the one before."""
+    runs = []
+
+    def started(directory=tmp_path / "checkpoints", **options):
+        for run in runs:
+            run.close()
+        runs.append(Run(directory, **options))
+        return runs[-1]
+
+    yield started
+    for run in runs:
+        run.close()
+
+
+def test_what_a_failed_save_would_have_held_is_in_the_next(start, monkeypatch):
+    run = start()
+    run.learn_and_save(300)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+        run.learn_and_save(16, seed=1)
+    assert run.checkpointer.stats(0).failed == 1
+    assert run.learn_and_save(16, seed=2).suffix == ".delta"
+    assert_same_learner(start().learner, run.learner)
+
+
+def test_a_save_that_is_given_up_for_a_newer_one_loses_nothing(start):
+    run = start()
+    run.learn_and_save(300)
+    learn_all(run.learner, events(16, seed=1))
+    said = []
+    run.checkpointer.save(run.learner, Sharing(), Accounting(trained=1), OffsetSnapshot({}, {}), said.append)
+    run.checkpointer._capture = Capture(run.learner, {"items": run.learner.used("items")})  # with rows left to copy
+    assert run.learn_and_save(16, seed=2).suffix == ".delta"
+    assert_same_learner(start().learner, run.learner)
+
+
+def test_the_chain_is_counted(start):
+    run = start()
+    base, *deltas = (run.learn_and_save(count, seed=count) for count in (600, 1, 1))
+    stats = run.checkpointer.stats(602)
+    sizes = [path.stat().st_size for path in deltas]
+    assert (stats.deltas, stats.base_bytes, stats.delta_bytes) == (2, base.stat().st_size, sum(sizes))
+    assert (stats.size_bytes, stats.saved, stats.unsaved_events) == (sizes[-1], 3, 0)
+    assert stats.longest_pause_s > 0
+
+
+def test_a_run_goes_back_to_a_chosen_point_once(start, caplog):
+    run = start()
+    run.learn_and_save(200)
+    chosen = run.learn_and_save(16, seed=1)
+    expected = Learner.load(chosen.parent)
+    superseded = run.learn_and_save(16, seed=2)
+    back = start(start_from=chosen)
+    assert_same_learner(back.learner, expected)
+    assert f"{superseded.name} to {superseded.name} are superseded" in caplog.text
+    newer = back.learn_and_save(16, seed=3)
+    assert newer > superseded
+    again = start(start_from=chosen)  # a supervisor starts the same command again
+    assert_same_learner(again.learner, back.learner)
+    again.store.chain = []
+    assert again.learn_and_save(16, seed=4).suffix == ".base"
+    chosen.unlink()  # as old ones are
+    assert_same_learner(start(start_from=chosen).learner, again.learner)
+
+
+def test_a_run_starts_from_a_point_of_another_directory_with_a_base(start, tmp_path):
+    run = start(tmp_path / "a")
+    chosen = run.learn_and_save(200)
+    other = start(tmp_path / "b", start_from=chosen)
+    assert_same_learner(other.learner, run.learner)
+    assert other.learn_and_save(16).name == "ckpt-00000000000000000001.base"
+
+
+def test_a_start_that_is_no_checkpoint_is_refused(start, tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        start(start_from=tmp_path / "ckpt-00000000000000000009.base")

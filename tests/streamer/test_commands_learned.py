@@ -20,7 +20,7 @@ from pyarrow import parquet
 from slow_evidence import Event, SlowEvidence
 
 from streamer.build import build_pipeline
-from streamer.checkpoint import unpack_strings
+from streamer.checkpoint import CheckpointStore, unpack_strings
 from streamer.cli import export as export_module
 from streamer.cli.loading import load
 from streamer.cli.main import cli
@@ -285,7 +285,7 @@ def test_a_missing_or_empty_directory_is_explained(command, tmp_path, trained):
 def test_a_corrupt_checkpoint_is_passed_over_and_shown(tmp_path):
     data = train(tmp_path / "data", made_events(), "--checkpoint-every-events", "300")
     newest = load(data.directory).path
-    (newest / "meta.json").write_text("{}")
+    newest.write_text("{}")
     report = json.loads(output("inspect", "--data-dir", data.data_dir, "--json"))
     assert report["checkpoint"] < str(newest)
     assert report["accounting"]["consumed"] < EVENTS
@@ -311,7 +311,8 @@ def test_inspect_tells_sizes_and_settings(trained, report):
     assert (sizes["users"], sizes["items"]) == (known["user_id"], known["item_id"])
     dense = sum(p.numel() for p in learner.trainer.model.parameters())
     assert sizes["parameters"] == known["item_id"] * 8 + dense
-    assert sizes["bytes"] == sum(f.stat().st_size for f in Path(report["checkpoint"]).iterdir())
+    chain = report["chain"]
+    assert sizes["bytes"] == chain["base_bytes"] + chain["delta_bytes"] >= Path(report["checkpoint"]).stat().st_size
     assert report["settings"]["method"] == "xir"
     assert report["settings"]["dim"] == 8
     assert report["steps"] == learner.trainer.steps >= EVENTS // 64
@@ -583,3 +584,72 @@ def test_help_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
     for option in ("--exclude-seen", "--top", "--side", "--redis-url"):
         assert option in done.stdout
+
+
+# --- checkpoint ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chain(tmp_path) -> Trained:
+    """Checkpoints of which some are deltas."""
+    return train(tmp_path / "data", made_events(), "--checkpoint-every-events", "64", "--keep-checkpoints", "20")
+
+
+def checkpoint(trained: Trained, command: str, *arguments: object) -> dict:
+    where = ("--data-dir", trained.data_dir, "--json")
+    return json.loads(output("checkpoint", command, *where, *arguments))
+
+
+def test_inspect_shows_the_chain(chain):
+    report = json.loads(output("inspect", "--data-dir", chain.data_dir, "--json"))
+    needed = load(chain.directory).checkpoint.chain
+    assert report["chain"]["deltas"] == len(needed) - 1
+    assert report["chain"]["base"] == needed[0].path.name
+    points = {Path(point["path"]).name: point for point in report["checkpoints"]}
+    assert {point["kind"] for point in points.values()} == {"base", "delta"}
+    for before, after in itertools.pairwise(needed):
+        assert points[after.path.name]["after"] == before.link.number
+
+
+def test_verify_names_what_is_corrupt_and_fails(chain):
+    assert checkpoint(chain, "verify")["corrupt"] == 0
+    delta = next(path for path in sorted(chain.directory.iterdir()) if path.suffix == ".delta")
+    delta.write_bytes(delta.read_bytes()[:-1])
+    result = invoke("checkpoint", "verify", "--data-dir", chain.data_dir)
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith(delta.name)]
+    assert "bytes" in line
+
+
+def test_a_copy_recommends_the_same_and_can_be_compacted(chain, tmp_path):
+    done = checkpoint(chain, "copy", tmp_path / "copy")
+    assert done["points"] == len(load(chain.directory).checkpoint.chain)
+    answer = answers(chain, "--user", "u1")
+    where = ("--checkpoint-dir", tmp_path / "copy", "--json")
+    assert json.loads(output("recommend", "--user", "u1", *where))["recommendations"] == answer
+    compacted = json.loads(output("checkpoint", "compact", "--keep-checkpoints", "1", *where))
+    assert compacted["bytes"] <= compacted["bytes_before"]
+    assert len(load(tmp_path / "copy").checkpoint.chain) == 1
+    assert json.loads(output("recommend", "--user", "u1", *where))["recommendations"] == answer
+    assert load(tmp_path / "copy").meta == load(chain.directory).meta
+
+
+def test_points_are_pinned_by_number_name_or_path(chain):
+    numbers = list(CheckpointStore(chain.directory, readonly=True).points().items())
+    (first, _), (second, path), (third, other) = numbers[:3]
+    for given in (first, path.name, other):
+        pinned = checkpoint(chain, "pin", given)["pinned"]
+    assert pinned == [first, second, third]
+    assert checkpoint(chain, "unpin", second)["pinned"] == [first, third]
+    result = invoke("checkpoint", "pin", "12345", "--data-dir", chain.data_dir)
+    assert "there is no checkpoint 12345" in str(result.exception)
+
+
+def test_a_run_starts_from_a_chosen_checkpoint(chain):
+    path = CheckpointStore(chain.directory, readonly=True).list()[2]
+    events = json.loads(output("inspect", "--data-dir", chain.data_dir, "--json"))["checkpoints"][2]["consumed"]
+    arguments = ("--source", chain.data_dir / "events.jsonl", "--data-dir", chain.data_dir, *SMALL)
+    pipeline = build_pipeline(run_settings(*arguments, "--from-checkpoint", path))
+    assert pipeline.accounting.consumed == events
+    pipeline.run()
+    assert pipeline.summary()["consumed"] == EVENTS

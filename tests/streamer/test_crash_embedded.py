@@ -117,7 +117,7 @@ def test_it_ends_well_when_it_is_asked_to(tmp_path, number):
 SLOW_TO_SAVE = """
 import sys, time
 from streamer.checkpoint import CheckpointStore
-def save(*_):
+def save(*_, **__):
     print("saving", file=sys.stderr, flush=True)
     time.sleep(3600)
 CheckpointStore.save = save

@@ -184,7 +184,7 @@ def test_little_space_is_warned_of(here):
 def saved(directory: Path, *events: int) -> list[Path]:
     """Checkpoints, with as much in them as the doctor looks at."""
     with CheckpointStore(directory) as store:
-        return [store.save({}, {"accounting": {"consumed": n}, "saved_at": 0.0}) for n in events]
+        return [store.save([], {}, {"accounting": {"consumed": n}, "saved_at": 0.0}) for n in events]
 
 
 def test_no_checkpoint_yet_is_well():
@@ -208,7 +208,7 @@ def test_checkpoints_are_found_in_the_data_directory_as_a_run_does(here):
 
 def test_a_corrupt_checkpoint_before_a_whole_one_is_warned_of(here):
     _, newest = saved(here / "ckpts", 10, 20)
-    (newest / "meta.json").write_text("{}")
+    newest.write_text("{}")
     code, checks = examined("--checkpoint-dir", here / "ckpts")
     assert code == 0
     assert states(checks["checkpoints"]) == ["ok", "warning"]
@@ -218,7 +218,7 @@ def test_a_corrupt_checkpoint_before_a_whole_one_is_warned_of(here):
 
 def test_only_corrupt_checkpoints_are_a_failure(here):
     (only,) = saved(here / "ckpts", 10)
-    (only / "meta.json").unlink()
+    only.write_text("{}")
     code, checks = examined("--checkpoint-dir", here / "ckpts")
     assert code == 1
     assert states(checks["checkpoints"]) == ["ok", "failure"]

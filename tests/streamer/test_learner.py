@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import random
 from collections import Counter
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from line_harness import (
     Watch,
     assert_same_learner,
-    assert_same_state,
     events,
     learn_all,
     micro_batch,
     newest,
     popularity_counts,
     small,
+    whole_state,
 )
 
-from streamer.checkpoint import CheckpointStore
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.learner import Learner
 from streamer.model.losses import METHODS
@@ -59,9 +56,7 @@ def featured(stream: list[tuple[str, str]], seed: int = 0) -> Any:
 
 
 def all_finite(learner: Learner) -> bool:
-    tensors, _ = learner.snapshot()
-    arrays = [t.numpy() if isinstance(t, torch.Tensor) else t for t in tensors.values()]
-    return all(np.isfinite(array).all() for array in arrays)
+    return all(np.isfinite(array).all() for array in whole_state(learner)[0].values())
 
 
 class TestLearning:
@@ -317,12 +312,10 @@ class TestRestart:
     """A learner that is saved, loaded and goes on ends as one that was never disturbed: to the last bit."""
 
     def reloaded(self, learner: Learner, directory: Any) -> Learner:
-        state, values = learner.snapshot()
-        with CheckpointStore(directory) as store:
-            store.save(state, {"learner": values})
+        learner.save(directory)
         checkpoint = newest(directory)
         fresh = Learner(dataclasses.replace(learner.settings))
-        fresh.restore(checkpoint.tensors, checkpoint.meta["learner"])
+        fresh.restore(checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"])
         return fresh
 
     @pytest.mark.parametrize("method", STREAMING)
@@ -360,24 +353,12 @@ class TestRestart:
     def test_the_checkpoint_of_a_small_model_is_small(self, tmp_path):
         learner = Learner()
         learn_all(learner, events(100))
-        assert sum(file.stat().st_size for file in learner.save(tmp_path).iterdir()) < 500_000
-
-    def test_training_goes_on_while_a_snapshot_is_written(self):
-        learner = Learner(small())
-        learn_all(learner, events(100))
-        state, values = learner.snapshot()
-        copied = copy.deepcopy(state)
-        before = json.dumps(values)
-        learn_all(learner, events(200, seed=1))
-        assert_same_state(state, copied)
-        assert json.dumps(values) == before
+        assert learner.save(tmp_path).stat().st_size < 500_000
 
     def test_a_learner_comes_from_a_checkpoint_with_the_settings_it_had(self, tmp_path):
         learner = Learner(small("bir", **FEATURES))
         learner.learn_batch(featured(events(60)))
-        state, values = learner.snapshot()
-        with CheckpointStore(tmp_path) as store:
-            store.save(state, {"learner": values, "settings": msgspec.to_builtins(learner.settings)})
+        learner.save(tmp_path)
         found = Learner.from_checkpoint(newest(tmp_path))
         assert found.settings == learner.settings
         assert_same_learner(found, learner)
@@ -409,9 +390,9 @@ class TestIncompatible:
     def test_settings_that_do_not_fit_are_refused_with_what_differs(self, settings, named):
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
-        state, values = learner.snapshot()
+        arrays, values = learner.dense()
         with pytest.raises(IncompatibleCheckpoint) as caught:
-            Learner(settings).restore(state, json.loads(json.dumps(values)))
+            Learner(settings).restore(learner.chunks(), arrays, json.loads(json.dumps(values)))
         for text in [*named, "--checkpoint-dir"]:
             assert text in str(caught.value)
 
@@ -427,20 +408,21 @@ class TestIncompatible:
     def test_rates_method_and_cache_may_change(self, settings):
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
-        state, values = learner.snapshot()
+        arrays, values = learner.dense()
         other = Learner(settings)
-        other.restore(state, json.loads(json.dumps(values)))
+        other.restore(learner.chunks(), arrays, json.loads(json.dumps(values)))
         other.learn_batch(featured(events(40, seed=1)))
         assert all_finite(other)
 
     def test_a_state_without_a_part_is_refused(self):
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
-        state, values = learner.snapshot()
-        parts = ("users/recent.items", "pairs/lists.items", "users/seen.items", "dense/ranker.discovery.squares.out")
-        for name in ("dense/cache", "items/table.lines", "items/exact.counts", "users/ids.utf8", *parts):
-            assert name in state
-            partial = {key: value for key, value in state.items() if key != name}
+        arrays, values = learner.dense()
+        parts = ("recent.items", "lists.items", "seen.items", "ranker.discovery.squares.out")
+        for name in ("cache", "table.lines", "exact.counts", "ids.utf8", *parts):
+            assert name in arrays or any(name in chunk.arrays for chunk in learner.chunks())
+            without = {key: value for key, value in arrays.items() if key != name}
+            chunks = [c._replace(arrays={k: v for k, v in c.arrays.items() if k != name}) for c in learner.chunks()]
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:
-                Learner(SAVED).restore(partial, values)
+                Learner(SAVED).restore(chunks, without, values)
             assert type(caught.value).__name__ in ("IncompatibleCheckpoint", "CorruptCheckpoint")

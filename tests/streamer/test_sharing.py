@@ -603,7 +603,7 @@ def saved(pipeline: Pipeline) -> None:
     """Save a checkpoint, and wait until it is safe."""
     pipeline.checkpoint()
     assert pipeline._checkpoints is not None
-    until(lambda: pipeline._checkpoints.is_safe(pipeline.accounting.consumed))
+    until(lambda: pipeline._checkpoints.is_safe(pipeline.accounting.consumed), pipeline._checkpoints.advance)
 
 
 # the recovery unit ----------------------------------------------------------------------------------------------------
@@ -732,7 +732,7 @@ class TestAlone:
     def test_its_checkpoint_holds_nothing_of_a_store(self, tmp_path: Path) -> None:
         alone(memory_log(values_of(STREAMS[P0][:64])), tmp_path).run()
         checkpoint = newest(tmp_path)
-        assert not [name for name in checkpoint.tensors if name.startswith("sharing")]
+        assert not [name for name in checkpoint.arrays() if name.startswith("sharing")]
         assert checkpoint.meta["sharing"] == {}
 
     def test_events_that_come_again_after_a_crash_are_counted_once(self, tmp_path: Path) -> None:

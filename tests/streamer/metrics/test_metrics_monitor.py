@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from watched_line import WatchedLine
 
 from streamer.cache_store.state import StoreStatus
+from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import SaveStats
 from streamer.event import encode
 from streamer.learner import Learner
@@ -143,8 +144,13 @@ class TestAfterARun:
         assert value(ended, "streamer_checkpoints_total", result="saved") >= 3
         assert value(ended, "streamer_checkpoints_total", result="failed") == 0
         assert value(ended, "streamer_checkpoint_unsaved_events") == 0
-        directory: Path = ended.pipeline.last_checkpoint
-        assert value(ended, "streamer_checkpoint_size_bytes") == sum(f.stat().st_size for f in directory.iterdir())
+        newest: Path = ended.pipeline.last_checkpoint
+        chain = CheckpointStore(newest.parent, readonly=True).load().chain
+        assert value(ended, "streamer_checkpoint_size_bytes") == newest.stat().st_size
+        assert value(ended, "streamer_checkpoint_base_bytes") == chain[0].size_bytes
+        assert value(ended, "streamer_checkpoint_deltas") == len(chain) - 1
+        assert value(ended, "streamer_checkpoint_delta_bytes") == sum(point.size_bytes for point in chain[1:])
+        assert 0 < value(ended, "streamer_checkpoint_longest_pause_seconds") < 60
         assert 0 < value(ended, "streamer_checkpoint_duration_seconds") < 60
         assert 0 < value(ended, "streamer_checkpoint_age_seconds") < 3600
 

@@ -1,0 +1,229 @@
+"""What checkpoints cost: training with one every so often, and without any, by turns on the same learner.
+
+Each number of ids is measured in a process of its own. Its rows are those of a small learner that was trained, many
+times under other ids; then a share of them, spread over the tables, has all events.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamer.accounting import Accounting
+from streamer.bench.base import long_tailed
+from streamer.bench.catalogue import CheckpointBench
+from streamer.checkpoint import CheckpointStore, pack_strings
+from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
+from streamer.ingest.batcher import MicroBatch
+from streamer.ingest.offsets import OffsetSnapshot
+from streamer.learner import Learner
+from streamer.settings import PipelineSettings
+from streamer.sharing.sharing import Sharing
+
+USERS = 5 / 8
+"""Share of users among all ids; the others are items."""
+TEMPLATE_EVENTS = 20_000
+BYTES_AN_ID = 1_300
+"""Memory that an id takes in this bench, with what it takes to make it."""
+WARM_UP_STEPS = 30
+SAVE_PATIENCE_S = 300.0
+
+
+def measure(bench: CheckpointBench) -> dict[str, Any]:
+    """For each number of ids, and on top those of 4 million ids, or of the most that were measured."""
+    sizes: list[dict[str, Any]] = []
+    for ids in bench.ids:
+        if (free := _free_bytes()) < ids * BYTES_AN_ID:
+            note = f"left out: {ids * BYTES_AN_ID / 1e9:.0f} GB of memory are needed, {free / 1e9:.0f} GB are free"
+            sizes.append({"ids": ids, "note": note})
+            continue
+        with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
+            figures = _in_own_process(_measure_training, bench, ids, directory)
+            sizes.append(figures | {"restart": _in_own_process(_measure_restart, directory)})
+    measured = [figures for figures in sizes if "delta" in figures]
+    top = next((f for f in measured if f["ids"] == 4_000_000), measured[-1] if measured else None)
+    goals = {
+        "longest_pause_ms": max(top["base"]["longest_pause_ms"], top["delta"]["longest_pause_ms"]),
+        "delta_bytes_over_full": top["delta"]["bytes_over_full"],
+        "throughput_over_without": top["delta"]["throughput_over_without"],
+        "peak_memory_over_without": top["peak_memory_over_without"],
+    } if top else {}  # fmt: skip
+    return {**goals, "sizes": sizes, "options": asdict(bench) | {"directory": str(bench.directory or "")}}
+
+
+def _in_own_process(function: Any, *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+# training -------------------------------------------------------------------------------------------------------------
+
+
+def _measure_training(bench: CheckpointBench, ids: int, directory: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    learner = Learner()
+    users, items = round(ids * USERS), ids - round(ids * USERS)
+    _fill(learner, users, items)
+    line = _Line(bench, learner, users, items, Path(directory))
+    filled_s = time.perf_counter() - started
+    line.train(steps=WARM_UP_STEPS)
+    # 1. the base, in the background
+    without = [line.train(bench.every_s)]
+    peaks = [_peak_bytes()]
+    base = line.save()
+    base_peak = _peak_bytes()
+    # 2. deltas: turns with one at their beginning, and without
+    line.train(bench.every_s)
+    with_delta, deltas, shares = [], [], []
+    for _ in range(bench.rounds):
+        without.append(line.train(bench.every_s))
+        peaks.append(_peak_bytes())
+        shares.append(line.changed_share())
+        began, events = time.perf_counter(), line.events
+        deltas.append(line.save())
+        line.train(bench.every_s - (time.perf_counter() - began))
+        with_delta.append((line.events - events) / (time.perf_counter() - began))
+    peak = max(base_peak, _peak_bytes())
+    line.checkpointer.close()
+    full = base["bytes"]
+    return {
+        "ids": ids,
+        "seconds_to_fill": round(filled_s, 1),
+        "events_per_second_without": round(_median(without)),
+        "base": base,
+        "delta": {
+            "changed_share": round(_median(shares), 4),
+            "bytes": round(_median([d["bytes"] for d in deltas])),
+            "bytes_over_full": round(_median([d["bytes"] for d in deltas]) / full, 4),
+            "seconds": round(_median([d["seconds"] for d in deltas]), 2),
+            "longest_pause_ms": max(d["longest_pause_ms"] for d in deltas),
+            "events_per_second": round(_median(with_delta)),
+            "throughput_over_without": round(_median(with_delta) / _median(without[1:]), 3),
+        },
+        "memory_bytes": _median(peaks),
+        "peak_memory_over_without": round(peak / _median(peaks), 3),
+    }
+
+
+class _Line:
+    """Trains events of a share of the ids, and saves; as a run does, but for reading the events."""
+
+    def __init__(self, bench: CheckpointBench, learner: Learner, users: int, items: int, directory: Path) -> None:
+        self.learner, self.events = learner, 0
+        self.checkpointer = Checkpointer(CheckpointStore(directory), every_s=None)
+        self._changed = learner.changes.reader()
+        self._batches = _batches(bench, users, items)
+        self._ids = users + items
+
+    def train(self, seconds: float = float("inf"), steps: int | None = None) -> float:
+        """Train for some time or steps; returns the events of a second."""
+        started, events = time.perf_counter(), self.events
+        while time.perf_counter() - started < seconds and steps != 0:
+            batch = next(self._batches)
+            self.learner.learn_batch(batch)
+            self.checkpointer.advance()
+            self.events += len(batch)
+            steps = None if steps is None else steps - 1
+        return (self.events - events) / max(time.perf_counter() - started, 1e-9)
+
+    def save(self) -> dict[str, Any]:
+        """Save, and train until it is safe."""
+        self.checkpointer._longest_pause_s = 0.0
+        accounting, offsets = Accounting(trained=self.events), OffsetSnapshot({}, {})
+        self.checkpointer.save(self.learner, Sharing(), accounting, offsets, lambda safe: None)
+        started, events = time.perf_counter(), self.events
+        while self.checkpointer.is_saving and time.perf_counter() - started < SAVE_PATIENCE_S:
+            self.train(steps=1)
+        stats: SaveStats = self.checkpointer.stats(self.events)
+        return {
+            "bytes": stats.size_bytes or 0,
+            "seconds": round(stats.seconds or 0.0, 2),
+            "longest_pause_ms": round(1e3 * stats.longest_pause_s, 1),
+            "events_per_second": round((self.events - events) / (time.perf_counter() - started)),
+        }
+
+    def changed_share(self) -> float:
+        """Share of the ids whose rows were written since the last call."""
+        return sum(len(self._changed.take(kind)) for kind in ("users", "items")) / self._ids
+
+
+def _batches(bench: CheckpointBench, users: int, items: int) -> Iterator[MicroBatch]:
+    """Events of random users with long-tailed items, of a share of all ids."""
+    rng, size = np.random.default_rng(1), PipelineSettings.batch_size
+    active = [rng.choice(n, max(1, round(n * bench.changed_share)), replace=False) for n in (users, items)]
+    popular = long_tailed(rng, len(active[1]), 1 << 20, 0.6)
+    now_s = 1_700_000_000.0
+    while True:
+        who = active[0][rng.integers(0, len(active[0]), size)]
+        what = active[1][popular[rng.integers(0, len(popular), size)]]
+        times = (now_s + np.arange(size) * 0.01).tolist()
+        yield MicroBatch([f"user-{u}" for u in who.tolist()], [f"item-{i}" for i in what.tolist()], times)
+        now_s += size * 0.01
+
+
+def _fill(learner: Learner, users: int, items: int) -> None:
+    """Rows like those of a small learner that was trained, under as many ids as are wanted."""
+    template = Learner()
+    rng, many = np.random.default_rng(0), TEMPLATE_EVENTS // 4
+    who, what = rng.integers(0, many, TEMPLATE_EVENTS), long_tailed(rng, many, TEMPLATE_EVENTS, 0.6)
+    template.learn(zip((f"u{u}" for u in who.tolist()), (f"i{i}" for i in what.tolist()), strict=True))
+    for kind, size, name in (("items", items, "item"), ("pairs", items, ""), ("users", users, "user")):
+        rows = template.rows(kind)
+        arrays = template.take(kind, rows)
+        if kind == "items":  # what was never drawn: the cache then holds items that have events
+            arrays["occurrence.counts"] = np.zeros_like(arrays["occurrence.counts"])
+        for start in range(0, size, len(rows)):
+            new = np.arange(start, min(start + len(rows), size))
+            held = arrays if len(new) == len(rows) else template.take(kind, rows[: len(new)])
+            ids = pack_strings([f"{name}-{row}" for row in new.tolist()], "ids.ids") if name else {}
+            learner.put(kind, new, held | ids)
+    dense, values = template.dense()
+    sizes = {name: learner.dense()[0][name] for name in dense if name.endswith((".size", ".sums"))}
+    learner.load_dense(dense | sizes, values)
+
+
+# restarting -----------------------------------------------------------------------------------------------------------
+
+
+def _measure_restart(directory: str) -> dict[str, Any]:
+    """Seconds from opening the directory to the end of the first step."""
+    Learner().learn([("u", "i")])  # kernels are loaded
+    started = time.perf_counter()
+    learner, checkpointer = Learner(), Checkpointer(CheckpointStore(directory), every_s=None)
+    checkpointer.restore(learner, Sharing())
+    restored_s = time.perf_counter() - started
+    learner.learn([("user-1", "item-1")])
+    first_step_s = time.perf_counter() - started
+    points = len(checkpointer._store.chain)
+    checkpointer.close()
+    return {"points": points, "restored_s": round(restored_s, 2), "first_step_s": round(first_step_s, 2)}
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process had since the last call."""
+    gc.collect()
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak << 10
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _median(values: list[Any]) -> float:
+    return float(np.median(values))

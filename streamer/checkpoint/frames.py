@@ -1,0 +1,146 @@
+"""Rows of a learner as bytes: a frame holds some rows of one kind, whole and checked by itself.
+
+    frame   = "STRM", CRC-32 of the payload (4 bytes), length of the payload (8 bytes), payload
+    payload = a safetensors blob: the arrays by name, with `kind`, and `values` as JSON, in its metadata
+
+Frames may be put one after the other into a file, as points of a checkpoint are, or be sent one by one as messages:
+
+    for kind in learner.kinds():
+        rows = reader.take(kind)  # in slices of CHUNK_ROWS, so that a frame stays small
+        message = pack_chunk(kind, rows, learner.take(kind, rows))
+    ...
+    chunk = unpack_chunk(message)  # CorruptCheckpoint, if a bit of it is not as it was packed
+    learner.put(chunk.kind, chunk.rows, chunk.arrays)
+
+What is not rows goes into a frame of a kind of its own, with no rows: `pack_chunk("end", NO_ROWS, *learner.dense())`.
+Nothing is ever unpickled, so a frame from a stranger cannot run code.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import CheckpointError, CorruptCheckpoint
+
+Arrays = dict[str, NDArray[Any]]
+Rows = NDArray[np.int64]
+
+CHUNK_ROWS = 1024
+"""Rows of a chunk: about a megabyte, which is copied in about a millisecond."""
+NO_ROWS: Rows = np.empty(0, np.int64)
+HEADER = struct.Struct("<4sIQ")
+MAGIC = b"STRM"
+ROWS = "rows"
+"""The name of the array with a chunk's rows; no other may have it."""
+
+_DTYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+
+
+class Chunk(NamedTuple):
+    """Some rows of one kind, and what they hold; or, without rows, arrays and JSON values of any sort."""
+
+    kind: str
+    rows: Rows
+    arrays: Arrays
+    values: Mapping[str, Any] = {}
+
+
+def pack_chunk(kind: str, rows: Rows, arrays: Arrays, values: Mapping[str, Any] | None = None) -> bytes:
+    """A frame that `unpack_chunk` turns back into the same chunk, bit for bit.
+
+    Raises:
+        CheckpointError: an array has a type that cannot be stored, or `values` are not JSON.
+    """
+    header: dict[str, Any] = {"__metadata__": {"kind": kind, "values": _to_json(values or {})}}
+    parts: list[Any] = []
+    end = 0
+    named = {ROWS: rows, **arrays}
+    for name in sorted(named, key=lambda name: -named[name].dtype.itemsize):  # so that each is aligned
+        array = np.asarray(named[name])
+        block = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        if block.dtype not in _NAMES:
+            raise CheckpointError(f"array {name!r} of dtype {array.dtype} cannot be stored")
+        header[name] = {
+            "dtype": _NAMES[block.dtype],
+            "shape": array.shape,
+            "data_offsets": [end, end + block.nbytes],
+        }
+        parts.append(block.reshape(-1).view(np.uint8))
+        end += block.nbytes
+    described = _to_json(header).encode()
+    described += b" " * (-len(described) % 8)
+    parts[:0] = [len(described).to_bytes(8, "little"), described]
+    crc32 = 0
+    for part in parts:
+        crc32 = zlib.crc32(part, crc32)
+    return b"".join([HEADER.pack(MAGIC, crc32, 8 + len(described) + end), *parts])
+
+
+def unpack_chunk(frame: bytes | bytearray | memoryview) -> Chunk:
+    """The chunk of a frame. Its arrays are views of the frame: they can be written to only if it can.
+
+    Raises:
+        CorruptCheckpoint: the frame is not as it was packed.
+    """
+    view = memoryview(frame)
+    crc32, length = frame_header(view[: HEADER.size])
+    if len(view) != HEADER.size + length:
+        raise CorruptCheckpoint(f"a frame has {len(view)} bytes instead of {HEADER.size + length}")
+    if zlib.crc32(view[HEADER.size :]) != crc32:
+        raise CorruptCheckpoint("a frame does not match its checksum")
+    return unpack_payload(view[HEADER.size :])
+
+
+def frame_header(header: bytes | memoryview) -> tuple[int, int]:
+    """CRC-32 and length of the payload that follows.
+
+    Raises:
+        CorruptCheckpoint: no frame begins here.
+    """
+    if len(header) < HEADER.size:
+        raise CorruptCheckpoint("it ends inside a frame")
+    magic, crc32, length = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise CorruptCheckpoint("no frame begins where one should")
+    return crc32, length
+
+
+def unpack_payload(payload: bytearray | memoryview) -> Chunk:
+    """The chunk of a frame's payload, which was checked before; see `unpack_chunk`.
+
+    Raises:
+        CorruptCheckpoint: it is none.
+    """
+    try:
+        begin = 8 + int.from_bytes(payload[:8], "little")
+        header = json.loads(bytes(payload[8:begin]))
+        about = header.pop("__metadata__")
+        arrays = {name: _array(payload, begin, entry) for name, entry in header.items()}
+        return Chunk(about["kind"], arrays.pop(ROWS), arrays, json.loads(about["values"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpoint(f"a frame cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _array(payload: bytearray | memoryview, begin: int, entry: dict[str, Any]) -> NDArray[Any]:
+    dtype, (first, last) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
+    count = (last - first) // dtype.itemsize
+    return np.frombuffer(payload, dtype, count, begin + first if count else 0).reshape(entry["shape"])
+
+
+def _to_json(value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"a checkpoint's values must be JSON: {error}") from error
