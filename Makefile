@@ -6,7 +6,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint con
 SOURCES := streamer model cache_store replay tests benchmarks docker docs examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint format docs bench clean
+.PHONY: help setup demo check test lint format docs bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
 
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/streamer bench step
+
+soak: $(VENV)/.installed ## ever new ids at fixed limits: memory, speed, disk and quality (some minutes)
+	$(BIN)/python benchmarks/soak.py
 
 clean: ## remove the virtual environment and caches, compiled kernels too
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

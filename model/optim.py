@@ -61,7 +61,7 @@ class Adam:
     """
 
     slots = 2
-    numbers = 0
+    numbers = 1  # how often a row was updated
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         if in_host_memory(table.lines):
@@ -143,7 +143,6 @@ def _adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float,
     d = table.dim
     lines = table.lines.index_select(0, rows)  # [T, width]
     w, v = lines[:, :d], lines[:, d : 2 * d]
-    lines[:, -1:].add_(1)
     v.mul_(keep).addcmul_(gradient, gradient)
     w.sub_(rate * gradient / (v.sqrt() + EPSILON))
     table.lines.index_copy_(0, rows, lines)
@@ -155,10 +154,8 @@ def _adagrad_rows(
 ) -> None:
     d = gradient.shape[1]
     step, kept, eps = np.float32(rate), np.float32(keep), np.float32(EPSILON)
-    last = lines.shape[1] - 1
     for i in range(len(rows)):
         row = rows[i]
-        lines[row, last] += np.float32(1)
         for k in range(d):
             g = gradient[i, k]
             v = kept * lines[row, d + k] + g * g
@@ -189,8 +186,7 @@ class RowAdagrad:
 def _row_adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float) -> None:
     """On any device: gather the lines, update them, put them back."""
     lines = table.lines.index_select(0, rows)  # [T, width]
-    v = lines[:, -2:-1]
-    lines[:, -1:].add_(1)
+    v = lines[:, -1:]
     v.mul_(keep).add_(gradient.square().mean(1, keepdim=True))
     lines[:, : table.dim].sub_(rate * gradient / (v.sqrt() + EPSILON))
     table.lines.index_copy_(0, rows, lines)
@@ -206,9 +202,8 @@ def _row_adagrad_rows(
         row, squares = rows[i], np.float32(0)
         for k in range(d):
             squares += gradient[i, k] * gradient[i, k]
-        v = kept * lines[row, last - 1] + squares / np.float32(d)
-        lines[row, last - 1] = v
-        lines[row, last] += np.float32(1)
+        v = kept * lines[row, last] + squares / np.float32(d)
+        lines[row, last] = v
         step = np.float32(rate) / (np.sqrt(v) + eps)
         for k in range(d):
             lines[row, k] -= step * gradient[i, k]
@@ -222,13 +217,12 @@ class Sgd:
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         table.weight.index_add_(0, rows, gradient, alpha=-rate)
-        table.lines[: table.size, -1].index_add_(0, rows, gradient.new_ones(len(rows)))
 
 
 class DenseAdam:
     """torch's Adam with L2 regularisation, on every row at every step, as in the paper's protocol.
 
-    All rows share the table's step count; their own counts (`Table.updates`) stay 0.
+    All rows share the table's step count.
 
     Args:
         l2: coefficient of the L2 term, added to the gradient (not decoupled).

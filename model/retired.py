@@ -113,7 +113,9 @@ def is_retired(flags: Flags, item: int) -> bool:
 
 
 @compiled
-def rows_with_retired(flags: Flags, rows: Rows, start: Rows, length: NDArray[Any], items: NDArray[np.int32]) -> Rows:
+def rows_with_retired(
+    flags: Flags, rows: Rows, start: NDArray[np.int32], length: NDArray[Any], items: NDArray[np.int32]
+) -> Rows:
     """Those of some rows whose lists hold a retired item."""
     found, count = np.empty(len(rows), np.int64), 0
     for row in rows:

@@ -37,7 +37,7 @@ class Table(ByRows):
         self.dim, self.slots, self.std, self.seed = dim, slots, std, seed
         self.size, self._key = 0, seed % (1 << 63)
         self.steps = 0  # of an optimizer that moves all rows at every step
-        self.lines = torch.zeros(0, (1 + slots) * dim + numbers + 1, device=device)  # [capacity, width]
+        self.lines = torch.zeros(0, (1 + slots) * dim + numbers, device=device)  # [capacity, width]
 
     @property
     def weight(self) -> Tensor:
@@ -48,11 +48,6 @@ class Table(ByRows):
         """One vector of optimizer state of all rows, [size, dim]; a view."""
         start = (1 + slot) * self.dim
         return self.lines[: self.size, start : start + self.dim]
-
-    @property
-    def updates(self) -> Tensor:
-        """How often each row was updated on its own, [size]; a view. Counts to 2^24, where float32 stops."""
-        return self.lines[: self.size, -1]
 
     def grow(self, size: int) -> None:
         """Make room for rows 0 .. size - 1. Existing rows keep weights and optimizer state."""

@@ -287,6 +287,8 @@ class Learner:
         times_s = self._times(batch)
         self.clock.tick(times_s)
         users, items = self.rows_of("users", batch.users), self.rows_of("items", batch.items)
+        self.see("users", users)
+        self.see("items", items)
         self.changes.mark("items", self.evidence.leaving(len(items)))
         self._set_features("user", users, batch.user_features)
         self._set_features("item", items, batch.item_features)
@@ -356,23 +358,16 @@ class Learner:
         return admitted
 
     def rows_of(self, kind: str, ids: Sequence[str]) -> Rows:
-        """The rows of users or items that are seen in this step; a new id gets one."""
-        vocabulary, recency = self._vocabulary(kind), self._parts[kind]["recency"]
+        """The rows of users or items; a new id gets one."""
+        vocabulary = self._vocabulary(kind)
         known = vocabulary.known(ids)
         self.changes.mark(kind, known[known >= 0])
         rows = vocabulary.rows(ids, lambda free: self.changes.mark(kind, free)) if (known < 0).any() else known
         self.trainer.model.grow(self.users.size, self.items.size)
-        recency.see(rows, self.clock.step)
         return rows
 
-    def meet(self, kind: str, ids: Sequence[str]) -> Rows:
-        """The rows of users or items that others have seen."""
-        self.clock.tick(np.empty(0, np.int64))
-        return self.rows_of(kind, ids)
-
     def see(self, kind: str, rows: Rows) -> None:
-        """Others have seen these rows."""
-        self.clock.tick(np.empty(0, np.int64))
+        """Note that rows are seen in this step."""
         self.changes.mark(kind, rows)
         self._parts[kind]["recency"].see(rows, self.clock.step)
 

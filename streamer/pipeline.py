@@ -37,6 +37,7 @@ from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learner
+from streamer.limits import Limits
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.model.ranking.ranker import influence_by_name
@@ -81,6 +82,10 @@ class Status:
     """Rows of all steps that were not updated, because a number of theirs was not finite."""
     users: int = 0
     items: int = 0
+    limits: Limits | None = None
+    """How many are kept, at most."""
+    evicted: int = 0
+    """Users and items that were forgotten since the start."""
     checkpoint_age_s: float | None = None
     saves: SaveStats = field(default_factory=SaveStats)
     store: StoreStatus = field(default_factory=StoreStatus)
@@ -184,6 +189,8 @@ class Pipeline:
             self._dead_letters.open()
         except SourceUnavailable as error:
             logger.warning("dead letters will wait: %s", error)
+        limits = self.learner.limits
+        logger.info("at most %s users and %s items are kept", f"{limits.users:,}", f"{limits.items:,}")
         self._sharing.start()
         self._started = time.monotonic()
         if self.last_checkpoint is not None:
@@ -358,6 +365,7 @@ class Pipeline:
         status.source_problem = self._ingest.problem
         self._count_not_finite()
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
+        status.limits, status.evicted = learner.limits, sum(learner.evicted.values())
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()
         status.store = self._sharing.status()

@@ -90,12 +90,12 @@ class Vocabulary(ByRows):
 
         Args:
             ids: they may repeat.
-            before_write: called with all rows that new ids may get, before they do.
+            before_write: called with the rows that new ids get, before they do.
         """
         utf8, offsets = packed(ids)
         found = np.full(len(ids), -1)
         _find_all(self._ids, utf8, offsets, found, False)
-        if new := int((found < 0).sum()):
+        if new := len({ids[k] for k in np.flatnonzero(found < 0).tolist()}):
             self._reserve(new, len(utf8))
             if before_write is not None:
                 before_write(_free(self._ids, new))

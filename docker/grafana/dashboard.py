@@ -116,6 +116,11 @@ def mean_of(metric: str, label: str, value: str) -> str:
     return f'avg({metric}{{instance=~"$trainer", {label}="{value}"}}{IS_SET})'
 
 
+def share_of_limit(side: str) -> str:
+    """Users or items of every trainer over its limit."""
+    return f'streamer_{side}{OURS} / on (instance) streamer_ids_limit{{instance=~"$trainer", side="{side}"}}'
+
+
 def _by(labels: str) -> str:
     return f" by ({labels}) " if labels else " "
 
@@ -391,6 +396,40 @@ ROWS = (
                 "That the models know. What other trainers have seen is counted too.",
             ),
             Panel(
+                "Share of the limits",
+                {
+                    "users of {{instance}}": share_of_limit("users"),
+                    "items of {{instance}}": share_of_limit("items"),
+                },
+                "At 1, those that were not seen for longest go when others come.",
+            ),
+            Panel(
+                "Forgotten",
+                {"{{side}}: {{reason}}": rate("streamer_evicted_total", "side, reason")},
+                "Users and items a second: over the limit, not seen for longer than the TTL, or deleted.",
+            ),
+            Panel(
+                "Age of the oldest",
+                {
+                    "kept {{side}} of {{instance}}": each("streamer_oldest_age_seconds"),
+                    "{{side}} of {{instance}} that a limit made go": each("streamer_evicted_age_seconds"),
+                    "too young": each("streamer_young_age_seconds"),
+                },
+                "Since they were last seen, by event time.",
+                unit="s",
+            ),
+            Panel(
+                "Memory by part",
+                {"{{part}} of {{instance}}": each("streamer_memory_bytes")},
+                "Of what is learned.",
+                unit="bytes",
+            ),
+            Panel(
+                "Events that were not admitted",
+                {"{{instance}}": rate("streamer_events_not_admitted_total", "instance")},
+                "A second; of users or items that have not come often enough.",
+            ),
+            Panel(
                 "New users and items",
                 {"users": rate("streamer_new_users_total"), "items": rate("streamer_new_items_total")},
                 "A second.",
@@ -528,6 +567,7 @@ ROWS = (
             Panel(
                 "Joins, seeds and snapshots",
                 {
+                    "events of retired items": total("streamer_store_retired_events_total"),
                     "joins": total("streamer_store_joins_total"),
                     "seeds": total("streamer_store_seeds_total"),
                     "snapshots": total("streamer_store_snapshots_total"),

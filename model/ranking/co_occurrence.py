@@ -52,8 +52,8 @@ class Lists(NamedTuple):
     items: NDArray[np.int32]
     weights: Floats
     timed: Floats
-    start: Rows
-    length: NDArray[np.int32]
+    start: NDArray[np.int32]
+    length: NDArray[np.uint16]
     bits: NDArray[np.int8]
     total: Floats
     timed_total: Floats
@@ -87,8 +87,8 @@ class CoOccurrence(ByRows):
             np.empty(0, np.int32),
             np.empty(0, np.float32),
             np.empty(0, np.float32),
-            np.empty(0, np.int64),
             np.empty(0, np.int32),
+            np.empty(0, np.uint16),
             np.empty(0, np.int8),
             np.empty(0, np.float32),
             np.empty(0, np.float32),
@@ -140,7 +140,7 @@ class CoOccurrence(ByRows):
 
     @property
     def nbytes(self) -> int:
-        return 12 * int(self.lists.end[0]) + 21 * self.size
+        return 12 * int(self.lists.end[0]) + 15 * self.size
 
     def forget(self, items: Rows) -> None:
         """Retire items: they have no neighbours any more. They are in `retired` already, and so none themselves."""
@@ -160,14 +160,14 @@ class CoOccurrence(ByRows):
         """The lists of these items, one after the other without gaps."""
         lists, length = self.lists, held(self.lists.length, rows)
         first = np.cumsum(length, dtype=np.int64) - length
-        at = np.arange(length.sum()) + np.repeat(held(lists.start, rows) - first, length)
+        at = np.arange(length.sum(dtype=np.int64)) + np.repeat(held(lists.start, rows) - first, length)
         pool = {name: getattr(lists, name)[at] for name in _POOL}
         totals = {name: held(getattr(lists, name), rows) for name in ("total", "timed_total")}
         return {**pool, "length": length, **totals}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self.reserve(int(rows.max(initial=-1)) + 1)
-        length = arrays["length"].astype(np.int32)
+        length = arrays["length"].astype(np.int64)
         self.extend(int((2 * np.maximum(length, 1 << _FIRST_BITS)).sum()))
         _put(self.lists, rows, length, arrays["items"], arrays["weights"], arrays["timed"])
         self.lists.total[rows], self.lists.timed_total[rows] = arrays["total"], arrays["timed_total"]
@@ -285,9 +285,7 @@ def _leave_block(lists: Lists, item: int) -> None:
 
 
 @compiled
-def _put(
-    lists: Lists, rows: Rows, length: NDArray[np.int32], items: NDArray[np.int32], weights: Floats, timed: Floats
-) -> None:
+def _put(lists: Lists, rows: Rows, length: Rows, items: NDArray[np.int32], weights: Floats, timed: Floats) -> None:
     """Replace lists; the pool has room for all of them."""
     at = 0
     for k in range(len(rows)):

@@ -74,6 +74,7 @@ KINDS = {
 """Features by what they come from."""
 _FEATURES, _IS_RECENT = len(FEATURES), FEATURES.index("is recent")
 _SUMS = 8
+_MOST = 1 << 30
 _HOUR_S = np.float32(3600)
 _NEVER = np.float32(3)
 
@@ -83,8 +84,8 @@ class Counts(NamedTuple):
 
     ever: NDArray[np.int32]
     again: NDArray[np.int32]
-    lately: NDArray[np.int32]
-    just_now: NDArray[np.int32]
+    lately: NDArray[np.uint16]
+    just_now: NDArray[np.uint16]
     first_s: NDArray[np.int32]
     last_s: NDArray[np.int32]
 
@@ -155,7 +156,8 @@ class Evidence(ByRows):
 
     def clear(self) -> None:
         self.size, self.events, self.now_s = 0, 0, 0
-        self._counts = Counts(*(np.zeros(0, np.int32) for _ in Counts._fields))
+        long, short = np.zeros(0, np.int32), np.zeros(0, np.uint16)
+        self._counts = Counts(long, long, short, short, long, long)
         self._window = np.full(LATELY, -1, np.int32)  # items of the last events; event n at n % LATELY
         self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
 
@@ -368,6 +370,9 @@ def _count(
     counts.just_now[item] += 1
     if counts.ever[item] == 0:
         counts.first_s[item] = time_s
+    if counts.ever[item] == _MOST:  # only their ratio matters by then
+        counts.ever[item] >>= 1
+        counts.again[item] >>= 1
     counts.ever[item] += 1
     counts.last_s[item] = time_s
     for other in recent:

@@ -38,7 +38,7 @@ class Pool(NamedTuple):
 
     keys: NDArray[np.int32]
     counts: NDArray[np.float32]
-    start: Rows
+    start: NDArray[np.int32]
     bits: NDArray[np.int8]
     used: NDArray[np.int32]
     free: Rows
@@ -65,7 +65,7 @@ class PairCounts:
         self.pool = Pool(
             np.empty(0, np.int32),
             np.empty(0, np.float32),
-            np.empty(0, np.int64),
+            np.empty(0, np.int32),
             np.empty(0, np.int8),
             np.empty(0, np.int32),
             np.full(_CLASSES, -1),
@@ -118,7 +118,7 @@ class PairCounts:
     def nbytes(self) -> int:
         """Bytes of memory in use."""
         slot = self.pool.keys.itemsize + self.counted * self.pool.counts.itemsize
-        return int(self.pool.end[0]) * slot + 13 * len(np.trim_zeros(self.pool.used, "b"))
+        return int(self.pool.end[0]) * slot + 9 * len(np.trim_zeros(self.pool.used, "b"))
 
 
 def room_for_one(pool: Pool) -> int:

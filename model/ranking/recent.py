@@ -52,7 +52,7 @@ class Lists(NamedTuple):
     items: NDArray[np.int32]
     times_s: Seconds
     counts: NDArray[np.uint8]
-    start: Rows
+    start: NDArray[np.int32]
     length: NDArray[np.uint8]
     bits: NDArray[np.int8]
     free: Rows
@@ -87,7 +87,7 @@ class RecentItems(ByRows):
     def clear(self) -> None:
         self.size = 0
         pool = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8)
-        by_user = np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int8)
+        by_user = np.empty(0, np.int32), np.empty(0, np.uint8), np.empty(0, np.int8)
         self._lists = Lists(*pool, *by_user, np.full(9, -1), np.zeros(1, np.int64))
 
     def observe(self, users: Rows, items: Rows, times_s: Rows) -> History:
@@ -128,7 +128,7 @@ class RecentItems(ByRows):
 
     @property
     def nbytes(self) -> int:
-        return 9 * int(self._lists.end[0]) + 10 * self.size
+        return 9 * int(self._lists.end[0]) + 6 * self.size
 
     def forget(self, users: Rows) -> None:
         """Retire users; those never seen have nothing to forget."""

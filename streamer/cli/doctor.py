@@ -93,6 +93,7 @@ def diagnose(settings: RunSettings) -> Iterator[Finding]:
         "torch": check_torch,
         "numba": check_numba,
         "cores": check_cores,
+        "memory": check_memory,
     }
     if settings.source:
         checks |= {"source": check_source, "data": check_data}
@@ -165,6 +166,14 @@ def check_cores(_: RunSettings) -> Iterator[Finding]:
         yield Finding("cores", "warning", "1: reading and training share it", "two let reading run ahead of training")
     else:
         yield Finding("cores", "ok", str(cores))
+
+
+def check_memory(settings: RunSettings) -> Iterator[Finding]:
+    from streamer.limits import limits_of, machine_memory
+
+    limits = limits_of(settings)
+    found = f"{format_bytes(machine_memory())}; at most {limits.users:,} users and {limits.items:,} items are kept"
+    yield Finding("memory", "ok", found)
 
 
 def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:

@@ -93,7 +93,7 @@ class RunPanel:
         """Labelled figures: two columns if there is room, else one."""
         rate = Text.assemble((f"{status.events_per_second:,.0f}", "bold"), " events/s ")
         rate.append(sparkline(self._rates, SPARKS, lowest=0.0), "green")
-        left, right = [("speed", rate), ("known", Text(f"{status.users:,} users, {status.items:,} items"))], []
+        left, right = [("speed", rate), ("known", Text(_known(status)))], []
         if status.loss is not None:
             loss = Text.assemble((f"{status.loss:.3f}", "bold"), " ")
             loss.append(sparkline([value for (value,) in self._losses.resampled(SPARKS)], SPARKS), "red")
@@ -132,6 +132,11 @@ class RunPanel:
         yield Text("cache  ", "dim", no_wrap=True, overflow="ellipsis").append_text(cache_line(status))
         if any(status.cache):
             yield share_bar(status.cache, tuple(BANDS.values()), min(width, 60))
+
+
+def _known(status: Status) -> str:
+    forgotten = f", {status.evicted:,} forgotten" if status.evicted else ""
+    return f"{status.users:,} users, {status.items:,} items{forgotten}"
 
 
 def hit_rate_line(status: Status) -> Text:

@@ -23,6 +23,9 @@ FLOORS = ("most-popular", "recently-popular", "last-items", "co-visitation", "co
 RECOMMENDERS = ("model", "model-without-towers", *FLOORS)
 HISTORIES = ("0", "1", "2-3", "4-7", "8-15", "16+")
 EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")
+SIDES = ("users", "items")
+WHY_EVICTED = ("limit", "ttl", "deleted")
+MEMORY = ("users", "items", "categories", "other")
 TOP_RANKS = tuple(str(k) for k in range(1, 11))
 STORE_ERRORS = ("unreachable", "slow", "full", "read-only", "loading", "broken", "refused", "fenced", "other")
 
@@ -60,6 +63,9 @@ _LABELS = {
     "band": Label("band", BANDS),
     "decile": Label("decile", DECILES),
     "rank": Label("rank", TOP_RANKS),
+    "side": Label("side", SIDES),
+    "evicted_reason": Label("reason", WHY_EVICTED),
+    "memory_part": Label("part", MEMORY),
     "part": Label("part", PARTS),
     "phase": Label("phase", PHASES),
     "recommender": Label("recommender", RECOMMENDERS),
@@ -81,7 +87,8 @@ _METRICS = """
 ## Stream
 streamer_events_consumed_total: Events consumed, whatever became of them.
 streamer_events_trained_total: Events that were trained.
-streamer_events_filtered_total: Events that the filters left out.
+streamer_events_filtered_total: Events that the filters left out; those that were not admitted and deletions too.
+streamer_events_not_admitted_total: Events of users or items that had not come often enough to get a row.
 streamer_dead_letters_total{letter_reason}: Events and records that could not be used, by reason.
 streamer_source_live: 1 while the source responds; else 0.
 streamer_lost_records_total: Records that retention removed before they were read.
@@ -116,6 +123,16 @@ streamer_items: Items that the model knows.
 streamer_new_users_total: Users seen for the first time.
 streamer_new_items_total: Items seen for the first time.
 streamer_model_events: Events that the model took in during its whole life, all restarts.
+
+## Limits
+streamer_ids_limit{side}: Users or items that are kept, at most.
+streamer_evicted_total{side, evicted_reason}: Users or items that were forgotten: over the limit, not seen for longer
+    than the TTL, or deleted by an event.
+streamer_oldest_age_seconds{side}: How long ago, by event time, the user or item was seen that was not seen for longest.
+streamer_evicted_age_seconds{side}: How long ago, by event time, those were seen that a limit made go last.
+streamer_young_age_seconds: Where that age is below this one (--young-age), the limit is too low.
+streamer_memory_bytes{memory_part}: Memory of what is learned: of users, of items with their neighbours, of categories,
+    and what does not grow.
 
 ## Sampler
 streamer_sampler_effective_size{part}: Effective sample size of the resampling weights, mean over the queries of the
@@ -171,6 +188,7 @@ streamer_store_refused_events_total: Events whose contribution was dropped becau
     by then.
 streamer_store_duplicate_events_total: Events that were trained and not counted because the store had counted them
     before.
+streamer_store_retired_events_total: Events of others that were dropped because this trainer had retired their item.
 streamer_store_joins_total: How often the trainer joined the store, the first time included.
 streamer_store_seeds_total: How often the trainer seeded a store that was empty or behind.
 streamer_store_snapshots_total: Snapshots that the trainer wrote, after which the log is trimmed.

@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from streamer.metrics.catalogue import BANDS, DECILES, PARTS, PHASES, RECOMMENDERS, STORE_ERRORS, TOP_RANKS
+from streamer.metrics.catalogue import (
+    BANDS,
+    DECILES,
+    MEMORY,
+    PARTS,
+    PHASES,
+    RECOMMENDERS,
+    SIDES,
+    STORE_ERRORS,
+    TOP_RANKS,
+    WHY_EVICTED,
+)
 from streamer.metrics.health import Health
 from streamer.metrics.history import Timeline
 from streamer.metrics.instruments import Instruments
@@ -130,6 +141,7 @@ class Monitor(Observer):
         now = self._wall()
         self._counts["consumed"] += batch.consumed
         self._counts["trained"] += batch.learned
+        self._counts["not_admitted"] += batch.not_admitted
         self._counts["filtered"] += batch.filtered + batch.not_admitted + batch.deletions
         self._counts["lost"] += batch.lost
         self._batch_events.observe(len(batch))
@@ -155,6 +167,7 @@ class Monitor(Observer):
         self.health.problems = [problem for problem in problems if problem is not None]
         self._set_stream(status)
         self._set_learning(status)
+        self._set_limits()
         self._set_sampler()
         self._set_store(status.store)
         self._set_checkpoints(status)
@@ -174,6 +187,7 @@ class Monitor(Observer):
         i.rise("streamer_events_consumed_total", counts["consumed"])
         i.rise("streamer_events_trained_total", counts["trained"])
         i.rise("streamer_events_filtered_total", counts["filtered"])
+        i.rise("streamer_events_not_admitted_total", counts["not_admitted"])
         i.rise("streamer_lost_records_total", counts["lost"])
         for reason, count in self._reasons.items():
             i.rise("streamer_dead_letters_total", count, reason)
@@ -206,6 +220,28 @@ class Monitor(Observer):
                     i.set("streamer_ranker_influence_share", share, history, evidence)
             i.rise("streamer_prequential_events_total", p.model.events)
 
+    def _set_limits(self) -> None:
+        i, learner = self.instruments, self._learner
+        if learner is None:
+            return
+        limits = learner.limits._asdict()
+        for side in SIDES:
+            i.set("streamer_ids_limit", limits[side], side)
+            i.set("streamer_oldest_age_seconds", learner.age_s(side), side)
+            i.set("streamer_evicted_age_seconds", learner.evicted_age_s.get(side), side)
+            for reason in WHY_EVICTED:
+                i.rise("streamer_evicted_total", learner.evicted[side, reason], side, reason)
+        i.set("streamer_young_age_seconds", learner.settings.young_age_s)
+
+    def _set_memory(self) -> None:
+        assert self._learner is not None
+        sizes: Counter[str] = Counter()
+        for kind, parts in self._learner.memory().items():
+            of = "items" if kind == "pairs" else kind if kind in SIDES else "other"
+            sizes["categories" if of == "other" and "ids" in parts else of] += sum(parts.values())
+        for part in MEMORY:
+            self.instruments.set("streamer_memory_bytes", sizes[part], part)
+
     def _set_sampler(self) -> None:
         """What the draws of the latest step looked like; the line has waited for the device already, for the loss."""
         if self._learned is None:
@@ -237,6 +273,7 @@ class Monitor(Observer):
         i.rise("streamer_store_received_bytes_total", store.received_bytes)
         i.rise("streamer_store_refused_events_total", store.refused_events)
         i.rise("streamer_store_duplicate_events_total", store.duplicate_events)
+        i.rise("streamer_store_retired_events_total", store.retired_events)
         i.rise("streamer_store_joins_total", store.joins)
         i.rise("streamer_store_seeds_total", store.seeds)
         i.rise("streamer_store_snapshots_total", store.snapshots)
@@ -286,6 +323,7 @@ class Monitor(Observer):
         started, first = time.perf_counter(), self.sampler_report is None
         self.sampler_report = self._reporter.report(self._caches[0], self._learned.items)
         self._set_sampler_report(self.sampler_report)
+        self._set_memory()
         took = 0.0 if first else time.perf_counter() - started
         self._look_at = self._clock() + max(LOOK_PAUSE * took, LEAST_LOOK_PAUSE_S)
 

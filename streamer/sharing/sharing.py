@@ -190,6 +190,7 @@ class StoreSharing(Sharing):
 
     def _apply(self, received: Received) -> None:
         learner, reset = self._learner, received.reset
+        learner.clock.tick(np.empty(0, np.int64))  # what others have seen, they saw after our last step
         # 1. rows of the items
         if reset is not None:
             self._mapped = 0
@@ -229,7 +230,8 @@ class StoreSharing(Sharing):
         add(rows, counts[kept])
 
     def _map(self, received: Received) -> None:
-        first, rows = self._mapped, self._learner.meet("items", received.ids)
+        first, rows = self._mapped, self._learner.rows_of("items", received.ids)
+        self._learner.see("items", rows)
         numbers = self._note(received.ids, rows)
         self._mapped += len(rows)
         self._own = grown(self._own, self._mapped)

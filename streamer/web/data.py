@@ -63,6 +63,8 @@ def _figures(status: Status) -> dict[str, Any]:
         "steps": status.steps,
         "users": status.users,
         "items": status.items,
+        "limits": status.limits._asdict() if status.limits is not None else None,
+        "evicted": status.evicted,
         "rebalances": status.rebalances,
         **{name: status.accounting.get(name, 0) for name in ("consumed", "trained", "filtered", "dead_lettered")},
     }

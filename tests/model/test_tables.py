@@ -19,7 +19,7 @@ fifty = settings(max_examples=50)
 
 
 def table_of(size: int = 0, *, dim: int = DIM, slots: int = SLOTS, std: float = 0.1, seed: int = 5) -> Table:
-    table = Table(dim, slots, std, seed, CPU)
+    table = Table(dim, slots, std, seed, CPU, numbers=1)
     table.grow(size)
     return table
 
@@ -127,7 +127,7 @@ class TestClear:
 class TestViews:
     def test_weight_states_and_updates_are_disjoint_views_of_the_lines(self) -> None:
         table = table_of(4)
-        for number, view in enumerate((table.weight, table.slot(0), table.slot(1), table.updates), start=1):
+        for number, view in enumerate((table.weight, table.slot(0), table.slot(1), table.lines[:4, -1]), start=1):
             view.fill_(number)
         assert table.lines[:4].tolist() == [[1.0] * DIM + [2.0] * DIM + [3.0] * DIM + [4.0]] * 4
 

@@ -110,9 +110,6 @@ class Slow:
         for _, item, _, _ in batch:
             if self.brand[item]:
                 self.last["item.brand"][self.brand[item]] = step
-        for _, _, _, brand in batch:  # also one that a later event of the batch replaced
-            if brand:
-                self.last["item.brand"].setdefault(brand, step)
 
 
 class Eviction(RuleBasedStateMachine):

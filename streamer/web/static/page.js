@@ -83,7 +83,7 @@ function showTiles() {
     tile("Lag", count(f.lag), count(f.queued_events) + " queued"),
     tile("HR@10", fixed(f.hit_rate), known(times) ? times.toFixed(2) + " × best floor, " + NAMES[floor.name] : "ranked before training"),
     tile("Loss", fixed(f.loss), count(f.steps) + " steps"),
-    tile("Items", count(f.items), count(f.users) + " users"),
+    tile("Items", count(f.items), count(f.users) + " users" + (f.evicted ? ", " + count(f.evicted) + " forgotten" : "")),
     tile("Checkpoint", duration(saved.age_s), known(saved.age_s) ? count(saved.unsaved_events) + " events since" : "none yet"),
     tile("Dead letters", count(f.dead_lettered), count(f.filtered) + " filtered"),
     tile("Running", duration(data.now - data.started), "since " + clock(data.started)),

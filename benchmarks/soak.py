@@ -1,0 +1,131 @@
+"""A stream of ever new ids at fixed limits: do memory, speed and disk stay as they are, and is it as good?
+
+    python benchmarks/soak.py --events 1000000
+
+The catalogue is replaced bit by bit, users come and go, and a third of the events are those of bots, each with a user
+and an item that never come again. `streamer run` reads it twice: with limits that hold the ids of the last 100,000
+events, and without. Half of the time is for filling up; what is measured is the second half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+WINDOW = 100_000
+LIMITS = ["--max-users", "60000", "--max-items", "80000"]
+GENERATION, CLUSTERS, RANKS, LIFE, BOTS = 4_000, 40, 20, 12, 0.33
+EVERY_S = 0.5
+
+
+class Sample(NamedTuple):
+    """What a run looked like at one moment."""
+
+    events: int
+    rss: int
+    disk: int
+    at_s: float
+
+
+def lines(events: int, seed: int = 0) -> Any:
+    """Records of the stream."""
+    rng, users = random.Random(seed), []
+    for k in range(events):
+        if rng.random() < BOTS:
+            yield f'{{"user_id":"bot-{k}","item_id":"junk-{k}","timestamp":{1_700_000_000 + k}}}\n'
+            continue
+        if len(users) < 2_000 or rng.random() < 1 / LIFE:
+            users.append(k)
+            users = users[-2_000:]
+        user = users[rng.randrange(len(users))]
+        age = min(int(rng.expovariate(1.0)), 6)
+        item = f"{max(k // GENERATION - age, 0)}-{user % CLUSTERS}-{min(int(rng.paretovariate(1.0)), RANKS)}"
+        yield f'{{"user_id":"u{user}","item_id":"{item}","timestamp":{1_700_000_000 + k}}}\n'
+
+
+def run(events: int, directory: Path, options: list[str]) -> tuple[list[Sample], dict[str, Any]]:
+    """Samples of a run, and its summary."""
+    command = [sys.executable, "-m", "streamer", "run", "--source", "-", "--until-end", "--json", "--device", "cpu"]
+    command += ["--data-dir", str(directory), "--checkpoint-every", "10", "--evaluation-share", "0.2", *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    written, samples, done = [0], [], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(EVERY_S):
+            rss = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            disk = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+            samples.append(Sample(written[0], rss, disk, time.monotonic()))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    for line in lines(events):
+        process.stdin.write(line)
+        written[0] += 1
+    done.set()
+    process.stdin.close()
+    output = process.stdout.read()
+    if process.wait():
+        raise SystemExit(f"streamer run ended with {process.returncode}")
+    return samples, json.loads(output.strip().splitlines()[-1])
+
+
+def figures(samples: list[Sample], events: int) -> dict[str, float]:
+    """Of the second half: growth of memory as a share of it, speed at the end over that at its begin, largest disk."""
+    late = [sample for sample in samples if sample.events > events // 2]
+    at, rss = np.array([s.events for s in late]), np.array([s.rss for s in late])
+    slope = float(np.polyfit(at, rss, 1)[0])
+    middle = len(late) // 2
+    speed = [
+        (part[-1].events - part[0].events) / (part[-1].at_s - part[0].at_s) for part in (late[:middle], late[middle:])
+    ]
+    return {
+        "rss_mb": round(float(np.median(rss)) / 1e6, 1),
+        "rss_growth_share": round(slope * (at[-1] - at[0]) / float(np.median(rss)), 4),
+        "speed_end_over_begin": round(speed[1] / speed[0], 3),
+        "events_per_second": round(speed[1]),
+        "disk_mb": round(max(s.disk for s in late) / 1e6, 1),
+        "disk_end_over_begin": round(max(s.disk for s in late[middle:]) / max(s.disk for s in late[:middle]), 3),
+    }
+
+
+def main() -> None:
+    """Print one JSON object; fails if something grows, or is worse."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    events, result = parser.parse_args().events, {}
+    for name, options in (("limited", LIMITS), ("unlimited", ["--max-users", "100000000", "--max-items", "100000000"])):
+        with tempfile.TemporaryDirectory() as directory:
+            samples, summary = run(events, Path(directory), options)
+        kept = {key: summary[key] for key in ("users", "items", "hit_rate_at_10", "trained")}
+        result[name] = figures(samples, events) | kept
+    limited, ratio = result["limited"], result["limited"]["hit_rate_at_10"] / result["unlimited"]["hit_rate_at_10"]
+    result["hit_rate_over_unlimited"] = round(ratio, 4)
+    print(json.dumps(result, indent=2))
+    problems = [
+        f"{name} is {value}"
+        for name, value, wrong in (
+            ("rss_growth_share", limited["rss_growth_share"], limited["rss_growth_share"] > 0.02),
+            ("speed_end_over_begin", limited["speed_end_over_begin"], limited["speed_end_over_begin"] < 0.85),
+            ("disk_end_over_begin", limited["disk_end_over_begin"], limited["disk_end_over_begin"] > 1.1),
+            ("hit_rate_over_unlimited", ratio, ratio < 0.99),
+        )
+        if wrong
+    ]
+    if problems:
+        raise SystemExit("; ".join(problems))
+
+
+if __name__ == "__main__":
+    main()
