@@ -174,7 +174,7 @@ def _batches(bench: CheckpointBench, users: int, items: int) -> Iterator[MicroBa
 def _fill(learner: Learner, users: int, items: int) -> None:
     """Rows like those of a small learner that was trained, under as many ids as are wanted."""
     template = Learner()
-    rng, many = np.random.default_rng(0), TEMPLATE_EVENTS // 4
+    rng, many = np.random.default_rng(0), min(TEMPLATE_EVENTS // 4, users, items)
     who, what = rng.integers(0, many, TEMPLATE_EVENTS), long_tailed(rng, many, TEMPLATE_EVENTS, 0.6)
     template.learn(zip((f"u{u}" for u in who.tolist()), (f"i{i}" for i in what.tolist()), strict=True))
     for kind, size, name in (("items", items, "item"), ("pairs", items, ""), ("users", users, "user")):

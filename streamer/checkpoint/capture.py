@@ -155,10 +155,15 @@ class Capture:
     def _copy(self, kind: str, rows: Rows) -> None:
         if not len(rows):
             return
+        try:
+            chunk = Chunk(kind, rows, self._learner.take(kind, rows))
+        except BaseException:
+            self.abandon()  # whatever happens next, a checkpoint without these rows must not
+            raise
         self._waits[kind][rows] = False
-        chunk = Chunk(kind, rows, self._learner.take(kind, rows))
         size_bytes = _size_bytes(chunk)
-        self._slice_rows[kind] = max(CHUNK_ROWS // 4, SLICE_BYTES * len(rows) // (size_bytes + 1))
+        fitting = SLICE_BYTES * len(rows) // (size_bytes + 1)
+        self._slice_rows[kind] = min(max(fitting, CHUNK_ROWS // 4), 8 * CHUNK_ROWS)
         with self._changed:
             self._queue.append(chunk)
             self._queued_bytes += size_bytes

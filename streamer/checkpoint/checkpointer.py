@@ -27,8 +27,10 @@ from streamer.sources.base import Partition, Position
 
 logger = logging.getLogger(__name__)
 
-STEP_S, IDLE_S = 0.005, 0.04
-"""Time to copy rows between two steps, and while there is nothing to train."""
+STEP_S, LONG_STEP_S, IDLE_S = 0.005, 0.02, 0.04
+"""Time to copy rows between two steps, between two long ones, and while there is nothing to train."""
+STEP_SHARE = 0.1
+"""Of the time of a step; it makes a step a long one if that is more than STEP_S."""
 SHARED = "sharing."
 """Begins the names of arrays that belong to what is shared."""
 
@@ -91,6 +93,7 @@ class Checkpointer:
         self._tried_at, self._tried_events = clock(), 0
         self._safe_at, self._safe_events = clock(), 0
         self._stats, self._longest_pause_s = SaveStats(), 0.0
+        self._advanced_at = float("inf")
         self.path: Path | None = None
         """The newest checkpoint that is safe on disk."""
         self.begun = False
@@ -238,14 +241,17 @@ class Checkpointer:
         self._save = self._thread.submit(self._store.save, self._capture.chunks(), arrays, meta, base=base)
         noted = partial(self._note_end, self._capture, unsafe, events, self._tried_at, done)
         self._save.add_done_callback(noted)
-        self._capture.seconds += time.perf_counter() - started
+        self._advanced_at = time.perf_counter()
+        self._capture.seconds += self._advanced_at - started
         self.advance()
 
     def advance(self, *, idle: bool = False) -> None:
         """Copy some of the rows that the save under way waits for; to be called between two batches, often."""
         if (capture := self._capture) is None:
             return
-        capture.advance(IDLE_S if idle else STEP_S)
+        step_s = time.perf_counter() - self._advanced_at
+        capture.advance(IDLE_S if idle else min(max(STEP_S, STEP_SHARE * step_s), LONG_STEP_S))
+        self._advanced_at = time.perf_counter()
         self._longest_pause_s, capture.seconds = max(self._longest_pause_s, capture.seconds), 0.0
         if capture.is_over:
             self._let_go()

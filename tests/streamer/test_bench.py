@@ -83,3 +83,16 @@ def test_the_whole_line_stands_beside_its_parts():
     slower = min(embedded["ingest_only"], embedded["train_only"])
     assert embedded["whole_line_over_slower"] == pytest.approx(embedded["whole_line"] / slower, abs=0.01)
     assert (found["events"], found["rounds"]) == (2000, 1)
+
+
+@pytest.mark.slow
+def test_checkpoints_stand_beside_training_without():
+    figures = measured("checkpoint", "--ids", "5000", "--every", "0.2", "--rounds", "1")
+    (size,) = figures["sizes"]
+    assert 0 < size["delta"]["bytes"] < size["base"]["bytes"]
+    assert figures["delta_bytes_over_full"] == size["delta"]["bytes_over_full"] < 1
+    assert figures["longest_pause_ms"] >= size["base"]["longest_pause_ms"] > 0
+    assert figures["throughput_over_without"] > 0
+    assert figures["peak_memory_over_without"] > 0
+    assert size["restart"]["points"] == 2
+    assert size["restart"]["first_step_s"] >= size["restart"]["restored_s"] > 0

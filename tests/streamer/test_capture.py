@@ -95,3 +95,14 @@ def test_whoever_writes_one_that_is_abandoned_gets_an_error(learner):
     with pytest.raises(CaptureAbandoned):
         next(chunks)
     capture.finish()  # does not wait for a writer that is gone
+
+
+def test_one_whose_rows_cannot_be_copied_is_never_whole(learner, monkeypatch):
+    capture = Capture(learner, all_rows(learner))
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "take", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            learner.learn_batch(micro_batch(events(16)))
+    capture.finish()
+    with pytest.raises(CaptureAbandoned):
+        list(capture.chunks())

@@ -44,7 +44,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.possible = {0}
         """What a restart may find: the last safe state, or that of a save that a crash has met."""
         self.slices = mock.patch.multiple(capture, CHUNK_ROWS=3, SLICE_BYTES=500, WINDOW_ROWS=7)
-        self.patience = mock.patch.multiple(checkpointer, STEP_S=0.0, IDLE_S=0.0)  # rows are copied by a rule
+        self.patience = mock.patch.multiple(checkpointer, STEP_S=0.0, STEP_SHARE=0.0)  # rows are copied by a rule
         self.slices.start()
         self.patience.start()
         self.start()
