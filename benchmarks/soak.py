@@ -59,7 +59,8 @@ def run(events: int, directory: Path, options: list[str]) -> tuple[list[Sample],
     command = [sys.executable, "-m", "streamer", "run", "--source", "-", "--until-end", "--json", "--device", "cpu"]
     command += ["--data-dir", str(directory), "--checkpoint-every", "10", "--evaluation-share", "0.2", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     written, samples, done = [0], [], threading.Event()
 
     def watch() -> None:

@@ -63,4 +63,5 @@ def test_time_stands_still_in_steps_without_events_or_with_older_ones():
     assert [clock.time_of(step) for step in (2, 3, 4)] == [60, 60, 60]
     other = StepClock()
     other.load_dense(clock.dense())
-    assert other.tick(np.array([61])) == 5 and other.time_of(4) == 60
+    assert other.tick(np.array([61])) == 5
+    assert other.time_of(4) == 60
