@@ -24,7 +24,7 @@ _OLDER, _NEWER = 0, 1
 
 
 class StepClock:
-    """Numbers steps, and knows the event time of each: exactly of the latest, of older ones to a hundredth.
+    """Numbers steps, and knows the event time of each: of the latest exactly, of older ones to 1% of the whole.
 
     The event time is the median of a step's events, and never goes back: a few events with absurd times change
     nothing.

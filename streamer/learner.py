@@ -505,7 +505,7 @@ class Learner:
         step = self._parts[kind]["recency"].step_of_oldest
         return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
 
-    # what a batch does, in detail ------------------------------------------------------------------------------------
+    # candidates -------------------------------------------------------------------------------------------------------
 
     def _observe(self, rows: Batch, history: History, evaluated: Rows) -> tuple[Candidates, Candidates]:
         """Candidates of the events to be evaluated, and of those to learn from, as of each; all events are counted.

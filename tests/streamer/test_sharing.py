@@ -947,3 +947,60 @@ def test_spans_reach_over_all_offsets_of_their_partitions(stretches: list[tuple[
         offsets.setdefault(str(partition), []).extend(batch.offsets[start:stop])
         assert {spans[k].partition for k in sources[start:stop]} == {str(partition)}
     assert spans == tuple(Span(name, min(found), max(found) + 1) for name, found in offsets.items())
+
+
+class TestLimits:
+    """A trainer that forgets items, beside one that does not."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_counts_of_items_that_are_kept_are_exact_and_events_of_others_are_counted(self, server, seed):
+        ada, ben = Trainer(server, P0, learner=Learner(small(max_items=12))), Trainer(server, P1)
+        for trainer in (ada, ben):
+            trainer.start()
+        totals, births, dropped = Counter(), {}, 0
+        forget = ada.learner.forget
+
+        def note(kind, rows):
+            for row in rows.tolist() if kind == "items" else ():
+                del births[ada.learner.items.id_of(row)]
+            forget(kind, rows)
+
+        ada.learner.forget = note
+        rng = np.random.default_rng(seed)
+        for k in range(30):
+            mine, others = (
+                [(f"u{u}", f"i{(i + 2 * k) % 40}") for u, i in rng.integers(0, 9, (8, 2))] for _ in range(2)
+            )
+            # what ben has counted
+            ben.learn_batch(batch_of({P1: (8 * k, others)}))
+            ben.exchange()
+            known = set(ada.store.state.row_map.ids)
+            ada.exchange()
+            live = set(ada.learner.items.ids)
+            dropped += sum(item in known and item not in live for _, item in others)
+            births |= {item: totals[item] for item in live - births.keys()}
+            totals.update(item for _, item in others)
+            # what ada counts herself
+            ada.learn_batch(batch_of({P0: (8 * k, mine)}))
+            births |= {item: totals[item] for item in set(ada.learner.items.ids) - births.keys()}
+            totals.update(item for _, item in mine)
+            expected = {item: totals[item] - births[item] for item in ada.learner.items.ids}
+            assert dict(popularity_counts(ada.learner)) == expected
+            ada.exchange()
+            ben.exchange()
+        assert ada.learner.evicted["items", "limit"] > 20
+        assert ada.sharing.status().retired_events == dropped > 0
+        assert dict(popularity_counts(ben.learner)) == dict(totals), "what one forgets, the other has"
+
+    def test_a_restart_goes_on_with_what_is_kept(self, server):
+        ada = Trainer(server, P0, learner=Learner(small(max_items=12))).start()
+        for k in range(12):
+            ada.learn_batch(batch_of({P0: (8 * k, [(f"u{n}", f"i{n + 5 * k}") for n in range(8)])}))
+            ada.exchange()
+        arrays, values = ada.sharing.save()
+        learner = Learner(small(max_items=12))
+        learner.restore(*ada.learner.snapshot())
+        again = Trainer(server, P0, learner=learner)
+        again.sharing.restore(arrays, values, {P0: 96})
+        again.start()
+        assert popularity_counts(again.learner) == popularity_counts(ada.learner)
