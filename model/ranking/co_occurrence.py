@@ -229,8 +229,8 @@ def _add(lists: Lists, longest: int, item: int, other: int, weight: np.float32, 
             lists.weights[m] += weight
             lists.timed[m] += timed
             return
-    if len(lists.retired) and (length == longest or length == _room(lists.bits[item])):
-        _sweep_one(lists, item)
+    if len(lists.retired) and (length == longest or length & (length - 1) == 0):
+        _sweep_one(lists, item)  # where the smallest block for it would be full: a copy may have a smaller one
         length = lists.length[item]
     if length < longest:
         if length == _room(lists.bits[item]):
