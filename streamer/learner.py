@@ -408,8 +408,7 @@ class Learner:
             tower.features.set(at, codes, numbers)
         for c, name in enumerate(wanted.categorical):
             codes = tower.features.codes(rows, c)
-            self._parts[f"{side}.{name}"]["recency"].see(codes[codes > 0], self.clock.step)
-            self.changes.mark(f"{side}.{name}", codes[codes > 0])
+            self.see(f"{side}.{name}", codes[codes > 0])
 
     def _categories(self, kind: str, values: list[str]) -> Rows:
         return self._vocabulary(kind).rows(values, lambda free: self.changes.mark(kind, free))
