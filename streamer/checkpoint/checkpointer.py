@@ -27,7 +27,7 @@ from streamer.sources.base import Partition, Position
 
 logger = logging.getLogger(__name__)
 
-STEP_S, LONG_STEP_S, IDLE_S = 0.005, 0.02, 0.04
+STEP_S, LONG_STEP_S, IDLE_S = 0.005, 0.01, 0.03
 """Time to copy rows between two steps, between two long ones, and while there is nothing to train."""
 STEP_SHARE = 0.1
 """Of the time of a step; it makes a step a long one if that is more than STEP_S."""
