@@ -18,7 +18,7 @@ METRIC_NAMES = {
     "mrr": "MRR",
     "recall": "Recall",
     "authors-ndcg": "authors' NDCG",
-    "hr-without-towers": "HR without towers",
+    "hr-without-towers": "without towers HR",
     "towers-recall": "towers' Recall",
 }
 STREAM_FIGURES = (

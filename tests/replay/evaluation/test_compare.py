@@ -89,6 +89,7 @@ class TestCompare:
         shown = streamer("compare", "--data", log, "--methods", "bir", "--set", "ks=3,7", "--out", tmp_path, *TINY)
         assert {row["k"] for row in rows_in(tmp_path, timed=False)} == {3, 7, *RETRIEVED}
         assert "HR@3 all" in shown
+        assert "without towers HR@3 all | without towers HR@3 new | towers' Recall@100 all" in shown
 
     def test_the_seed_of_the_log_orders_equal_times(self, log, tmp_path):
         log.write_text(re.sub(r"17\d{8}", "1700000000", log.read_text()))
