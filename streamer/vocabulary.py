@@ -239,9 +239,9 @@ def hash_of(utf8: Bytes, start: int, stop: int) -> np.uint64:
 
 
 @inlined
-def _home(h: np.uint64, slots: int) -> np.int64:
+def _home(h: np.uint64, slots: int) -> int:
     """The slot where an id belongs if it is free; there may be any number of slots."""
-    return np.int64(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+    return int(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
 @compiled
