@@ -239,9 +239,9 @@ def hash_of(utf8: Bytes, start: int, stop: int) -> np.uint64:
 
 
 @inlined
-def _home(h: np.uint64, slots: int) -> int:
+def _home(h: np.uint64, slots: int) -> np.int64:
     """The slot where an id belongs if it is free; there may be any number of slots."""
-    return int(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+    return np.int64(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
 @compiled
@@ -259,7 +259,7 @@ def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
                 k += 1
             if k == length:
                 return int(slot)
-        slot = slot + 1 if slot + 1 < len(ids.slots) else 0
+        slot = slot + np.int64(1) if slot + 1 < len(ids.slots) else np.int64(0)
     return int(-1 - (left if left >= 0 else slot))
 
 
@@ -312,7 +312,7 @@ def _insert_all(ids: Ids, rows: Rows) -> None:
         start = ids.start[row]
         slot = _home(hash_of(ids.arena, start, start + ids.length[row]), len(ids.slots))
         while ids.slots[slot] != _EMPTY:
-            slot = slot + 1 if slot + 1 < len(ids.slots) else 0
+            slot = slot + np.int64(1) if slot + 1 < len(ids.slots) else np.int64(0)
         ids.slots[slot] = row
 
 
