@@ -1,0 +1,234 @@
+"""The processes of a group and what they say to each other: every method is a collective that all ranks call in order.
+
+Sums run in an order that the number of ranks does not change. A step is computed in P parts (`--parts`); partition p of
+the stream belongs to part p mod P, and part k to rank k mod W. Parts are added pairwise along a tree, k and k + P/2
+first, so that a rank whose parts make up a whole branch sends one sum, and the total has the same bits for every W.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import GroupError
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+HEADER = 8
+FIRST_CAPACITY = 1 << 14
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the collectives of this process cost so far."""
+
+    sent_bytes: int = 0
+    waiting_s: float = 0.0
+    """Until every rank had entered a step: for the slowest of them."""
+    exchange_s: float = 0.0
+    """In collectives inside a step."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One rank among W. A group of one talks to nobody, and loads no torch.distributed.
+
+    Args:
+        rank: 0 to size - 1.
+        size: W.
+        parts: P, in how many parts a step is computed; at least W.
+        generation: of this start of the group; each is higher than those before.
+    """
+
+    rank: int = 0
+    size: int = 1
+    parts: int = 1
+    generation: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    _capacity: int = FIRST_CAPACITY
+    _gather: Callable[[Any], list[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.parts & (self.parts - 1) or self.parts < self.size:
+            raise GroupError(
+                f"--parts is {self.parts}: it must be a power of two, and at least the number of trainers ({self.size})"
+            )
+
+    @property
+    def own(self) -> range:
+        """The parts that this rank computes."""
+        return range(self.rank, self.parts, self.size)
+
+    def owner(self, part: int) -> int:
+        """The rank that computes a part."""
+        return part % self.size
+
+    def part_of(self, partition: int) -> int:
+        """The part to which a partition's events belong."""
+        return partition % self.parts
+
+    def gather(self, message: Bytes) -> list[Bytes]:
+        """The messages of all ranks, by rank; they may differ in length.
+
+        A message that fits into what all have room for takes one collective, any other two.
+        """
+        if self._gather is None:
+            return [message]
+        started = time.perf_counter()
+        framed = _framed(message, self._capacity)
+        found = self._gather(framed)
+        lengths = [int(f[:HEADER].view(np.int64)[0]) for f in found]
+        if (longest := max(lengths)) > self._capacity - HEADER:
+            self._capacity = 2 * longest + HEADER
+            found = self._gather(_framed(message, self._capacity))
+        self.traffic.sent_bytes += len(framed)
+        self.traffic.exchange_s += time.perf_counter() - started
+        return [f[HEADER : HEADER + n] for f, n in zip(found, lengths, strict=True)]
+
+    def gather_equal(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """The arrays of all ranks, by rank; all have the same shape."""
+        if self._gather is None:
+            return [values]
+        started = time.perf_counter()
+        found = self._gather(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        self.traffic.sent_bytes += values.nbytes
+        self.traffic.exchange_s += time.perf_counter() - started
+        return [f.view(values.dtype).reshape(values.shape) for f in found]
+
+    def wait(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """As `gather_equal`, at the beginning of a step, where ranks wait for the slowest."""
+        before = self.traffic.exchange_s
+        found = self.gather_equal(values)
+        self.traffic.waiting_s += self.traffic.exchange_s - before
+        self.traffic.exchange_s = before
+        return found
+
+    @property
+    def units(self) -> int:
+        """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
+        return self.size if self.parts % self.size == 0 else self.parts
+
+    def total(self, of_parts: dict[int, Floats | None], places: Callable[[int], NDArray[np.int64]], shape: Any) -> Floats:
+        """The sum over all parts, in the order of the tree.
+
+        Args:
+            of_parts: what each of our parts adds; None for a part without events.
+            places: the rows in which a unit may differ from zero, ascending; every rank knows them.
+            shape: of the sum.
+        """
+        # 1. our parts become our units
+        mine = range(self.rank, self.units, self.size)
+        sums = {unit: tree_sum([of_parts.get(p) for p in range(unit, self.parts, self.units)]) for unit in mine}
+        if self._gather is None:
+            units = [sums[unit] for unit in range(self.units)]
+        else:
+            # 2. rows that may differ from zero are sent, one unit after the other
+            units = self._exchange(sums, [places(unit) for unit in range(self.units)], shape)
+        found = tree_sum(units)
+        return np.zeros(shape, np.float32) if found is None else found
+
+    def _exchange(self, sums: dict[int, Floats | None], rows: list[Any], shape: Any) -> list[Floats | None]:
+        width = int(np.prod(shape[1:], dtype=np.int64))
+        of_rank = [range(rank, self.units, self.size) for rank in range(self.size)]
+        longest = max(sum(len(rows[unit]) for unit in units) for units in of_rank)
+        packed = np.zeros((longest, width), np.float32)
+        at = 0
+        for unit, value in sums.items():
+            if value is not None:
+                np.take(value.reshape(shape[0], width), rows[unit], axis=0, out=packed[at : at + len(rows[unit])])
+            at += len(rows[unit])
+        received = self.gather_equal(packed)
+        found: list[Floats | None] = [None] * self.units
+        for rank, units in enumerate(of_rank):
+            at = 0
+            for unit in units:
+                here = rows[unit]
+                if rank == self.rank:
+                    found[unit] = sums[unit]
+                elif len(here):
+                    whole = np.zeros((shape[0], width), np.float32)
+                    whole[here] = received[rank][at : at + len(here)]
+                    found[unit] = whole.reshape(shape)
+                at += len(here)
+        return found
+
+    def close(self) -> None:
+        """Leave; nothing may be gathered any more."""
+        if self._gather is not None:
+            import torch.distributed
+
+            self._gather = None
+            torch.distributed.destroy_process_group()
+
+
+def tree_sum(values: Sequence[Floats | None]) -> Floats | None:
+    """The sum of a power of two of arrays, k and k + n/2 first; None counts as zero. May change the first ones."""
+    left = list(values)
+    while len(left) > 1:
+        half = len(left) // 2
+        left = [_plus(left[k], left[k + half]) for k in range(half)]
+    return left[0]
+
+
+def _plus(a: Floats | None, b: Floats | None) -> Floats | None:
+    if a is None or b is None:
+        return b if a is None else a
+    a += b
+    return a
+
+
+def _framed(message: Bytes, capacity: int) -> Bytes:
+    framed = np.zeros(capacity, np.uint8)
+    framed[:HEADER] = np.array([len(message)], np.int64).view(np.uint8)
+    fits = min(len(message), capacity - HEADER)
+    framed[HEADER : HEADER + fits] = message[:fits]
+    return framed
+
+
+def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Environ[str] = os.environ) -> Group:
+    """The group that the environment describes, as torchrun and `--trainers` set it: RANK, WORLD_SIZE, MASTER_ADDR, ...
+
+    Raises:
+        GroupError: the other ranks do not come.
+    """
+    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return Group(0, 1, parts)
+    import torch
+    import torch.distributed as distributed
+
+    timeout = datetime.timedelta(seconds=timeout_s)
+    start = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    try:
+        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = distributed.TCPStore(
+            environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), None, rank == 0 and not hosted, timeout
+        )
+        # every start has keys of its own: addresses of the processes before it would be taken for those of now
+        ours = distributed.PrefixStore(f"streamer/{start}", store)
+        distributed.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise GroupError(f"rank {rank} could not join the other {size - 1} trainers: {error}") from error
+
+    def gather(values: Bytes) -> list[Bytes]:
+        own = torch.from_numpy(values)
+        found = torch.empty(size, len(values), dtype=torch.uint8)
+        try:
+            distributed.all_gather(list(found), own)
+        except RuntimeError as error:
+            raise GroupError(f"rank {rank} lost another trainer: {_first_line(error)}") from error
+        return list(found.numpy())
+
+    return Group(rank, size, parts, _gather=gather)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
