@@ -25,6 +25,8 @@ from streamer.model.two_tower import TwoTower
 
 KINDS = {"user.id": "users", "item.id": "items"}
 """Of the rows of a table."""
+FIGURES = 4
+"""Of each candidate set, beside its draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class Prepared:
     offsets: dict[str, Tensor]  # [B] one uniform number of each query, by term
     touched: TouchedRows
     vectors: Tensor  # [T, d] of `plan.items`
+
+    def touched_by(self, events: Rows) -> Rows:
+        """Places of the items in which the shares of these events may differ from zero, ascending."""
+        plan = self.plan
+        mask = np.zeros(len(plan.items), np.bool_)
+        mask[: plan.in_pools] = len(events) > 0
+        if plan.recent is not None:
+            recent = plan.recent[events]
+            mask[recent[recent >= 0]] = True
+        return np.flatnonzero(mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +227,11 @@ class Trainer:
         loss, figures = vector[at], vector[at + 1 :].view(len(prepared.terms), -1)
         parts = {t.name: Outcome(f[0], counts[t.name], *f[1:]) for t, f in zip(prepared.terms, figures, strict=True)}
         return StepResult(loss, parts, drawn, gradients)
+
+    def vector_size(self, prepared: Prepared) -> int:
+        """Numbers in the vector of a share."""
+        dense = sum(p.numel() for p in self._dense_of_users())
+        return dense + sum(len(t.candidates.count) for t in prepared.terms) + 1 + FIGURES * len(prepared.terms)
 
     def _dense_of_users(self) -> list[torch.nn.Parameter]:
         """Parameters whose gradients come from queries; those of the item tower come from the items' vectors."""

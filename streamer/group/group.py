@@ -10,9 +10,9 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,17 @@ from streamer.errors import GroupError
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+Rows = NDArray[np.int64]
 
 HEADER = 8
 FIRST_CAPACITY = 1 << 14
+
+
+class Share(NamedTuple):
+    """What a part of a step adds to its sums."""
+
+    rows: Floats  # [T, d]
+    vector: Floats  # [n]
 
 
 @dataclass(slots=True)
@@ -116,49 +124,53 @@ class Group:
         """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
         return self.size if self.parts % self.size == 0 else self.parts
 
-    def total(self, of_parts: dict[int, Floats | None], places: Callable[[int], NDArray[np.int64]], shape: Any) -> Floats:
-        """The sum over all parts, in the order of the tree.
+    def total(
+        self, shares: Mapping[int, Share], touched: Callable[[Sequence[int]], Rows], shape: tuple[int, int], size: int
+    ) -> Share:
+        """The sum of the shares of all parts, in the order of the tree.
 
         Args:
-            of_parts: what each of our parts adds; None for a part without events.
-            places: the rows in which a unit may differ from zero, ascending; every rank knows them.
-            shape: of the sum.
+            shares: of our parts, those without events left out.
+            touched: rows, ascending, in which the shares of some parts may differ from zero; every rank knows them.
+            shape: of the rows of a share.
+            size: of the vector of a share.
         """
-        # 1. our parts become our units
-        mine = range(self.rank, self.units, self.size)
-        sums = {unit: tree_sum([of_parts.get(p) for p in range(unit, self.parts, self.units)]) for unit in mine}
-        if self._gather is None:
-            units = [sums[unit] for unit in range(self.units)]
-        else:
-            # 2. rows that may differ from zero are sent, one unit after the other
-            units = self._exchange(sums, [places(unit) for unit in range(self.units)], shape)
-        found = tree_sum(units)
-        return np.zeros(shape, np.float32) if found is None else found
+        if self.parts == 1:
+            return shares[0]
+        # 1. vectors stand below the rows; our parts are added up to our branches
+        lines = -(-size // shape[1])
+        own = {part: _stacked(share, lines) for part, share in shares.items()}
+        branches = [range(k, self.parts, self.branches) for k in range(self.branches)]
+        sums = [tree_sum([own.get(part) for part in parts]) for parts in branches]
+        # 2. the others' branches: of each, the rows that may differ from zero
+        if self.size > 1:
+            rows = [np.append(touched(parts), shape[0] + np.arange(lines)) for parts in branches]
+            self._exchange(sums, rows, (shape[0] + lines, shape[1]))
+        # 3.
+        found = tree_sum(sums)
+        assert found is not None, "a step has events"
+        return Share(found[: shape[0]], found[shape[0] :].reshape(-1)[:size])
 
-    def _exchange(self, sums: dict[int, Floats | None], rows: list[Any], shape: Any) -> list[Floats | None]:
-        width = int(np.prod(shape[1:], dtype=np.int64))
-        of_rank = [range(rank, self.units, self.size) for rank in range(self.size)]
-        longest = max(sum(len(rows[unit]) for unit in units) for units in of_rank)
-        packed = np.zeros((longest, width), np.float32)
-        at = 0
-        for unit, value in sums.items():
-            if value is not None:
-                np.take(value.reshape(shape[0], width), rows[unit], axis=0, out=packed[at : at + len(rows[unit])])
-            at += len(rows[unit])
-        received = self.gather_equal(packed)
-        found: list[Floats | None] = [None] * self.units
-        for rank, units in enumerate(of_rank):
+    @property
+    def branches(self) -> int:
+        """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
+        return self.size if self.parts % self.size == 0 else self.parts
+
+    def _exchange(self, sums: list[Floats | None], rows: list[Rows], shape: tuple[int, int]) -> None:
+        """Fill in the sums of the other ranks."""
+        of_rank = [range(rank, self.branches, self.size) for rank in range(self.size)]
+        longest = max(sum(len(rows[k]) for k in branches) for branches in of_rank)
+        packed, at = np.zeros((longest, shape[1]), np.float32), 0
+        for k in of_rank[self.rank]:
+            if (value := sums[k]) is not None:
+                np.take(value, rows[k], axis=0, out=packed[at : at + len(rows[k])])
+            at += len(rows[k])
+        for rank, received in enumerate(self.gather_equal(packed)):
             at = 0
-            for unit in units:
-                here = rows[unit]
-                if rank == self.rank:
-                    found[unit] = sums[unit]
-                elif len(here):
-                    whole = np.zeros((shape[0], width), np.float32)
-                    whole[here] = received[rank][at : at + len(here)]
-                    found[unit] = whole.reshape(shape)
-                at += len(here)
-        return found
+            for k in of_rank[rank] if rank != self.rank else ():
+                whole = np.zeros(shape, np.float32)
+                whole[rows[k]] = received[at : at + len(rows[k])]
+                sums[k], at = whole, at + len(rows[k])
 
     def close(self) -> None:
         """Leave; nothing may be gathered any more."""
@@ -167,6 +179,15 @@ class Group:
 
             self._gather = None
             torch.distributed.destroy_process_group()
+
+
+def _stacked(share: Share, lines: int) -> Floats:
+    """[T + lines, d] the rows of a share, and its vector below them."""
+    rows, vector = share
+    whole = np.zeros((len(rows) + lines, rows.shape[1]), np.float32)
+    whole[: len(rows)] = rows
+    whole[len(rows) :].reshape(-1)[: len(vector)] = vector
+    return whole
 
 
 def tree_sum(values: Sequence[Floats | None]) -> Floats | None:
