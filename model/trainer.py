@@ -64,6 +64,11 @@ class StepResult:
     resampled: list[Resampled]
     gradients: list[RowGradient]
 
+    @classmethod
+    def empty(cls) -> StepResult:
+        """Of no events."""
+        return cls(torch.zeros(()), {}, [], [])
+
     def occurrence(self) -> tuple[Rows, NDArray[np.float32]]:
         """Items and increments of all candidate sets; an item of both occurs twice. Waits for the device."""
         if not self.resampled:

@@ -294,6 +294,9 @@ class Learner:
         # 1.
         step = self._step(batch)
         items, own = step.items, step.own
+        if not len(items):  # nothing but deletions
+            self.retire_items(step.deleted)
+            return Learned(items, items, 0, 0, StepResult.empty(), (items, np.empty(0, np.float32)))
         users = self._users(batch)
         self.see("users", users)
         self.see("items", items)
@@ -322,6 +325,7 @@ class Learner:
         # 7.
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
+        self.retire_items(step.deleted)
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
 
     # what the ranks of a group do together; alone, each of these has nothing to gather ---------------------------------
@@ -336,7 +340,8 @@ class Learner:
         wanted = self.settings.item_tower
         features = batch.item_features if wanted.categorical or wanted.numeric else None
         spans = [Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins]
-        step = gather_events(self.group, spans, batch.items, self.items.known(batch.items), times_s, features)
+        rows = self.items.known(batch.items)
+        step = gather_events(self.group, spans, batch.items, rows, times_s, features, batch.deleted)
         self.clock.tick(step.times_s)
         known, new = step.items >= 0, self.rows_of("items", step.new_items)
         step.items[~known] = new[-1 - step.items[~known]]
@@ -405,6 +410,9 @@ class Learner:
         which say that their item does not exist any more: it is retired when the others are learned, and before an
         event of it that comes after.
         """
+        if self.group.parts > 1:
+            yield from self._stretch_of_group(batch)
+            return
         admitted = self._admitted(batch)
         batch.not_admitted, batch.deletions = len(batch) - int(admitted.sum()), batch.users.count("")
         if batch.learned == len(batch):
@@ -423,6 +431,15 @@ class Learner:
             stretch.append(k)
         yield from [batch.only(stretch)] if stretch else []
         self.retire_items(sorted(gone))
+
+    def _stretch_of_group(self, batch: MicroBatch) -> Iterator[MicroBatch]:
+        """Our events of a step, in which every rank takes part; items are retired after it."""
+        if batch.others:
+            kept = [k for k, user in enumerate(batch.users) if user]
+            stretch = batch.only(kept) if len(kept) < len(batch) else batch
+            stretch.deleted = [item for user, item in zip(batch.users, batch.items, strict=True) if not user]
+            batch.deletions = len(stretch.deleted)
+            yield stretch
 
     def _admitted(self, batch: MicroBatch) -> NDArray[np.bool_]:
         """Whether user and item of each event have come often enough; those without a user pass."""

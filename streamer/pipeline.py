@@ -14,13 +14,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.accounting import Accounting
@@ -31,8 +33,10 @@ from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
 from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
+from streamer.group.group import Group
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
+from streamer.ingest.lockstep import LockstepIngest, Queues
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
@@ -44,6 +48,7 @@ from streamer.model.ranking.ranker import influence_by_name
 from streamer.prequential import BestFloor, Prequential, TowersShare
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
+from streamer.sources.assigned import AssignedSource
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
@@ -53,6 +58,19 @@ LOSS_BATCHES = 20
 """Full batches over which the loss is averaged."""
 COMPOSITION_PAUSE = 50
 """The pause after a look at the cache's composition, in multiples of the time that the look took."""
+
+
+class Lockstep(NamedTuple):
+    """What makes a pipeline one rank of a group."""
+
+    group: Group
+    open_partition: Callable[[Partition], Source]
+    partitions: Callable[[], Sequence[Partition]]
+    """Lists all partitions of the topics."""
+
+    def source(self, ingest: Any) -> Source:
+        """Reads the partitions of this rank."""
+        return AssignedSource(self.open_partition, lambda: ingest.own_partitions, ingest.queues.wants)
 
 
 @dataclass(slots=True)
@@ -106,6 +124,7 @@ class Pipeline:
         checkpoints: where its state is kept; closed at the end, as `dead_letters` are. None keeps nothing.
         prequential: ranks events before they are trained; None for none.
         store: what is shared with other trainers; closed at the end. None shares nothing.
+        lockstep: the group in which this trainer is one rank; None if it trains alone.
     """
 
     def __init__(
@@ -118,6 +137,7 @@ class Pipeline:
         checkpoints: CheckpointStore | None = None,
         prequential: Prequential | None = None,
         store: CacheStore | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.learner, self.settings = learner, settings
         self.accounting, self.status = Accounting(), Status()
@@ -130,12 +150,13 @@ class Pipeline:
             every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
             self._checkpoints = Checkpointer(checkpoints, every_s, every_events, settings.from_checkpoint)
             self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
-        self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
+        self._lockstep, self._earlier, self._own = lockstep, self.accounting, Accounting()
+        self._ingest = self._make_ingest(offsets)
         self._reader = Reader(
-            make_source,
+            make_source if lockstep is None else lambda: lockstep.source(self._ingest),
             decoder,
             self._ingest,
-            StopCondition(settings.until_end, settings.max_events),
+            StopCondition(settings.until_end, settings.max_events if lockstep is None else None),
             settings.max_queued_events,
             timed=lambda phase, seconds: self._watch.timed(phase, seconds),
         )
@@ -146,6 +167,22 @@ class Pipeline:
         self._losses: list[tuple[Tensor, int]] = []  # of the steps since the last look, with their events
         self._loss_sum, self._loss_events = 0.0, 0.0
         self._on_batch: Callable[[MicroBatch], None] | None = None
+
+    def _make_ingest(self, offsets: OffsetLedger) -> Ingest:
+        settings, max_age_s = self.settings, self.settings.max_age_s or None
+        if self._lockstep is None:
+            return Ingest(Batcher(settings.batch_size, max_age_s), offsets, self._sharing)
+        self.learner.group = self._lockstep.group
+        return LockstepIngest(
+            self._lockstep.group,
+            Queues(settings.batch_size, settings.max_queued_events),
+            offsets,
+            settings.batch_size,
+            max_age_s,
+            settings.max_events,
+            self._lockstep.partitions,
+            lambda: self._own.counts(),
+        )
 
     def watch(self, observer: Observer) -> None:
         """Report everything that happens to an observer; call it before `run`."""
@@ -173,7 +210,7 @@ class Pipeline:
         self._on_batch = on_batch
         self.start()
         try:
-            while not self._stop.is_set() and not self._ingest.finished:
+            while not self._has_ended():
                 self.step()
         finally:
             self.close()
@@ -197,6 +234,13 @@ class Pipeline:
             logger.info("resuming from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
         self._reader.start()
 
+    def _has_ended(self) -> bool:
+        """Whether nothing is left to do; the ranks of a group end at the same step."""
+        if isinstance(self._ingest, LockstepIngest):
+            self._ingest.wants_stop = self._stop.is_set()
+            return self._ingest.finished
+        return self._stop.is_set() or self._ingest.finished
+
     def step(self, timeout_s: float = 0.2) -> None:
         """One micro-batch along the line; returns without one if none closes in time."""
         self._watch.beat()
@@ -212,8 +256,9 @@ class Pipeline:
                 if batch.dead_letters:
                     self._dead_letters.write(batch.dead_letters)
                 # 5. every event is accounted for
-                self.accounting.add(batch)
+                self._own.add(batch)
                 self._watch.trained(batch)
+        self.accounting = self._earlier.plus(self._counts())
         if self._on_batch is not None and batch is not None and len(batch):
             self._on_batch(batch)
         # 6. what a person wants to see
@@ -226,13 +271,22 @@ class Pipeline:
             with self._watch.phase("checkpoint"):
                 self._checkpoints.advance(idle=batch is None)
 
+    def _counts(self) -> NDArray[np.int64]:
+        """What became of the events of this run; in a group, of all ranks when they last agreed on a step."""
+        if isinstance(self._ingest, LockstepIngest):
+            return self._ingest.counts_of_ranks.sum(0)
+        return self._own.counts()
+
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
         """The next batch, or None while dead letters hold us up: the queue fills, and reading stops.
 
         If the batch fails halfway, what is in memory belongs to no position, and is never saved.
         """
-        if self._is_held_up():
+        is_held_up = self._is_held_up()
+        if isinstance(self._ingest, LockstepIngest):
+            self._ingest.is_paused = is_held_up  # the other ranks go on
+        elif is_held_up:
             self._stop.wait(timeout_s)
             yield None
             return
@@ -266,6 +320,16 @@ class Pipeline:
         return self._checkpoints.path if self._checkpoints is not None else None
 
     def _checkpoint_is_due(self) -> bool:
+        if isinstance(self._ingest, LockstepIngest):  # rank 0 wants one, and all save at the same step
+            self._ingest.wants_checkpoint = self._is_lead and self._wants_checkpoint()
+            return self._ingest.checkpoint_agreed
+        return self._wants_checkpoint()
+
+    @property
+    def _is_lead(self) -> bool:
+        return self._lockstep is None or self._lockstep.group.rank == 0
+
+    def _wants_checkpoint(self) -> bool:
         if self._ingest.handover_wanted:
             return True
         if self._checkpoints is None:
@@ -328,6 +392,8 @@ class Pipeline:
         """
         with ExitStack() as stack:  # each of these happens, whatever became of the others, the last one first
             stack.callback(self._watch.ended)
+            if self._lockstep is not None:
+                stack.callback(self._lockstep.group.close)
             stack.callback(self._dead_letters.close)
             stack.callback(self._sharing.close)
             stack.callback(self._reader.stop)

@@ -134,11 +134,6 @@ class Vocabulary(ByRows):
         self._ids.at[0] = len(utf8)
         return len(utf8)
 
-    def known(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The row of each id, -1 where it has none."""
-        known = self._rows
-        return np.array([known.get(i, -1) for i in ids], np.int64)
-
     def row_of(self, raw: str) -> int | None:
         """The row of an id, None if it is not known."""
         row = int(self.known([raw])[0])

@@ -37,6 +37,7 @@ class Step(NamedTuple):
         times_s: [B] seconds since the epoch.
         item_features: of each event; None if nobody uses any.
         new_items: ids without a row, in the order in which they come.
+        deleted: items that do not exist any more, ascending.
     """
 
     own: Rows
@@ -46,6 +47,7 @@ class Step(NamedTuple):
     times_s: Rows
     item_features: Sequence[Any] | None = None
     new_items: Sequence[str] = ()
+    deleted: Sequence[str] = ()
 
     def events_of(self, parts: Sequence[int]) -> Rows:
         """The places of the events of some parts, ascending."""
@@ -66,6 +68,7 @@ class _Message(msgspec.Struct, array_like=True):
     times_s: bytes  # int64 [b]
     new: list[str]
     features: list[Any] | None
+    deleted: list[str]
 
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Message).decode
@@ -78,6 +81,7 @@ def gather_events(
     rows: Rows,
     times_s: Rows,
     features: list[Any] | None,
+    deleted: list[str],
 ) -> Step:
     """What all ranks read for a step.
 
@@ -88,11 +92,12 @@ def gather_events(
         rows: [b] their rows, which are the same on every rank; -1 for new items.
         times_s: [b].
         features: [b] what our events say of their items; None if nobody uses it.
+        deleted: items that are to be retired.
     """
     rows, missing = rows.astype(np.int32), np.flatnonzero(rows < 0).tolist()
     new = {raw: k for k, raw in enumerate(dict.fromkeys(items[place] for place in missing))}
     rows[missing] = [-1 - new[items[place]] for place in missing]
-    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features)
+    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features, deleted)
     messages = [_decode(m.data) for m in group.gather(np.frombuffer(_encode(ours), np.uint8))]
     return _together(group, messages)
 
@@ -119,7 +124,8 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     items[missing] = [-1 - new[text] for text in raw]
     used = any(m.features is not None for m in messages)
     ours = np.concatenate(own) if own else np.empty(0, np.int64)
-    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new))
+    deleted = sorted({item for m in messages for item in m.deleted})
+    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), deleted)
 
 
 def gather_rows(group: Group, step: Step, rows: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,236 @@
+"""How the ranks of a group cut the same micro-batches: each reads its own partitions, all agree on every step.
+
+A step begins with one small exchange: what each rank has ready of each of its partitions, and what it wants. From the
+same numbers every rank computes the same decision, so nobody leads, and nobody waits for events that do not come.
+
+A partition is *settled* if what can be known of it now is known: a whole batch of its events is queued, or there are no
+more for now. A step waits until all partitions are settled; so where a backlog is cut follows from the stream, not from
+who decodes faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.event.decoded import Decoded
+from streamer.group.group import Group
+from streamer.ingest.batcher import Batcher, MicroBatch
+from streamer.ingest.ingest import Ingest
+from streamer.ingest.offsets import OffsetLedger
+from streamer.sources.assigned import AssignedSource
+from streamer.sources.base import Partition
+
+Counts = NDArray[np.int64]
+
+HEARTBEAT_S = 0.05
+"""How often ranks without events look for what the others have."""
+LIST_EVERY_S = 2.0
+"""How often rank 0 looks for partitions that were added."""
+
+
+class Queues(Batcher):
+    """Events that wait to be trained, in one queue for each partition."""
+
+    def __init__(self, batch_size: int, max_queued_events: int) -> None:
+        super().__init__(batch_size)
+        self._most = max(2 * batch_size, max_queued_events // 4)
+        self.of: dict[Partition, Batcher] = {}
+
+    @property
+    def queued_events(self) -> int:
+        return sum(queue.queued_events for queue in self.of.values())
+
+    def wants(self, partition: Partition) -> bool:
+        """Whether to read on in a partition."""
+        return partition not in self.of or self.of[partition].has_room(self._most)
+
+    def has_room(self, max_events: int) -> bool:
+        return not self.of or any(queue.has_room(self._most) for queue in self.of.values())
+
+    def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
+        queue = self.of.setdefault(decoded.partition, Batcher(self._full.events, clock=self._clock))
+        queue.add(decoded, now_s, lost)
+
+    def drop(self, partitions: Collection[Partition]) -> int:
+        return sum(self.of.pop(p).drop([p]) for p in partitions if p in self.of)
+
+    def oldest_s(self) -> float | None:
+        """When the oldest record that waits came, by the clock."""
+        waiting = [at for queue in self.of.values() if (at := queue.oldest_s) is not None]
+        return min(waiting, default=None)
+
+    def take_events(self, events: dict[Partition, int]) -> MicroBatch | None:
+        """This many events of each partition, in the order of partitions, and records without events before and after.
+
+        A record is never split: with a record of several events there may be more. None if nothing is taken.
+        """
+        batch = MicroBatch(user_features=[], item_features=[])
+        for partition in sorted(self.of):
+            self.of[partition].move_into(batch, events.get(partition, 0))
+        return batch.closed() if batch.positions else None
+
+
+class Decision(NamedTuple):
+    """What all ranks do next, computed by each from the same numbers."""
+
+    events: dict[Partition, int]
+    """How many events of each partition the next step has; empty for no step."""
+    stop: bool
+    checkpoint: bool
+    at_end: bool
+
+
+class LockstepIngest(Ingest):
+    """An `Ingest` whose batches are this rank's events of the steps of a group.
+
+    Args:
+        group: the ranks.
+        queues: filled by the reading thread.
+        offsets: where to resume, of all partitions.
+        batch_size: events of a step, of all ranks.
+        max_age_s: a step that is not full begins when its oldest event has waited this long; None: never.
+        max_events: the group stops after this many consumed events; None for no limit.
+        partitions: lists all partitions of the topics, or none while there are none.
+        counts: how many events of this rank became what, in numbers that add up over ranks; the first is of consumed.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        queues: Queues,
+        offsets: OffsetLedger,
+        batch_size: int,
+        max_age_s: float | None,
+        max_events: int | None,
+        partitions: Callable[[], Sequence[Partition]],
+        counts: Callable[[], Counts],
+    ) -> None:
+        super().__init__(queues, offsets)
+        self.queues, self.group = queues, group
+        self.partitions: list[Partition] = []
+        self.wants_stop = self.wants_checkpoint = self.is_paused = False
+        self.checkpoint_agreed = False
+        self.counts_of_ranks: Counts = np.zeros((group.size, len(counts())), np.int64)
+        self._batch_size, self._max_age_s, self._max_events = batch_size, max_age_s, max_events
+        self._list_partitions, self._counts = partitions, counts
+        self._list_at = 0.0
+
+    def _take(self, timeout_s: float) -> MicroBatch | None:
+        """Agree on a step with the other ranks, and return our events of it; see `Ingest.batch`.
+
+        1. wait a moment for events, if there are none;
+        2. exchange what all have and want;
+        3. take what was decided.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # 1.
+            with self.changed:
+                if self.error is not None:
+                    raise self.error
+                self.changed.wait_for(self._has_something, HEARTBEAT_S)
+            # 2.
+            decision = self._decide()
+            # 3.
+            with self.changed:
+                batch = self.queues.take_events(decision.events) if not self.is_paused else None
+                self.checkpoint_agreed = decision.checkpoint
+                self.finished = decision.stop or (decision.at_end and not decision.events)
+                if decision.events and batch is None:
+                    batch = MicroBatch()
+                if batch is not None:
+                    batch.others = sum(decision.events.values())
+                if batch is not None or self.finished or self.checkpoint_agreed or time.monotonic() >= deadline:
+                    self.in_training = frozenset(batch.positions if batch is not None else ())
+                    self.changed.notify_all()
+                    return batch
+
+    def _has_something(self) -> bool:
+        return self.queues.queued_events > 0 or self.at_end or self.wants_stop or self.wants_checkpoint
+
+    def _decide(self) -> Decision:
+        listed = self._new_list()
+        with self.changed:
+            # before a partition is assigned, nobody knows whether its end is reached
+            at_end = self.at_end and bool(self.partitions) and self.offsets.assigned().keys() >= set(self.own_partitions)
+            own = [self._look(p, at_end) if self._is_own(p) else (0, 1) for p in self.partitions]
+            oldest = self.queues.oldest_s()
+            age_ms = 0 if oldest is None else int(1000 * (time.monotonic() - oldest))
+            flags = [self.wants_stop, self.wants_checkpoint, at_end, age_ms, listed is not None]
+        message = np.concatenate([flags, self._counts(), np.array(own, np.int64).reshape(-1)]).astype(np.int64)
+        found = np.stack(self.group.wait(message))  # [W, ...]
+        flags_of, self.counts_of_ranks, looks = np.split(found, [len(flags), len(flags) + len(self._counts())], axis=1)
+        if flags_of[0, 4]:
+            self._adopt(listed or [])
+        ready, settled = looks[:, ::2].sum(0), looks[:, 1::2].all(0)
+        stop, checkpoint, all_ended = flags_of[:, 0].any(), flags_of[:, 1].any(), flags_of[:, 2].all()
+        left = self._batch_size
+        if self._max_events is not None:
+            left = min(left, self._max_events - int(self.counts_of_ranks[:, 0].sum()))
+            stop = stop or left <= 0
+        full = ready.sum() >= left or all_ended
+        old = self._max_age_s is not None and flags_of[:, 3].max() >= 1000 * self._max_age_s
+        events = {}
+        if not stop and not checkpoint and settled.all() and (full or old):
+            shares = fair_shares(ready, left)
+            events = {p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n} if len(shares) else {}
+        return Decision(events, bool(stop), bool(checkpoint), bool(all_ended))
+
+    def _is_own(self, partition: Partition) -> bool:
+        return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
+
+    def _look(self, partition: Partition, at_end: bool) -> tuple[int, int]:
+        """How many events of a partition are ready, up to a batch, and whether it is settled."""
+        if self.is_paused:
+            return 0, 1
+        queue = self.queues.of.get(partition)
+        queued = queue.queued_events if queue is not None else 0
+        ready = min(queued, self._batch_size)
+        has_no_more = isinstance(self.source, AssignedSource) and self.source.has_no_more(partition)
+        return ready, int(ready == self._batch_size or at_end or has_no_more)
+
+    # partitions -------------------------------------------------------------------------------------------------------
+
+    def _new_list(self) -> list[Partition] | None:
+        """On rank 0, all partitions if there are more than before; None otherwise."""
+        if self.group.rank or time.monotonic() < self._list_at:
+            return None
+        self._list_at = time.monotonic() + LIST_EVERY_S
+        found = sorted(self._list_partitions())
+        return found if found != self.partitions else None
+
+    def _adopt(self, listed: list[Partition]) -> None:
+        """All ranks take over the partitions that rank 0 has found, at the same step."""
+        sent = msgspec.msgpack.encode([tuple(p) for p in listed])
+        lists = self.group.gather(np.frombuffer(sent, np.uint8))
+        self.partitions = [Partition(*p) for p in msgspec.msgpack.decode(lists[0].tobytes())]
+
+    @property
+    def own_partitions(self) -> list[Partition]:
+        """Those that this rank reads."""
+        return [p for p in self.partitions if self._is_own(p)]
+
+
+def fair_shares(ready: Counts, events: int) -> Counts:
+    """How many events each partition gives: as equal as what is ready allows, `events` in all if there are as many.
+
+    Examples:
+        >>> fair_shares(np.array([10, 1, 0, 7]), 12)
+        array([6, 1, 0, 5])
+    """
+    shares, left = np.zeros_like(ready), min(events, int(ready.sum()))
+    while left > 0:
+        hungry = np.flatnonzero(shares < ready)
+        each, rest = divmod(left, len(hungry))
+        more = np.full(len(hungry), each)
+        more[:rest] += 1
+        given = np.minimum(more, (ready - shares)[hungry])
+        shares[hungry] += given
+        left -= int(given.sum())
+    return shares
