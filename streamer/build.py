@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ from streamer.sources.base import Partition, Source
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
     from streamer.cache_store.store import CacheStore
-    from streamer.pipeline import Pipeline
+    from streamer.group.group import Group
+    from streamer.pipeline import Lockstep, Pipeline
     from streamer.sources.kafka.settings import KafkaSettings
 
 
@@ -66,7 +68,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.event import EventDecoder
     from streamer.group.group import connect
     from streamer.learner import Learner
-    from streamer.pipeline import Lockstep, Pipeline
+    from streamer.pipeline import Pipeline
     from streamer.prequential import LINE_FLOORS, Prequential
 
     group = connect(settings.parts, settings.group_timeout_s)
@@ -80,12 +82,19 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         settings,
         None,
         Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
-        lockstep=Lockstep(group, *_partitions(settings)),
+        lockstep=_lockstep(settings, group),
     )
 
 
-def _partitions(settings: RunSettings) -> tuple[Callable[[Partition], Source], Callable[[], list[Partition]]]:
-    """What opens one partition of the topics, and what lists all of them."""
+def _lockstep(settings: RunSettings, group: Group) -> Lockstep:
+    """How one rank of a group reads its partitions."""
+    from streamer.pipeline import Lockstep
+
+    if (kafka := kafka_settings(settings)) is not None:
+        from streamer.sources.kafka import assigned
+
+        return Lockstep(group, partial(assigned.AssignedKafkaSource, kafka), assigned.all_partitions(kafka))
+    from streamer.sources.assigned import AssignedSource
     from streamer.sources.embedded.source import EmbeddedSource, all_partitions
 
     def open_one(partition: Partition) -> Source:
@@ -97,7 +106,8 @@ def _partitions(settings: RunSettings) -> tuple[Callable[[Partition], Source], C
             start_timestamp_ms=settings.start_timestamp_ms,
         )
 
-    return open_one, lambda: all_partitions(settings.data_dir, settings.topics, wait=not settings.until_end)
+    listed = partial(all_partitions, settings.data_dir, settings.topics, wait=not settings.until_end)
+    return Lockstep(group, partial(AssignedSource, open_one), listed)
 
 
 def source_factory(settings: RunSettings, trainer: str | None = None) -> Callable[[], Source]:

@@ -328,7 +328,7 @@ class Learner:
         self.retire_items(step.deleted)
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
 
-    # what the ranks of a group do together; alone, each of these has nothing to gather ---------------------------------
+    # what the ranks of a group do together; alone, each of these has nothing to gather -------------------------------
 
     def _step(self, batch: MicroBatch) -> Step:
         """All events that the group trains in this step; their items have rows, and the clock ticks."""
@@ -372,8 +372,8 @@ class Learner:
         of_all.items[:, :known], of_all.times_s[:, :known] = found[:, 2 : 2 + known], found[:, 2 + known :]
         if known < self.recent.length:
             of_all.items[:, known] = found[:, 1]
-        for array, ours in zip(of_all, history, strict=True):
-            array[step.own] = ours
+        for name, ours in history._asdict().items():
+            getattr(of_all, name)[step.own] = ours
         return of_all, found[:, 0].astype(np.int64) * self.group.size + step.rank
 
     def _learn(self, rows: Batch, to_learn: dict[int, Candidates], step: Step) -> StepResult:
@@ -385,10 +385,11 @@ class Learner:
             return self.trainer.step(rows, view)
         prepared = self.trainer.prepare(rows, view)
         ranker_size, shares = self.ranker.gradient_size if self.settings.rerank else 0, {}
+        nothing = np.zeros(ranker_size, np.float32)
         for part in self.group.own:
             if len(events := step.events_of([part])):
                 share = self.trainer.share(prepared, events)
-                ranked = self.ranker.gradients(to_learn[part]) if part in to_learn else np.zeros(ranker_size, np.float32)
+                ranked = self.ranker.gradients(to_learn[part]) if part in to_learn else nothing
                 shares[part] = Share(share.rows.cpu().numpy(), np.append(share.vector.cpu().numpy(), ranked))
 
         def touched(parts: Sequence[int]) -> Rows:

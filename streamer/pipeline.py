@@ -48,7 +48,7 @@ from streamer.model.ranking.ranker import influence_by_name
 from streamer.prequential import BestFloor, Prequential, TowersShare
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
-from streamer.sources.assigned import AssignedSource
+from streamer.sources.assigned import Assigned
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
@@ -64,13 +64,10 @@ class Lockstep(NamedTuple):
     """What makes a pipeline one rank of a group."""
 
     group: Group
-    open_partition: Callable[[Partition], Source]
+    make_source: Callable[[Callable[[], Sequence[Partition]], Callable[[Partition], bool]], Assigned]
+    """A source of the partitions that the first argument returns, as long as the second wants more of each."""
     partitions: Callable[[], Sequence[Partition]]
     """Lists all partitions of the topics."""
-
-    def source(self, ingest: Any) -> Source:
-        """Reads the partitions of this rank."""
-        return AssignedSource(self.open_partition, lambda: ingest.own_partitions, ingest.queues.wants)
 
 
 @dataclass(slots=True)
@@ -151,9 +148,13 @@ class Pipeline:
             self._checkpoints = Checkpointer(checkpoints, every_s, every_events, settings.from_checkpoint)
             self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
         self._lockstep, self._earlier, self._own = lockstep, self.accounting, Accounting()
-        self._ingest = self._make_ingest(offsets)
+        self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
+        if lockstep is not None:
+            learner.group = lockstep.group
+            self._ingest = ingest = self._lockstep_ingest(lockstep, offsets)
+            make_source = partial(lockstep.make_source, lambda: ingest.own_partitions, ingest.queues.wants)
         self._reader = Reader(
-            make_source if lockstep is None else lambda: lockstep.source(self._ingest),
+            make_source,
             decoder,
             self._ingest,
             StopCondition(settings.until_end, settings.max_events if lockstep is None else None),
@@ -168,19 +169,16 @@ class Pipeline:
         self._loss_sum, self._loss_events = 0.0, 0.0
         self._on_batch: Callable[[MicroBatch], None] | None = None
 
-    def _make_ingest(self, offsets: OffsetLedger) -> Ingest:
-        settings, max_age_s = self.settings, self.settings.max_age_s or None
-        if self._lockstep is None:
-            return Ingest(Batcher(settings.batch_size, max_age_s), offsets, self._sharing)
-        self.learner.group = self._lockstep.group
+    def _lockstep_ingest(self, lockstep: Lockstep, offsets: OffsetLedger) -> LockstepIngest:
+        settings = self.settings
         return LockstepIngest(
-            self._lockstep.group,
+            lockstep.group,
             Queues(settings.batch_size, settings.max_queued_events),
             offsets,
             settings.batch_size,
-            max_age_s,
+            settings.max_age_s or None,
             settings.max_events,
-            self._lockstep.partitions,
+            lockstep.partitions,
             lambda: self._own.counts(),
         )
 
@@ -274,7 +272,7 @@ class Pipeline:
     def _counts(self) -> NDArray[np.int64]:
         """What became of the events of this run; in a group, of all ranks when they last agreed on a step."""
         if isinstance(self._ingest, LockstepIngest):
-            return self._ingest.counts_of_ranks.sum(0)
+            return np.asarray(self._ingest.counts_of_ranks.sum(0))
         return self._own.counts()
 
     @contextmanager

@@ -225,16 +225,17 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
         return Group(0, 1, parts)
     import torch
     import torch.distributed as distributed
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     timeout = datetime.timedelta(seconds=timeout_s)
     start = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = distributed.TCPStore(
+        store = TCPStore(
             environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), None, rank == 0 and not hosted, timeout
         )
         # every start has keys of its own: addresses of the processes before it would be taken for those of now
-        ours = distributed.PrefixStore(f"streamer/{start}", store)
+        ours = PrefixStore(f"streamer/{start}", store)
         distributed.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, KeyError, ValueError) as error:
         raise GroupError(f"rank {rank} could not join the other {size - 1} trainers: {error}") from error

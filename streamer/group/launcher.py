@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,7 @@ class Launcher:
                 "MASTER_PORT": str(port),
                 LAUNCHED: str(restarts),
             }
-            self._ranks.append(
-                subprocess.Popen(self._command, env=environment, preexec_fn=_die_with(os.getpid()))  # noqa: PLW1509
-            )
+            self._ranks.append(subprocess.Popen(self._command, env=environment, preexec_fn=_die_with(os.getpid())))
         code, deadline = None, None
         try:
             while running := [process for process in self._ranks if process.poll() is None]:
@@ -124,7 +122,7 @@ class Launcher:
         self._stopping = True
 
 
-def _die_with(parent: int) -> object:
+def _die_with(parent: int) -> Callable[[], None]:
     """What a child does before it becomes the command: it is killed as soon as its parent is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ from streamer.group.group import Group
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.offsets import OffsetLedger
-from streamer.sources.assigned import AssignedSource
+from streamer.sources.assigned import Assigned
 from streamer.sources.base import Partition
 
 Counts = NDArray[np.int64]
@@ -60,8 +60,8 @@ class Queues(Batcher):
     def drop(self, partitions: Collection[Partition]) -> int:
         return sum(self.of.pop(p).drop([p]) for p in partitions if p in self.of)
 
+    @property
     def oldest_s(self) -> float | None:
-        """When the oldest record that waits came, by the clock."""
         waiting = [at for queue in self.of.values() if (at := queue.oldest_s) is not None]
         return min(waiting, default=None)
 
@@ -158,9 +158,10 @@ class LockstepIngest(Ingest):
         listed = self._new_list()
         with self.changed:
             # before a partition is assigned, nobody knows whether its end is reached
-            at_end = self.at_end and bool(self.partitions) and self.offsets.assigned().keys() >= set(self.own_partitions)
+            begun = bool(self.partitions) and self.offsets.assigned().keys() >= set(self.own_partitions)
+            at_end = self.at_end and begun
             own = [self._look(p, at_end) if self._is_own(p) else (0, 1) for p in self.partitions]
-            oldest = self.queues.oldest_s()
+            oldest = self.queues.oldest_s
             age_ms = 0 if oldest is None else int(1000 * (time.monotonic() - oldest))
             flags = [self.wants_stop, self.wants_checkpoint, at_end, age_ms, listed is not None]
         message = np.concatenate([flags, self._counts(), np.array(own, np.int64).reshape(-1)]).astype(np.int64)
@@ -169,7 +170,8 @@ class LockstepIngest(Ingest):
         if flags_of[0, 4]:
             self._adopt(listed or [])
         ready, settled = looks[:, ::2].sum(0), looks[:, 1::2].all(0)
-        stop, checkpoint, all_ended = flags_of[:, 0].any(), flags_of[:, 1].any(), flags_of[:, 2].all()
+        stop, checkpoint = bool(flags_of[:, 0].any()), bool(flags_of[:, 1].any())
+        all_ended = bool(flags_of[:, 2].all())
         left = self._batch_size
         if self._max_events is not None:
             left = min(left, self._max_events - int(self.counts_of_ranks[:, 0].sum()))
@@ -180,7 +182,7 @@ class LockstepIngest(Ingest):
         if not stop and not checkpoint and settled.all() and (full or old):
             shares = fair_shares(ready, left)
             events = {p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n} if len(shares) else {}
-        return Decision(events, bool(stop), bool(checkpoint), bool(all_ended))
+        return Decision(events, stop, checkpoint, all_ended)
 
     def _is_own(self, partition: Partition) -> bool:
         return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
@@ -192,7 +194,8 @@ class LockstepIngest(Ingest):
         queue = self.queues.of.get(partition)
         queued = queue.queued_events if queue is not None else 0
         ready = min(queued, self._batch_size)
-        has_no_more = isinstance(self.source, AssignedSource) and self.source.has_no_more(partition)
+        source = cast("Assigned | None", self.source)
+        has_no_more = source is not None and source.has_no_more(partition)
         return ready, int(ready == self._batch_size or at_end or has_no_more)
 
     # partitions -------------------------------------------------------------------------------------------------------

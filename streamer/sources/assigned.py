@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener, Source
 
 IDLE_SLEEP_S = 0.01
+
+
+class Assigned(Source, Protocol):
+    """A source whose partitions are assigned by name."""
+
+    def has_no_more(self, partition: Partition) -> bool:
+        """Whether the last look into a partition found no further record. For any thread."""
+        ...
 
 
 class AssignedSource:
@@ -62,7 +71,7 @@ class AssignedSource:
             time.sleep(IDLE_SLEEP_S)
 
     def has_no_more(self, partition: Partition) -> bool:
-        """Whether the last look into a partition found no further record."""
+        """See `Assigned.has_no_more`."""
         return self._has_no_more.get(partition, False)
 
     @property
