@@ -245,6 +245,8 @@ class RunSettings(LearnerSettings, GroupSettings, SharingSettings, PipelineSetti
             found.append("trainers: a group draws by systematic resampling only; leave out resampler")
         if self.user_features or self.user_numeric_features:
             found.append("trainers: a group cannot use features of users yet")
+        if self.admit_after > 1:
+            found.append("trainers: a group admits every id at once; leave out admit-after")
         return found
 
     @property
