@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import GroupError
+from streamer.model.jit import compiled
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -32,6 +33,16 @@ class Share(NamedTuple):
 
     rows: Floats  # [T, d]
     vector: Floats  # [n]
+
+
+class Sparse(NamedTuple):
+    """A sum that differs from zero in some rows only."""
+
+    rows: Rows
+    values: Floats
+
+
+Addend = Floats | Sparse | None
 
 
 @dataclass(slots=True)
@@ -141,13 +152,14 @@ class Group:
         lines = -(-size // shape[1])
         own = {part: _stacked(share, lines) for part, share in shares.items()}
         branches = [range(k, self.parts, self.branches) for k in range(self.branches)]
-        sums = [tree_sum([own.get(part) for part in parts]) for parts in branches]
+        whole = (shape[0] + lines, shape[1])
+        sums: list[Addend] = [tree_sum([own.get(part) for part in parts], whole) for parts in branches]
         # 2. the others' branches: of each, the rows that may differ from zero
         if self.size > 1:
             rows = [np.append(touched(parts), shape[0] + np.arange(lines)) for parts in branches]
-            self._exchange(sums, rows, (shape[0] + lines, shape[1]))
+            self._exchange(sums, rows, whole)
         # 3.
-        found = tree_sum(sums)
+        found = tree_sum(sums, whole)
         assert found is not None, "a step has events"
         return Share(found[: shape[0]], found[shape[0] :].reshape(-1)[:size])
 
@@ -156,21 +168,19 @@ class Group:
         """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
         return self.size if self.parts % self.size == 0 else self.parts
 
-    def _exchange(self, sums: list[Floats | None], rows: list[Rows], shape: tuple[int, int]) -> None:
+    def _exchange(self, sums: list[Addend], rows: list[Rows], shape: tuple[int, int]) -> None:
         """Fill in the sums of the other ranks."""
         of_rank = [range(rank, self.branches, self.size) for rank in range(self.size)]
         longest = max(sum(len(rows[k]) for k in branches) for branches in of_rank)
         packed, at = np.zeros((longest, shape[1]), np.float32), 0
         for k in of_rank[self.rank]:
-            if (value := sums[k]) is not None:
+            if isinstance(value := sums[k], np.ndarray):
                 np.take(value, rows[k], axis=0, out=packed[at : at + len(rows[k])])
             at += len(rows[k])
         for rank, received in enumerate(self.gather_equal(packed)):
             at = 0
             for k in of_rank[rank] if rank != self.rank else ():
-                whole = np.zeros(shape, np.float32)
-                whole[rows[k]] = received[at : at + len(rows[k])]
-                sums[k], at = whole, at + len(rows[k])
+                sums[k], at = Sparse(rows[k], received[at : at + len(rows[k])]), at + len(rows[k])
 
     def close(self) -> None:
         """Leave; nothing may be gathered any more."""
@@ -190,20 +200,32 @@ def _stacked(share: Share, lines: int) -> Floats:
     return whole
 
 
-def tree_sum(values: Sequence[Floats | None]) -> Floats | None:
-    """The sum of a power of two of arrays, k and k + n/2 first; None counts as zero. May change the first ones."""
+def tree_sum(values: Sequence[Addend], shape: tuple[int, int]) -> Floats | None:
+    """The sum of a power of two of addends, k and k + n/2 first; None counts as zero. May change the first ones."""
     left = list(values)
     while len(left) > 1:
         half = len(left) // 2
-        left = [_plus(left[k], left[k + half]) for k in range(half)]
-    return left[0]
+        left = [_plus(left[k], left[k + half], shape) for k in range(half)]
+    return _plus(np.zeros(shape, np.float32), left[0], shape) if isinstance(left[0], Sparse) else left[0]
 
 
-def _plus(a: Floats | None, b: Floats | None) -> Floats | None:
+def _plus(a: Addend, b: Addend, shape: tuple[int, int]) -> Any:
     if a is None or b is None:
         return b if a is None else a
-    a += b
+    if isinstance(a, Sparse):
+        a, b = (_plus(np.zeros(shape, np.float32), a, shape), b) if isinstance(b, Sparse) else (b, a)
+    if isinstance(b, Sparse):
+        _add_rows(a, b.rows, b.values)
+    else:
+        a += b
     return a
+
+
+@compiled
+def _add_rows(out: Floats, rows: Rows, values: Floats) -> None:
+    for i in range(len(rows)):
+        for k in range(out.shape[1]):
+            out[rows[i], k] += values[i, k]
 
 
 def _framed(message: Bytes, capacity: int) -> Bytes:
