@@ -65,6 +65,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
 
 def _rank_pipeline(settings: RunSettings) -> Pipeline:
     """The pipeline of one rank of a group, as the environment says which; waits for the others to come."""
+    from streamer.checkpoint.rank import rank_store
     from streamer.event import EventDecoder
     from streamer.group.group import connect
     from streamer.learner import Learner
@@ -80,7 +81,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         EventDecoder(settings),
         dead_letters(settings, group.rank),
         settings,
-        None,
+        rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
         Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
         lockstep=_lockstep(settings, group),
     )

@@ -36,6 +36,7 @@ from streamer.limits import Limits, limits_of
 from streamer.model.batch import Batch, Recent, Rows, StreamState
 from streamer.model.by_rows import Arrays
 from streamer.model.device import resolve_device
+from streamer.model.homes import Homes
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
 from streamer.model.ranking.co_occurrence import REACH
@@ -71,6 +72,10 @@ class Learned:
     """Items that were resampled, and how often; an item may occur twice."""
 
 
+DIGEST_EVERY, DIGEST_ROWS = 256, 4096
+"""Steps between two comparisons of the ranks of a group, and rows of items that one looks at."""
+OF_USERS = ("users.", "admission.users.", "clock.", "items.retired.")
+"""Dense state that depends on which users a rank has begins with these."""
 LAST_S = 2**31 - 1
 """Times beyond this count as this: they are kept in 32 bits."""
 LARGEST_SCORE = 50.0
@@ -122,6 +127,7 @@ class Learner:
         self.recent = RecentItems(history, self.retired)
         self.evidence = Evidence(settings.co_occurring_items, self.retired)
         self.seen = UserItems(self.retired)
+        self.homes = Homes()
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
         self.retriever = Retriever(self.trainer, lambda: self.items.unused)
         self.exact = ExactPopularity()
@@ -150,7 +156,13 @@ class Learner:
         """All parts whose state is kept by rows, by the kind of the rows."""
         tables, found = self.trainer.model.tables, {}
         own: dict[str, dict[str, Any]] = {
-            "user": {"ids": self.users, "recency": Recency(), "recent": self.recent, "seen": self.seen},
+            "user": {
+                "ids": self.users,
+                "recency": Recency(),
+                "recent": self.recent,
+                "seen": self.seen,
+                "home": self.homes,
+            },
             "item": {
                 "ids": self.items,
                 "recency": Recency(),
@@ -300,6 +312,8 @@ class Learner:
         users = self._users(batch)
         self.see("users", users)
         self.see("items", items)
+        for origin in batch.origins:
+            self.homes.observe(users[origin.start : origin.stop], origin.partition.number)
         self.changes.mark("items", self.evidence.leaving(len(items)))
         self._set_features("user", users, batch.user_features)
         self._set_features("item", items, step.item_features)
@@ -326,6 +340,8 @@ class Learner:
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
         self.retire_items(step.deleted)
+        if self.group.size > 1 and self.trainer.steps % DIGEST_EVERY == 0:
+            self.group.compare(self.digest(), f"after step {self.trainer.steps:,}")
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
 
     # what the ranks of a group do together; alone, each of these has nothing to gather -------------------------------
@@ -375,6 +391,18 @@ class Learner:
         for name, ours in history._asdict().items():
             getattr(of_all, name)[step.own] = ours
         return of_all, found[:, 0].astype(np.int64) * self.group.size + step.rank
+
+    def digest(self) -> bytes:
+        """A digest of what all ranks hold alike: everything dense, and some rows of items, others at each step."""
+        known, turn = self.items.size, self.trainer.steps // DIGEST_EVERY
+        rows = np.unique((turn * DIGEST_ROWS + np.arange(min(DIGEST_ROWS, known))) % max(known, 1))
+        found = hashlib.blake2b(digest_size=16)
+        arrays, _ = self.dense()
+        shared = {name: array for name, array in arrays.items() if not name.startswith(OF_USERS)}
+        for arrays in (shared, self.take("items", rows), self.take("pairs", rows)):
+            for name in sorted(arrays):
+                found.update(np.ascontiguousarray(arrays[name]).tobytes())
+        return found.digest()
 
     def _learn(self, rows: Batch, to_learn: dict[int, Candidates], step: Step) -> StepResult:
         """Ranker and towers learn from the sum of all parts' gradients."""

@@ -30,13 +30,14 @@ from streamer.cache_store.state import StoreStatus
 from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
+from streamer.checkpoint.rank import RankCheckpointer
 from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
 from streamer.group.group import Group
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.lockstep import LockstepIngest, Queues
+from streamer.ingest.lockstep import LockstepIngest, Queues, Report
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
@@ -142,16 +143,20 @@ class Pipeline:
         self._watch = Observer()
         self._dead_letters, self._prequential = dead_letters, prequential
         self._sharing = Sharing() if store is None else StoreSharing(learner, store)
-        self._checkpoints, offsets = None, OffsetLedger()
+        self._checkpoints: Checkpointer | None = None
+        offsets = OffsetLedger()
+        self._lockstep = lockstep
         if checkpoints is not None:
-            every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
-            self._checkpoints = Checkpointer(checkpoints, every_s, every_events, settings.from_checkpoint)
+            self._checkpoints = self._checkpointer(checkpoints)
             self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
-        self._lockstep, self._earlier, self._own = lockstep, self.accounting, Accounting()
+        self._earlier, self._own = self.accounting, Accounting()
         self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
         if lockstep is not None:
             learner.group = lockstep.group
             self._ingest = ingest = self._lockstep_ingest(lockstep, offsets)
+            if isinstance(self._checkpoints, RankCheckpointer):
+                self._checkpoints.ingest, ingest.keeps_checkpoints = ingest, True
+                ingest.is_saving = lambda: self._checkpoints is not None and self._checkpoints.is_saving
             make_source = partial(lockstep.make_source, lambda: ingest.own_partitions, ingest.queues.wants)
         self._reader = Reader(
             make_source,
@@ -168,6 +173,14 @@ class Pipeline:
         self._losses: list[tuple[Tensor, int]] = []  # of the steps since the last look, with their events
         self._loss_sum, self._loss_events = 0.0, 0.0
         self._on_batch: Callable[[MicroBatch], None] | None = None
+
+    def _checkpointer(self, store: CheckpointStore) -> Checkpointer:
+        settings, group = self.settings, self._lockstep.group if self._lockstep is not None else None
+        every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
+        if group is not None:
+            directory = store.directory if group.rank == 0 else store.directory.parent
+            return RankCheckpointer(group, store, directory, every_s, every_events)
+        return Checkpointer(store, every_s, every_events, settings.from_checkpoint)
 
     def _lockstep_ingest(self, lockstep: Lockstep, offsets: OffsetLedger) -> LockstepIngest:
         settings = self.settings
@@ -356,7 +369,9 @@ class Pipeline:
         # 3.
         if self._checkpoints is None or not flushed:
             self._saved(False, offsets)
-        elif self._checkpoints.is_safe(self.accounting.consumed) and not begins:
+            if isinstance(self._ingest, LockstepIngest):
+                self._ingest.report(Report(self._ingest.agreed, -1, 0))
+        elif self._lockstep is None and self._checkpoints.is_safe(self.accounting.consumed) and not begins:
             self._saved(True, offsets)
         else:
             done = partial(self._saved, offsets=offsets)
@@ -400,7 +415,12 @@ class Pipeline:
             if self._checkpoints is None:
                 return
             stack.callback(self._checkpoints.close)
-            if self._torn:
+            if isinstance(self._ingest, LockstepIngest):  # with the last step all ranks have agreed on a checkpoint
+                stack.callback(self._ingest.close)
+                if self._ingest.finished:
+                    self._checkpoints.finish()
+                    self._ingest.settle()
+            elif self._torn:
                 saved = self.last_checkpoint or "the start"
                 logger.warning("the last batch failed halfway: nothing is saved after %s", saved)
             elif self._begins() or not self._checkpoints.is_safe(self.accounting.consumed):

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from streamer.model.jit import compiled
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Rows = NDArray[np.int64]
+Number = TypeVar("Number", int, NDArray[np.int32])
 
 HEADER = 8
 FIRST_CAPACITY = 1 << 14
@@ -86,11 +87,11 @@ class Group:
         """The parts that this rank computes."""
         return range(self.rank, self.parts, self.size)
 
-    def owner(self, part: int) -> int:
+    def owner(self, part: Number) -> Number:
         """The rank that computes a part."""
         return part % self.size
 
-    def part_of(self, partition: int) -> int:
+    def part_of(self, partition: Number) -> Number:
         """The part to which a partition's events belong."""
         return partition % self.parts
 
@@ -162,6 +163,20 @@ class Group:
         found = tree_sum(sums, whole)
         assert found is not None, "a step has events"
         return Share(found[: shape[0]], found[shape[0] :].reshape(-1)[:size])
+
+    def compare(self, digest: bytes, when: str) -> None:
+        """See that all ranks have the same digest.
+
+        Raises:
+            GroupError: they have not.
+        """
+        found = [d.tobytes().hex() for d in self.gather_equal(np.frombuffer(digest, np.uint8))]
+        if len(set(found)) > 1:
+            listed = ", ".join(f"rank {rank} has {d}" for rank, d in enumerate(found))
+            raise GroupError(
+                f"the trainers do not hold the same model {when}: {listed}. Start them again: they resume from the last "
+                "checkpoint. If it comes again, let all run on machines with the same processors and the same versions"
+            )
 
     @property
     def branches(self) -> int:

@@ -22,9 +22,9 @@ from streamer.event.decoded import Decoded
 from streamer.group.group import Group
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.offsets import OffsetLedger
+from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.sources.assigned import Assigned
-from streamer.sources.base import Partition
+from streamer.sources.base import Partition, Position
 
 Counts = NDArray[np.int64]
 
@@ -76,14 +76,24 @@ class Queues(Batcher):
         return batch.closed() if batch.positions else None
 
 
+class Report(NamedTuple):
+    """What became of this rank's part of a checkpoint; of rank 0's part, which seals it, of the whole checkpoint."""
+
+    agreed: int
+    """The how-manieth checkpoint that the ranks have agreed on since they started."""
+    number: int
+    """Of the point that is safe; -1 if it failed."""
+    crc32: int
+
+
 class Decision(NamedTuple):
     """What all ranks do next, computed by each from the same numbers."""
 
     events: dict[Partition, int]
     """How many events of each partition the next step has; empty for no step."""
-    stop: bool
     checkpoint: bool
-    at_end: bool
+    ends: bool
+    """Whether there will be no further step."""
 
 
 class LockstepIngest(Ingest):
@@ -115,7 +125,13 @@ class LockstepIngest(Ingest):
         self.queues, self.group = queues, group
         self.partitions: list[Partition] = []
         self.wants_stop = self.wants_checkpoint = self.is_paused = False
-        self.checkpoint_agreed = False
+        self.checkpoint_agreed, self.agreed = False, 0
+        self.is_saving: Callable[[], bool] = lambda: False
+        self.keeps_checkpoints = False
+        self._is_unsaved = False  # something was trained since the last checkpoint that was agreed on
+        self._report, self._reports = Report(0, 0, 0), [Report(0, 0, 0)] * group.size
+        self._when_sealed: dict[int, Callable[[bool], None]] = {}
+        self._is_over = False
         self.counts_of_ranks: Counts = np.zeros((group.size, len(counts())), np.int64)
         self._batch_size, self._max_age_s, self._max_events = batch_size, max_age_s, max_events
         self._list_partitions, self._counts = partitions, counts
@@ -140,12 +156,14 @@ class LockstepIngest(Ingest):
             # 3.
             with self.changed:
                 batch = self.queues.take_events(decision.events) if not self.is_paused else None
+                self.finished = decision.ends
                 self.checkpoint_agreed = decision.checkpoint
-                self.finished = decision.stop or (decision.at_end and not decision.events)
+                self.agreed += decision.checkpoint
                 if decision.events and batch is None:
                     batch = MicroBatch()
                 if batch is not None:
                     batch.others = sum(decision.events.values())
+                self._is_unsaved = batch is not None or (self._is_unsaved and not decision.checkpoint)
                 if batch is not None or self.finished or self.checkpoint_agreed or time.monotonic() >= deadline:
                     self.in_training = frozenset(batch.positions if batch is not None else ())
                     self.changed.notify_all()
@@ -155,34 +173,102 @@ class LockstepIngest(Ingest):
         return self.queues.queued_events > 0 or self.at_end or self.wants_stop or self.wants_checkpoint
 
     def _decide(self) -> Decision:
-        listed = self._new_list()
-        with self.changed:
-            # before a partition is assigned, nobody knows whether its end is reached
-            begun = bool(self.partitions) and self.offsets.assigned().keys() >= set(self.own_partitions)
-            at_end = self.at_end and begun
-            own = [self._look(p, at_end) if self._is_own(p) else (0, 1) for p in self.partitions]
-            oldest = self.queues.oldest_s
-            age_ms = 0 if oldest is None else int(1000 * (time.monotonic() - oldest))
-            flags = [self.wants_stop, self.wants_checkpoint, at_end, age_ms, listed is not None]
-        message = np.concatenate([flags, self._counts(), np.array(own, np.int64).reshape(-1)]).astype(np.int64)
-        found = np.stack(self.group.wait(message))  # [W, ...]
-        flags_of, self.counts_of_ranks, looks = np.split(found, [len(flags), len(flags) + len(self._counts())], axis=1)
-        if flags_of[0, 4]:
-            self._adopt(listed or [])
-        ready, settled = looks[:, ::2].sum(0), looks[:, 1::2].all(0)
-        stop, checkpoint = bool(flags_of[:, 0].any()), bool(flags_of[:, 1].any())
-        all_ended = bool(flags_of[:, 2].all())
-        left = self._batch_size
+        flags, ready, settled = self._exchange()
+        stop, all_ended, left = bool(flags["stop"].any()), bool(flags["at_end"].all()), self._batch_size
         if self._max_events is not None:
             left = min(left, self._max_events - int(self.counts_of_ranks[:, 0].sum()))
             stop = stop or left <= 0
         full = ready.sum() >= left or all_ended
-        old = self._max_age_s is not None and flags_of[:, 3].max() >= 1000 * self._max_age_s
+        old = self._max_age_s is not None and flags["age_ms"].max() >= 1000 * self._max_age_s
+        ends = stop or (all_ended and not ready.sum())
+        checkpoint = bool(flags["checkpoint"].any()) or (ends and bool(flags["unsaved"].any()))
         events = {}
-        if not stop and not checkpoint and settled.all() and (full or old):
+        if not ends and not checkpoint and settled.all() and (full or old):
             shares = fair_shares(ready, left)
-            events = {p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n} if len(shares) else {}
-        return Decision(events, stop, checkpoint, all_ended)
+            events = {p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n}
+        return Decision(events, checkpoint, ends)
+
+    def _exchange(self) -> tuple[dict[str, Counts], Counts, NDArray[np.bool_]]:
+        """What all ranks say: flags [W] by name, and of each partition how much is ready and whether it is settled."""
+        listed, counts = self._new_list(), self._counts()
+        with self.changed:
+            # before a partition is assigned, nobody knows whether its end is reached
+            begun = bool(self.partitions) and self.offsets.assigned().keys() >= set(self.own_partitions)
+            at_end, oldest = self.at_end and begun, self.queues.oldest_s
+            said = {
+                "stop": self.wants_stop,
+                "checkpoint": self.wants_checkpoint,
+                "unsaved": self._is_unsaved and self.keeps_checkpoints,
+                "saving": self.is_saving(),
+                "at_end": at_end,
+                "age_ms": 0 if oldest is None else int(1000 * (time.monotonic() - oldest)),
+                "listed": listed is not None,
+            }
+            own = [self._look(p, at_end) if self._is_own(p) else (0, 1) for p in self.partitions]
+            report = self._report
+        message = np.concatenate([[*said.values(), *report], counts, np.array(own, np.int64).reshape(-1)])
+        found = np.stack(self.group.wait(message.astype(np.int64)))  # [W, ...]
+        ends = np.cumsum([len(said), len(report), len(counts)])
+        flags, reports, self.counts_of_ranks, looks = np.split(found, ends, axis=1)
+        by_name = dict(zip(said, flags.T, strict=True))
+        if by_name["listed"][0]:
+            self._adopt(listed or [])
+            looks = np.zeros((self.group.size, 2 * len(self.partitions)), np.int64)
+        self._note_reports([Report(*r) for r in reports.tolist()])
+        return by_name, looks[:, ::2].sum(0), np.asarray(looks[:, 1::2].all(0))
+
+    # checkpoints ------------------------------------------------------------------------------------------------------
+
+    def report(self, report: Report) -> None:
+        """This rank's part of a checkpoint is safe, or has failed; the others hear of it with the next exchange."""
+        with self.changed:
+            self._report = report
+            self._is_unsaved |= report.number < 0
+
+    def when_sealed(self, agreed: int, done: Callable[[bool], None]) -> None:
+        """Call `done` on the training thread when the checkpoint is safe on all ranks, or has failed."""
+        self._when_sealed[agreed] = done
+
+    def _note_reports(self, reports: list[Report]) -> None:
+        with self.changed:
+            self._reports = reports
+            self.changed.notify_all()
+        sealed = reports[0]
+        for agreed in [k for k in self._when_sealed if k <= sealed.agreed]:
+            self._when_sealed.pop(agreed)(agreed == sealed.agreed and sealed.number > 0)
+
+    def wait_for_reports(self, agreed: int) -> list[Report] | None:
+        """The reports of all ranks but 0 on a checkpoint; None if there will not be all. On the writing thread."""
+        with self.changed:
+            while True:
+                if self._is_over or self.agreed > agreed:
+                    return None
+                if all(report.agreed == agreed for report in self._reports[1:]):
+                    return self._reports
+                self.changed.wait(1.0)
+
+    def take_snapshot(self) -> OffsetSnapshot:
+        """The offsets of all ranks' partitions; a collective."""
+        own = super().take_snapshot().positions
+        said = [[*p, int(at), at.topic_id, at.leader_epoch] for p, at in own.items() if self._is_own(p)]
+        merged = {}
+        for message in self.group.gather(np.frombuffer(msgspec.msgpack.encode(said), np.uint8)):
+            for topic, number, *position in msgspec.msgpack.decode(message.data):
+                merged[Partition(topic, number)] = Position(*position)
+        return OffsetSnapshot(own | merged, {})
+
+    def settle(self) -> None:
+        """Exchange until no rank writes a checkpoint any more; when all have ended."""
+        while self._exchange()[0]["saving"].any():
+            time.sleep(HEARTBEAT_S / 5)
+
+    def close(self) -> None:
+        """Nobody is waited for any more."""
+        with self.changed:
+            self._is_over = True
+            self.changed.notify_all()
+
+    # partitions -------------------------------------------------------------------------------------------------------
 
     def _is_own(self, partition: Partition) -> bool:
         return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
@@ -197,8 +283,6 @@ class LockstepIngest(Ingest):
         source = cast("Assigned | None", self.source)
         has_no_more = source is not None and source.has_no_more(partition)
         return ready, int(ready == self._batch_size or at_end or has_no_more)
-
-    # partitions -------------------------------------------------------------------------------------------------------
 
     def _new_list(self) -> list[Partition] | None:
         """On rank 0, all partitions if there are more than before; None otherwise."""
