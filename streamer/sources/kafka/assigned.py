@@ -54,14 +54,15 @@ class AssignedKafkaSource(KafkaSource):
                 raise SourceUnavailable(f"{self._where} did not say where its partitions begin and end")
 
     def _take_over(self) -> None:
-        """Begin with partitions that are new to us; those that come later are read from their beginning."""
+        """Begin with partitions that are ours now; one that was added to its topic is read from its beginning."""
         known = {*self._reading, *self._unsettled}
-        ours = [TopicPartition(*p) for p in self._ours()]
-        if new := [tp for tp in ours if tp not in known]:
-            if known:
-                self._starts.from_beginning.update(Partition(*tp) for tp in new)
-            self._consumer.assign([*known, *new])
-            self._assigned(new)
+        if not (new := [tp for p in self._ours() if (tp := TopicPartition(*p)) not in known]):
+            return
+        self._consumer.assign([*known, *new])
+        self._assigned(new)
+        if known or any(self._unsettled[tp] is not None for tp in new):
+            added = [tp for tp in new if self._unsettled[tp] is None]
+            self._starts.from_beginning.update(Partition(*tp) for tp in added)
 
     def _is_quiet(self) -> bool:
         return not self._unsettled

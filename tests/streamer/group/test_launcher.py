@@ -46,7 +46,18 @@ def test_a_killed_rank_is_replaced_and_no_rank_outlives_the_launcher(tmp_path):
     with EmbeddedLog(tmp_path) as log:
         log.create_topic("interactions", 4)
         log.append("interactions", records)
-    settings = ["--data-dir", tmp_path, "--trainers", "2", "--dim", "8", "--batch-size", "128", "--evaluation-share", "0"]
+    settings = [
+        "--data-dir",
+        tmp_path,
+        "--trainers",
+        "2",
+        "--dim",
+        "8",
+        "--batch-size",
+        "128",
+        "--evaluation-share",
+        "0",
+    ]
     every = ["--checkpoint-every-events", "500", "--log-format", "plain"]
     errors = (tmp_path / "errors").open("w")
     launcher = subprocess.Popen([sys.executable, "-m", "streamer", "run", *settings, *every], stderr=errors)
@@ -93,5 +104,3 @@ def test_ranks_that_fail_of_themselves_are_given_up(tmp_path):
     launch = f"import sys; from streamer.group.launcher import Launcher; sys.exit(Launcher(1, {command!r}).run())"
     assert subprocess.run([sys.executable, "-c", launch], check=False).returncode == 1
     assert (tmp_path / "started").read_text() == "xxx"
-
-
