@@ -174,8 +174,8 @@ class Group:
         if len(set(found)) > 1:
             listed = ", ".join(f"rank {rank} has {d}" for rank, d in enumerate(found))
             raise GroupError(
-                f"the trainers do not hold the same model {when}: {listed}. Start them again: they resume from the last "
-                "checkpoint. If it comes again, let all run on machines with the same processors and the same versions"
+                f"the trainers do not hold the same model {when}: {listed}. Start them again, and they resume from the "
+                "last checkpoint. If it comes again, run all on machines with the same processors and versions"
             )
 
     @property

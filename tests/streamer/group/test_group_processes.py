@@ -1,4 +1,4 @@
-"""Ranks as real processes on the embedded log: the model is the same however many they are and whatever befalls them."""
+"""Ranks as processes on the embedded log: the model is the same however many they are and whatever befalls them."""
 
 from __future__ import annotations
 
