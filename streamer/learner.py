@@ -617,6 +617,13 @@ class Learner:
             self.items.give_back(free)
             self.retired.begin_sweep()
 
+    def sweep_users(self) -> None:
+        """Take retired items out of the lists of all users: those of other trainers are among them now."""
+        users = np.arange(self.users.size)
+        self.recent.sweep(self.recent.with_retired(users))
+        self.seen.sweep(self.seen.with_retired(users))
+        self.retired.at[1] = len(users)
+
     def _reuse(self, kind: str, rows: Rows) -> None:
         for hook in self.on_reuse if len(rows) else ():
             hook(kind, rows)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +26,7 @@ from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
+from streamer.group.launcher import other_ranks
 from streamer.model.setting import Settings, setting
 from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
@@ -38,6 +39,8 @@ TOPIC = "interactions"
 LEAST_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
+START_S = 60.0
+"""How long the trainers of a group wait for each other to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class DemoSettings(Settings):
     rate: float = setting(4000.0, "Events written per second.", at_least=1)
     seconds: float = setting(75.0, "Stop after this time, starting included.", at_least=1, unit="seconds")
     seed: int = setting(0, "Seed of the stream.", at_least=0)
+    trainers: int = setting(1, "Number of processes that train the model, in lockstep.", at_least=1, at_most=4)
     data_dir: Path | None = setting(
         None, "Directory of log and checkpoints, kept afterwards.", if_none="a new temporary one"
     )
@@ -122,8 +126,13 @@ def run_demo(
         if ended_by == "events" and events < settings.events and time.monotonic() >= deadline:
             stop("time")
 
-    # 1. the trainer, as `streamer run` builds it
-    pipeline = build_pipeline(demo_settings(directory, settings.events))
+    # 1. the trainer, as `streamer run` builds it; the others of a group, if there are any
+    others = contextlib.ExitStack()
+    run_settings = demo_settings(directory, settings.events)
+    if settings.trainers > 1:
+        run_settings = replace(run_settings, trainers=settings.trainers, group_timeout_s=START_S)
+        others.enter_context(other_ranks(settings.trainers, _run_command(run_settings)))
+    pipeline = build_pipeline(run_settings)
     pipeline.on_status = on_status
     url = watch(pipeline)
     if url is not None and (opens_browser() if settings.open is None else settings.open):
@@ -133,7 +142,10 @@ def run_demo(
     reporter.note("")
     on_status(pipeline.status)
     # 2. the writer, a process of its own, while we learn
-    with writer(directory, settings.events, settings.rate, settings.seed, lambda: stop("writer")) as why_it_failed:
+    with (
+        others,
+        writer(directory, settings.events, settings.rate, settings.seed, lambda: stop("writer")) as why_it_failed,
+    ):
         pipeline.run()
     if ended_by == "writer":
         raise StreamerError(f"the writer of the demo failed: {why_it_failed()}")
@@ -155,6 +167,20 @@ def run_demo(
 def demo_settings(directory: Path, events: int) -> RunSettings:
     """The defaults of `streamer run`, whatever the environment says."""
     return RunSettings(data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0)
+
+
+def _run_command(settings: RunSettings) -> list[str]:
+    """What the other ranks of a group run."""
+    options = {
+        "data-dir": settings.data_dir,
+        "topic": TOPIC,
+        "max-events": settings.max_events,
+        "checkpoint-every": settings.checkpoint_every_s,
+        "trainers": settings.trainers,
+        "group-timeout": settings.group_timeout_s,
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "streamer", "run", *arguments]
 
 
 @contextlib.contextmanager

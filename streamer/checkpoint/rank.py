@@ -86,6 +86,7 @@ class RankCheckpointer(Checkpointer):
         own = (self._group.owner(self._group.part_of(homes)) == self._group.rank) | (homes < 0)
         found.users = int(own.sum())
         learner.restore(_chunks_of(found, own, Learner(learner.settings)), found.arrays(), found.meta["learner"])
+        learner.sweep_users()
         self._store.chain = []  # rows of users are others now: the next point is a base
 
     # saving ----------------------------------------------------------------------------------------------------------

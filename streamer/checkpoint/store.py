@@ -71,6 +71,11 @@ class Checkpoint:
         return arrays | {name: np.array(self.users) for name in arrays if _is_size_of_users(name)}
 
     @property
+    def links(self) -> list[ChainLink]:
+        """What a delta can be added to; nothing after a group, whose users have other rows in one process."""
+        return [] if len(self._chains) > 1 else [ChainLink(p.path, p.link, p.size_bytes) for p in self.chain]
+
+    @property
     def size_bytes(self) -> int:
         """Of all files that are needed to restore it."""
         return sum(point.size_bytes for points in self._chains for point in points)
@@ -205,7 +210,7 @@ class CheckpointStore:
                     count, "s" if count > 1 else "", problem,
                 )  # fmt: skip
             if self._lock is not None:
-                self.chain = [] if problems else [ChainLink(p.path, p.link, p.size_bytes) for p in found.chain]
+                self.chain = [] if problems else found.links
                 if prune:
                     self._prune()
             return found
@@ -218,7 +223,7 @@ class CheckpointStore:
             CorruptCheckpoint: a file of its chain is damaged or missing.
         """
         found = self._checkpoint(self._read_chain(number, {}))
-        self.chain = [ChainLink(p.path, p.link, p.size_bytes) for p in found.chain]
+        self.chain = found.links
         return found
 
     def _checkpoint(self, chain: Sequence[Point]) -> Checkpoint:

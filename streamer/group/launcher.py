@@ -6,6 +6,7 @@ trainers that lost one of theirs cannot go on, so all are ended and started agai
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -14,12 +15,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 logger = logging.getLogger(__name__)
 
-LAUNCHED = "STREAMER_LAUNCHED"
-"""In the environment of a process that the launcher has started."""
 SETTINGS_ARE_WRONG = 2
 QUICK_S, MOST_QUICK_FAILURES = 30.0, 3
 """Trainers that fail of themselves this soon and this often in a row are not started again."""
@@ -56,33 +55,23 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGINT, self._interrupted)  # the terminal sends it to the ranks, too
-        failures, restarts = 0, 0
+        failures = 0
         while True:
             started = time.monotonic()
-            code = self._run_once(restarts)
+            code = self._run_once()
             if code == 0 or self._stopping or code == SETTINGS_ARE_WRONG:
                 return max(code, 0)
             was_quick = time.monotonic() - started < QUICK_S
             failures = failures + 1 if was_quick and code > 0 else 0
             if failures >= MOST_QUICK_FAILURES:
                 return code
-            restarts += 1
             what = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
             logger.warning("A trainer %s: all %d start again from the last checkpoint", what, self._trainers)
 
-    def _run_once(self, restarts: int) -> int:
+    def _run_once(self) -> int:
         """One start of all ranks; returns 0 if all ended well, else how the first that did not has ended."""
         port = _free_port()
-        for rank in range(self._trainers):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self._trainers),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                LAUNCHED: str(restarts),
-            }
-            self._ranks.append(subprocess.Popen(self._command, env=environment, preexec_fn=_die_with(os.getpid())))
+        self._ranks = [_start(self._command, rank, self._trainers, port) for rank in range(self._trainers)]
         code, deadline = None, None
         try:
             while running := [process for process in self._ranks if process.poll() is None]:
@@ -120,6 +109,34 @@ class Launcher:
         if self._stopping or not sys.stdin.isatty():
             self._pass_on(number, None)
         self._stopping = True
+
+
+@contextlib.contextmanager
+def other_ranks(trainers: int, command: Sequence[str]) -> Iterator[None]:
+    """Makes this process rank 0 of a group, whose other ranks run a command; they end with the block."""
+    port = _free_port()
+    ranks = [_start(command, rank, trainers, port) for rank in range(1, trainers)]
+    os.environ |= _environment(0, trainers, port)
+    try:
+        yield
+        for process in ranks:
+            process.wait(END_S)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+        for name in _environment(0, trainers, port):
+            del os.environ[name]
+
+
+def _start(command: Sequence[str], rank: int, trainers: int, port: int) -> subprocess.Popen[bytes]:
+    environment = os.environ | _environment(rank, trainers, port)
+    return subprocess.Popen(command, env=environment, preexec_fn=_die_with(os.getpid()))
+
+
+def _environment(rank: int, trainers: int, port: int) -> dict[str, str]:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": trainers, "MASTER_PORT": port}
+    return {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
 
 def _die_with(parent: int) -> Callable[[], None]:
