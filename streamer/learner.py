@@ -618,7 +618,9 @@ class Learner:
             self.retired.begin_sweep()
 
     def sweep_users(self) -> None:
-        """Take retired items out of the lists of all users: those of other trainers are among them now."""
+        """If a sweep is under way, take retired items out of all users' lists: others' users are among them now."""
+        if not self.retired.swept:
+            return
         users = np.arange(self.users.size)
         self.recent.sweep(self.recent.with_retired(users))
         self.seen.sweep(self.seen.with_retired(users))

@@ -37,7 +37,7 @@ from streamer.event import EventDecoder
 from streamer.group.group import Group
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.lockstep import LockstepIngest, Queues, Report
+from streamer.ingest.lockstep import LockstepIngest, Queues, RankFigures, Report
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
@@ -69,6 +69,13 @@ class Lockstep(NamedTuple):
     """A source of the partitions that the first argument returns, as long as the second wants more of each."""
     partitions: Callable[[], Sequence[Partition]]
     """Lists all partitions of the topics."""
+
+
+class RankStatus(NamedTuple):
+    """What is known of one rank of a group."""
+
+    partitions: list[Partition]
+    figures: RankFigures
 
 
 @dataclass(slots=True)
@@ -105,6 +112,8 @@ class Status:
     checkpoint_age_s: float | None = None
     saves: SaveStats = field(default_factory=SaveStats)
     store: StoreStatus = field(default_factory=StoreStatus)
+    ranks: list[RankStatus] = field(default_factory=list)
+    """Of a group; empty for a trainer that is in none."""
     accounting: dict[str, Any] = field(default_factory=dict)
     at_s: float = 0.0
     """When it was refreshed, on the monotonic clock."""
@@ -193,6 +202,7 @@ class Pipeline:
             settings.max_events,
             lockstep.partitions,
             lambda: self._own.counts(),
+            lambda: len(self.learner.users),
         )
 
     def watch(self, observer: Observer) -> None:
@@ -449,6 +459,8 @@ class Pipeline:
         status.source_problem = self._ingest.problem
         self._count_not_finite()
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
+        if isinstance(self._ingest, LockstepIngest):
+            self._refresh_group(status, self._ingest)
         status.limits, status.evicted = learner.limits, sum(learner.evicted.values())
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()
@@ -457,6 +469,18 @@ class Pipeline:
         self._watch.refreshed(status)
         if self.on_status is not None:
             self.on_status(status)
+
+    @staticmethod
+    def _refresh_group(status: Status, ingest: LockstepIngest) -> None:
+        group, partitions = ingest.group, sorted(ingest.positions)
+        owners = {p: group.owner(group.part_of(p.number)) for p in partitions}
+        status.partitions = dict(ingest.positions)
+        status.ranks = [
+            RankStatus([p for p in partitions if owners[p] == rank], figures)
+            for rank, figures in enumerate(ingest.figures)
+        ]
+        status.users = sum(figures.users for figures in ingest.figures)
+        status.queued_events = sum(figures.queued_events for figures in ingest.figures)
 
     def _average_loss(self) -> None:
         for tensor, events in self._losses:
@@ -492,7 +516,7 @@ class Pipeline:
             "seconds": round(seconds, 3),
             "events_per_second": round(events / seconds, 1),
             "steps": self.learner.trainer.steps,
-            "users": len(self.learner.users),
+            "users": self.status.users,
             "items": len(self.learner.items),
             "loss": self.status.loss,
             "hit_rate_at_10": test.model.overall if test is not None else None,

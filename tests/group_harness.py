@@ -11,7 +11,7 @@ import numpy as np
 from crash_harness import Forker
 
 from streamer.checkpoint import CheckpointStore
-from streamer.learner import Learner
+from streamer.learner import OF_USERS, Learner
 
 PATIENCE_S = 60.0
 TINY = [
@@ -56,7 +56,7 @@ class Ranks:
 def model(checkpoints: Path) -> dict[str, object]:
     """Everything that was learned, in an order that does not depend on ranks."""
     learner = Learner.load(checkpoints)
-    found: dict[str, object] = {n: a.tolist() for n, a in learner.dense()[0].items() if not n.startswith("users.")}
+    found: dict[str, object] = {n: a.tolist() for n, a in learner.dense()[0].items() if not n.startswith(OF_USERS)}
     for kind in ("items", "pairs"):
         found |= {f"{kind}/{n}": a.tolist() for n, a in learner.take(kind, learner.rows(kind)).items()}
     for row in range(len(learner.users)):

@@ -30,6 +30,8 @@ Counts = NDArray[np.int64]
 
 HEARTBEAT_S = 0.05
 """How often ranks without events look for what the others have."""
+NOT_OURS = (0, 1, -1, -1)
+"""What a rank says of a partition that another reads."""
 LIST_EVERY_S = 2.0
 """How often rank 0 looks for partitions that were added."""
 
@@ -86,6 +88,18 @@ class Report(NamedTuple):
     crc32: int
 
 
+class RankFigures(NamedTuple):
+    """What all ranks know of each other, for whoever watches."""
+
+    users: int
+    queued_events: int
+    waiting_ms: int
+    """Until the slowest rank had come to a step."""
+    exchange_ms: int
+    """In collectives inside of steps."""
+    sent_bytes: int
+
+
 class Decision(NamedTuple):
     """What all ranks do next, computed by each from the same numbers."""
 
@@ -108,6 +122,7 @@ class LockstepIngest(Ingest):
         max_events: the group stops after this many consumed events; None for no limit.
         partitions: lists all partitions of the topics, or none while there are none.
         counts: how many events of this rank became what, in numbers that add up over ranks; the first is of consumed.
+        users: how many users this rank knows.
     """
 
     def __init__(
@@ -120,6 +135,7 @@ class LockstepIngest(Ingest):
         max_events: int | None,
         partitions: Callable[[], Sequence[Partition]],
         counts: Callable[[], Counts],
+        users: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(queues, offsets)
         self.queues, self.group = queues, group
@@ -134,7 +150,12 @@ class LockstepIngest(Ingest):
         self._is_over = False
         self.counts_of_ranks: Counts = np.zeros((group.size, len(counts())), np.int64)
         self._batch_size, self._max_age_s, self._max_events = batch_size, max_age_s, max_events
-        self._list_partitions, self._counts = partitions, counts
+        self._list_partitions, self._counts, self._users = partitions, counts, users
+        self.figures = [RankFigures(0, 0, 0, 0, 0)] * group.size
+        self.positions: dict[Partition, int | None] = {}
+        """The next offset to train of all ranks' partitions, as far as it is known."""
+        self._lag_of_all: dict[Partition, int] = {}
+        self._own_lag: dict[Partition, int] = {}
         self._list_at = 0.0
 
     def _take(self, timeout_s: float) -> MicroBatch | None:
@@ -204,18 +225,34 @@ class LockstepIngest(Ingest):
                 "age_ms": 0 if oldest is None else int(1000 * (time.monotonic() - oldest)),
                 "listed": listed is not None,
             }
-            own = [self._look(p, at_end) if self._is_own(p) else (0, 1) for p in self.partitions]
-            report = self._report
-        message = np.concatenate([[*said.values(), *report], counts, np.array(own, np.int64).reshape(-1)])
+            own = [self._look(p, at_end) if self._is_own(p) else NOT_OURS for p in self.partitions]
+            report, figures = self._report, self._own_figures()
+        message = np.concatenate([[*said.values(), *report, *figures], counts, np.array(own, np.int64).reshape(-1)])
         found = np.stack(self.group.wait(message.astype(np.int64)))  # [W, ...]
-        ends = np.cumsum([len(said), len(report), len(counts)])
-        flags, reports, self.counts_of_ranks, looks = np.split(found, ends, axis=1)
+        ends = np.cumsum([len(said), len(report), len(figures), len(counts)])
+        flags, reports, of_ranks, self.counts_of_ranks, looks = np.split(found, ends, axis=1)
         by_name = dict(zip(said, flags.T, strict=True))
+        self.figures = [RankFigures(*numbers) for numbers in of_ranks.tolist()]
+        self._note_reports([Report(*r) for r in reports.tolist()])
         if by_name["listed"][0]:
             self._adopt(listed or [])
-            looks = np.zeros((self.group.size, 2 * len(self.partitions)), np.int64)
-        self._note_reports([Report(*r) for r in reports.tolist()])
-        return by_name, looks[:, ::2].sum(0), np.asarray(looks[:, 1::2].all(0))
+            return by_name, np.zeros(len(self.partitions), np.int64), np.zeros(len(self.partitions), np.bool_)
+        ready, settled, position, lag = looks.reshape(self.group.size, -1, len(NOT_OURS)).transpose(2, 0, 1)  # [W, P]
+        known = zip(self.partitions, position.max(0).tolist(), lag.max(0).tolist(), strict=True)
+        for partition, at, behind in known:
+            self.positions[partition] = at if at >= 0 else None
+            self._lag_of_all[partition] = max(behind, 0)
+        return by_name, ready.sum(0), np.asarray(settled.all(0))
+
+    def _own_figures(self) -> RankFigures:
+        traffic = self.group.traffic
+        waiting_ms, exchange_ms = int(1000 * traffic.waiting_s), int(1000 * traffic.exchange_s)
+        return RankFigures(self._users(), self.queues.queued_events, waiting_ms, exchange_ms, traffic.sent_bytes)
+
+    def lag(self) -> dict[Partition, int]:
+        """Return for each partition of all ranks how many offsets are not trained yet, as far as is known."""
+        self._own_lag = super().lag()
+        return self._lag_of_all | self._own_lag
 
     # checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -273,16 +310,18 @@ class LockstepIngest(Ingest):
     def _is_own(self, partition: Partition) -> bool:
         return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
 
-    def _look(self, partition: Partition, at_end: bool) -> tuple[int, int]:
-        """How many events of a partition are ready, up to a batch, and whether it is settled."""
+    def _look(self, partition: Partition, at_end: bool) -> tuple[int, int, int, int]:
+        """Of a partition: how many events are ready, up to a batch; whether it is settled; next offset, and lag."""
+        position, lag = self.offsets.assigned().get(partition), self._own_lag.get(partition, -1)
+        where = (-1 if position is None else position, lag)
         if self.is_paused:
-            return 0, 1
+            return 0, 1, *where
         queue = self.queues.of.get(partition)
         queued = queue.queued_events if queue is not None else 0
         ready = min(queued, self._batch_size)
         source = cast("Assigned | None", self.source)
         has_no_more = source is not None and source.has_no_more(partition)
-        return ready, int(ready == self._batch_size or at_end or has_no_more)
+        return ready, int(ready == self._batch_size or at_end or has_no_more), *where
 
     def _new_list(self) -> list[Partition] | None:
         """On rank 0, all partitions if there are more than before; None otherwise."""

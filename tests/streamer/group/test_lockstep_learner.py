@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learner
+from streamer.learner import OF_USERS, Learner
 from streamer.sources.base import Partition
 from tests.streamer.group.ranks import run_ranks
 
@@ -60,7 +60,7 @@ def train(size: int, **settings) -> list[Learner]:
 def shared_state(learner: Learner) -> dict[str, np.ndarray]:
     """Everything that belongs to items, and what is dense."""
     found, _ = learner.dense()
-    found = {name: array for name, array in found.items() if not name.startswith("users.")}
+    found = {name: array for name, array in found.items() if not name.startswith(OF_USERS)}
     for kind in ("items", "pairs", "hash", "item.kind"):
         if kind in learner.kinds():
             found |= {f"{kind}/{name}": a for name, a in learner.take(kind, learner.rows(kind)).items()}
