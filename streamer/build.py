@@ -83,11 +83,11 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
         Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
-        lockstep=_lockstep(settings, group),
+        lockstep=lockstep_of(settings, group),
     )
 
 
-def _lockstep(settings: RunSettings, group: Group) -> Lockstep:
+def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
     """How one rank of a group reads its partitions."""
     from streamer.pipeline import Lockstep
 

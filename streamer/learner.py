@@ -31,6 +31,7 @@ from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsErr
 from streamer.event import Features
 from streamer.group.events import Span, Step, gather_events, gather_rows
 from streamer.group.group import Group, Share
+from streamer.group.keyed import KeyedByUser, sightings
 from streamer.ingest.batcher import MicroBatch
 from streamer.limits import Limits, limits_of
 from streamer.model.batch import Batch, Recent, Rows, StreamState
@@ -139,6 +140,7 @@ class Learner:
         self.cache: Rows = np.empty(0, np.int64)
         self.group = Group()
         """The processes that train this model together; alone, unless a run joins one."""
+        self.keyed = KeyedByUser()
         self._draws = np.random.default_rng([settings.seed, 2])
         self.clock = StepClock()
         self.admission = {kind: Admission(settings.admit_after) for kind in ("users", "items")}
@@ -304,12 +306,12 @@ class Learner:
         self.evict()
         known_users, known_items = len(self.users), len(self.items)
         # 1.
-        step = self._step(batch)
+        users, new_users = self._users(batch)
+        step = self._step(batch, new_users)
         items, own = step.items, step.own
         if not len(items):  # nothing but deletions
             self.retire_items(step.deleted)
             return Learned(items, items, 0, 0, StepResult.empty(), (items, np.empty(0, np.float32)))
-        users = self._users(batch)
         self.see("users", users)
         self.see("items", items)
         for origin in batch.origins:
@@ -346,7 +348,7 @@ class Learner:
 
     # what the ranks of a group do together; alone, each of these has nothing to gather -------------------------------
 
-    def _step(self, batch: MicroBatch) -> Step:
+    def _step(self, batch: MicroBatch, new_users: Rows) -> Step:
         """All events that the group trains in this step; their items have rows, and the clock ticks."""
         times_s = self._times(batch)
         if self.group.parts == 1:
@@ -357,22 +359,30 @@ class Learner:
         features = batch.item_features if wanted.categorical or wanted.numeric else None
         spans = [Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins]
         rows = self.items.known(batch.items)
-        step = gather_events(self.group, spans, batch.items, rows, times_s, features, batch.deleted)
+        partition = np.repeat([span.partition for span in spans], [span.events for span in spans])
+        met = sightings([batch.users[k] for k in new_users.tolist()], partition[new_users].tolist())
+        step = gather_events(self.group, spans, batch.items, rows, times_s, features, batch.deleted, met)
+        if self.group.rank == 0:
+            self.keyed.observe(step.sightings)
         self.clock.tick(step.times_s)
         known, new = step.items >= 0, self.rows_of("items", step.new_items)
         step.items[~known] = new[-1 - step.items[~known]]
         return step
 
-    def _users(self, batch: MicroBatch) -> Rows:
-        """The rows of our users. In a group these differ from rank to rank, so first vectors depend on the ids."""
-        table = self.trainer.model.tables.get("user.id") if self.group.parts > 1 else None
-        new = [k for k, row in enumerate(self.users.known(batch.users).tolist()) if row < 0] if table else []
-        users = self.rows_of("users", batch.users)
-        if table is not None and new:
-            digests = [hashlib.blake2b(batch.users[k].encode(), digest_size=8).digest() for k in new]
+    def _users(self, batch: MicroBatch) -> tuple[Rows, Rows]:
+        """The rows of our users; and in a group, which of the events are those of new ones.
+
+        Rows of users differ from rank to rank, so there their first vectors depend on the ids.
+        """
+        if self.group.parts == 1:
+            return self.rows_of("users", batch.users), np.empty(0, np.int64)
+        new = np.flatnonzero(self.users.known(batch.users) < 0)
+        users, table = self.rows_of("users", batch.users), self.trainer.model.tables.get("user.id")
+        if table is not None and len(new):
+            digests = [hashlib.blake2b(batch.users[k].encode(), digest_size=8).digest() for k in new.tolist()]
             numbers = np.array([int.from_bytes(digest, "little") >> 2 for digest in digests], np.int64)
             table.begin(users[new], numbers)
-        return users
+        return users, new
 
     def _gather(self, users: Rows, step: Step, history: History) -> tuple[History, Rows]:
         """The history of all events, of others' as far as it is counted; and numbers that tell all users apart."""

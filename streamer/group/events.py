@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.group.group import Group
+from streamer.group.keyed import Sighting
 
 Rows = NDArray[np.int64]
 
@@ -38,6 +39,7 @@ class Step(NamedTuple):
         item_features: of each event; None if nobody uses any.
         new_items: ids without a row, in the order in which they come.
         deleted: items that do not exist any more, ascending.
+        sightings: new users, as far as they belong to a sample.
     """
 
     own: Rows
@@ -48,6 +50,7 @@ class Step(NamedTuple):
     item_features: Sequence[Any] | None = None
     new_items: Sequence[str] = ()
     deleted: Sequence[str] = ()
+    sightings: Sequence[Sighting] = ()
 
     def events_of(self, parts: Sequence[int]) -> Rows:
         """The places of the events of some parts, ascending."""
@@ -69,6 +72,7 @@ class _Message(msgspec.Struct, array_like=True):
     new: list[str]
     features: list[Any] | None
     deleted: list[str]
+    sightings: list[Sighting]
 
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Message).decode
@@ -82,6 +86,7 @@ def gather_events(
     times_s: Rows,
     features: list[Any] | None,
     deleted: list[str],
+    sightings: list[Sighting],
 ) -> Step:
     """What all ranks read for a step.
 
@@ -93,11 +98,12 @@ def gather_events(
         times_s: [b].
         features: [b] what our events say of their items; None if nobody uses it.
         deleted: items that are to be retired.
+        sightings: of our new users.
     """
     rows, missing = rows.astype(np.int32), np.flatnonzero(rows < 0).tolist()
     new = {raw: k for k, raw in enumerate(dict.fromkeys(items[place] for place in missing))}
     rows[missing] = [-1 - new[items[place]] for place in missing]
-    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features, deleted)
+    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features, deleted, sightings)
     messages = [_decode(m.data) for m in group.gather(np.frombuffer(_encode(ours), np.uint8))]
     return _together(group, messages)
 
@@ -125,7 +131,8 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     used = any(m.features is not None for m in messages)
     ours = np.concatenate(own) if own else np.empty(0, np.int64)
     deleted = sorted({item for m in messages for item in m.deleted})
-    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), deleted)
+    seen = [sighting for m in messages for sighting in m.sightings]
+    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), deleted, seen)
 
 
 def gather_rows(group: Group, step: Step, rows: NDArray[Any]) -> NDArray[Any]:

@@ -115,3 +115,20 @@ def _one_step(group, step):
     learner.group = group
     learner.learn_batch(own_batch(step, group))
     return learner
+
+
+def test_users_in_several_partitions_are_noticed_whichever_ranks_read_them(caplog):
+    def work(group, keyed):
+        learner = Learner(dim=4, cache_size=8, rerank=False, hash_slots=64)
+        learner.group = group
+        for partition in (0, 1):  # of rank 0 and of rank 1
+            users = [f"u{k}.{partition * keyed}" for k in range(1000)]
+            events = MicroBatch(users, ["i"] * 1000, [1.0] * 1000, item_features=[None] * 1000)
+            learner.learn_batch(own_batch({partition: events}, group))
+        return learner.keyed.spread
+
+    assert run_ranks(2, PARTS, lambda group: work(group, keyed=True)) == [0, 0]
+    assert not caplog.records
+    spread, _ = run_ranks(2, PARTS, lambda group: work(group, keyed=False))
+    assert spread > 5  # of a sample of one in 64
+    assert "several partitions" in caplog.text
