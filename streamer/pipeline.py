@@ -35,6 +35,7 @@ from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
 from streamer.group.group import Group
+from streamer.group.keyed import ONE_IN
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.lockstep import LockstepIngest, Queues, RankFigures, Report
@@ -114,6 +115,8 @@ class Status:
     store: StoreStatus = field(default_factory=StoreStatus)
     ranks: list[RankStatus] = field(default_factory=list)
     """Of a group; empty for a trainer that is in none."""
+    spread_users: int = 0
+    """About how many users have events in several partitions, of a group."""
     accounting: dict[str, Any] = field(default_factory=dict)
     at_s: float = 0.0
     """When it was refreshed, on the monotonic clock."""
@@ -461,6 +464,7 @@ class Pipeline:
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
         if isinstance(self._ingest, LockstepIngest):
             self._refresh_group(status, self._ingest)
+            status.spread_users = learner.keyed.spread * ONE_IN
         status.limits, status.evicted = learner.limits, sum(learner.evicted.values())
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()

@@ -202,6 +202,7 @@ streamer_group_waiting_seconds_total{trainer}: Time that a trainer waited at the
     had come.
 streamer_group_exchange_seconds_total{trainer}: Time that a trainer spent in exchanges inside of steps.
 streamer_group_sent_bytes_total{trainer}: Bytes that a trainer sent to each of the others.
+streamer_group_spread_users: About how many users have events in several partitions; 0 if the topic is keyed by user.
 
 ## Checkpoints
 streamer_checkpoint_age_seconds: Age of the state in the newest safe checkpoint; since the start of the process if there

@@ -263,6 +263,7 @@ class Monitor(Observer):
     def _set_group(self, status: Status) -> None:
         i = self.instruments
         i.set("streamer_group_trainers", len(status.ranks))
+        i.set("streamer_group_spread_users", status.spread_users)
         for rank, (partitions, figures) in enumerate(status.ranks):
             i.set("streamer_group_partitions", len(partitions), str(rank))
             i.rise("streamer_group_waiting_seconds_total", figures.waiting_ms / 1000, str(rank))
