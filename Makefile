@@ -14,7 +14,7 @@ help: ## list the targets
 setup: $(VENV)/.installed ## create .venv and install streamer into it
 
 demo: $(VENV)/.installed ## learn from a synthetic stream on embedded defaults: no broker, no Redis, no GPU
-	$(BIN)/streamer demo
+	$(BIN)/streamer demo $(if $(TRAINERS),--trainers $(TRAINERS))
 
 check: lint ## lint and the quick tests, without servers: for the inner loop, under two minutes
 	$(BIN)/pytest -n 2 --dist loadfile -m "not servers and not slow"

@@ -115,6 +115,11 @@ class MethodSettings(Settings):
     resampler: Literal["systematic", "multinomial"] = setting(
         "systematic", "How negatives are drawn; multinomial as in the paper (bir, xir)."
     )
+    negatives: Literal["global", "local"] = setting(
+        "global",
+        "Whether an event's in-batch negatives come from the whole batch, or only from the events that one trainer of "
+        "a group computes together with it: cheaper, the more trainers there are.",
+    )
     mask_positive: bool = setting(False, "Remove a query's own positive from its candidates.")
     occurrence_half_life: float = setting(
         0.0, "After this many steps a draw counts half; 0: never (xir).", at_least=0, unit="steps"

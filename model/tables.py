@@ -72,9 +72,13 @@ class Table(ByRows):
         """First weights, and no optimizer state."""
         if in_host_memory(self.lines):
             _begin_rows(self.lines.numpy(), rows, rows, self.dim, np.float32(self.std), self._key, _quantiles())
-            return
+        else:
+            self.begin(rows, rows)
+
+    def begin(self, rows: Rows, numbers: Rows) -> None:
+        """First weights by other numbers than those of the rows: the same wherever a row stands."""
         lines, at = np.empty((len(rows), self.lines.shape[1]), np.float32), np.arange(len(rows))
-        _begin_rows(lines, at, rows, self.dim, np.float32(self.std), self._key, _quantiles())
+        _begin_rows(lines, at, numbers, self.dim, np.float32(self.std), self._key, _quantiles())
         self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
 
     def forget(self, rows: Rows) -> None:

@@ -25,6 +25,8 @@ from streamer.model.two_tower import TwoTower
 
 KINDS = {"user.id": "users", "item.id": "items"}
 """Of the rows of a table."""
+FIGURES = 4
+"""Of each candidate set, beside its draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,48 @@ class StepResult:
     resampled: list[Resampled]
     gradients: list[RowGradient]
 
+    @classmethod
+    def empty(cls) -> StepResult:
+        """Of no events."""
+        return cls(torch.zeros(()), {}, [], [])
+
     def occurrence(self) -> tuple[Rows, NDArray[np.float32]]:
         """Items and increments of all candidate sets; an item of both occurs twice. Waits for the device."""
         if not self.resampled:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         items = np.concatenate([r.items for r in self.resampled])
         return items, np.concatenate([r.counts.cpu().numpy() for r in self.resampled])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step that is laid out: everything that its parts share."""
+
+    batch: Batch
+    plan: Plan
+    proposals: Proposals
+    terms: list[LossTerm]
+    offsets: dict[str, Tensor]  # [B] one uniform number of each query, by term
+    touched: TouchedRows
+    vectors: Tensor  # [T, d] of `plan.items`
+
+    def touched_by(self, events: Rows) -> Rows:
+        """Places of the items in which the shares of these events may differ from zero, ascending."""
+        plan = self.plan
+        mask = np.zeros(len(plan.items), np.bool_)
+        mask[: plan.in_pools] = len(events) > 0
+        if plan.recent is not None:
+            recent = plan.recent[events]
+            mask[recent[recent >= 0]] = True
+        return np.flatnonzero(mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What some events add to a step: sums over events, whose order does not depend on who computes them."""
+
+    rows: Tensor  # [T, d] gradient of the items' vectors
+    vector: Tensor  # gradients of dense parameters, draws of each candidate, loss and figures
 
 
 class Trainer:
@@ -114,33 +152,95 @@ class Trainer:
 
     def gradients(self, batch: Batch, view: StreamState) -> StepResult:
         """Steps 1 to 3: everything but the update. Dense parameters hold their gradients in `.grad`."""
-        model = self.model
+        prepared = self.prepare(batch, view)
+        share = self.share(prepared, np.arange(len(batch)))
+        return self.finish(prepared, share.rows, share.vector)
 
-        # 1. on the host: who competes with whom
+    def prepare(self, batch: Batch, view: StreamState) -> Prepared:
+        """Step 1, on the host: who competes with whom. Draws its random numbers for the whole batch."""
         self._grow(batch, view)
-        known = model.item.size
+        known = self.model.item.size
         plan = self.planner.plan(batch, self._extra(batch, view, known), known)
         proposals = self._proposals(plan, view, known)
-
-        # 2. vectors
+        terms = self.method.terms(plan, proposals, self.settings)
+        drawn = [t.name for t in terms if t.draws is not None and self.settings.resampler == "systematic"]
+        offsets = {name: torch.rand(len(batch), generator=self._draws) for name in drawn}
         touched = TouchedRows(self.device)
-        users, place = np.unique(batch.users, return_inverse=True)
-        vectors = model.items(touched, plan.items)  # [T, d]
-        recent = self._to_device(plan.recent) if plan.recent is not None else None
-        queries = model.queries(touched, users, self._to_device(place), vectors, recent)  # [B, d]
-        own = vectors.index_select(0, self._to_device(plan.positive))
-        positive = (queries * own).sum(1)  # [B]
+        vectors = self.model.items(touched, plan.items)  # [T, d]
+        return Prepared(batch, plan, proposals, terms, offsets, touched, vectors)
+
+    def share(self, prepared: Prepared, part: Rows) -> Share:
+        """Steps 2 and 3 for some events of the batch: what they add to the gradient of the whole batch's mean loss.
+
+        Several processes may each compute some parts; shares add up.
+        """
+        # 2. vectors; gradients stop at those of the items, and go on from their sum in `finish`
+        batch, plan, weight = prepared.batch, prepared.plan, len(part) / len(prepared.batch)
+        vectors = prepared.vectors.detach().requires_grad_()  # [T, d]
+        users, place = np.unique(batch.users[part], return_inverse=True)
+        recent = self._to_device(plan.recent[part]) if plan.recent is not None else None
+        queries = self.model.queries(prepared.touched, users, self._to_device(place), vectors, recent)  # [b, d]
+        own = vectors.index_select(0, self._to_device(plan.positive[part]))
+        positive = (queries * own).sum(1)  # [b]
 
         # 3. loss and gradients
-        terms = self.method.terms(plan, proposals, self.settings)
-        outcomes = {p.name: self._outcome(p, queries, vectors, positive, plan) for p in terms}
-        loss = torch.stack([outcomes[p.name].loss * p.weight for p in terms]).sum()
+        if self.settings.negatives == "local" and len(part) < len(batch):
+            candidates = self.planner.plan(
+                Batch(users, plan.positive[part], plan.recent[part] if plan.recent is not None else None),
+                plan.extra,
+                len(plan.items),
+            )
+            terms = self.method.terms(candidates, prepared.proposals.only(candidates.items), self.settings)
+            items, at = vectors.index_select(0, self._to_device(candidates.items)), candidates.items
+            own_place = candidates.positive
+        else:
+            terms, items, at, own_place = [t.only(part) for t in prepared.terms], vectors, None, plan.positive[part]
+        outcomes = {
+            t.name: self._outcome(t, queries, items, positive, own_place, prepared.offsets.get(t.name), part)
+            for t in terms
+        }
+        loss = torch.stack([outcomes[t.name].loss * t.weight for t in terms]).sum() * weight
         self.dense_adam.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host) for t in touched.tables]
-        drawn = [Resampled(_items(p.candidates, plan), outcomes[p.name].counts) for p in terms if p.draws is not None]
-        detached = {name: _detached(outcome) for name, outcome in outcomes.items()}
-        return StepResult(loss.detach(), detached, drawn, gradients)
+        pieces = [_gradient(p).reshape(-1) for p in self._dense_of_users()]
+        for term in prepared.terms:
+            counts = outcomes[term.name].counts
+            pieces.append(counts if at is None else _spread(counts, term, prepared, terms, at))
+        pieces.append(torch.stack([loss.detach(), *(v * weight for o in outcomes.values() for v in _figures(o))]))
+        return Share(_gradient(vectors), torch.cat([piece.detach() for piece in pieces]))
+
+    def finish(self, prepared: Prepared, rows: Tensor, vector: Tensor) -> StepResult:
+        """Step 3 for what the shares add up to.
+
+        Args:
+            prepared: the step.
+            rows: [T, d] gradient of the items' vectors.
+            vector: the rest of the shares.
+        """
+        self.dense_adam.clear_gradients()
+        at = 0
+        for parameter in self._dense_of_users():
+            parameter.grad = vector[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+        prepared.vectors.backward(rows)  # type: ignore[no-untyped-call]
+        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host) for t in prepared.touched.tables]
+        counts = {}
+        for term in prepared.terms:
+            counts[term.name] = vector[at : at + len(term.candidates.count)]
+            at += len(term.candidates.count)
+        drawn = [Resampled(_items(t.candidates, prepared.plan), counts[t.name]) for t in prepared.terms if t.draws]
+        loss, figures = vector[at], vector[at + 1 :].view(len(prepared.terms), -1)
+        parts = {t.name: Outcome(f[0], counts[t.name], *f[1:]) for t, f in zip(prepared.terms, figures, strict=True)}
+        return StepResult(loss, parts, drawn, gradients)
+
+    def vector_size(self, prepared: Prepared) -> int:
+        """Numbers in the vector of a share."""
+        dense = sum(p.numel() for p in self._dense_of_users())
+        return dense + sum(len(t.candidates.count) for t in prepared.terms) + 1 + FIGURES * len(prepared.terms)
+
+    def _dense_of_users(self) -> list[torch.nn.Parameter]:
+        """Parameters whose gradients come from queries; those of the item tower come from the items' vectors."""
+        return [p for name, p in self.dense_adam.parameters.items() if not name.startswith("item.")]
 
     def apply(self, gradients: list[RowGradient]) -> None:
         """Step 4: update touched rows and dense parameters, but for what is not finite."""
@@ -228,20 +328,29 @@ class Trainer:
         log_cache = _of_candidates(plan, view.cache_draws) if wanted and view.cache_draws is not None else None
         return Proposals(log_pop, log_cache, known)
 
-    def _outcome(self, term: LossTerm, queries: Tensor, vectors: Tensor, positive: Tensor, plan: Plan) -> Outcome:
+    def _outcome(
+        self,
+        term: LossTerm,
+        queries: Tensor,
+        vectors: Tensor,
+        positive: Tensor,
+        own_place: Rows,
+        offsets: Tensor | None,
+        part: Rows,
+    ) -> Outcome:
         candidates, masked = term.candidates, self.settings.mask_positive
         if candidates.at is None:
             items = vectors[: len(candidates.count)]
         else:
             items = vectors.index_select(0, self._to_device(candidates.at))
         if term.draws is None:
-            positive = positive - self._to_device(term.log_proposal[plan.positive])
+            positive = positive - self._to_device(term.log_proposal[own_place])
         sampling = Sampling(
             log_weight=self._to_device(term.log_weight()),
             draws=term.draws,
             add_positive=masked or term.draws is not None,
             own=self._to_device(candidates.own),
-            offsets=self._offsets(len(plan.positive)) if term.draws is not None else None,
+            offsets=self._to_device(offsets[torch.from_numpy(part)]) if offsets is not None else None,
             resampler=self.settings.resampler,
             generator=self._device_draws,
         )
@@ -254,9 +363,6 @@ class Trainer:
         first = np.searchsorted(rows, np.arange(len(own) + 1)).astype(np.int32)
         values = torch.full((len(rows),), float(MASKED), device=self.device)
         return SparseScores(self._to_device(first), self._to_device(rows), self._to_device(own[rows]), values)
-
-    def _offsets(self, count: int) -> Tensor:
-        return self._to_device(torch.rand(count, generator=self._draws))
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator | None:
@@ -281,6 +387,15 @@ def _gradient(leaf: Tensor) -> Tensor:
     return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
 
 
-def _detached(outcome: Outcome) -> Outcome:
-    fields: dict[str, Any] = {name: getattr(outcome, name).detach() for name in Outcome.__slots__}
-    return Outcome(**fields)
+def _figures(outcome: Outcome) -> list[Tensor]:
+    return [outcome.loss.detach(), outcome.effective, outcome.distinct, outcome.own_share]
+
+
+def _spread(counts: Tensor, term: LossTerm, prepared: Prepared, terms: list[LossTerm], at: Rows) -> Tensor:
+    """Draws among a part's own candidates, by the candidates of the whole batch."""
+    local = next(t for t in terms if t.name == term.name).candidates
+    by_place = torch.zeros(len(prepared.plan.items), device=counts.device)
+    places = at[: len(local.count)] if local.at is None else at[local.at]
+    by_place[to_device(places, counts.device)] = counts
+    wanted = term.candidates
+    return by_place[: len(wanted.count)] if wanted.at is None else by_place[to_device(wanted.at, counts.device)]

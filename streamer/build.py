@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,14 @@ import msgspec
 from streamer.dead_letters.base import DeadLetters, FileDeadLetters
 from streamer.errors import SettingsError
 from streamer.settings import FIELDS, RunSettings, ServeSettings, SharingSettings, StreamSettings
-from streamer.sources.base import Source
+from streamer.sources.base import Partition, Source
 
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
     from streamer.cache_store.store import CacheStore
+    from streamer.group.group import Group
     from streamer.learner import Learner
-    from streamer.pipeline import Pipeline
+    from streamer.pipeline import Lockstep, Pipeline
     from streamer.publish.points import Reader as PointReader
     from streamer.publish.points import Writer as PointWriter
     from streamer.publish.publisher import Publisher
@@ -39,10 +41,10 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     """
     if problems := settings.problems():
         raise SettingsError(problems)
-    if settings.threads:
+    if settings.threads or settings.trainers:  # in a group one thread each, so that sums do not depend on the machine
         import torch
 
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(settings.threads or 1)
     from streamer.checkpoint import CheckpointStore
     from streamer.event import EventDecoder
     from streamer.learner import Learner
@@ -50,6 +52,8 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.prequential import LINE_FLOORS, Prequential
 
     kafka_settings(settings)  # raises what is wrong with them, before the directory is made
+    if settings.trainers is not None:
+        return _rank_pipeline(settings)
     decoder, learner = EventDecoder(settings), Learner(settings)
     letters, checkpoints = dead_letters(settings), CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
     return Pipeline(
@@ -159,6 +163,54 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
     return append
 
 
+def _rank_pipeline(settings: RunSettings) -> Pipeline:
+    """The pipeline of one rank of a group, as the environment says which; waits for the others to come."""
+    from streamer.checkpoint.rank import rank_store
+    from streamer.event import EventDecoder
+    from streamer.group.group import connect
+    from streamer.learner import Learner
+    from streamer.pipeline import Pipeline
+    from streamer.prequential import LINE_FLOORS, Prequential
+
+    group = connect(settings.parts, settings.group_timeout_s)
+    learner = Learner(settings)
+    evaluated = settings.evaluation_share and group.rank == 0
+    return Pipeline(
+        learner,
+        source_factory(settings),
+        EventDecoder(settings),
+        dead_letters(settings, group.rank),
+        settings,
+        rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
+        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
+        lockstep=lockstep_of(settings, group),
+    )
+
+
+def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
+    """How one rank of a group reads its partitions."""
+    from streamer.pipeline import Lockstep
+
+    if (kafka := kafka_settings(settings)) is not None:
+        from streamer.sources.kafka import assigned
+
+        return Lockstep(group, partial(assigned.AssignedKafkaSource, kafka), assigned.all_partitions(kafka))
+    from streamer.sources.assigned import AssignedSource
+    from streamer.sources.embedded.source import EmbeddedSource, all_partitions
+
+    def open_one(partition: Partition) -> Source:
+        return EmbeddedSource(
+            settings.data_dir,
+            partition.topic,
+            [partition.number],
+            start="latest" if settings.start == "latest" else "earliest",
+            start_timestamp_ms=settings.start_timestamp_ms,
+        )
+
+    listed = partial(all_partitions, settings.data_dir, settings.topics, wait=not settings.until_end)
+    return Lockstep(group, partial(AssignedSource, open_one), listed)
+
+
 def source_factory(settings: RunSettings, trainer: str | None = None) -> Callable[[], Source]:
     """Makes the source that the settings describe, for the trainer of this id."""
     if settings.source:
@@ -205,15 +257,16 @@ def kafka_settings(settings: StreamSettings) -> KafkaSettings | None:
     )
 
 
-def dead_letters(settings: RunSettings) -> DeadLetters:
-    """Where records go that are not valid events: a topic beside the first one, or a file."""
+def dead_letters(settings: RunSettings, rank: int = 0) -> DeadLetters:
+    """Where records go that are not valid events: a topic beside the first one, or a file of each rank."""
     kafka = kafka_settings(settings) if not settings.source else None
     name = dead_letters_name(settings)
     if kafka is not None and not is_file(name):
         from streamer.dead_letters.kafka import KafkaDeadLetters
 
         return KafkaDeadLetters(kafka, name, refused=settings.checkpoints / f"{name}.jsonl")
-    return FileDeadLetters(Path(settings.dead_letters or settings.data_dir / f"{name}.jsonl"))
+    path = Path(settings.dead_letters or settings.data_dir / f"{name}.jsonl")
+    return FileDeadLetters(path.with_suffix(f".{rank}{path.suffix}") if rank else path)
 
 
 def dead_letters_name(settings: RunSettings) -> str:

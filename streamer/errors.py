@@ -6,6 +6,7 @@ StreamerError
 │   ├── SourceUnavailable    the other side does not respond now; trying again may help
 │   └── UnknownTopic         the topic does not exist and is not created on reading
 ├── SharingError             what trainers share cannot be used, or another trainer has taken our place
+├── GroupError               the trainers of a group lost one of them, or do not hold the same model
 └── CheckpointError          a checkpoint cannot be written or read
     ├── CorruptCheckpoint    its content does not match its checksums, or a part is missing
     └── IncompatibleCheckpoint  it was written by other settings or another version
@@ -49,6 +50,10 @@ class UnknownTopic(SourceError):  # noqa: N818
 
 class SharingError(StreamerError):
     """What trainers share cannot be used, or another trainer has taken our place."""
+
+
+class GroupError(StreamerError):
+    """The trainers of a group lost one of them, or do not hold the same model."""
 
 
 class CheckpointError(StreamerError):

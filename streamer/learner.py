@@ -7,6 +7,7 @@ optimizer and random state are saved and restored together. It knows nothing of 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import time
@@ -28,11 +29,15 @@ from streamer.checkpoint.capture import marked
 from streamer.checkpoint.frames import CHUNK_ROWS
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
+from streamer.group.events import Span, Step, gather_events, gather_rows
+from streamer.group.group import Group, Share
+from streamer.group.keyed import KeyedByUser, sightings
 from streamer.ingest.batcher import MicroBatch
 from streamer.limits import Limits, limits_of
 from streamer.model.batch import Batch, Recent, Rows, StreamState
 from streamer.model.by_rows import Arrays
 from streamer.model.device import resolve_device
+from streamer.model.homes import Homes
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
 from streamer.model.ranking.co_occurrence import REACH
@@ -68,6 +73,10 @@ class Learned:
     """Items that were resampled, and how often; an item may occur twice."""
 
 
+DIGEST_EVERY, DIGEST_ROWS = 256, 4096
+"""Steps between two comparisons of the ranks of a group, and rows of items that one looks at."""
+OF_USERS = ("users.", "admission.users.", "clock.", "items.retired.")
+"""Dense state that depends on which users a rank has begins with these."""
 LARGEST_SCORE = 50.0
 """An inner product beyond this, or one that is not a number, does not ruin the ranker."""
 
@@ -117,6 +126,7 @@ class Learner:
         self.recent = RecentItems(history, self.retired)
         self.evidence = Evidence(settings.co_occurring_items, self.retired)
         self.seen = UserItems(self.retired)
+        self.homes = Homes()
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
         self.retriever = Retriever(self.trainer, lambda: self.items.unused)
         self.exact = ExactPopularity()
@@ -126,6 +136,9 @@ class Learner:
         )
         self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
+        self.group = Group()
+        """The processes that train this model together; alone, unless a run joins one."""
+        self.keyed = KeyedByUser()
         self._draws = np.random.default_rng([settings.seed, 2])
         self.clock = StepClock()
         self.admission = {kind: Admission(settings.admit_after) for kind in ("users", "items")}
@@ -143,7 +156,13 @@ class Learner:
         """All parts whose state is kept by rows, by the kind of the rows."""
         tables, found = self.trainer.model.tables, {}
         own: dict[str, dict[str, Any]] = {
-            "user": {"ids": self.users, "recency": Recency(), "recent": self.recent, "seen": self.seen},
+            "user": {
+                "ids": self.users,
+                "recency": Recency(),
+                "recent": self.recent,
+                "seen": self.seen,
+                "home": self.homes,
+            },
             "item": {
                 "ids": self.items,
                 "recency": Recency(),
@@ -274,47 +293,152 @@ class Learner:
         2. each event gets its user's recent items, as of the event;
         3. candidates of the events to be evaluated or ranked, as of the event; the evidence counts the batch;
         4. test, then train: the evaluator ranks;
-        5. the ranker learns;
-        6. popularity counts the batch, and the towers learn;
+        5. popularity counts the batch;
+        6. ranker and towers learn;
         7. occurrence, and the next cache.
+
+        In a group the batch is this rank's part of the step: 1 and 2 gather what the others read, 6 adds up what all
+        have computed, and everything that belongs to items is the same on every rank.
         """
         # 0.
         self.evict()
         known_users, known_items = len(self.users), len(self.items)
         # 1.
-        times_s = self._times(batch)
-        self.clock.tick(times_s)
-        users, items = self.rows_of("users", batch.users), self.rows_of("items", batch.items)
+        users, new_users = self._users(batch)
+        step = self._step(batch, new_users)
+        items, own = step.items, step.own
+        if not len(items):  # nothing but deletions
+            self.retire_items(step.deleted)
+            return Learned(items, items, 0, 0, StepResult.empty(), (items, np.empty(0, np.float32)))
         self.see("users", users)
         self.see("items", items)
+        for origin in batch.origins:
+            self.homes.observe(users[origin.start : origin.stop], origin.partition.number)
         self.changes.mark("items", self.evidence.leaving(len(items)))
         self._set_features("user", users, batch.user_features)
-        self._set_features("item", items, batch.item_features)
+        self._set_features("item", items, step.item_features)
         # 2.
-        history = self.recent.observe(users, items, times_s)
+        history, all_users = self._gather(users, step, self.recent.observe(users, items[own], step.times_s[own]))
         self.changes.mark("pairs", _paired(items, history))
-        rows = Batch(users, items, self.recent_items(history), times_s)
+        rows = Batch(step.of_own(users), items, self.recent_items(history), step.times_s)
         # 3.
-        evaluated = evaluator.choose(len(rows)) if evaluator is not None else np.empty(0, np.int64)
-        to_evaluate, to_learn = self._observe(rows, history, evaluated) if self.settings.rerank else (None, None)
-        self.seen.observe(users, items)
+        evaluated = own[evaluator.choose(len(own))] if evaluator is not None else np.empty(0, np.int64)
+        to_evaluate, to_learn = self._observe(rows, history, evaluated, step) if self.settings.rerank else (None, {})
+        self.seen.observe(users, items[own])
         # 4.
         if evaluator is not None:
-            evaluator(rows, evaluated, to_evaluate)
+            evaluator(dataclasses.replace(rows, users=all_users), evaluated, to_evaluate)
         # 5.
-        if to_learn is not None:
-            self.ranker.learn(to_learn)
-        # 6.
         self.changes.mark("hash", self.hashed.slots_of(items))
         self.hashed.observe(items)
         self.ageing.observe(items)
         if counted:
             self.count(items)
-        result = self.trainer.step(rows, StreamState(self.popularity, self.cache, self.occurrence, self.items.is_used))
+        # 6.
+        result = self._learn(rows, to_learn, step)
         # 7.
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
+        self.retire_items(step.deleted)
+        if self.group.size > 1 and self.trainer.steps % DIGEST_EVERY == 0:
+            self.group.compare(self.digest(), f"after step {self.trainer.steps:,}")
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
+
+    # what the ranks of a group do together; alone, each of these has nothing to gather -------------------------------
+
+    def _step(self, batch: MicroBatch, new_users: Rows) -> Step:
+        """All events that the group trains in this step; their items have rows, and the clock ticks."""
+        times_s = self._times(batch)
+        if self.group.parts == 1:
+            self.clock.tick(times_s)
+            every, one = np.arange(len(batch)), np.zeros(len(batch), np.int64)
+            return Step(every, one, one, self.rows_of("items", batch.items), times_s, batch.item_features)
+        wanted = self.settings.item_tower
+        features = batch.item_features if wanted.categorical or wanted.numeric else None
+        spans = [Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins]
+        rows = self.items.known(batch.items)
+        partition = np.repeat([span.partition for span in spans], [span.events for span in spans])
+        met = sightings([batch.users[k] for k in new_users.tolist()], partition[new_users].tolist())
+        step = gather_events(self.group, spans, batch.items, rows, times_s, features, batch.deleted, met)
+        if self.group.rank == 0:
+            self.keyed.observe(step.sightings)
+        self.clock.tick(step.times_s)
+        known, new = step.items >= 0, self.rows_of("items", step.new_items)
+        step.items[~known] = new[-1 - step.items[~known]]
+        return step
+
+    def _users(self, batch: MicroBatch) -> tuple[Rows, Rows]:
+        """The rows of our users; and in a group, which of the events are those of new ones.
+
+        Rows of users differ from rank to rank, so there their first vectors depend on the ids.
+        """
+        if self.group.parts == 1:
+            return self.rows_of("users", batch.users), np.empty(0, np.int64)
+        new = np.flatnonzero(self.users.known(batch.users) < 0)
+        users, table = self.rows_of("users", batch.users), self.trainer.model.tables.get("user.id")
+        if table is not None and len(new):
+            digests = [hashlib.blake2b(batch.users[k].encode(), digest_size=8).digest() for k in new.tolist()]
+            numbers = np.array([int.from_bytes(digest, "little") >> 2 for digest in digests], np.int64)
+            table.begin(users[new], numbers)
+        return users, new
+
+    def _gather(self, users: Rows, step: Step, history: History) -> tuple[History, Rows]:
+        """The history of all events, of others' as far as it is counted; and numbers that tell all users apart."""
+        if self.group.parts == 1:
+            return history, users
+        known = min(max(REACH, self.settings.recent_items), self.recent.length)
+        repeated = (history.items[:, known:] == step.items[step.own, None]).any(1)  # counted too, wherever it stands
+        again = np.where(repeated, step.items[step.own], -1)
+        columns = [users[:, None], again[:, None], history.items[:, :known], history.times_s[:, :known]]
+        found = gather_rows(self.group, step, np.concatenate(columns, axis=1).astype(np.int32))
+        shape = (len(step.items), self.recent.length)
+        of_all = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
+        of_all.items[:, :known], of_all.times_s[:, :known] = found[:, 2 : 2 + known], found[:, 2 + known :]
+        if known < self.recent.length:
+            of_all.items[:, known] = found[:, 1]
+        for name, ours in history._asdict().items():
+            getattr(of_all, name)[step.own] = ours
+        return of_all, found[:, 0].astype(np.int64) * self.group.size + step.rank
+
+    def digest(self) -> bytes:
+        """A digest of what all ranks hold alike: everything dense, and some rows of items, others at each step."""
+        known, turn = self.items.size, self.trainer.steps // DIGEST_EVERY
+        rows = np.unique((turn * DIGEST_ROWS + np.arange(min(DIGEST_ROWS, known))) % max(known, 1))
+        found = hashlib.blake2b(digest_size=16)
+        arrays, _ = self.dense()
+        shared = {name: array for name, array in arrays.items() if not name.startswith(OF_USERS)}
+        for arrays in (shared, self.take("items", rows), self.take("pairs", rows)):
+            for name in sorted(arrays):
+                found.update(np.ascontiguousarray(arrays[name]).tobytes())
+        return found.digest()
+
+    def _learn(self, rows: Batch, to_learn: dict[int, Candidates], step: Step) -> StepResult:
+        """Ranker and towers learn from the sum of all parts' gradients."""
+        view = StreamState(self.popularity, self.cache, self.occurrence, self.items.is_used)
+        if self.group.parts == 1:
+            for candidates in to_learn.values():
+                self.ranker.learn(candidates)
+            return self.trainer.step(rows, view)
+        prepared = self.trainer.prepare(rows, view)
+        ranker_size, shares = self.ranker.gradient_size if self.settings.rerank else 0, {}
+        nothing = np.zeros(ranker_size, np.float32)
+        for part in self.group.own:
+            if len(events := step.events_of([part])):
+                share = self.trainer.share(prepared, events)
+                ranked = self.ranker.gradients(to_learn[part]) if part in to_learn else nothing
+                shares[part] = Share(share.rows.cpu().numpy(), np.append(share.vector.cpu().numpy(), ranked))
+
+        def touched(parts: Sequence[int]) -> Rows:
+            return prepared.touched_by(step.events_of(parts))
+
+        shape = (prepared.vectors.shape[0], prepared.vectors.shape[1])
+        total = self.group.total(shares, touched, shape, self.trainer.vector_size(prepared) + ranker_size)
+        vector, ranked = np.split(total.vector, [len(total.vector) - ranker_size])
+        if self.settings.rerank:
+            self.ranker.apply(ranked)
+        result = self.trainer.finish(prepared, torch.from_numpy(total.rows), torch.from_numpy(vector))
+        self.trainer.apply(result.gradients)
+        return result
 
     def stretches(self, batch: MicroBatch) -> Iterator[MicroBatch]:
         """What of a batch is to be learned, a stretch at a time: learn each before the next.
@@ -323,6 +447,9 @@ class Learner:
         which say that their item does not exist any more: it is retired when the others are learned, and before an
         event of it that comes after.
         """
+        if self.group.parts > 1:
+            yield from self._stretch_of_group(batch)
+            return
         admitted = self._admitted(batch)
         batch.not_admitted, batch.deletions = len(batch) - int(admitted.sum()), batch.users.count("")
         if batch.learned == len(batch):
@@ -341,6 +468,15 @@ class Learner:
             stretch.append(k)
         yield from [batch.only(stretch)] if stretch else []
         self.retire_items(sorted(gone))
+
+    def _stretch_of_group(self, batch: MicroBatch) -> Iterator[MicroBatch]:
+        """Our events of a step, in which every rank takes part; items are retired after it."""
+        if batch.others:
+            kept = [k for k, user in enumerate(batch.users) if user]
+            stretch = batch.only(kept) if len(kept) < len(batch) else batch
+            stretch.deleted = [item for user, item in zip(batch.users, batch.items, strict=True) if not user]
+            batch.deletions = len(stretch.deleted)
+            yield stretch
 
     def _admitted(self, batch: MicroBatch) -> NDArray[np.bool_]:
         """Whether user and item of each event have come often enough; those without a user pass."""
@@ -489,6 +625,15 @@ class Learner:
             self.items.give_back(free)
             self.retired.begin_sweep()
 
+    def sweep_users(self) -> None:
+        """If a sweep is under way, take retired items out of all users' lists: others' users are among them now."""
+        if not self.retired.swept:
+            return
+        users = np.arange(self.users.size)
+        self.recent.sweep(self.recent.with_retired(users))
+        self.seen.sweep(self.seen.with_retired(users))
+        self.retired.at[1] = len(users)
+
     def _reuse(self, kind: str, rows: Rows) -> None:
         for hook in self.on_reuse if len(rows) else ():
             hook(kind, rows)
@@ -516,13 +661,16 @@ class Learner:
             "known": ~np.isnan(given),
         }
 
-    def _observe(self, rows: Batch, history: History, evaluated: Rows) -> tuple[Candidates, Candidates]:
-        """Candidates of the events to be evaluated, and of those to learn from, as of each; all events are counted.
+    def _observe(
+        self, rows: Batch, history: History, evaluated: Rows, step: Step
+    ) -> tuple[Candidates, dict[int, Candidates]]:
+        """Candidates of the events to be evaluated, and by part of those to learn from, as of each; all are counted.
 
         Of the former, as of users who are served, the items nearest by the towers are candidates too. That is a search
         among all items; the ranker learns without. So what is learned does not depend on what is evaluated.
         """
         learned = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
+        learned = learned[step.rank[learned] == self.group.rank]
         both = np.concatenate([evaluated, learned])
         order = np.argsort(both, kind="stable")
         wanted, is_evaluated = both[order], order < len(evaluated)
@@ -531,8 +679,14 @@ class Learner:
         assert rows.times_s is not None
         found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
         found.mark_seen(*self.seen.before(rows.users, rows.items, wanted))
-        self._add_towers(found, rows.only(wanted))
-        return found.only(np.flatnonzero(is_evaluated)), found.only(np.flatnonzero(~is_evaluated))
+
+        def some(chosen: NDArray[np.bool_]) -> Candidates:
+            candidates = found.only(np.flatnonzero(chosen))
+            self._add_towers(candidates, rows.only(wanted[chosen]))
+            return candidates
+
+        part = np.where(is_evaluated, -1, step.part[wanted])
+        return some(is_evaluated), {int(k): some(part == k) for k in np.unique(part[~is_evaluated])}
 
     def _times(self, batch: MicroBatch) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one before."""

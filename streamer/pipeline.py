@@ -14,13 +14,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.accounting import Accounting
@@ -28,11 +30,15 @@ from streamer.cache_store.state import StoreStatus
 from streamer.cache_store.store import CacheStore
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
+from streamer.checkpoint.rank import RankCheckpointer
 from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
 from streamer.event import EventDecoder
+from streamer.group.group import Group
+from streamer.group.keyed import ONE_IN
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
+from streamer.ingest.lockstep import LockstepIngest, Queues, RankFigures, Report
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
@@ -45,6 +51,7 @@ from streamer.prequential import BestFloor, Prequential, TowersShare
 from streamer.publish.publisher import Publisher, PublishStatus
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
+from streamer.sources.assigned import Assigned
 from streamer.sources.base import Partition, Positions, Source
 
 logger = logging.getLogger(__name__)
@@ -54,6 +61,23 @@ LOSS_BATCHES = 20
 """Full batches over which the loss is averaged."""
 COMPOSITION_PAUSE = 50
 """The pause after a look at the cache's composition, in multiples of the time that the look took."""
+
+
+class Lockstep(NamedTuple):
+    """What makes a pipeline one rank of a group."""
+
+    group: Group
+    make_source: Callable[[Callable[[], Sequence[Partition]], Callable[[Partition], bool]], Assigned]
+    """A source of the partitions that the first argument returns, as long as the second wants more of each."""
+    partitions: Callable[[], Sequence[Partition]]
+    """Lists all partitions of the topics."""
+
+
+class RankStatus(NamedTuple):
+    """What is known of one rank of a group."""
+
+    partitions: list[Partition]
+    figures: RankFigures
 
 
 @dataclass(slots=True)
@@ -92,6 +116,10 @@ class Status:
     store: StoreStatus = field(default_factory=StoreStatus)
     publishing: PublishStatus | None = None
     """None if nothing is published."""
+    ranks: list[RankStatus] = field(default_factory=list)
+    """Of a group; empty for a trainer that is in none."""
+    spread_users: int = 0
+    """About how many users have events in several partitions, of a group."""
     accounting: dict[str, Any] = field(default_factory=dict)
     at_s: float = 0.0
     """When it was refreshed, on the monotonic clock."""
@@ -110,6 +138,7 @@ class Pipeline:
         prequential: ranks events before they are trained; None for none.
         store: what is shared with other trainers; closed at the end. None shares nothing.
         publisher: brings servers what is learned; closed at the end. None for no servers.
+        lockstep: the group in which this trainer is one rank; None if it trains alone.
     """
 
     def __init__(
@@ -123,6 +152,7 @@ class Pipeline:
         prequential: Prequential | None = None,
         store: CacheStore | None = None,
         publisher: Publisher | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.learner, self.settings = learner, settings
         self.accounting, self.status = Accounting(), Status()
@@ -130,17 +160,26 @@ class Pipeline:
         self._watch = Observer()
         self._dead_letters, self._prequential, self._publisher = dead_letters, prequential, publisher
         self._sharing = Sharing() if store is None else StoreSharing(learner, store)
-        self._checkpoints, offsets = None, OffsetLedger()
+        self._checkpoints: Checkpointer | None = None
+        offsets = OffsetLedger()
+        self._lockstep = lockstep
         if checkpoints is not None:
-            every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
-            self._checkpoints = Checkpointer(checkpoints, every_s, every_events, settings.from_checkpoint)
+            self._checkpoints = self._checkpointer(checkpoints)
             self.accounting, offsets = self._checkpoints.restore(learner, self._sharing)
+        self._earlier, self._own = self.accounting, Accounting()
         self._ingest = Ingest(Batcher(settings.batch_size, settings.max_age_s or None), offsets, self._sharing)
+        if lockstep is not None:
+            learner.group = lockstep.group
+            self._ingest = ingest = self._lockstep_ingest(lockstep, offsets)
+            if isinstance(self._checkpoints, RankCheckpointer):
+                self._checkpoints.ingest, ingest.keeps_checkpoints = ingest, True
+                ingest.is_saving = lambda: self._checkpoints is not None and self._checkpoints.is_saving
+            make_source = partial(lockstep.make_source, lambda: ingest.own_partitions, ingest.queues.wants)
         self._reader = Reader(
             make_source,
             decoder,
             self._ingest,
-            StopCondition(settings.until_end, settings.max_events),
+            StopCondition(settings.until_end, settings.max_events if lockstep is None else None),
             settings.max_queued_events,
             timed=lambda phase, seconds: self._watch.timed(phase, seconds),
         )
@@ -151,6 +190,28 @@ class Pipeline:
         self._losses: list[tuple[Tensor, int]] = []  # of the steps since the last look, with their events
         self._loss_sum, self._loss_events = 0.0, 0.0
         self._on_batch: Callable[[MicroBatch], None] | None = None
+
+    def _checkpointer(self, store: CheckpointStore) -> Checkpointer:
+        settings, group = self.settings, self._lockstep.group if self._lockstep is not None else None
+        every_s, every_events = settings.checkpoint_every_s or None, settings.checkpoint_every_events
+        if group is not None:
+            directory = store.directory if group.rank == 0 else store.directory.parent
+            return RankCheckpointer(group, store, directory, every_s, every_events)
+        return Checkpointer(store, every_s, every_events, settings.from_checkpoint)
+
+    def _lockstep_ingest(self, lockstep: Lockstep, offsets: OffsetLedger) -> LockstepIngest:
+        settings = self.settings
+        return LockstepIngest(
+            lockstep.group,
+            Queues(settings.batch_size, settings.max_queued_events),
+            offsets,
+            settings.batch_size,
+            settings.max_age_s or None,
+            settings.max_events,
+            lockstep.partitions,
+            lambda: self._own.counts(),
+            lambda: len(self.learner.users),
+        )
 
     def watch(self, observer: Observer) -> None:
         """Report everything that happens to an observer; call it before `run`."""
@@ -178,7 +239,7 @@ class Pipeline:
         self._on_batch = on_batch
         self.start()
         try:
-            while not self._stop.is_set() and not self._ingest.finished:
+            while not self._has_ended():
                 self.step()
         finally:
             self.close()
@@ -204,6 +265,13 @@ class Pipeline:
         if self._publisher is not None:
             self._publisher.start()
 
+    def _has_ended(self) -> bool:
+        """Whether nothing is left to do; the ranks of a group end at the same step."""
+        if isinstance(self._ingest, LockstepIngest):
+            self._ingest.wants_stop = self._stop.is_set()
+            return self._ingest.finished
+        return self._stop.is_set() or self._ingest.finished
+
     def step(self, timeout_s: float = 0.2) -> None:
         """One micro-batch along the line; returns without one if none closes in time."""
         self._watch.beat()
@@ -219,8 +287,9 @@ class Pipeline:
                 if batch.dead_letters:
                     self._dead_letters.write(batch.dead_letters)
                 # 5. every event is accounted for
-                self.accounting.add(batch)
+                self._own.add(batch)
                 self._watch.trained(batch)
+        self.accounting = self._earlier.plus(self._counts())
         if self._on_batch is not None and batch is not None and len(batch):
             self._on_batch(batch)
         # 6. servers get what has changed
@@ -241,13 +310,22 @@ class Pipeline:
         with self._ingest.changed:
             return self._ingest.offsets.snapshot().positions
 
+    def _counts(self) -> NDArray[np.int64]:
+        """What became of the events of this run; in a group, of all ranks when they last agreed on a step."""
+        if isinstance(self._ingest, LockstepIngest):
+            return np.asarray(self._ingest.counts_of_ranks.sum(0))
+        return self._own.counts()
+
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
         """The next batch, or None while dead letters hold us up: the queue fills, and reading stops.
 
         If the batch fails halfway, what is in memory belongs to no position, and is never saved.
         """
-        if self._is_held_up():
+        is_held_up = self._is_held_up()
+        if isinstance(self._ingest, LockstepIngest):
+            self._ingest.is_paused = is_held_up  # the other ranks go on
+        elif is_held_up:
             self._stop.wait(timeout_s)
             yield None
             return
@@ -281,6 +359,16 @@ class Pipeline:
         return self._checkpoints.path if self._checkpoints is not None else None
 
     def _checkpoint_is_due(self) -> bool:
+        if isinstance(self._ingest, LockstepIngest):  # rank 0 wants one, and all save at the same step
+            self._ingest.wants_checkpoint = self._is_lead and self._wants_checkpoint()
+            return self._ingest.checkpoint_agreed
+        return self._wants_checkpoint()
+
+    @property
+    def _is_lead(self) -> bool:
+        return self._lockstep is None or self._lockstep.group.rank == 0
+
+    def _wants_checkpoint(self) -> bool:
         if self._ingest.handover_wanted:
             return True
         if self._checkpoints is None:
@@ -309,7 +397,9 @@ class Pipeline:
         # 3.
         if self._checkpoints is None or not flushed:
             self._saved(False, offsets)
-        elif self._checkpoints.is_safe(self.accounting.consumed) and not begins:
+            if isinstance(self._ingest, LockstepIngest):
+                self._ingest.report(Report(self._ingest.agreed, -1, 0))
+        elif self._lockstep is None and self._checkpoints.is_safe(self.accounting.consumed) and not begins:
             self._saved(True, offsets)
         else:
             done = partial(self._saved, offsets=offsets)
@@ -343,6 +433,8 @@ class Pipeline:
         """
         with ExitStack() as stack:  # each of these happens, whatever became of the others, the last one first
             stack.callback(self._watch.ended)
+            if self._lockstep is not None:
+                stack.callback(self._lockstep.group.close)
             stack.callback(self._dead_letters.close)
             stack.callback(self._sharing.close)
             stack.callback(self._reader.stop)
@@ -353,7 +445,12 @@ class Pipeline:
             if self._checkpoints is None:
                 return
             stack.callback(self._checkpoints.close)
-            if self._torn:
+            if isinstance(self._ingest, LockstepIngest):  # with the last step all ranks have agreed on a checkpoint
+                stack.callback(self._ingest.close)
+                if self._ingest.finished:
+                    self._checkpoints.finish()
+                    self._ingest.settle()
+            elif self._torn:
                 saved = self.last_checkpoint or "the start"
                 logger.warning("the last batch failed halfway: nothing is saved after %s", saved)
             elif self._begins() or not self._checkpoints.is_safe(self.accounting.consumed):
@@ -382,6 +479,9 @@ class Pipeline:
         status.source_problem = self._ingest.problem
         self._count_not_finite()
         status.steps, status.users, status.items = learner.trainer.steps, len(learner.users), len(learner.items)
+        if isinstance(self._ingest, LockstepIngest):
+            self._refresh_group(status, self._ingest)
+            status.spread_users = learner.keyed.spread * ONE_IN
         status.limits, status.evicted = learner.limits, sum(learner.evicted.values())
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()
@@ -391,6 +491,18 @@ class Pipeline:
         self._watch.refreshed(status)
         if self.on_status is not None:
             self.on_status(status)
+
+    @staticmethod
+    def _refresh_group(status: Status, ingest: LockstepIngest) -> None:
+        group, partitions = ingest.group, sorted(ingest.positions)
+        owners = {p: group.owner(group.part_of(p.number)) for p in partitions}
+        status.partitions = dict(ingest.positions)
+        status.ranks = [
+            RankStatus([p for p in partitions if owners[p] == rank], figures)
+            for rank, figures in enumerate(ingest.figures)
+        ]
+        status.users = sum(figures.users for figures in ingest.figures)
+        status.queued_events = sum(figures.queued_events for figures in ingest.figures)
 
     def _average_loss(self) -> None:
         for tensor, events in self._losses:
@@ -426,7 +538,7 @@ class Pipeline:
             "seconds": round(seconds, 3),
             "events_per_second": round(events / seconds, 1),
             "steps": self.learner.trainer.steps,
-            "users": len(self.learner.users),
+            "users": self.status.users,
             "items": len(self.learner.items),
             "loss": self.status.loss,
             "hit_rate_at_10": test.model.overall if test is not None else None,

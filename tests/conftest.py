@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from crash_harness import Zygote
+from crash_harness import Forker, Zygote
 from hypothesis import HealthCheck, settings
 from servers.kafka import KafkaServer
 from servers.process import ServerUnavailable, skip_or_fail
@@ -42,6 +42,14 @@ def pytest_runtest_setup() -> Iterator[None]:
 def kafka_server() -> Iterator[KafkaServer]:
     """A running Kafka broker. A test that stops it starts it again."""
     yield from _running(KafkaServer())
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """Starts ranks of a group, without the seconds that imports take."""
+    forker = Forker("group_forker.py")
+    yield forker
+    forker.close()
 
 
 @pytest.fixture(scope="session")

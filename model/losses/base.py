@@ -10,12 +10,12 @@ removed from every candidate set of its query, all copies of it, and only the po
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
 
-from streamer.model.batch import Floats
+from streamer.model.batch import Floats, Rows
 from streamer.model.plan import Candidates, Plan
 from streamer.model.settings import MethodSettings
 
@@ -36,6 +36,14 @@ class Proposals:
     log_pop: Floats
     log_cache: Floats | None
     known_items: int
+
+    def only(self, places: Rows) -> Proposals:
+        """Those of some of the items."""
+        return replace(
+            self,
+            log_pop=self.log_pop[places],
+            log_cache=None if self.log_cache is None else self.log_cache[places],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,10 @@ class LossTerm:
         """[K] log multiplicity - log proposal."""
         weight: Floats = np.log(self.candidates.count) - self.candidates.take(self.log_proposal)
         return weight
+
+    def only(self, events: Rows) -> LossTerm:
+        """The same candidates, of some of the events."""
+        return replace(self, candidates=replace(self.candidates, own=self.candidates.own[events]))
 
 
 class Method(Protocol):

@@ -67,19 +67,37 @@ class Ranker:
 
     def learn(self, candidates: Candidates) -> None:
         """Learn from the events of these candidates."""
-        for purpose, (weights, squares) in enumerate(zip(self.weights, self._squares, strict=True)):
+        self.apply(self.gradients(candidates))
+
+    def gradients(self, candidates: Candidates) -> Floats:
+        """Sums of gradients over the events of these candidates, as one vector: those of several add up."""
+        found = []
+        for purpose, weights in enumerate(self.weights):
             gradient, counts = weights.zeros(), np.zeros(len(BUCKETS), np.float32)
             products = _product(candidates.features, _matrix(weights).T)  # [c, buckets + hidden]
             derivatives = np.zeros_like(products)
             described = (candidates.first, candidates.bucket, candidates.target, candidates.seen)
             _derive(weights, products, *described, purpose == DISCOVERY, derivatives, gradient, counts)
+            sums = _product(derivatives.T, candidates.features)
+            found += [sums.reshape(-1), gradient.bias.reshape(-1), gradient.out, counts]
+        return np.concatenate(found)
+
+    @property
+    def gradient_size(self) -> int:
+        """Numbers that `gradients` returns."""
+        return sum(part.size for weights in self.weights for part in weights) + 2 * len(BUCKETS)
+
+    def apply(self, gradients: Floats) -> None:
+        """Learn from what `gradients` returned, of all events of a step."""
+        for weights, squares, sums in zip(self.weights, self._squares, np.split(gradients, 2), strict=True):
+            ends = np.cumsum([weights.linear.size, weights.hidden.size, weights.bias.size, weights.out.size])
+            linear, hidden, bias, out, counts = np.split(sums, ends)
             total = np.float32(max(counts.sum(), 1))
             by_bucket: Floats = np.maximum(counts, np.float32(1))[:, None]
-            sums = _product(derivatives.T, candidates.features)
-            self._update(weights.linear, squares.linear, sums[: len(BUCKETS)] / by_bucket, 1.0)
-            self._update(weights.hidden, squares.hidden, sums[len(BUCKETS) :] / total, HIDDEN_RATE)
-            self._update(weights.bias, squares.bias, gradient.bias / by_bucket, HIDDEN_RATE)
-            self._update(weights.out, squares.out, gradient.out / total, HIDDEN_RATE)
+            self._update(weights.linear, squares.linear, linear.reshape(weights.linear.shape) / by_bucket, 1.0)
+            self._update(weights.hidden, squares.hidden, hidden.reshape(weights.hidden.shape) / total, HIDDEN_RATE)
+            self._update(weights.bias, squares.bias, bias.reshape(weights.bias.shape) / by_bucket, HIDDEN_RATE)
+            self._update(weights.out, squares.out, out / total, HIDDEN_RATE)
 
     def influence(self, candidates: Candidates, purpose: int = ALL) -> NDArray[np.float64]:
         """[buckets, kinds] how much of what tells a user's candidates apart comes from each kind of evidence.

@@ -29,6 +29,7 @@ from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
+from streamer.group.launcher import other_ranks
 from streamer.model.setting import Settings, setting
 from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
@@ -41,6 +42,8 @@ TOPIC = "interactions"
 LEAST_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
+START_S = 60.0
+"""How long the trainers of a group wait for each other to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class DemoSettings(Settings):
     rate: float = setting(4000.0, "Events written per second.", at_least=1)
     seconds: float = setting(75.0, "Stop after this time, starting included.", at_least=1, unit="seconds")
     seed: int = setting(0, "Seed of the stream.", at_least=0)
+    trainers: int = setting(1, "Number of processes that train the model, in lockstep.", at_least=1, at_most=4)
     data_dir: Path | None = setting(
         None, "Directory of log and checkpoints, kept afterwards.", if_none="a new temporary one"
     )
@@ -129,8 +133,13 @@ def run_demo(
         if ended_by == "events" and time.monotonic() >= deadline and events < settings.events:
             stop("time")
 
-    # 1. the trainer, as `streamer run` builds it
-    pipeline = build_pipeline(demo_settings(directory, settings.events, serve=settings.serve))
+    # 1. the trainer, as `streamer run` builds it; the others of a group, if there are any
+    others = contextlib.ExitStack()
+    run_settings = demo_settings(directory, settings.events, serve=settings.serve)
+    if settings.trainers > 1:
+        run_settings = replace(run_settings, trainers=settings.trainers, group_timeout_s=START_S)
+        others.enter_context(other_ranks(settings.trainers, _run_command(run_settings)))
+    pipeline = build_pipeline(run_settings)
     pipeline.on_status = on_status
     url = watch(pipeline)
     if url is not None and (opens_browser() if settings.open is None else settings.open):
@@ -140,7 +149,7 @@ def run_demo(
     reporter.note("")
     on_status(pipeline.status)
     # 2. the writer, and the server if one is wanted, are processes of their own, while we learn
-    with contextlib.ExitStack() as stack:
+    with others, contextlib.ExitStack() as stack:
         why = {}
         for part, arguments in children(settings, directory).items():
             why[part] = stack.enter_context(child(arguments, functools.partial(stop, part)))
@@ -183,6 +192,20 @@ def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
 
 def _options(values: Mapping[str, object]) -> list[str]:
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]
+
+
+def _run_command(settings: RunSettings) -> list[str]:
+    """What the other ranks of a group run."""
+    options = {
+        "data-dir": settings.data_dir,
+        "topic": TOPIC,
+        "max-events": settings.max_events,
+        "checkpoint-every": settings.checkpoint_every_s,
+        "trainers": settings.trainers,
+        "group-timeout": settings.group_timeout_s,
+    }
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "streamer", "run", *arguments]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 
 from streamer.accounting import Accounting
 from streamer.checkpoint.capture import Capture, CaptureAbandoned, marked
-from streamer.checkpoint.frames import Rows
+from streamer.checkpoint.frames import Chunk, Rows
 from streamer.checkpoint.store import Checkpoint, CheckpointStore, find_point
 from streamer.errors import CorruptCheckpoint
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
@@ -107,11 +107,11 @@ class Checkpointer:
         Raises:
             CheckpointError: there are some, but none can be used.
         """
-        found = self._store.load() if self._start_from is None else self._load_chosen(self._start_from)
+        found = self._find()
         if found is None:
             return Restored(Accounting(), OffsetLedger())
         meta, arrays = found.meta, found.arrays()
-        learner.restore(found.chunks(), arrays, meta["learner"])
+        self._put(learner, found)
         self._changed = learner.changes.reader()  # from here on, rows differ from the checkpoint's
         if (theirs := meta["threads"]) != (ours := torch.get_num_threads()):
             logger.warning(
@@ -133,6 +133,12 @@ class Checkpointer:
         self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
         self._stats = self._with_chain(self._stats)
         return Restored(accounting, OffsetLedger(positions))
+
+    def _find(self) -> Checkpoint | None:
+        return self._store.load() if self._start_from is None else self._load_chosen(self._start_from)
+
+    def _put(self, learner: Learner, found: Checkpoint) -> None:
+        learner.restore(found.chunks(), found.arrays(), found.meta["learner"])
 
     def _load_chosen(self, path: Path) -> Checkpoint:
         """The state at a chosen point; or the newest, if that goes on from the point already: after a restart."""
@@ -232,18 +238,28 @@ class Checkpointer:
             self._changed = learner.changes.reader()
         for kind, left in self._unsafe.items():
             self._changed.put_back(kind, left)
-        self._unsafe = unsafe = {kind: self._changed.take(kind) for kind in learner.kinds()}
-        wanted = {kind: learner.used(kind) if base else marked(unsafe[kind]) for kind in learner.kinds()}
+        kinds = self._kinds(learner)
+        self._unsafe = unsafe = {kind: self._changed.take(kind) for kind in kinds}
+        wanted = {kind: learner.used(kind) if base else marked(unsafe[kind]) for kind in kinds}
         self._capture = Capture(learner, wanted)
         # 4.
         events = accounting.consumed
         self._tried_at, self._tried_events, self.begun = self._clock(), events, True
-        self._save = self._thread.submit(self._store.save, self._capture.chunks(), arrays, meta, base=base)
+        chunks = self._with_seal(self._capture.chunks(), meta)
+        self._save = self._thread.submit(self._store.save, chunks, arrays, meta, base=base)
         noted = partial(self._note_end, self._capture, unsafe, events, self._tried_at, done)
         self._save.add_done_callback(noted)
         self._advanced_at = time.perf_counter()
         self._capture.seconds += self._advanced_at - started
         self.advance()
+
+    def _kinds(self, learner: Learner) -> tuple[str, ...]:
+        """The kinds of rows that are saved here."""
+        return learner.kinds()
+
+    def _with_seal(self, chunks: Iterator[Chunk], meta: dict[str, Any]) -> Iterator[Chunk]:
+        """The rows to write, and what happens before the last frame."""
+        return chunks
 
     def advance(self, *, idle: bool = False) -> None:
         """Copy some of the rows that the save under way waits for; to be called between two batches, often."""

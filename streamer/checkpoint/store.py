@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from streamer.checkpoint.frames import Arrays, Chunk
@@ -29,27 +30,63 @@ MOST_DELTAS = 250
 """A new base is due when there are more, however small they are: each is a file to open at a restart."""
 
 
-class Checkpoint:
-    """The state at one point: the base, and the deltas up to it, in their order. All were checked."""
+RANKS = "ranks"
+"""In the meta of a group's checkpoint: number and CRC-32 of the point of each rank but 0."""
 
-    def __init__(self, chain: Sequence[Point]) -> None:
+
+def rank_directory(directory: Path, rank: int) -> Path:
+    """Where a rank of a group writes its points."""
+    return directory / f"rank-{rank}" if rank else directory
+
+
+class Checkpoint:
+    """The state at one point: the base, and the deltas up to it, in their order. All were checked.
+
+    That of a group has the chains of its ranks, too: rows of users are numbered on from rank to rank.
+    """
+
+    def __init__(self, chain: Sequence[Point], ranks: Sequence[Sequence[Point]] = ()) -> None:
         self.chain = list(chain)
         self.path, self.number = chain[-1].path, chain[-1].link.number
         self.meta = chain[-1].meta
+        self._chains, self._first = [chain, *ranks], [0]
+        for points in self._chains:
+            self._first.append(self._first[-1] + _users(points[-1].arrays()))
+        self.users = self._first[-1]
+        """How many rows of users `arrays` are for."""
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Rows and what they hold; what comes later takes the place of what came before."""
-        for point in self.chain:
-            yield from point.chunks()
+    def chunks(self, kind: str | None = None) -> Iterator[Chunk]:
+        """Rows and what they hold, or those of one kind; what comes later takes the place of what came before."""
+        for first, points in zip(self._first, self._chains, strict=False):
+            for point in points:
+                for chunk in point.chunks():
+                    if kind in (None, chunk.kind):
+                        yield chunk._replace(rows=chunk.rows + first) if chunk.kind == "users" else chunk
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What is not rows."""
-        return self.chain[-1].arrays()
+        arrays = self.chain[-1].arrays()
+        if self.users == self._first[1]:
+            return arrays
+        return arrays | {name: np.array(self.users) for name in arrays if _is_size_of_users(name)}
+
+    @property
+    def links(self) -> list[ChainLink]:
+        """What a delta can be added to; nothing after a group, whose users have other rows in one process."""
+        return [] if len(self._chains) > 1 else [ChainLink(p.path, p.link, p.size_bytes) for p in self.chain]
 
     @property
     def size_bytes(self) -> int:
         """Of all files that are needed to restore it."""
-        return sum(point.size_bytes for point in self.chain)
+        return sum(point.size_bytes for points in self._chains for point in points)
+
+
+def _is_size_of_users(name: str) -> bool:
+    return name.startswith("users.") and name.endswith(".size")
+
+
+def _users(arrays: Arrays) -> int:
+    return max([int(array) for name, array in arrays.items() if _is_size_of_users(name)], default=0)
 
 
 class ChainLink(NamedTuple):
@@ -154,7 +191,7 @@ class CheckpointStore:
             problems: dict[str, int] = {}  # and how many points cannot be used for each
             for number in reversed(points):
                 try:
-                    found = Checkpoint(self._read_chain(number, checked))
+                    found = self._checkpoint(self._read_chain(number, checked))
                     break
                 except CorruptCheckpoint as error:
                     if points[number].exists():  # or a trainer beside us removed it, so there are newer ones
@@ -173,7 +210,7 @@ class CheckpointStore:
                     count, "s" if count > 1 else "", problem,
                 )  # fmt: skip
             if self._lock is not None:
-                self.chain = [] if problems else [ChainLink(p.path, p.link, p.size_bytes) for p in found.chain]
+                self.chain = [] if problems else found.links
                 if prune:
                     self._prune()
             return found
@@ -185,9 +222,20 @@ class CheckpointStore:
         Raises:
             CorruptCheckpoint: a file of its chain is damaged or missing.
         """
-        found = Checkpoint(self._read_chain(number, {}))
-        self.chain = [ChainLink(p.path, p.link, p.size_bytes) for p in found.chain]
+        found = self._checkpoint(self._read_chain(number, {}))
+        self.chain = found.links
         return found
+
+    def _checkpoint(self, chain: Sequence[Point]) -> Checkpoint:
+        """The state at the end of a chain, with the chains of the other ranks if a group wrote it."""
+        ranks = []
+        for rank, link in enumerate(chain[-1].meta.get(RANKS, []), start=1):
+            store = CheckpointStore(rank_directory(self.directory, rank), readonly=True)
+            points = store._read_chain(link[0], {})
+            if points[-1].link != Link(*link):
+                raise CorruptCheckpoint(f"{points[-1].path} is not the one that {chain[-1].path} needs")
+            ranks.append(points)
+        return Checkpoint(chain, ranks)
 
     def verify(self) -> dict[Path, str | None]:
         """Check every point with its chain: what is wrong with it, None if nothing is."""
@@ -302,7 +350,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is none, the directory has checkpoints of its own, or it cannot be written to.
         """
-        found = self.load() if number is None else Checkpoint(self._read_chain(number, {}))
+        found = self.load() if number is None else self._checkpoint(self._read_chain(number, {}))
         if found is None:
             raise CheckpointError(f"there is no checkpoint in {self.directory}")
         with CheckpointStore(directory) as target, _translated_errors("copy a checkpoint into", target.directory):

@@ -32,6 +32,8 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_REDIS = (6, 2)
 """The first with XTRIM MINID."""
 ENOUGH_SPACE_BYTES = 1_000_000_000
+SAMPLED_RECORDS = 2000
+"""Records of each partition that are looked at."""
 KAFKA_TIMEOUT_S = 4.0
 REDIS_TIMEOUT_S = 2.0
 COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -101,6 +103,8 @@ def diagnose(settings: RunSettings) -> Iterator[Finding]:
         checks |= {"kafka": check_kafka, "codecs": check_codecs, "dead letters": check_dead_letters}
     else:
         checks |= {"topic": check_embedded_log, "data": check_data}
+    if settings.trainers is not None:
+        checks["keys"] = check_keys
     checks |= {"checkpoints": check_checkpoints} | ({"redis": check_redis} if settings.redis_url else {})
     for name, check in checks.items():
         try:
@@ -314,6 +318,36 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
                 yield Finding("group", "ok", f"{settings.group_id} has no committed offsets yet")
     finally:
         consumer.close(autocommit=False, timeout_ms=1000)
+
+
+def check_keys(settings: RunSettings) -> Iterator[Finding]:
+    """Whether each user of a sample is in one partition, where a group keeps the user's state."""
+    from streamer.build import lockstep_of
+    from streamer.event import EventDecoder
+    from streamer.group.group import Group
+    from streamer.ingest.batcher import Batcher
+    from streamer.ingest.handover import Handover
+    from streamer.ingest.ingest import Ingest
+    from streamer.ingest.stop_condition import StopCondition
+
+    lockstep = lockstep_of(dataclasses.replace(settings, start="earliest"), Group())
+    partitions, decoder = lockstep.partitions(), EventDecoder(settings)
+    wanted = dict.fromkeys(partitions, SAMPLED_RECORDS)
+    source = lockstep.make_source(lambda: partitions, lambda p: wanted[p] > 0)
+    homes: dict[str, set[int]] = {}
+    with contextlib.closing(source):
+        source.open(Handover(Ingest(Batcher(1)), StopCondition()))
+        while any(wanted[p] > 0 and not source.has_no_more(p) for p in partitions):
+            for chunk in source.poll(SAMPLED_RECORDS, 0.2):
+                wanted[chunk.partition] -= len(chunk)
+                for user in decoder.decode(chunk).users:
+                    homes.setdefault(user, set()).add(chunk.partition.number)
+    spread = sum(len(numbers) > 1 for numbers in homes.values())
+    if spread:
+        found = f"{spread:,} of {len(homes):,} users of a sample have events in several partitions"
+        yield Finding("keys", "warning", found, "let the producer use the user's id as the key of its records")
+    else:
+        yield Finding("keys", "ok", f"each of {len(homes):,} users of a sample is in one partition")
 
 
 def check_codecs(_: RunSettings) -> Iterator[Finding]:

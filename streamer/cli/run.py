@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.group.launcher import Launcher, is_rank, rank
 from streamer.settings import RunSettings
 
 _OUTPUT = "Output"
@@ -63,21 +67,34 @@ def run(
     can also be set by an environment variable (STREAMER_BATCH_SIZE=1024) or in a file given by --config; the command
     line wins over the environment, which wins over the file.
     """
+    if (settings.trainers or 1) > 1 and not is_rank():
+        sys.exit(launch(settings.trainers or 1, log_format))
+    if is_rank() and settings.trainers is None:  # by torchrun
+        settings = replace(settings, trainers=int(os.environ["WORLD_SIZE"]))
     from streamer.build import build_pipeline
     from streamer.display.reporting import make_reporter
 
-    source = settings.described()
-    with watching(source, metrics_host, metrics_port, metrics_show_values) as watch:
+    source, is_lead = settings.described(), rank() == 0
+    with watching(source, metrics_host, metrics_port if is_lead else None, metrics_show_values) as watch:
         pipeline = build_pipeline(settings)
         stop_on_signals(pipeline.stop)
-        with make_reporter(log_format, source) as reporter:
+        with make_reporter(log_format, source, rank=rank()) as reporter:
             pipeline.on_status = reporter.update
             watch(pipeline)
             pipeline.run()
             summary = pipeline.summary()
-            reporter.finish(None if as_json else summary)
-    if as_json:
+            reporter.finish(None if as_json or not is_lead else summary)
+    if as_json and is_lead:
         click.echo(json.dumps(summary))
+
+
+def launch(trainers: int, log_format: str) -> int:
+    """Run this same command as several processes; returns the exit code."""
+    from streamer.display.reporting import make_handler
+
+    logger = logging.getLogger("streamer")
+    logger.addHandler(make_handler(log_format == "json"))
+    return Launcher(trainers, [sys.executable, "-m", "streamer", *sys.argv[1:]]).run()
 
 
 @contextlib.contextmanager

@@ -84,6 +84,8 @@ class RunPanel:
             yield from self._chart_lines(status, width)
         yield from _accounting(status)
         yield lag_line(status)
+        if status.ranks:
+            yield ranks_line(status, self._clock() - self._started)
         if status.towers is not None and status.towers.adds_nothing:
             yield Text(str(status.towers), "yellow", no_wrap=True, overflow="ellipsis")
         if self.note:
@@ -174,6 +176,15 @@ def lag_line(status: Status) -> Text:
         parts = [f"{'' if one_topic else p.topic}[{p.number}] {lag[p]:,}" for p in worst]
         line.append("  " + " ".join(parts) + (f" and {more:,} more" if more else ""), "dim")
     return line.append(f"; {status.queued_events:,} in the queue", "dim")
+
+
+def ranks_line(status: Status, seconds: float) -> Text:
+    """The trainers of a group: how many partitions each reads, and how much of the time it waits for the others."""
+    parts = [
+        f"{rank}: {len(partitions)} partitions, waits {figures.waiting_ms / 1000 / max(seconds, 1):.0%}"
+        for rank, (partitions, figures) in enumerate(status.ranks)
+    ]
+    return Text.assemble(("trainers    ", "dim"), "; ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
 def _two_columns(width: int) -> Table:

@@ -55,8 +55,13 @@ class Reporter(ABC):
         """The run has ended; None if the summary is shown elsewhere."""
 
 
-def make_reporter(kind: str, source: str, every_s: float = EVERY_S) -> Reporter:
-    """A reporter for `panel`, `plain`, `json` or `auto`, which is a panel at a terminal that can show it."""
+def make_reporter(kind: str, source: str, every_s: float = EVERY_S, rank: int = 0) -> Reporter:
+    """A reporter for `panel`, `plain`, `json` or `auto`, which is a panel at a terminal that can show it.
+
+    Of a group, rank 0 shows the run; the others log what goes wrong, with their rank before it.
+    """
+    if rank:
+        return RankReporter(rank, as_json=kind == "json")
     if kind == "auto":
         unicode = (getattr(sys.stderr, "encoding", None) or "").lower().startswith("utf")
         shows_panels = sys.stderr.isatty() and unicode and os.environ.get("TERM", "") not in ("", "dumb")
@@ -75,9 +80,7 @@ class LogReporter(Reporter):
         self._next, self._note = 0.0, ""
 
     def __enter__(self) -> Self:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_JsonLines() if self._json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._stack.enter_context(_logging_to(handler))
+        self._stack.enter_context(_logging_to(make_handler(self._json)))
         logger.info("learning from %s", self._source)
         return self
 
@@ -101,6 +104,35 @@ class LogReporter(Reporter):
             return
         for label, text in summary_rows(summary):
             logger.info("%s", f"{label:<10} {text}")
+
+
+class RankReporter(Reporter):
+    """The warnings of a rank other than 0."""
+
+    def __init__(self, rank: int, as_json: bool) -> None:
+        super().__init__()
+        self._rank, self._json = rank, as_json
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(_logging_to(make_handler(self._json, f"rank {self._rank}: "), logging.WARNING))
+        return self
+
+    def update(self, status: Status) -> None:
+        """Rank 0 shows the state."""
+
+    def note(self, text: str) -> None:
+        """Rank 0 shows it."""
+
+    def finish(self, summary: dict[str, Any] | None) -> None:
+        """Rank 0 shows the summary."""
+
+
+def make_handler(as_json: bool, prefix: str = "") -> logging.Handler:
+    """Log lines on standard error: plain, or JSON for machines."""
+    handler = logging.StreamHandler(sys.stderr)
+    plain = logging.Formatter(f"%(asctime)s %(levelname)s {prefix}%(message)s")
+    handler.setFormatter(_JsonLines() if as_json else plain)
+    return handler
 
 
 class PanelReporter(Reporter):
@@ -234,12 +266,12 @@ def accounting_described(counts: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _logging_to(handler: logging.Handler) -> Iterator[None]:
+def _logging_to(handler: logging.Handler, least: int = logging.INFO) -> Iterator[None]:
     """Everything that is logged goes to this handler alone; afterwards, to where it went before."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers = [handler]
-    root.setLevel(logging.INFO)
+    root.setLevel(least)
     try:
         yield
     finally:

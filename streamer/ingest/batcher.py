@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +49,11 @@ class MicroBatch:
     positions: dict[Partition, int] = field(default_factory=dict)  # next offsets, once this batch is trained
     filtered: int = 0
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    others: int = 0  # in a group: events of the whole step, of which these are some
     lost: int = 0  # offsets before its records that were removed before they could be read
     arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
     not_admitted: int = 0  # of its events, those of users or items that have not come often enough
+    deleted: list[str] = field(default_factory=list)  # in a group: the items of deletions, which it does not hold
     deletions: int = 0  # of its events, those that say that an item does not exist any more; they have no user
 
     def __len__(self) -> int:
@@ -60,6 +62,12 @@ class MicroBatch:
     def __bool__(self) -> bool:
         """A batch without events counts too: `while batch := batcher.take()` must not lose its positions."""
         return True
+
+    def closed(self) -> MicroBatch:
+        """The batch, when all its records are in it."""
+        self.user_features = none_if_empty(self.user_features or [])
+        self.item_features = none_if_empty(self.item_features or [])
+        return self
 
     @property
     def learned(self) -> int:
@@ -229,9 +237,29 @@ class Batcher:
             if stop == chunk.end:
                 self._queue.popleft()
         self._queued = self._queued.minus(amount)
-        batch.user_features = none_if_empty(batch.user_features or [])
-        batch.item_features = none_if_empty(batch.item_features or [])
-        return batch
+        return batch.closed()
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest record that waits came, by the clock; None if none waits."""
+        return self._queue[0].arrived_s if self._queue else None
+
+    def move_into(self, batch: MicroBatch, events: int) -> None:
+        """Move records into a batch until it has this many events more, with the records after them that have none."""
+        wanted = len(batch) + events
+        while self._queue:
+            chunk = self._queue[0]
+            start, missing = chunk.start, wanted - len(batch)
+            reached = min(chunk.end, bisect_left(chunk.events, chunk.events[start] + missing, lo=start))
+            stop = bisect_right(chunk.events, chunk.events[reached]) - 1
+            if stop > start:
+                batch.arrived_s = min(batch.arrived_s or chunk.arrived_s, chunk.arrived_s)
+                self._queued = self._queued.minus(chunk.amount(start, stop))
+                _append(batch, chunk, start, stop)
+                chunk.start = stop
+            if stop < chunk.end:
+                return
+            self._queue.popleft()
 
 
 def _append(batch: MicroBatch, chunk: _QueuedChunk, start: int, stop: int) -> None:

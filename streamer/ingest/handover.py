@@ -27,6 +27,7 @@ class Handover:
         at_most = self._ingest.owner.claim(new)
         with self._ingest.changed:
             self._ingest.rebalances += 1
+            self._ingest.at_end = self._ingest.others_at_end = self._ingest.finished = False
             earlier = {p.topic for p in self._ingest.offsets.snapshot().positions}
             trained = self._ingest.offsets.assign(new, at_most)
         if earlier and (other := {p.topic for p in new} - earlier):

@@ -67,6 +67,7 @@ _LABELS = {
     "side": Label("side", SIDES),
     "evicted_reason": Label("reason", WHY_EVICTED),
     "memory_part": Label("part", MEMORY),
+    "trainer": Label("trainer", bound="ranks of the group"),
     "part": Label("part", PARTS),
     "phase": Label("phase", PHASES),
     "recommender": Label("recommender", RECOMMENDERS),
@@ -200,6 +201,15 @@ streamer_store_joins_total: How often the trainer joined the store, the first ti
 streamer_store_seeds_total: How often the trainer seeded a store that was empty or behind.
 streamer_store_snapshots_total: Snapshots that the trainer wrote, after which the log is trimmed.
 streamer_store_errors_total{store_reason}: Exchanges that failed, by reason.
+
+## Group
+streamer_group_trainers: Trainers that train the model in lockstep; 0 if this one trains alone.
+streamer_group_partitions{trainer}: Partitions that a trainer reads.
+streamer_group_waiting_seconds_total{trainer}: Time that a trainer waited at the beginning of steps, until the slowest
+    had come.
+streamer_group_exchange_seconds_total{trainer}: Time that a trainer spent in exchanges inside of steps.
+streamer_group_sent_bytes_total{trainer}: Bytes that a trainer sent to each of the others.
+streamer_group_spread_users: About how many users have events in several partitions; 0 if the topic is keyed by user.
 
 ## Checkpoints
 streamer_checkpoint_age_seconds: Age of the state in the newest safe checkpoint; since the start of the process if there

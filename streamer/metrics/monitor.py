@@ -170,6 +170,7 @@ class Monitor(Observer):
         self._set_limits()
         self._set_sampler()
         self._set_store(status.store)
+        self._set_group(status)
         self._set_checkpoints(status)
         self._set_publishing(status)
         if self._clock() >= self._look_at:
@@ -259,6 +260,16 @@ class Monitor(Observer):
             i.set("streamer_sampler_distinct_negatives", distinct, name)
             i.set("streamer_sampler_distinct_share", distinct / draws if draws else 0.0, name)
             i.set("streamer_sampler_own_share", float(_array(part.own_share)), name)
+
+    def _set_group(self, status: Status) -> None:
+        i = self.instruments
+        i.set("streamer_group_trainers", len(status.ranks))
+        i.set("streamer_group_spread_users", status.spread_users)
+        for rank, (partitions, figures) in enumerate(status.ranks):
+            i.set("streamer_group_partitions", len(partitions), str(rank))
+            i.rise("streamer_group_waiting_seconds_total", figures.waiting_ms / 1000, str(rank))
+            i.rise("streamer_group_exchange_seconds_total", figures.exchange_ms / 1000, str(rank))
+            i.rise("streamer_group_sent_bytes_total", figures.sent_bytes, str(rank))
 
     def _set_store(self, store: StoreStatus) -> None:
         i = self.instruments

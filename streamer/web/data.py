@@ -37,6 +37,7 @@ def page_data(monitor: Monitor, span: str = "recent", show_values: bool = False)
         "cache": _cache(monitor.sampler_report) if monitor.sampler_report is not None else None,
         "ranking": _ranking(status) if status is not None else None,
         "partitions": _partitions(status) if status is not None else [],
+        "ranks": _ranks(status) if status is not None else [],
         "dead_letters": {
             "reasons": dict(status.accounting.get("dead_letters", {})) if status is not None else {},
             "recent": [_letter(at, letter, show_values) for at, letter in monitor.letters()],
@@ -95,6 +96,11 @@ def _partitions(status: Status) -> list[dict[str, Any]]:
         {"topic": p.topic, "partition": p.number, "position": position, "lag": status.lag.get(p)}
         for p, position in sorted(status.partitions.items())
     ]
+
+
+def _ranks(status: Status) -> list[dict[str, Any]]:
+    """The trainers of a group; none if this one trains alone."""
+    return [{"partitions": [p.number for p in rank.partitions], **rank.figures._asdict()} for rank in status.ranks]
 
 
 def _letter(at: float, letter: DeadLetter, show_values: bool) -> dict[str, Any]:

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 
-def backward(loss: Tensor) -> None:
-    """Like `loss.backward()` for a scalar, node by node on the calling thread."""
+def backward(loss: Tensor, gradient: Tensor | None = None) -> None:
+    """Like `loss.backward(gradient)`, node by node on the calling thread."""
+    if loss.grad_fn is None:
+        loss.grad = gradient
+        return
     waiting = _incoming_edges(loss.grad_fn)
     gradients: dict[object, dict[int, Tensor]] = defaultdict(dict)
-    gradients[loss.grad_fn][0] = torch.ones_like(loss)
+    gradients[loss.grad_fn][0] = torch.ones_like(loss) if gradient is None else gradient
     ready = [loss.grad_fn]
     while ready:
         node = ready.pop()

@@ -119,7 +119,6 @@ class Reference:
         return torch.stack(losses).mean()
 
     def resampled(self, batch: Batch, view: StreamState, candidates: list[int], m: int, proposal=None) -> Tensor:
-        offsets = torch.rand(len(batch), generator=self.draws)
         distinct = list(dict.fromkeys(candidates))
         losses, weights, scores, owns = [], [], [], []
         for score, own in self.rows(batch):
@@ -136,7 +135,7 @@ class Reference:
         if self.trainer.settings.resampler == "multinomial":
             n = resampling.multinomial(W.float(), m, self.draws).double()
         else:
-            n = resampling.systematic(W, m, offsets.double())
+            n = resampling.systematic(W, m, torch.rand(len(batch), generator=self.draws).double())
         for s, counts, own in zip(scores, n, owns, strict=True):
             if counts.sum() == 0:
                 losses.append(own * 0)

@@ -23,6 +23,7 @@ from servers.redis import LocalSentinel, RedisServer, local_cluster
 from streamer.checkpoint import CheckpointStore
 from streamer.cli import doctor as module
 from streamer.cli.main import cli
+from streamer.event import encode
 from streamer.sources.embedded.log import EmbeddedLog
 
 Checks = dict[str, list[dict]]
@@ -78,6 +79,17 @@ def test_a_machine_that_runs_these_tests_is_well():
         assert states(checks[name]) == ["ok"]
     assert checks["torch"][0]["found"].startswith(torch.__version__)
     assert checks["python"][0]["found"] == ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.mark.parametrize(("key", "status"), [("user", "ok"), ("nothing", "warning")])
+def test_a_group_is_told_whether_its_topic_is_keyed_by_user(here, key, status):
+    records = [(b"%d" % (k % 50) if key == "user" else None, encode(f"u{k % 50}", "i", 1.0 + k), k) for k in range(777)]
+    with EmbeddedLog(here) as log:
+        log.create_topic("interactions", 4)
+        log.append("interactions", records)
+    _, checks = examined("--data-dir", here, "--trainers", "2")
+    assert states(checks["keys"]) == [status]
+    assert "50 users" in checks["keys"][0]["found"]
 
 
 def test_nothing_is_created(here):

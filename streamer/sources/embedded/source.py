@@ -299,6 +299,22 @@ class EmbeddedSource:
         return last or 0
 
 
+def all_partitions(data_dir: str | Path, topics: Sequence[str], *, wait: bool) -> list[Partition]:
+    """All partitions of topics; none while one of them is not there yet.
+
+    Raises:
+        UnknownTopic: a topic is not there, and nobody is to `wait` for it.
+    """
+    path, existing = Path(data_dir) / LOG_FILE, {}
+    if path.exists():
+        with translated_errors(path), contextlib.closing(connect(path, "rw", database.BUSY_TIMEOUT_S)) as db:
+            existing = topics_of(db) if database.format_of(db, path) else {}
+    missing = [topic for topic in topics if topic not in existing]
+    if missing and not wait:
+        raise UnknownTopic(database.unknown_topic(path, missing, existing))
+    return [Partition(topic, number) for topic in topics for number in range(existing[topic])] if not missing else []
+
+
 def _take(pending: deque[Chunk], max_records: int) -> list[Chunk]:
     """Take at most `max_records` off the front; neighbours of one partition become one chunk."""
     taken: list[Chunk] = []

@@ -130,6 +130,9 @@ function showState() {
   add("Not in it", count(saved.unsaved_events) + " events");
   add("Size, time to write", bytes(saved.size_bytes) + ", " + duration(saved.duration_s));
   if (saved.failed) add("Failed checkpoints", count(saved.failed), true);
+  const running = Math.max(data.now - data.started, 1);
+  data.ranks.forEach((r, k) => add("Trainer " + k, (r.partitions.length ? "partitions " + r.partitions.join(", ") : "no partition")
+    + " · waits " + percent(r.waiting_ms / 1000 / running) + " · sends " + bytes(r.sent_bytes / running) + "/s"));
   add("Shared with", store.kind === "none" ? "nobody" : store.kind || "–");
   if (store.kind !== "none") {
     add("Store", store.problem || (store.live ? "responds" : "does not respond"), store.problem || !store.live);

@@ -16,6 +16,7 @@ from streamer.cache_store.state import StoreStatus
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import SaveStats
 from streamer.event import encode
+from streamer.ingest.lockstep import RankFigures
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.composition import composition
@@ -23,7 +24,7 @@ from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
 from streamer.metrics.sampler_report import turnover
-from streamer.pipeline import Status
+from streamer.pipeline import RankStatus, Status
 from streamer.prequential import Prequential
 from streamer.sources.base import Partition
 
@@ -194,7 +195,9 @@ class Recording(Instruments):
 def test_every_metric_is_set_by_something(tmp_path, monkeypatch):
     monkeypatch.setattr("streamer.metrics.monitor.Instruments", Recording)
     line = WatchedLine(records(120), tmp_path)
-    line.monitor.refreshed(dataclasses.replace(line.pipeline.status, store=StoreStatus(errors={"slow": 1})))
+    ranks = [RankStatus([Partition("t", 0)], RankFigures(1, 2, 3, 4, 5))]
+    status = dataclasses.replace(line.pipeline.status, store=StoreStatus(errors={"slow": 1}), ranks=ranks)
+    line.monitor.refreshed(status)
     line.run()
     assert line.monitor.instruments.touched == set(CATALOGUE)
 

@@ -1,0 +1,99 @@
+"""Ranks as processes on the embedded log: the model is the same however many they are and whatever befalls them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from group_harness import PATIENCE_S, Ranks, model
+
+from streamer.event import encode
+from streamer.sources.embedded.log import EmbeddedLog
+
+EVENTS, PARTITIONS = 3000, 5
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    """Uneven partitions: one has half of all events, one has none."""
+    directory, rng = tmp_path_factory.mktemp("log"), random.Random(0)
+    records: dict[int, list] = {p: [] for p in range(PARTITIONS)}
+    for k in range(EVENTS):
+        partition = rng.choice([0, 0, 0, 1, 2, 3])
+        user, item = f"u{partition}.{rng.randrange(20)}", f"i{int(rng.paretovariate(0.6)) % 300}"
+        value = encode(user, item, 1_700_000_000 + k) if k % 100 else b"no event"
+        records[partition].append((user.encode(), value, 1_700_000_000_000 + 1000 * k))
+    with EmbeddedLog(directory) as log:
+        log.create_topic("interactions", PARTITIONS)
+        for partition, of_partition in records.items():
+            log.append("interactions", of_partition, partition)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def undisturbed(forker, log, tmp_path_factory) -> dict[str, object]:
+    checkpoints = tmp_path_factory.mktemp("one") / "checkpoints"
+    assert Ranks(forker, log, checkpoints, 1, "--trainers", "1").wait_all() == [0]
+    return model(checkpoints)
+
+
+def test_ranks_train_the_same_model_as_one(forker, log, undisturbed, tmp_path):
+    assert undisturbed["accounting"]["trained"] == EVENTS - EVENTS // 100
+    assert undisturbed["accounting"]["dead_letters"] == {"not_json": EVENTS // 100}
+    for size in (2, 3):
+        checkpoints = tmp_path / str(size)
+        assert Ranks(forker, log, checkpoints, size).wait_all() == [0] * size
+        assert model(checkpoints) == undisturbed
+
+
+def test_killed_at_random_moments_and_with_other_numbers_of_ranks_the_model_is_the_same(
+    forker, log, undisturbed, tmp_path
+):
+    rng, checkpoints = random.Random(1), tmp_path / "checkpoints"
+    often = ["--checkpoint-every-events", "200", "--keep-checkpoints", "1"]
+    for size in (2, 3, 2, 1, 2, 3):
+        ranks = Ranks(forker, log, checkpoints, size, *often)
+        if ranks.wait(0, rng.uniform(0.2, 2.0)) is None:
+            ranks.kill(victim := rng.randrange(size))
+            time.sleep(rng.uniform(0, 0.2))  # the others go on as far as they can
+            for rank in set(range(size)) - {victim}:
+                ranks.kill(rank)  # as the launcher does
+        ranks.wait_all()
+    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert model(checkpoints) == undisturbed
+
+
+def test_without_its_manifest_a_checkpoint_counts_for_nothing(forker, log, undisturbed, tmp_path):
+    """As if killed between the last rank's part and the manifest; and then, as if a part were damaged."""
+    checkpoints = tmp_path / "checkpoints"
+    often = ["--checkpoint-every-events", "500", "--keep-checkpoints", "9"]
+    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    *before, newest = sorted(checkpoints.glob("ckpt-*"))
+    assert len(before) > 2
+    newest.unlink()
+    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert model(checkpoints) == undisturbed
+    *_, part = sorted((checkpoints / "rank-1").glob("ckpt-*"))
+    part.write_bytes(part.read_bytes()[:-10])
+    again = Ranks(forker, log, checkpoints, 2, *often)
+    assert again.wait_all() == [0, 0]
+    assert "cannot be used" in again.errors(0)
+    assert model(checkpoints) == undisturbed
+
+
+def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(forker, log, tmp_path):
+    ranks = Ranks(forker, log, tmp_path / "checkpoints", 2, "--group-timeout", "2", "--max-age", "0")
+    deadline = time.monotonic() + PATIENCE_S
+    while "assigned" not in ranks.errors(0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(ranks.pids[1], signal.SIGSTOP)
+    assert ranks.wait(0) == 1
+    assert "lost another trainer" in ranks.errors(0)
+    os.kill(ranks.pids[1], signal.SIGCONT)
+    assert ranks.wait(1) == 1
+    assert "rank 1 lost another trainer" in ranks.errors(1)

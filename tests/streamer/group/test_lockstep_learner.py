@@ -1,0 +1,134 @@
+"""Several ranks train the same model as one, bit for bit, whatever their number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from streamer.ingest.batcher import MicroBatch, Origin
+from streamer.learner import OF_USERS, Learner
+from streamer.sources.base import Partition
+from tests.streamer.group.ranks import run_ranks
+
+PARTITIONS, PARTS = 6, 4
+
+
+def steps(count: int = 8, seed: int = 0) -> list[dict[int, MicroBatch]]:
+    """Events of each step by partition; partition 5 is silent, and partition 0 has more than the others."""
+    rng, found, at = np.random.default_rng(seed), [], dict.fromkeys(range(PARTITIONS), 0)
+    for step in range(count):
+        by_partition = {}
+        for partition in range(PARTITIONS - 1):
+            events = int(rng.integers(1, 12)) * (3 if partition == 0 else 1)
+            users = [f"u{partition}.{k}" for k in rng.integers(0, 6, events)]
+            items = [f"i{k}" for k in rng.zipf(1.3, events) % 60]
+            times = (1_000_000 + 100 * step + np.sort(rng.integers(0, 100, events))).astype(float).tolist()
+            features = [{"kind": f"k{item[-1]}"} for item in items]
+            by_partition[partition] = MicroBatch(users, items, times, item_features=features)
+            at[partition] += events
+        found.append(by_partition)
+    return found
+
+
+def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
+    batch = MicroBatch(item_features=[])
+    for partition, events in step.items():
+        if group.owner(group.part_of(partition)) == group.rank:
+            batch.origins.append(Origin(Partition("t", partition), len(batch), len(batch) + len(events)))
+            batch.users += events.users
+            batch.items += events.items
+            batch.timestamps_s += events.timestamps_s
+            batch.item_features += events.item_features
+    return batch
+
+
+def train(size: int, **settings) -> list[Learner]:
+    settings = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64} | settings
+
+    def work(group):
+        torch.set_num_threads(1)
+        learner = Learner(**settings)
+        learner.group = group
+        for step in steps():
+            learner.learn_batch(own_batch(step, group))
+        return learner
+
+    return run_ranks(size, PARTS, work)
+
+
+def shared_state(learner: Learner) -> dict[str, np.ndarray]:
+    """Everything that belongs to items, and what is dense."""
+    found, _ = learner.dense()
+    found = {name: array for name, array in found.items() if not name.startswith(OF_USERS)}
+    for kind in ("items", "pairs", "hash", "item.kind"):
+        if kind in learner.kinds():
+            found |= {f"{kind}/{name}": a for name, a in learner.take(kind, learner.rows(kind)).items()}
+    return found
+
+
+def differences(a: Learner, b: Learner) -> list[str]:
+    ours, theirs = shared_state(a), shared_state(b)
+    return [name for name in ours | theirs if not np.array_equal(ours[name], theirs[name], equal_nan=True)]
+
+
+CASES = {
+    "default": {},
+    "local negatives": {"negatives": "local"},
+    "features and layers": {"item_features": ("kind",), "item_layers": (12, 8), "user_layers": (8,)},
+    "user ids": {"user_ids": True, "method": "ssl-pop"},
+    "mns": {"method": "mns", "rerank": False, "recent_items": 0, "user_ids": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_number_of_ranks_trains_the_same_model(case):
+    one = train(1, **CASES[case])[0]
+    assert one.trainer.steps == 8
+    for size in (2, 3, 4):
+        ranks = train(size, **CASES[case])
+        for rank in ranks:
+            assert differences(rank, one) == []
+        assert sum(len(rank.users) for rank in ranks) == len(one.users)
+
+
+def test_the_gradient_of_parts_is_that_of_the_whole_batch():
+    """Against the step that computes everything at once: other sums, the same gradient."""
+    learner = train(1)[0]
+    whole = Learner(dim=16, cache_size=32, ranker_events=16, hash_slots=64)
+    first = steps()[0]
+    together = MicroBatch(
+        [u for b in first.values() for u in b.users],
+        [i for b in first.values() for i in b.items],
+        [t for b in first.values() for t in b.timestamps_s],
+    )
+    whole.learn_batch(together)
+    part = run_ranks(2, PARTS, lambda group: _one_step(group, first))[1]
+    assert differences(learner, part) != []
+    ours, theirs = shared_state(part), shared_state(whole)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def _one_step(group, step):
+    learner = Learner(dim=16, cache_size=32, ranker_events=16, hash_slots=64)
+    learner.group = group
+    learner.learn_batch(own_batch(step, group))
+    return learner
+
+
+def test_users_in_several_partitions_are_noticed_whichever_ranks_read_them(caplog):
+    def work(group, keyed):
+        learner = Learner(dim=4, cache_size=8, rerank=False, hash_slots=64)
+        learner.group = group
+        for partition in (0, 1):  # of rank 0 and of rank 1
+            users = [f"u{k}.{partition * keyed}" for k in range(1000)]
+            events = MicroBatch(users, ["i"] * 1000, [1.0] * 1000, item_features=[None] * 1000)
+            learner.learn_batch(own_batch({partition: events}, group))
+        return learner.keyed.spread
+
+    assert run_ranks(2, PARTS, lambda group: work(group, keyed=True)) == [0, 0]
+    assert not caplog.records
+    spread, _ = run_ranks(2, PARTS, lambda group: work(group, keyed=False))
+    assert spread > 5  # of a sample of one in 64
+    assert "several partitions" in caplog.text
