@@ -31,7 +31,7 @@ NOT_OURS = {
     "rdzv-endpoint",
     "max-restarts",
 }
-"""Options of docker."""
+"""Options of docker and of torchrun."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
