@@ -15,7 +15,7 @@ from streamer.model.setting import Settings, setting_rows
 from streamer.replay.evaluation.offline import OfflineSettings
 from streamer.replay.evaluation.prequential import PrequentialSettings
 from streamer.replay.settings import EvaluationSettings, ReplaySettings
-from streamer.settings import RunSettings
+from streamer.settings import RunSettings, ServeSettings
 
 DOCS = Path(__file__).parent
 
@@ -57,6 +57,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics},
     "settings.md": {
         "run": lambda: settings(RunSettings),
+        "serve": lambda: settings(ServeSettings, RunSettings),
         "prequential": lambda: settings(PrequentialSettings, RunSettings, "--set "),
         "offline": lambda: settings(OfflineSettings, RunSettings, "--set "),
         "replay": lambda: settings(ReplaySettings),

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from streamer.dead_letters.base import DeadLetters, FileDeadLetters
 from streamer.errors import SettingsError
-from streamer.settings import RunSettings, SharingSettings, StreamSettings
+from streamer.settings import FIELDS, RunSettings, ServeSettings, SharingSettings, StreamSettings
 from streamer.sources.base import Partition, Source
 
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
     from streamer.cache_store.store import CacheStore
     from streamer.group.group import Group
+    from streamer.learner import Learner
     from streamer.pipeline import Lockstep, Pipeline
+    from streamer.publish.points import Reader as PointReader
+    from streamer.publish.points import Writer as PointWriter
+    from streamer.publish.publisher import Publisher
     from streamer.sources.kafka.settings import KafkaSettings
 
 
@@ -60,6 +67,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         if settings.evaluation_share
         else None,
         shared_store(settings),
+        publisher(settings, learner),
     )
 
 
@@ -109,6 +117,98 @@ def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
 
     listed = partial(all_partitions, settings.data_dir, settings.topics, wait=not settings.until_end)
     return Lockstep(group, partial(AssignedSource, open_one), listed)
+
+
+def publisher(settings: RunSettings, learner: Learner) -> Publisher | None:
+    """What brings servers the changes of a learner; None if nothing is published.
+
+    Raises:
+        SettingsError: a topic is given, and no Kafka.
+    """
+    from streamer.publish.publisher import Publisher
+
+    if settings.publish_dir is not None:
+        from streamer.publish.directory import DirectoryWriter
+
+        writer: PointWriter = DirectoryWriter(settings.publish_dir)
+    elif settings.publish_topic is not None:
+        from streamer.publish.topic import KafkaWriter
+
+        if (kafka := kafka_settings(settings)) is None:
+            raise SettingsError(["publish-topic needs bootstrap-servers; without Kafka, give a publish-dir"])
+        writer = KafkaWriter(kafka, settings.publish_topic)
+    else:
+        return None
+    return Publisher(learner, writer, settings.publish_every_s, settings.publish_base_every_s)
+
+
+def point_reader(settings: ServeSettings) -> PointReader:
+    """Where a server reads what its trainer publishes."""
+    if settings.from_dir is not None:
+        from streamer.publish.directory import DirectoryReader
+
+        return DirectoryReader(settings.from_dir)
+    from streamer.publish.topic import TopicReader
+    from streamer.sources.kafka.tail import KafkaTail
+
+    kafka, topic = kafka_settings(settings), settings.publish_topic
+    assert kafka is not None
+    assert topic is not None
+    ours = replace(kafka, topics=topic, auto_offset_reset="earliest", start_timestamp_ms=None)
+    return TopicReader(lambda: KafkaTail(ours))
+
+
+def event_tail(settings: ServeSettings) -> Callable[[], Source]:
+    """Makes the source with which a server reads all events, whoever else reads them."""
+    if (kafka := kafka_settings(settings)) is not None:
+        from streamer.sources.kafka.tail import KafkaTail
+
+        return lambda: KafkaTail(kafka)
+    from streamer.sources.embedded.source import EmbeddedSource
+
+    return lambda: EmbeddedSource(settings.data_dir, settings.topics, wait_for_topic=True)
+
+
+def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:
+    """Writes an event of a user and an item, which happened now, to the stream that a server tails.
+
+    It connects when it is used for the first time. It may raise `SourceError`.
+    """
+    topic, names = settings.topics[0], {ours: settings.name_of(ours) for ours in FIELDS}
+    kind = {names["event_type"]: settings.event_types[0]} if settings.event_types else {}
+    append: Callable[[bytes, bytes], None] | None = None
+
+    def write(user: str, item: str) -> None:
+        nonlocal append
+        append = append or _appender(settings, topic)
+        event = {names["user_id"]: user, names["item_id"]: item, names["timestamp"]: time.time()}
+        append(user.encode(), msgspec.json.encode(event | kind))
+
+    return write
+
+
+def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], None]:
+    """Appends a record of key and value to a topic."""
+    if (kafka := kafka_settings(settings)) is not None:
+        from kafka import KafkaProducer
+
+        from streamer.sources.kafka.client import connect, explained
+
+        producer = connect(KafkaProducer, {"max_block_ms": 5_000} | kafka.producer_config())
+
+        def send(key: bytes, value: bytes) -> None:
+            with explained(f"topic {topic!r} of Kafka"):
+                producer.send(topic, value, key).get(timeout=5)
+
+        return send
+    from streamer.sources.embedded.log import EmbeddedLog
+
+    log = EmbeddedLog(settings.data_dir)
+
+    def append(key: bytes, value: bytes) -> None:
+        log.append(topic, [(key, value, round(1000 * time.time()))])
+
+    return append
 
 
 def source_factory(settings: RunSettings, trainer: str | None = None) -> Callable[[], Source]:

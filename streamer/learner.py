@@ -50,7 +50,7 @@ from streamer.model.retired import RetiredItems
 from streamer.model.retrieval import Retriever
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
-from streamer.recommender import Recommendation, Recommender
+from streamer.recommender import LAST_S, Recommendation, Recommender
 from streamer.settings import PipelineSettings
 from streamer.vocabulary import Vocabulary
 
@@ -77,8 +77,6 @@ DIGEST_EVERY, DIGEST_ROWS = 256, 4096
 """Steps between two comparisons of the ranks of a group, and rows of items that one looks at."""
 OF_USERS = ("users.", "admission.users.", "clock.", "items.retired.")
 """Dense state that depends on which users a rank has begins with these."""
-LAST_S = 2**31 - 1
-"""Times beyond this count as this: they are kept in 32 bits."""
 LARGEST_SCORE = 50.0
 """An inner product beyond this, or one that is not a number, does not ruin the ranker."""
 
@@ -651,6 +649,18 @@ class Learner:
 
     # candidates -------------------------------------------------------------------------------------------------------
 
+    def user_features(self, features: Features) -> Arrays:
+        """Features of a user who has no row, as those of a row: what the model does not know is left out."""
+        wanted = self.settings.user_tower
+        numbers = [_number(features.get(name, math.nan)) for name in wanted.numeric]
+        codes = [self.categories["user"][name].row_of(str(features.get(name, ""))) or 0 for name in wanted.categorical]
+        given = np.array([numbers], np.float32).reshape(1, -1)
+        return {
+            "codes": np.array([codes], np.int64).reshape(1, -1),
+            "numbers": np.nan_to_num(given),
+            "known": ~np.isnan(given),
+        }
+
     def _observe(
         self, rows: Batch, history: History, evaluated: Rows, step: Step
     ) -> tuple[Candidates, dict[int, Candidates]]:
@@ -689,13 +699,14 @@ class Learner:
         length = self.settings.recent_items
         return np.ascontiguousarray(history.items[:, :length]) if length else None
 
-    def _nearest(self, rows: Batch, count: int) -> Rows:
-        """[n, count] the items nearest to the users by the towers, of those that any trainer counted; -1 for none."""
-        found = np.full((len(rows), count), -1)
-        known = self.exact.size
-        if len(rows) and known and count:
-            best, _ = self.retriever.top(self.retriever.items(known), rows.users, count, rows.recent)
+    def _nearest(self, rows: Batch, count: int | Rows) -> Rows:
+        """[n, most] the items nearest to the users by the towers, `count` of each, if they are counted; else -1."""
+        most, known = int(np.max(count, initial=0)), self.exact.size
+        found = np.full((len(rows), most), -1)
+        if len(rows) and known and most:
+            best, _ = self.retriever.top(self.retriever.items(known), rows.users, most, rows.recent)
             found[:, : best.shape[1]] = np.where(self.exact.counts(best) > 0, best, -1)
+            found[np.broadcast_to(np.arange(most) >= np.reshape(count, (-1, 1)), found.shape)] = -1
         return found
 
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
@@ -703,17 +714,17 @@ class Learner:
             products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
             candidates.features[:, TOWER] = np.clip(np.nan_to_num(products), -LARGEST_SCORE, LARGEST_SCORE)
 
-    def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int = 0) -> Candidates:
+    def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int | Rows = 0) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is counted.
 
         Args:
             rows: users, targets (-1 for none), and times (None: that of the latest event).
             history: of the users.
             extra: [n, x] further candidates of each, -1 for none.
-            least: how many candidates each must have, if there are as many items.
+            least: how many candidates each must have, if there are as many items; [n] or the same for all.
         """
         rows = dataclasses.replace(rows, recent=self.recent_items(history))
-        nearest = self._nearest(rows, max(least, self.settings.retrieved_items))
+        nearest = self._nearest(rows, np.maximum(least, self.settings.retrieved_items))
         extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
         found = self.evidence.candidates(history, extra, rows.items, rows.times_s)
         self._add_towers(found, rows)

@@ -48,10 +48,11 @@ from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.model.ranking.ranker import influence_by_name
 from streamer.prequential import BestFloor, Prequential, TowersShare
+from streamer.publish.publisher import Publisher, PublishStatus
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.assigned import Assigned
-from streamer.sources.base import Partition, Source
+from streamer.sources.base import Partition, Positions, Source
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,8 @@ class Status:
     """Of a group; empty for a trainer that is in none."""
     spread_users: int = 0
     """About how many users have events in several partitions, of a group."""
+    publishing: PublishStatus | None = None
+    """None if nothing is published."""
     accounting: dict[str, Any] = field(default_factory=dict)
     at_s: float = 0.0
     """When it was refreshed, on the monotonic clock."""
@@ -135,6 +138,7 @@ class Pipeline:
         prequential: ranks events before they are trained; None for none.
         store: what is shared with other trainers; closed at the end. None shares nothing.
         lockstep: the group in which this trainer is one rank; None if it trains alone.
+        publisher: brings servers what is learned; closed at the end. None for no servers.
     """
 
     def __init__(
@@ -147,13 +151,14 @@ class Pipeline:
         checkpoints: CheckpointStore | None = None,
         prequential: Prequential | None = None,
         store: CacheStore | None = None,
+        publisher: Publisher | None = None,
         lockstep: Lockstep | None = None,
     ) -> None:
         self.learner, self.settings = learner, settings
         self.accounting, self.status = Accounting(), Status()
         self.on_status: Callable[[Status], None] | None = None
         self._watch = Observer()
-        self._dead_letters, self._prequential = dead_letters, prequential
+        self._dead_letters, self._prequential, self._publisher = dead_letters, prequential, publisher
         self._sharing = Sharing() if store is None else StoreSharing(learner, store)
         self._checkpoints: Checkpointer | None = None
         offsets = OffsetLedger()
@@ -257,6 +262,8 @@ class Pipeline:
         if self.last_checkpoint is not None:
             logger.info("resuming from %s: %s events so far", self.last_checkpoint, f"{self._first_events:,}")
         self._reader.start()
+        if self._publisher is not None:
+            self._publisher.start()
 
     def _has_ended(self) -> bool:
         """Whether nothing is left to do; the ranks of a group end at the same step."""
@@ -285,9 +292,13 @@ class Pipeline:
         self.accounting = self._earlier.plus(self._counts())
         if self._on_batch is not None and batch is not None and len(batch):
             self._on_batch(batch)
-        # 6. what a person wants to see
+        # 6. servers get what has changed
+        if self._publisher is not None:
+            with self._watch.phase("publish"):
+                self._publisher.step(self._trained_positions, idle=batch is None)
+        # 7. what a person wants to see
         self._refresh_status()
-        # 7. everything is saved with its positions, now and then; they are committed when it is safe
+        # 8. everything is saved with its positions, now and then; they are committed when it is safe
         if self._checkpoint_is_due():
             with self._watch.phase("checkpoint"):
                 self.checkpoint()
@@ -300,6 +311,10 @@ class Pipeline:
         if isinstance(self._ingest, LockstepIngest):
             return np.asarray(self._ingest.counts_of_ranks.sum(0))
         return self._own.counts()
+
+    def _trained_positions(self) -> Positions:
+        with self._ingest.changed:
+            return self._ingest.offsets.snapshot().positions
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
@@ -424,6 +439,8 @@ class Pipeline:
             stack.callback(self._sharing.close)
             stack.callback(self._reader.stop)
             stack.callback(self._refresh_status, force=True)
+            if self._publisher is not None:
+                stack.callback(self._publisher.close, None if self._torn else self._trained_positions())
             self._sharing.flush()
             if self._checkpoints is None:
                 return
@@ -469,6 +486,7 @@ class Pipeline:
         status.checkpoint_age_s = self._checkpoints.age_s if self._checkpoints is not None else None
         status.saves = self._checkpoints.stats(done) if self._checkpoints is not None else SaveStats()
         status.store = self._sharing.status()
+        status.publishing = self._publisher.status if self._publisher is not None else None
         status.accounting, status.at_s = self.accounting.to_json(), now
         self._watch.refreshed(status)
         if self.on_status is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,11 +13,20 @@ import numpy as np
 
 from streamer.errors import StreamerError
 from streamer.model.batch import Batch, Floats, Rows
+from streamer.model.by_rows import Arrays
+from streamer.model.ranking.evidence import KINDS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
-from streamer.model.ranking.recent import History
+from streamer.model.ranking.recent import History, RecentItems
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
+
+
+LAST_S = 2**31 - 1
+"""Times beyond this count as this: they are kept in 32 bits."""
+
+
+NOTHING: Rows = np.empty(0, np.int64)
 
 
 class Recommendation(NamedTuple):
@@ -24,6 +36,15 @@ class Recommendation(NamedTuple):
     score: float
     recent: bool
     """Whether it is among the recent items that the recommendation is based on."""
+
+
+class Reasons(NamedTuple):
+    """What made a recommendation."""
+
+    parts: dict[str, float]
+    """What each kind of evidence adds to the score; the rest is the same for all items of the query."""
+    recent: list[tuple[str, float]]
+    """Recent items that users had shortly before or after it, and how near each is; the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,7 @@ class Query:
         seen: item rows that the user had, or those of the session.
         known: whether there is anything to go by.
         note: what the person who asks should know about the result.
+        features: of a session's user, as those of a row; None for none.
     """
 
     user: str | None
@@ -45,15 +67,21 @@ class Query:
     seen: Rows
     known: bool = True
     note: str = ""
+    features: Arrays | None = None
 
     @property
     def recent(self) -> tuple[int, ...]:
         """Item rows of the user or of the session, most recent first."""
         return tuple(row for row in self.history.items[0].tolist() if row >= 0)
 
-    def rows(self) -> Batch:
-        """As rows of the tables, without a target."""
-        return Batch(np.array([self.row]), np.array([-1]))
+
+class Wanted(NamedTuple):
+    """What to recommend for a query."""
+
+    query: Query
+    k: int = 10
+    exclude: Rows = NOTHING
+    """Item rows to leave out."""
 
 
 class Recommender:
@@ -64,41 +92,67 @@ class Recommender:
     """
 
     def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+        self.learner = learner
 
-    def user(self, user: str) -> Query:
-        """The query for a user, known or not."""
-        learner = self._learner
+    def user(self, user: str, events: Sequence[tuple[str, float]] = ()) -> Query:
+        """The query for a user, known or not.
+
+        Args:
+            user: id.
+            events: the user's events since what was learned: item and time in seconds each, in their order.
+        """
+        learner = self.learner
         row = learner.users.row_of(user)
-        if row is None:
+        rows = [(item, time_s) for name, time_s in events if (item := learner.items.row_of(name)) is not None]
+        if row is None and not rows:
             return self._without_history(user, f"user {_printable(user)} is not known")
-        return Query(user, row, learner.recent.of(np.array([row])), learner.seen.of(row))
+        at = np.array([learner.users.size if row is None else row])
+        history, seen = learner.recent.of(at), learner.seen.of(int(at[0]))
+        if rows:
+            items, times_s = np.array([item for item, _ in rows]), np.array([time_s for _, time_s in rows])
+            one = RecentItems(learner.recent.length, learner.retired)
+            one.put(np.zeros(1, np.int64), learner.recent.take(at))
+            one.observe(np.zeros(len(items), np.int64), items, times_s.clip(0, LAST_S))
+            history, seen = one.of(np.zeros(1, np.int64)), np.union1d(seen, items)
+        return Query(user, int(at[0]), history, seen)
 
-    def session(self, items: Sequence[str]) -> Query:
+    def session(self, items: Sequence[str], features: Mapping[str, str | float] | None = None) -> Query:
         """The query for the items of a session, oldest first.
+
+        Args:
+            items: ids.
+            features: of whoever it is.
 
         Raises:
             StreamerError: the model does not use recent items.
         """
-        learner = self._learner
+        learner = self.learner
         if not learner.recent.length:
             raise StreamerError(
                 "this model does not use recent items: ask for a user, or train with --recent-items above 0"
             )
         rows = {item: learner.items.row_of(item) for item in reversed(items)}  # each once, most recent first
         known = tuple(row for row in rows.values() if row is not None)
+        described = learner.user_features(dict(features)) if features else None
         if not known:
-            return self._without_history(None, "none of these items is known")
+            query = self._without_history(None, "none of these items is known")
+            return dataclasses.replace(query, features=described)
         unknown = ", ".join(_printable(item) for item, row in rows.items() if row is None)
         note = f"ignored, because they are not known: {unknown}" if unknown else ""
         history = learner.recent.of(np.array([learner.users.size]))
         count = min(len(known), learner.recent.length)
         history.items[0, :count], history.counts[0, :count] = known[:count], 1
         history.times_s[0, :count] = learner.evidence.now_s - np.arange(count)  # in this order, and just now
-        return Query(None, learner.users.size, history, np.array(known), note=note)
+        return Query(None, learner.users.size, history, np.array(known), note=note, features=described)
 
     def recommend(
-        self, queries: Sequence[Query], k: int = 10, *, exclude_seen: bool = False, among: Rows | None = None
+        self,
+        queries: Sequence[Query],
+        k: int = 10,
+        *,
+        exclude_seen: bool = False,
+        among: Rows | None = None,
+        exclude: Rows = NOTHING,
     ) -> list[list[Recommendation]]:
         """The best items for each query, best first; fewer than `k` if fewer are left.
 
@@ -107,45 +161,111 @@ class Recommender:
             k: how many items.
             exclude_seen: leave out what the user had, or the items of the session.
             among: item rows; all others are left out.
+            exclude: item rows to leave out.
         """
-        learner, found = self._learner, []
-        for query in queries:
-            if learner.settings.rerank:
-                items, scores = self._ranked(query, k, exclude_seen, among)
-            elif query.known:
-                items, scores = self._retrieved(query, k, exclude_seen)
-            else:
-                items = learner.items.used
-                counts = learner.exact.counts(items)
-                scores = np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0))
-            kept = np.isfinite(scores) & (np.isin(items, among) if among is not None else True)
+        wanted = [Wanted(query, k, exclude) for query in queries]
+        return self.recommend_each(wanted, exclude_seen=exclude_seen, among=among)
+
+    def recommend_each(
+        self, wanted: Sequence[Wanted], *, exclude_seen: bool = False, among: Rows | None = None
+    ) -> list[list[Recommendation]]:
+        """As `recommend`, with a length and exclusions for each query: many at once cost less than one by one.
+
+        Args:
+            wanted: queries, from `user` and `session`, and what to recommend for each.
+            exclude_seen: see `recommend`; so is `among`.
+        """
+        left_out = [np.concatenate([w.query.seen, w.exclude]) if exclude_seen else w.exclude for w in wanted]
+        found = []
+        for (query, k, _), out, (items, scores) in zip(
+            wanted, left_out, self._scored(wanted, left_out, exclude_seen, among), strict=True
+        ):
+            kept = np.isfinite(scores) & ~np.isin(items, out)
+            if among is not None:
+                kept &= np.isin(items, among)
             items, scores = items[kept], scores[kept]
             best, recent = np.argsort(-scores, kind="stable")[:k], set(query.recent)
             ranked = zip(items[best].tolist(), scores[best].tolist(), strict=True)
-            found.append([Recommendation(learner.items.id_of(row), score, row in recent) for row, score in ranked])
+            found.append([Recommendation(self.learner.items.id_of(row), score, row in recent) for row, score in ranked])
         return found
 
-    def _ranked(self, query: Query, k: int, exclude_seen: bool, among: Rows | None) -> tuple[Rows, Floats]:
-        """Candidates and their scores by the ranker."""
-        learner = self._learner
-        extra, least = among[None] if among is not None else None, k + len(query.seen) * exclude_seen
-        candidates = learner.candidates(query.rows(), query.history, extra, least)
-        scores = learner.ranker.scores(candidates, DISCOVERY if exclude_seen else ALL)
-        if exclude_seen:
-            scores[np.isin(candidates.items, query.seen)] = -np.inf
-        return candidates.items.astype(np.int64), scores
+    def _scored(
+        self, wanted: Sequence[Wanted], left_out: Sequence[Rows], exclude_seen: bool, among: Rows | None
+    ) -> Iterator[tuple[Rows, Floats]]:
+        """Items and scores for each query, from which the best are chosen."""
+        learner = self.learner
+        if not learner.settings.rerank:
+            for (query, k, _), out in zip(wanted, left_out, strict=True):
+                yield self._retrieved(query, k, out) if query.known else self._most_popular()
+            return
+        least = np.array([w.k + len(out) for w, out in zip(wanted, left_out, strict=True)])
+        candidates = self._candidates([w.query for w in wanted], least, among)
+        scores, items = learner.ranker.scores(candidates, _purpose(exclude_seen)), candidates.items.astype(np.int64)
+        for begin, end in itertools.pairwise(candidates.first.tolist()):
+            yield items[begin:end], scores[begin:end]
 
-    def _retrieved(self, query: Query, k: int, exclude_seen: bool) -> tuple[Rows, Floats]:
+    def _most_popular(self) -> tuple[Rows, Floats]:
+        items = self.learner.items.used
+        counts = self.learner.exact.counts(items)
+        return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(np.float32)
+
+    def reasons(self, query: Query, items: Sequence[str], *, exclude_seen: bool = False) -> list[Reasons]:
+        """What made the score of each of these items, which must be known."""
+        learner = self.learner
+        rows = np.array([learner.items.row_of(item) for item in items], np.int64)
+        parts: Floats = np.zeros((len(rows), len(KINDS)), np.float32)
+        if learner.settings.rerank:
+            candidates = self._candidates([query], np.zeros(1, np.int64), rows)
+            place = {row: at for at, row in enumerate(candidates.items.tolist())}
+            parts = learner.ranker.parts(candidates, _purpose(exclude_seen))[[place[row] for row in rows.tolist()]]
+        near: list[list[tuple[str, float]]] = [[] for _ in rows]
+        pairs = learner.evidence.co_occurrence
+        for k, recent in enumerate(query.recent):
+            neighbours, share = pairs.of(recent), max(pairs.total(recent), 1.0) ** -0.5 / (k + 1)
+            for of_item, row in zip(near, rows.tolist(), strict=True):
+                if row in neighbours:
+                    of_item.append((learner.items.id_of(recent), share * neighbours[row]))
+        return [
+            Reasons(dict(zip(KINDS, of_kinds.tolist(), strict=True)), sorted(of_recent, key=lambda r: -r[1]))
+            for of_kinds, of_recent in zip(parts, near, strict=True)
+        ]
+
+    def _candidates(self, queries: Sequence[Query], least: Rows, among: Rows | None) -> Candidates:
+        extra = np.tile(among, (len(queries), 1)) if among is not None else None
+        history = History(*map(np.concatenate, zip(*(query.history for query in queries), strict=True)))
+        with self._described(queries):
+            return self.learner.candidates(_batch(queries), history, extra, least)
+
+    @contextlib.contextmanager
+    def _described(self, queries: Sequence[Query]) -> Iterator[None]:
+        """The row that a new user would get has the features of a query meanwhile; there must be no other then."""
+        query = next((query for query in queries if query.features is not None), None)
+        if query is None:
+            yield
+            return
+        assert len(queries) == 1, "a session with features is asked for alone"
+        store, row = self.learner.trainer.model.user.features, np.array([query.row])
+        size = store.size
+        assert query.features is not None
+        store.put(row, query.features)
+        try:
+            yield
+        finally:
+            store.forget(row)
+            store.size = size
+
+    def _retrieved(self, query: Query, k: int, left_out: Rows) -> tuple[Rows, Floats]:
         """The best items by the towers alone, with their inner products."""
-        learner, rows = self._learner, query.rows()
-        left_out = [query.seen] if exclude_seen else None
+        learner, rows = self.learner, _batch([query])
         items = learner.retriever.items(learner.items.size)
         recent = learner.recent_items(query.history)
-        best, scores = learner.retriever.top(items, rows.users, len(items) if k > len(items) else k, recent, left_out)
+        count = len(items) if k > len(items) else k
+        with self._described([query]):
+            best, scores = learner.retriever.top(items, rows.users, count, recent, [left_out])
         return best[0], scores[0]
 
     def _without_history(self, user: str | None, why: str) -> Query:
-        learner = self._learner
+        learner = self.learner
         what = (
             "this is what a user without history gets"
             if learner.settings.rerank
@@ -155,6 +275,15 @@ class Recommender:
         return Query(
             user, row, learner.recent.of(np.array([row])), np.empty(0, np.int64), known=False, note=f"{why}: {what}"
         )
+
+
+def _batch(queries: Sequence[Query]) -> Batch:
+    """As rows of the tables, without targets."""
+    return Batch(np.array([query.row for query in queries]), np.full(len(queries), -1))
+
+
+def _purpose(exclude_seen: bool) -> int:
+    return DISCOVERY if exclude_seen else ALL
 
 
 def _printable(raw: str) -> str:

@@ -7,6 +7,7 @@ Each group is a class of its own, so that a part of the line asks for its own se
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from streamer.model.settings import LearnerSettings
 
 FIELDS = ("user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating")
 """The fields of an event by our own names."""
+LEAST_TOKEN = 16
 MOST_RECORD_BYTES = 1 << 24
 """No record can be allowed to be larger: more of a compressed one is never in memory."""
 
@@ -230,7 +232,75 @@ class GroupSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings(LearnerSettings, GroupSettings, SharingSettings, PipelineSettings, EventSettings, StreamSettings):
+class PublishSettings(Settings):
+    """Where servers find what is learned."""
+
+    heading: ClassVar[str] = "Publishing"
+
+    publish_dir: Path | None = setting(
+        None, "Directory to publish changes to, for `streamer serve --from`.", option="publish-dir"
+    )
+    publish_topic: str | None = setting(None, "Kafka topic to publish changes to, of one partition.", metavar="TOPIC")
+    publish_every_s: float = setting(0.5, "Time between published deltas.", at_least=0.01, unit="seconds")
+    publish_base_every_s: float = setting(
+        300.0, "Time between published bases, from which servers can start.", at_least=1, unit="seconds"
+    )
+
+    def problems(self) -> list[str]:
+        both = self.publish_dir is not None and self.publish_topic is not None
+        return super().problems() + (["publish-dir and publish-topic: give one of them"] if both else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(EventSettings, StreamSettings):
+    """All settings of `streamer serve`."""
+
+    from_dir: Path | None = setting(None, "Directory that the trainer publishes to.", option="from")
+    publish_topic: str | None = setting(None, "Instead: Kafka topic that it publishes to.", metavar="TOPIC")
+    tail: bool = setting(True, "Read the events themselves, too, so that a user's latest ones count at once.")
+    host: str = setting("127.0.0.1", "Address to listen on; another than this machine's own needs a token.")
+    port: int = setting(8080, "Port to listen on; 0 for any free one.", at_least=0, at_most=65_535)
+    token: str | None = setting(None, "Requests must carry it: `Authorization: Bearer TOKEN`.")
+    hidden_file: Path | None = setting(
+        None, "File of the items that are never recommended.", if_none="<data-dir>/hidden.json"
+    )
+    exact_items: int = setting(
+        200_000, "Up to this many items, all are scored at every request; above, an index of faiss.", at_least=0
+    )
+    clicks: bool = setting(False, "Let visitors of the page write events to the topic by clicking on items.")
+    max_connections: int = setting(256, "Connections at a time; more are refused.", at_least=1)
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if (self.from_dir is None) == (self.publish_topic is None):
+            found.append("from and publish-topic: give one of them, as `streamer run` publishes")
+        if self.publish_topic is not None and not self.bootstrap_servers:
+            found.append("publish-topic needs bootstrap-servers")
+        if self.token is not None and len(self.token) < LEAST_TOKEN:
+            found.append(f"token has {len(self.token)} characters: give at least {LEAST_TOKEN}")
+        if self.token is None and not is_loopback(self.host):
+            found.append(f"host is {self.host!r}: without a token only this machine may ask; give a token")
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is for this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(
+    LearnerSettings,
+    PublishSettings,
+    GroupSettings,
+    SharingSettings,
+    PipelineSettings,
+    EventSettings,
+    StreamSettings,
+):
     """All settings of `streamer run`."""
 
     def problems(self) -> list[str]:
@@ -239,6 +309,8 @@ class RunSettings(LearnerSettings, GroupSettings, SharingSettings, PipelineSetti
             return found
         if self.source:
             found.append("trainers: a file cannot be read by several; write it into a topic with `streamer replay`")
+        if self.publish_dir is not None or self.publish_topic is not None:
+            found.append("trainers: a group does not publish yet; leave out publish-dir and publish-topic")
         if self.redis_url:
             found.append("trainers: a group does not share through Redis yet; leave out redis-url")
         if self.resampler == "multinomial":

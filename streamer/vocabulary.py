@@ -119,9 +119,7 @@ class Vocabulary(ByRows):
                 end = self._compact()
             self._ids = self._ids._replace(arena=grown(self._ids.arena, end + utf8))
         if 4 * (filled + ids) > 3 * len(have.slots):
-            size = len(have.slots)
-            while 8 * (used + ids) > 5 * size:
-                size *= 2
+            size = max(2 * (used + ids), _FIRST_SLOTS)
             self._ids = self._ids._replace(slots=np.full(size, _EMPTY, np.int32))
             _insert_all(self._ids, np.flatnonzero(self._ids.length[: self.size] >= 0))
 
@@ -240,11 +238,16 @@ def hash_of(utf8: Bytes, start: int, stop: int) -> np.uint64:
     return h ^ (h >> np.uint64(29))
 
 
+@inlined
+def _home(h: np.uint64, slots: int) -> np.int64:
+    """The slot where an id belongs if it is free; there may be any number of slots."""
+    return np.int64(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+
+
 @compiled
 def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
     """The slot that holds the row of an id; if none does, -1 minus the slot where it belongs."""
-    mask, length = len(ids.slots) - 1, stop - start
-    slot = np.int64(hash_of(utf8, start, stop)) & mask
+    length, slot = stop - start, _home(hash_of(utf8, start, stop), len(ids.slots))
     left = np.int64(-1)
     while ids.slots[slot] != _EMPTY:
         row = ids.slots[slot]
@@ -256,7 +259,7 @@ def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
                 k += 1
             if k == length:
                 return int(slot)
-        slot = (slot + 1) & mask
+        slot = slot + np.int64(1) if slot + 1 < len(ids.slots) else np.int64(0)
     return int(-1 - (left if left >= 0 else slot))
 
 
@@ -305,12 +308,11 @@ def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> N
 def _insert_all(ids: Ids, rows: Rows) -> None:
     """Fill an empty hash table with rows that have ids."""
     ids.at[2] = len(rows)
-    mask = len(ids.slots) - 1
     for row in rows:
         start = ids.start[row]
-        slot = np.int64(hash_of(ids.arena, start, start + ids.length[row])) & mask
+        slot = _home(hash_of(ids.arena, start, start + ids.length[row]), len(ids.slots))
         while ids.slots[slot] != _EMPTY:
-            slot = (slot + 1) & mask
+            slot = slot + np.int64(1) if slot + 1 < len(ids.slots) else np.int64(0)
         ids.slots[slot] = row
 
 

@@ -18,6 +18,7 @@ FILE = Path(__file__).parent / "dashboards" / "streamer.json"
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
 COLUMNS = 24
 OURS = '{instance=~"$trainer"}'
+REQUESTS = "rate(streamer_server_requests_total[$__rate_interval])"
 IS_SET = " > -Inf"
 """Leaves out what is not a number, which a gauge is until something sets it: one of those would spoil every mean."""
 
@@ -99,6 +100,12 @@ def quantile(q: float, histogram: str, by: str = "") -> str:
     """A quantile of a histogram over all trainers."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({q}, sum by ({labels}) (rate({histogram}_bucket{OURS}[$__rate_interval])))"
+
+
+def fresh(q: float) -> str:
+    """A quantile of the time until a request sees an event, over all servers."""
+    rates = 'rate(streamer_freshness_seconds_bucket{since="record"}[$__rate_interval])'
+    return f"histogram_quantile({q}, sum by (le, seen_as) ({rates}))"
 
 
 def by_band(metric: str) -> dict[str, str]:
@@ -623,6 +630,79 @@ ROWS = (
                 width=24,
                 height=6,
             ),
+        ),
+    ),
+    Row(
+        "Publishing",
+        (
+            Panel(
+                "Age of what is published",
+                {"{{instance}}": each("streamer_published_age_seconds"), "live": each("streamer_publish_live")},
+                "Grows while the directory or the topic is away; what changes meanwhile waits as rows.",
+                unit="s",
+            ),
+            Panel("Points a second", {"points": rate("streamer_published_points_total")}),
+            Panel("Bytes a second", {"bytes": rate("streamer_published_bytes_total")}, unit="Bps"),
+        ),
+    ),
+    Row(
+        "Servers",
+        (
+            Panel(
+                "From an event to a request that sees it, median",
+                {"{{seen_as}}": fresh(0.5)},
+                "Since its record was written: among its user's recent items, as a new item, in updated vectors.",
+                unit="s",
+            ),
+            Panel("The same, 99%", {"{{seen_as}}": fresh(0.99)}, unit="s"),
+            Panel(
+                "Age of the model that is served",
+                {"{{instance}}": "streamer_server_age_seconds"},
+                "Grows while the trainer, or what it publishes to, is away.",
+                unit="s",
+            ),
+            Panel(
+                "Requests a second",
+                {"{{path}} {{status}}": f"sum by (path, status) ({REQUESTS})"},
+            ),
+            Panel(
+                "Time of a request",
+                {
+                    f"{q:.0%}": f"histogram_quantile({q}, sum by (le) "
+                    "(rate(streamer_server_request_seconds_bucket[$__rate_interval])))"
+                    for q in (0.5, 0.99)
+                },
+                unit="s",
+            ),
+            Panel(
+                "State",
+                {
+                    "ready": "streamer_server_ready",
+                    "following": "streamer_server_following",
+                    "tailing": "streamer_server_tailing",
+                },
+                "Whether everything that is published is served, and whether points and events can be read.",
+            ),
+            Panel(
+                "Points",
+                {
+                    "deltas": "sum(rate(streamer_server_deltas_total[$__rate_interval]))",
+                    "bases": "sum(rate(streamer_server_bases_total[$__rate_interval]))",
+                    "refused": "sum(rate(streamer_server_refused_points_total[$__rate_interval]))",
+                },
+                "Refused: damaged, lost or out of order; a base follows.",
+            ),
+            Panel(
+                "Served",
+                {
+                    "users": "streamer_server_users",
+                    "items": "streamer_server_items",
+                    "found by an index": "streamer_server_indexed_items",
+                    "hidden": "streamer_server_hidden_items",
+                    "events not learned yet": "streamer_server_events_not_learned",
+                },
+            ),
+            Panel("Generation and step", {"generation": "streamer_server_generation", "step": "streamer_server_step"}),
         ),
     ),
 )

@@ -159,6 +159,7 @@ class Evidence(ByRows):
         long, short = np.zeros(0, np.int32), np.zeros(0, np.uint16)
         self._counts = Counts(long, long, short, short, long, long)
         self._window = np.full(LATELY, -1, np.int32)  # items of the last events; event n at n % LATELY
+        self._popular: NDArray[np.int32] | None = None  # of the window as it is
         self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
 
     def observe(
@@ -199,13 +200,16 @@ class Evidence(ByRows):
         return found / max(min(self.events, LATELY), 1)
 
     def popular(self) -> NDArray[np.int32]:
-        """The most popular items of both windows, most popular first, each once."""
+        """The most popular items of both windows, most popular first, each once; counted once an event."""
+        if self._popular is not None:
+            return self._popular
         latest = self._window[np.arange(max(self.events - JUST_NOW, 0), self.events) % LATELY]
         both = np.concatenate(
             [self._most_frequent(self._window, POPULAR_LATELY), self._most_frequent(latest, POPULAR_JUST_NOW)]
         )
         _, at = np.unique(both, return_index=True)
-        return both[np.sort(at)]
+        self._popular = both[np.sort(at)]
+        return self._popular
 
     @staticmethod
     def _most_frequent(items: NDArray[np.int32], most: int) -> NDArray[np.int32]:
@@ -253,6 +257,7 @@ class Evidence(ByRows):
             self._make_room(int(at[2]), most, len(wanted) - int(at[1]))
         if count and len(items):
             self.events += len(items)
+            self._popular = None
             self.now_s = max(self.now_s, int(when_s.max()))
         filled, memory = int(at[2]), self._memory
         found, features = memory.items[:filled], memory.features[:filled]
@@ -281,6 +286,7 @@ class Evidence(ByRows):
         for array in self._counts:
             array[items[items < self.size]] = 0
         self._window[np.isin(self._window, items)] = -1
+        self._popular = None
 
     def leaving(self, events: int) -> Rows:
         """Items whose counts fall when this many further events come; they may repeat."""
@@ -309,6 +315,7 @@ class Evidence(ByRows):
         super().load_dense(arrays)
         self._grow(self.size)
         self._window = np.array(arrays["window"], np.int32)
+        self._popular = None
         self.events, self.now_s = (int(n) for n in arrays["clock"])
 
 

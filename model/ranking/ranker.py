@@ -102,18 +102,25 @@ class Ranker:
     def influence(self, candidates: Candidates, purpose: int = ALL) -> NDArray[np.float64]:
         """[buckets, kinds] how much of what tells a user's candidates apart comes from each kind of evidence.
 
-        By the spread of each kind's part of the score, linear where the hidden units are; NaN without candidates.
+        By the spread of each kind's part of the score; NaN without candidates.
         """
-        weights, x = self.weights[purpose], candidates.features
-        bucket = np.repeat(candidates.bucket, np.diff(candidates.first))  # [c]
-        active = _product(x, weights.hidden.T) + weights.bias[bucket] > 0  # [c, hidden]
-        slopes = weights.linear[bucket] + _product((active * weights.out).astype(np.float32), weights.hidden)
-        parts = np.stack([(slopes[:, kind] * x[:, kind]).sum(1) for kind in map(list, KINDS.values())], axis=1)
+        parts, bucket = self.parts(candidates, purpose), np.repeat(candidates.bucket, np.diff(candidates.first))  # [c]
         found = np.full((len(BUCKETS), len(KINDS)), np.nan)
         for b in np.unique(bucket):
             spread = parts[bucket == b].std(0)
             found[b] = spread / max(spread.sum(), 1e-12)
         return found
+
+    def parts(self, candidates: Candidates, purpose: int = ALL) -> Floats:
+        """[c, kinds] what each kind of evidence adds to the score, linear where the hidden units are.
+
+        The rest of the score is what the active hidden units' biases add.
+        """
+        weights, x = self.weights[purpose], candidates.features
+        bucket = np.repeat(candidates.bucket, np.diff(candidates.first))  # [c]
+        active = _product(x, weights.hidden.T) + weights.bias[bucket] > 0  # [c, hidden]
+        slopes = weights.linear[bucket] + _product((active * weights.out).astype(np.float32), weights.hidden)
+        return np.stack([(slopes[:, kind] * x[:, kind]).sum(1) for kind in map(list, KINDS.values())], axis=1)
 
     def _update(self, weights: Floats, squares: Floats, gradient: Floats, rate: float) -> None:
         squares += gradient**2

@@ -1,19 +1,22 @@
 """`streamer demo`: a made-up stream, written by one process and learned by another, with nothing else needed.
 
-It is `streamer replay synthetic` and `streamer run` with their defaults, side by side on one embedded log.
+It is `streamer replay synthetic` and `streamer run` with their defaults, side by side on one embedded log; and
+`streamer serve`, if that is wanted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -62,6 +65,10 @@ class DemoSettings(Settings):
         0, "Port of the live page and of /metrics; 0 for any free one.", at_least=0, at_most=65_535
     )
     metrics_host: str = setting("127.0.0.1", "Address to serve them on.")
+    serve: bool = setting(
+        False, "Serve recommendations meanwhile, with a page to click on items, and go on until Ctrl-C."
+    )
+    serve_port: int = setting(8080, "Port of the server and its page.", at_least=1, at_most=65_535)
     open: bool | None = setting(None, "Open the live page in a browser.", if_none="at a terminal with a display")
 
 
@@ -75,7 +82,7 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
     trainer ranks events before it learns from them, and compares its hit rate with that of the best trivial
     recommender. The demo needs no broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
-    deadline = time.monotonic() + settings.seconds
+    deadline = time.monotonic() + (settings.seconds if not settings.serve else math.inf)
     directory = settings.data_dir.absolute() if settings.data_dir else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
     source = f"a made-up stream in {directory}"
     with (
@@ -123,12 +130,12 @@ def run_demo(
         if status.hit_rate is not None and status.best_floor is not None:
             hit_rates.append((events, status.hit_rate, status.best_floor.hit_rate))
         reporter.update(status)
-        if ended_by == "events" and events < settings.events and time.monotonic() >= deadline:
+        if ended_by == "events" and time.monotonic() >= deadline and events < settings.events:
             stop("time")
 
     # 1. the trainer, as `streamer run` builds it; the others of a group, if there are any
     others = contextlib.ExitStack()
-    run_settings = demo_settings(directory, settings.events)
+    run_settings = demo_settings(directory, settings.events, serve=settings.serve)
     if settings.trainers > 1:
         run_settings = replace(run_settings, trainers=settings.trainers, group_timeout_s=START_S)
         others.enter_context(other_ranks(settings.trainers, _run_command(run_settings)))
@@ -141,14 +148,17 @@ def run_demo(
     deadline = max(deadline, time.monotonic() + LEAST_LEARNING_S)
     reporter.note("")
     on_status(pipeline.status)
-    # 2. the writer, a process of its own, while we learn
-    with (
-        others,
-        writer(directory, settings.events, settings.rate, settings.seed, lambda: stop("writer")) as why_it_failed,
-    ):
+    # 2. the writer, and the server if one is wanted, are processes of their own, while we learn
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(others)
+        why = {}
+        for part, arguments in children(settings, directory).items():
+            why[part] = stack.enter_context(child(arguments, functools.partial(stop, part)))
+        if settings.serve:
+            reporter.note(f"recommendations at http://127.0.0.1:{settings.serve_port}/, until Ctrl-C")
         pipeline.run()
-    if ended_by == "writer":
-        raise StreamerError(f"the writer of the demo failed: {why_it_failed()}")
+    if ended_by in why:
+        raise StreamerError(f"the {ended_by} of the demo failed: {why[ended_by]()}")
     # 3. what came of it
     status = pipeline.status
     return pipeline.summary() | {
@@ -164,9 +174,25 @@ def run_demo(
     }
 
 
-def demo_settings(directory: Path, events: int) -> RunSettings:
+def demo_settings(directory: Path, events: int, *, serve: bool = False) -> RunSettings:
     """The defaults of `streamer run`, whatever the environment says."""
-    return RunSettings(data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0)
+    settings = RunSettings(data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0)
+    return replace(settings, max_events=None, publish_dir=directory / "points") if serve else settings
+
+
+def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
+    """The commands that run beside the trainer: the writer, and the server if one is wanted."""
+    stream = {"data-dir": directory, "topic": TOPIC}
+    write = {"events": settings.events, "rate": settings.rate, "seed": settings.seed}
+    found = {"writer": ["replay", "synthetic", "--restart", *_options(write | stream)]}
+    if settings.serve:
+        serve = {"from": directory / "points", "port": settings.serve_port}
+        found["server"] = ["serve", "--clicks", *_options(serve | stream)]
+    return found
+
+
+def _options(values: Mapping[str, object]) -> list[str]:
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
 def _run_command(settings: RunSettings) -> list[str]:
@@ -184,20 +210,16 @@ def _run_command(settings: RunSettings) -> list[str]:
 
 
 @contextlib.contextmanager
-def writer(
-    directory: Path, events: int, rate: float, seed: int, on_failure: Callable[[], None]
-) -> Iterator[Callable[[], str]]:
-    """`streamer replay synthetic` in a process that ends with the block; yields a function that says why it failed.
+def child(arguments: Sequence[str], on_failure: Callable[[], None]) -> Iterator[Callable[[], str]]:
+    """A command in a process that ends with the block; yields a function that says why it failed.
 
     `on_failure` is called, by another thread, if it ends in failure before the block does.
     """
-    options = {"events": events, "rate": rate, "seed": seed, "data-dir": directory, "topic": TOPIC}
-    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     package = str(Path(streamer.__file__).resolve().parents[1])  # the child finds the packages that we have found
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "streamer", "replay", "synthetic", "--restart", *arguments],
+        [sys.executable, "-P", "-m", "streamer", *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -212,7 +234,7 @@ def writer(
         if process.returncode and not ending.is_set():
             on_failure()
 
-    waiting = threading.Thread(target=wait, name="writer", daemon=True)
+    waiting = threading.Thread(target=wait, name=arguments[0], daemon=True)
     waiting.start()
     try:
         yield lambda: errors[0].decode(errors="replace").strip() or f"exit code {process.returncode}"

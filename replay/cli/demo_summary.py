@@ -89,6 +89,7 @@ def _commands(figures: Figures) -> Iterator[str]:
     elif not shutil.which("streamer"):
         program = shlex.quote(sys.argv[0])
     checkpoints, data = shlex.quote(figures["checkpoint_dir"]), shlex.quote(figures["data_dir"])
+    yield f"{program} demo --serve   # recommendations over HTTP, and a page to click on them"
     yield f"{program} inspect --checkpoint-dir {checkpoints}"
     if figures["recommendations"]:
         user = shlex.quote(figures["recommendations"][0]["user"])

@@ -156,6 +156,48 @@ class ScaleBench(Bench):
     rounds: int = setting(3, "Turns of each; the best counts.", at_least=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeBench(Bench):
+    """Requests of recommendations: how many a second, and how long one waits, beside a plain handler around faiss.
+
+    The server is a process of its own, as `streamer serve` starts it; requests come from this one. Waiting is measured
+    with an open loop: requests are due at a steady rate, and one that is sent late has waited. `alternative` is a
+    FastAPI handler around `faiss.IndexFlatIP` over the same number of vectors, which knows nothing but vectors.
+    """
+
+    name: ClassVar[str] = "serve"
+    module: ClassVar[str] = "streamer.bench.serve"
+
+    items: int = setting(40_000, "Items of the smaller model; its trainer runs beside it.", at_least=1000)
+    many_items: int = setting(1_000_000, "Items of the larger one; 0 leaves it out.", at_least=0)
+    rate: float = setting(300.0, "Requests a second of the open loop.", above=0)
+    events_per_second: float = setting(1000.0, "Events a second that the trainer beside it learns.", above=0)
+    seconds: float = setting(15.0, "Length of each measurement.", above=0, unit="seconds")
+    connections: int = setting(16, "Connections at a time.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshnessBench(Bench):
+    """From an event to the first moment at which a request sees it, with writer, trainer and server side by side.
+
+    `recent_items_s`: the event is among its user's recent items; `new_item_s`: its item, which was new, can be
+    recommended; `vectors_s`: its vectors are updated. Each since the record was written.
+    """
+
+    name: ClassVar[str] = "freshness"
+    module: ClassVar[str] = "streamer.bench.freshness"
+
+    events_per_second: float = setting(1000.0, "Events written per second.", above=0)
+    new_items_per_second: float = setting(10.0, "Of these, of items that nobody had before.", at_least=0)
+    items: int = setting(20_000, "Items of the other events.", at_least=1)
+    users: int = setting(10_000, "Users.", at_least=1)
+    seconds: float = setting(30.0, "Length of the measurement.", above=0, unit="seconds")
+    warm_up: float = setting(30.0, "Time before it, after the first answer.", at_least=0, unit="seconds")
+    bootstrap_servers: str | None = setting(
+        None, "Kafka brokers; without them the embedded log is used.", option="bootstrap-servers"
+    )
+
+
 BENCHES: tuple[type[Bench], ...] = (
     StepBench,
     IngestBench,
@@ -165,4 +207,6 @@ BENCHES: tuple[type[Bench], ...] = (
     CheckpointBench,
     MemoryBench,
     ScaleBench,
+    ServeBench,
+    FreshnessBench,
 )

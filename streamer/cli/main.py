@@ -13,6 +13,7 @@ from streamer.errors import SettingsError, StreamerError
 
 COMMANDS = {
     "run": "streamer.cli.run:run",
+    "serve": "streamer.cli.serve:serve",
     "recommend": "streamer.cli.recommend:recommend",
     "inspect": "streamer.cli.inspect:inspect",
     "export": "streamer.cli.export:export",

@@ -15,7 +15,7 @@ from typing import Literal
 
 from streamer.dead_letters.base import Reason
 
-PHASES = ("poll", "decode", "rank", "step", "store", "checkpoint")
+PHASES = ("poll", "decode", "rank", "step", "store", "publish", "checkpoint")
 BANDS = ("head", "torso", "tail")
 DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
@@ -31,6 +31,7 @@ STORE_ERRORS = ("unreachable", "slow", "full", "read-only", "loading", "broken",
 
 QUICK_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 86_400.0)
+FRESH_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SIZES = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 
 
@@ -74,6 +75,10 @@ _LABELS = {
     "history": Label("history", HISTORIES),
     "evidence": Label("evidence", EVIDENCE),
     "result": Label("result", ("saved", "failed")),
+    "seen_as": Label("seen_as", ("recent_items", "new_item", "vectors")),
+    "since": Label("since", ("event", "record")),
+    "path": Label("path", bound="paths of the server, ids left out"),
+    "status": Label("status", bound="statuses of HTTP"),
     **{name: Label(name, bound=_ONE_VALUE) for name in ("k", "version", "python", "torch", "method", "device")},
 }
 _BUCKETS = {
@@ -81,6 +86,8 @@ _BUCKETS = {
     "streamer_batch_events": SIZES,
     "streamer_batch_age_seconds": QUICK_S,
     "streamer_phase_seconds": QUICK_S,
+    "streamer_server_request_seconds": QUICK_S,
+    "streamer_freshness_seconds": FRESH_S,
 }
 """Of every histogram. Of the other metrics, those that end in `_total` are counters and the rest are gauges."""
 
@@ -170,8 +177,8 @@ streamer_popularity_hash_collision_share: How likely a new item meets a used slo
 
 ## Time
 streamer_phase_seconds{phase}: Time of one run of a phase. Reading ahead: poll (with the wait for records), decode.
-    Training: rank, step, store (take in what others added, hand over ours), checkpoint (what training waits for;
-    writing goes on beside it).
+    Training: rank, step, store (take in what others added, hand over ours), publish (copy what changed for servers),
+    checkpoint (what training waits for; writing goes on beside it).
 streamer_metrics_seconds_total: Time that the training thread spent on refreshing metrics.
 
 ## Store
@@ -218,11 +225,37 @@ streamer_checkpoint_deltas: Deltas since the latest base: what a restart reads a
 streamer_checkpoint_delta_bytes: Size of all of these deltas; when they outweigh the base, a new base is written.
 streamer_checkpoints_total{result}: Checkpoints by what became of them.
 
+## Publishing
+streamer_publish_live: 1 while what is learned can be published, or nothing is to be; else 0.
+streamer_published_points_total: Deltas and bases that were written.
+streamer_published_bytes_total: Their bytes.
+streamer_published_age_seconds: Since the state that was published last was copied; not a number if nothing is.
+
 ## Process
 streamer_alive: 1 while the pipeline steps or waits, as /healthz reports.
 streamer_ready: 1 while source, store and checkpoint directory respond and there are partitions and recent steps, as
     /readyz reports.
 streamer_build_info{version, python, torch, method, device}: Always 1; says what runs.
+
+## Server
+streamer_server_ready: 1 while everything that is published is served, as /readyz reports.
+streamer_server_generation: Generation of the trainer that is served: it counts the starts of trainers.
+streamer_server_step: Training step that is served.
+streamer_server_age_seconds: Age of the state that is served; grows while the trainer or what it publishes to is away.
+streamer_server_users: Users that are served.
+streamer_server_items: Items that are served.
+streamer_server_indexed_items: Items that an index finds; 0 while all are scored at every request.
+streamer_server_hidden_items: Items that are never recommended.
+streamer_server_events_not_learned: Events that the server has read and the trainer has not published yet.
+streamer_server_deltas_total: Deltas that were applied.
+streamer_server_bases_total: Bases that were loaded, the first included.
+streamer_server_refused_points_total: Deltas and bases that were damaged, lost or out of order; a base follows.
+streamer_server_following: 1 while what is published can be read; else 0.
+streamer_server_tailing: 1 while the events themselves can be read; else 0.
+streamer_server_requests_total{path, status}: Requests by path and status.
+streamer_server_request_seconds: From a request to the end of its answer.
+streamer_freshness_seconds{seen_as, since}: From an event until a request sees it: among its user's recent items, as a
+    new item that can be recommended, in updated vectors; since the event's own time, or since its record was written.
 """
 """All metrics in the order of the documentation: name, its labels by their names above, and what it means."""
 
@@ -240,5 +273,8 @@ GROUPS = {
 }
 """All metrics, by the titles of the documentation."""
 
-CATALOGUE = {metric.name: metric for metrics in GROUPS.values() for metric in metrics}
-"""All metrics by name."""
+SERVER = {metric.name: metric for metric in GROUPS["Server"]}
+"""The metrics of `streamer serve` by name."""
+
+CATALOGUE = {m.name: m for title, metrics in GROUPS.items() if title != "Server" for m in metrics}
+"""Those of a trainer."""

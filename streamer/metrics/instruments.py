@@ -13,7 +13,7 @@ from streamer.metrics.catalogue import CATALOGUE, Metric
 
 
 class Instruments:
-    """Every metric of the catalogue.
+    """Every metric of a catalogue, that of trainers unless another is given.
 
     Series whose labels have closed sets of values exist from the start, so that a rate can be taken of the first
     event; a gauge that was never set is not a number until it is.
@@ -27,12 +27,12 @@ class Instruments:
         9.0
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self._metrics = {name: _made(metric, registry) for name, metric in CATALOGUE.items()}
+    def __init__(self, registry: CollectorRegistry, catalogue: Mapping[str, Metric] = CATALOGUE) -> None:
+        self.registry, self._catalogue = registry, catalogue
+        self._metrics = {name: _made(metric, registry) for name, metric in catalogue.items()}
         self._risen: dict[tuple[str, ...], float] = {}
         self._series: dict[str, set[tuple[str, ...]]] = {}
-        for name, metric in CATALOGUE.items():
+        for name, metric in catalogue.items():
             for values in product(*(label.values for label in metric.labels)):
                 series = self.series(name, *values)
                 if metric.kind == "gauge":
@@ -44,7 +44,7 @@ class Instruments:
         Raises:
             ValueError: a label has a value that the catalogue does not know.
         """
-        metric = CATALOGUE[name]
+        metric = self._catalogue[name]
         for label, value in zip(metric.labels, labels, strict=True):
             if label.values and value not in label.values:
                 raise ValueError(f"{name} has no {label.name} {value!r}: it has {', '.join(label.values)}")

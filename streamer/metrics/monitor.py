@@ -172,6 +172,7 @@ class Monitor(Observer):
         self._set_store(status.store)
         self._set_group(status)
         self._set_checkpoints(status)
+        self._set_publishing(status)
         if self._clock() >= self._look_at:
             self._look_closely()
         self.timeline.add(self._moment(status))
@@ -306,6 +307,14 @@ class Monitor(Observer):
         i.set("streamer_checkpoint_delta_bytes", saves.delta_bytes)
         i.rise("streamer_checkpoints_total", saves.saved, "saved")
         i.rise("streamer_checkpoints_total", saves.failed, "failed")
+
+    def _set_publishing(self, status: Status) -> None:
+        i, published = self.instruments, status.publishing
+        i.set("streamer_publish_live", float(published is None or published.problem is None))
+        i.rise("streamer_published_points_total", published.points if published is not None else 0)
+        i.rise("streamer_published_bytes_total", published.written_bytes if published is not None else 0)
+        at_s = published.at_s if published is not None else None
+        i.set("streamer_published_age_seconds", self._wall() - at_s if at_s is not None else None)
 
     def _moment(self, status: Status) -> dict[str, float]:
         """A point of the timeline."""

@@ -46,6 +46,7 @@ def page_data(monitor: Monitor, span: str = "recent", show_values: bool = False)
         },
         "store": _store(status) if status is not None else None,
         "checkpoint": _checkpoint(monitor, status) if status is not None else None,
+        "publishing": _publishing(status) if status is not None else None,
     }
 
 
@@ -140,3 +141,11 @@ def _checkpoint(monitor: Monitor, status: Status) -> dict[str, Any]:
         "deltas": status.saves.deltas,
         "failed": status.saves.failed,
     }
+
+
+def _publishing(status: Status) -> dict[str, Any] | None:
+    published = status.publishing
+    if published is None:
+        return None
+    age_s = time.time() - published.at_s if published.at_s is not None else None
+    return {"generation": published.generation, "age_s": age_s, "problem": published.problem}

@@ -37,14 +37,16 @@ def test_it_fits_the_schema_of_compose_files():
         jsonschema.validate({"services": {"kafka": {"imagine": "apache/kafka"}}}, schema)
 
 
-def test_there_are_one_replay_two_trainers_and_what_they_need():
-    assert set(SERVICES) == {"replay", "trainer-1", "trainer-2", "kafka", "redis", "prometheus", "grafana"}
+def test_there_are_one_replay_two_trainers_a_server_and_what_they_need():
+    theirs = {"kafka", "redis", "prometheus", "grafana"}
+    assert set(SERVICES) == {"replay", "trainer-1", "trainer-2", "server"} | theirs
     assert deployment.trainers() == ["trainer-1", "trainer-2"]
 
 
 @pytest.mark.parametrize("name", deployment.ours())
 def test_commands_are_understood_by_streamer(name: str, monkeypatch: pytest.MonkeyPatch):
-    for variable, value in deployment.image_environment().items():
+    own = SERVICES[name].get("environment", {})
+    for variable, value in (deployment.image_environment() | own).items():
         if variable.startswith("STREAMER_"):
             monkeypatch.setenv(variable, value)
     command, arguments = cli, SERVICES[name]["command"]
@@ -56,8 +58,10 @@ def test_commands_are_understood_by_streamer(name: str, monkeypatch: pytest.Monk
         assert ctx.params["bootstrap_servers"] == "kafka:9092"
 
 
-def test_trainers_differ_in_their_port_and_their_volume_alone():
+def test_trainers_differ_in_their_port_and_their_volume_alone_and_one_publishes():
     one, two = (dict(SERVICES[name]) for name in deployment.trainers())
+    published = one.pop("environment")["STREAMER_PUBLISH_TOPIC"]
+    assert f"--publish-topic={published}" in SERVICES["server"]["command"]
     for own in ("ports", "volumes"):
         assert one.pop(own) != two.pop(own)
     assert one == two
@@ -87,7 +91,8 @@ def test_ports_are_open_to_this_machine_only_and_each_once():
 
 def test_everybody_is_asked_where_they_listen():
     port = deployment.image_environment()["STREAMER_METRICS_PORT"]
-    assert deployment.scraped() == [f"{name}:{port}" for name in deployment.trainers()]
+    assert deployment.scraped() == [*(f"{name}:{port}" for name in deployment.trainers()), "server:8080"]
+    assert SERVICES["server"]["ports"] == ["127.0.0.1:8080:8080"]
     assert all(SERVICES[name]["ports"][0].endswith(f":{port}") for name in deployment.trainers())
     assert SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"] == "PLAINTEXT://kafka:9092"
     text = (deployment.DOCKER / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text()

@@ -110,7 +110,7 @@ def test_its_variables_are_settings_of_run(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(name, value)
     with run.make_context("run", []) as ctx:
         assert {name: str(ctx.params[known[name] or ""]) for name in ours} == ours
-    assert deployment.last("EXPOSE") == ours["STREAMER_METRICS_PORT"]
+    assert deployment.last("EXPOSE").split() == ["8080", ours["STREAMER_METRICS_PORT"]]
 
 
 def test_what_is_kept_is_in_the_volume():

@@ -17,7 +17,10 @@ import yaml
 from deployment import Expression
 from servers.process import program
 
-from streamer.metrics.catalogue import CATALOGUE
+from streamer.metrics.catalogue import CATALOGUE as TRAINER
+from streamer.metrics.catalogue import SERVER
+
+CATALOGUE = TRAINER | SERVER
 
 SCRAPED_LABELS = {"job", "instance", "le"}
 """Labels that Prometheus adds."""

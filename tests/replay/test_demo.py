@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -7,17 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers.process import free_ports
 
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
 from streamer.prequential import LINE_FLOORS, Prequential
 from streamer.replay.cli import demo_summary
-from streamer.replay.cli.demo import demo_settings, writer
+from streamer.replay.cli.demo import DemoSettings, child, children, demo_settings
 from streamer.replay.synthetic import SyntheticStream
 from streamer.settings import RunSettings
 
@@ -140,6 +144,51 @@ def test_ctrl_c_ends_it_with_the_summary(tmp_path: Path):
     assert "Where to look next" in out
 
 
+def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
+    (port,) = free_ports(1)
+    arguments = ("--serve", "--serve-port", port, "--events", 3000, "--rate", 3000, "--no-open")
+    process = subprocess.Popen(
+        demo("--data-dir", tmp_path, "--log-format", "json", *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+    def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+        content = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/{path}", content, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def learned() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(ask("status")["items"]) and not ask("status")["events_not_learned"]
+        return False
+
+    try:
+        until(learned)
+        step, item = ask("status")["step"], ask("users/me/recommendations")["items"][0]["item"]
+        ask("events", {"user": "me", "item": item})
+        until(lambda: ask("users/me/recommendations")["recent"] == [item])
+        until(lambda: learned() and ask("status")["step"] > step)  # the trainer learns it, too
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Where to look next" in out
+
+
+def until(done: Callable[[], bool], patience_s: float = 120.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def wait_for_events(process: subprocess.Popen[str], patience_s: float = 120.0) -> None:
     deadline = time.monotonic() + patience_s
     assert process.stderr is not None
@@ -169,15 +218,15 @@ def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_writer_that_fails_says_why(tmp_path: Path):
     failed = threading.Event()
     (tmp_path / "file").touch()
-    with writer(tmp_path / "file" / "data", 1000, 1000.0, 0, on_failure=failed.set) as why:
+    with child(children(DemoSettings(), tmp_path / "file" / "data")["writer"], failed.set) as why:
         assert failed.wait(60)
     assert "streamer: " in why()
 
 
 def test_a_writer_ends_with_the_block_and_that_is_no_failure(tmp_path: Path):
     failed = threading.Event()
-    with writer(tmp_path, 1_000_000, 10.0, 0, on_failure=failed.set):
-        threads = [thread for thread in threading.enumerate() if thread.name == "writer"]
+    with child(children(DemoSettings(rate=10.0), tmp_path)["writer"], failed.set):
+        threads = [thread for thread in threading.enumerate() if thread.name == "replay"]
         assert len(threads) == 1
     assert not threads[0].is_alive()
     assert not failed.is_set()

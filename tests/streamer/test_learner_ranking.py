@@ -11,6 +11,7 @@ from streamer.learner import Learner
 from streamer.model.batch import Batch
 from streamer.model.ranking.evidence import Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
+from streamer.recommender import Recommender
 
 STREAM = events(640, users=12, items=150)
 
@@ -107,6 +108,70 @@ class TestRecommending:
         found = {r.item for r in learner.recommend(recent=session, k=30, exclude_seen=True)}
         assert len(found) == 30
         assert not set(session) & found
+
+    def test_events_that_are_not_learned_yet_count_as_recent_and_seen(self):
+        """As if the learner had taken them in; those of unknown items are passed over."""
+        learner, later = learned(), learned()
+        new = [("u3", "i7", 900.0), ("u3", "i1", 901.0), ("u3", "i7", 902.0)]
+        later.learn(new)
+        query = Recommender(learner).user("u3", [(item, at) for _, item, at in new] + [("never seen", 903.0)])
+        wanted = Recommender(later).user("u3")
+        for name, array in wanted.history._asdict().items():
+            np.testing.assert_array_equal(getattr(query.history, name), array, err_msg=name)
+        assert sorted(query.seen) == sorted(wanted.seen)
+
+    def test_a_new_user_is_served_by_events_that_are_not_learned_yet(self):
+        learner = learned()
+        query = Recommender(learner).user("somebody new", [("i1", 900.0), ("i2", 901.0)])
+        assert query.known
+        assert [learner.items.id_of(row) for row in query.recent] == ["i2", "i1"]
+
+    @pytest.mark.parametrize("rerank", [True, False])
+    def test_excluded_items_do_not_come_back_and_do_not_shorten_the_list(self, rerank):
+        learner = learned(rerank=rerank)
+        recommender = Recommender(learner)
+        query = recommender.user("u3")
+        best = [r.item for r in recommender.recommend([query], 30)[0]]
+        left_out = np.array([learner.items.row_of(item) for item in best[:12]])
+        assert [r.item for r in recommender.recommend([query], 18, exclude=left_out)[0]] == best[12:]
+
+    def test_reasons_add_up_to_the_score_and_name_recent_items_that_occur_with_the_item(self):
+        learner = learned()
+        for weights in learner.ranker.weights:
+            weights.bias[:] = 0  # the only part of a score that no kind of evidence has
+        recommender = Recommender(learner)
+        query = recommender.user("u3")
+        found = recommender.recommend([query], 10, exclude_seen=True)[0]
+        reasons = recommender.reasons(query, [r.item for r in found], exclude_seen=True)
+        recent = {learner.items.id_of(row): row for row in query.recent}
+        assert any(why.recent for why in reasons)
+        for best, why in zip(found, reasons, strict=True):
+            assert sum(why.parts.values()) == pytest.approx(best.score, abs=1e-3)
+            row = learner.items.row_of(best.item)
+            occurs_with = {item for item, at in recent.items() if row in learner.evidence.co_occurrence.of(at)}
+            assert {item for item, _ in why.recent} == occurs_with
+
+    @pytest.mark.parametrize("rerank", [True, False])
+    def test_a_session_with_features_is_ranked_as_a_user_with_these_features(self, rerank):
+        shape = {"user_features": ("country",), "user_numeric_features": ("age",), "user_ids": False, "rerank": rerank}
+        asked, left_alone = (Learner(small(**shape)) for _ in range(2))
+        described = [{"country": f"c{n % 3}", "age": float(n % 50)} for n in range(320)]
+        batches = [micro_batch(STREAM[at : at + 32], user_features=described[at : at + 32]) for at in range(0, 320, 32)]
+        for learner in (asked, left_alone):
+            for batch in batches:
+                learner.learn_batch(batch)
+        recommender = Recommender(asked)
+
+        def best(**features: object) -> list[tuple[str, float]]:
+            query = recommender.session(["i1", "i2"], features or None)
+            return [(found.item, found.score) for found in recommender.recommend([query], 20)[0]]
+
+        assert best(country="c1", age=20.0) == best(age="20", country="c1")
+        assert best(country="c1", age=20.0) != best(country="c2", age=20.0) != best()
+        assert best(country="never heard of", unknown="x") == best()
+        for learner in (asked, left_alone):
+            learner.learn_batch(micro_batch([("a new user", "i1"), *STREAM[320:340]]))
+        assert_same_learner(asked, left_alone)
 
     def test_a_user_who_had_almost_everything_gets_the_rest(self):
         """Popular items and those near to the user are all known to the user: they must not use up the list."""

@@ -999,7 +999,7 @@ class TestLimits:
             ada.exchange()
         arrays, values = ada.sharing.save()
         learner = Learner(small(max_items=12))
-        learner.restore(*ada.learner.snapshot())
+        learner.restore(ada.learner.chunks(), *ada.learner.dense())
         again = Trainer(server, P0, learner=learner)
         again.sharing.restore(arrays, values, {P0: 96})
         again.start()

@@ -141,6 +141,8 @@ function showState() {
     add("Backlog", count(store.backlog_events) + " events");
     add("Errors", count(store.errors), store.errors > 0);
   }
+  const published = data.publishing;
+  if (published) add("Published", published.problem || duration(published.age_s) + " ago, generation " + count(published.generation), Boolean(published.problem));
   if (data.cache && data.cache.slots) {
     add("Cache slots, distinct", count(data.cache.slots) + ", " + count(data.cache.distinct));
     add("Turnover per refresh", percent(data.cache.turnover));

@@ -62,7 +62,7 @@ class TestWhatChangesNothing:
             spec_settings(Spec("d", "prequential", "xir", 0, {name: "1"}))
 
     def test_every_setting_that_is_offered_changes_the_learner(self):
-        other = {"hash_slots": "7", "learning_rate_decay": "0.5", "cache_weight": "1"}
+        other = {"hash_slots": "7", "admit_after": "2", "learning_rate_decay": "0.5", "cache_weight": "1"}
         usual = spec_settings(Spec("d", "prequential", "xir", 0))
         for name, setting in LearnerSettings.all().items():
             if name in ("method", "seed"):

@@ -1,0 +1,29 @@
+"""`streamer serve`: recommendations over HTTP, from what a trainer publishes."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from streamer.cli.options import GroupedCommand, settings_options
+from streamer.errors import StreamerError
+from streamer.settings import ServeSettings
+
+
+@click.command(cls=GroupedCommand)
+@settings_options(ServeSettings)
+def serve(settings: ServeSettings) -> None:
+    """Answer requests for recommendations with what a trainer has just learned.
+
+    Start the trainer with --publish-dir DIR and the server with --from DIR; or both with --publish-topic. With the
+    trainer's --bootstrap-servers and --topic, or its --data-dir, a user's latest events count at once.
+    """
+    try:
+        from streamer.serve.run import serving
+    except ImportError as error:
+        raise StreamerError(f"`streamer serve` needs {error.name}: pip install 'streamer[serve]'") from error
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    with serving(settings) as server:
+        logging.getLogger("streamer").info("recommendations at %s", server.url)
+        server.run()

@@ -1,0 +1,153 @@
+"""The threads that keep a server up to date: one follows what the trainer publishes, one the events themselves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from streamer.errors import CorruptCheckpoint, StreamerError
+from streamer.event import EventDecoder
+from streamer.publish.points import Reader
+from streamer.serve.overlay import Event
+from streamer.serve.replica import Replica
+from streamer.serve.service import Service
+from streamer.serve.vectors import EXACT_ITEMS
+from streamer.sources.base import Chunk, Partition, Positions, Source
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+RETRY_S = 1.0
+MOST_RECORDS = 2000
+
+
+class _Thread:
+    """Runs until it is closed; what goes wrong is shown, and tried again."""
+
+    def __init__(self, name: str) -> None:
+        self.problem: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and wait for it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._work()
+            except Exception as error:  # whatever it is, requests are answered, and it is tried again
+                if not isinstance(error, StreamerError):
+                    logger.exception("the %s failed", self._thread.name)
+                self._note(str(error))
+                self._stop.wait(RETRY_S)
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    def _note(self, problem: str | None) -> None:
+        if problem is not None and problem != self.problem:
+            logger.warning("%s", problem)
+        if problem is None and self.problem is not None:
+            logger.warning("the %s goes on", self._thread.name)
+        self.problem = problem
+
+
+class Follower(_Thread):
+    """Brings a service what a trainer publishes.
+
+    A point that is damaged or out of order is refused: the service goes on with what it has until a base comes.
+    """
+
+    def __init__(self, service: Service, reader: Reader, exact_items: int = EXACT_ITEMS) -> None:
+        super().__init__("follower")
+        self._service, self._reader, self._exact_items = service, reader, exact_items
+
+    def close(self) -> None:
+        """End, and let go of the reader."""
+        super().close()
+        self._reader.close()
+
+    def _work(self) -> None:
+        point = self._reader.poll(POLL_S)
+        if point is None:
+            self._note(None)
+            self._service.caught_up = self._service.replica is not None
+            return
+        service, replica = self._service, self._service.replica
+        if replica is not None and (point.id.generation, point.id.sequence) <= replica.end.id[::2]:
+            return  # doubled, or of a trainer that has a successor
+        try:
+            if point.id.base:
+                service.caught_up = False
+                service.load(Replica(point, self._exact_items))
+                logger.info("serving %s", point.id)
+            elif replica is not None and point.id.generation == replica.end.generation:
+                service.apply(replica.read(point))
+        except Exception as error:
+            service.refused_points += 1
+            self._reader.refuse(point.id)
+            expected = isinstance(error, CorruptCheckpoint)
+            logger.warning("refused %s, waiting for the next base: %s", point.id, error, exc_info=not expected)
+
+
+class Tail(_Thread):
+    """Brings a service the events of the stream, from the positions that its model has on.
+
+    Args:
+        service: gets them.
+        make_source: reads all partitions, whoever else reads them.
+        decoder: from records to events.
+    """
+
+    def __init__(self, service: Service, make_source: Callable[[], Source], decoder: EventDecoder) -> None:
+        super().__init__("tail")
+        self._service, self._make_source, self._decoder = service, make_source, decoder
+
+    def _work(self) -> None:
+        """Read one generation's events."""
+        replica = self._service.replica
+        if replica is None:
+            self._stop.wait(POLL_S)
+            return
+        generation, source = replica.end.generation, self._make_source()
+        try:
+            source.open(_From(replica.end.offsets))
+            while not self._stop.is_set():
+                chunks = source.poll(MOST_RECORDS, POLL_S)
+                served = self._service.replica
+                if served is not None and served.end.generation != generation:
+                    return  # it may have begun at older positions
+                for chunk in chunks:
+                    self._service.observe(self._events(chunk), generation)
+                self._note(source.problem)
+        finally:
+            source.close()
+
+    def _events(self, chunk: Chunk) -> Iterable[Event]:
+        decoded, written = self._decoder.decode(chunk), dict(zip(chunk.offsets, chunk.timestamps_ms, strict=True))
+        columns = zip(decoded.offsets, decoded.users, decoded.items, decoded.timestamps_s, strict=True)
+        return [
+            Event(chunk.partition, at, user, item, time_s, written[at] / 1000) for at, user, item, time_s in columns
+        ]
+
+
+class _From:
+    """Has a source begin at given positions."""
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+
+    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+        return {partition: self._positions[partition] for partition in partitions if partition in self._positions}
+
+    def on_revoked(self, partitions: Iterable[Partition]) -> None:
+        return

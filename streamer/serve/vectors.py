@@ -1,0 +1,202 @@
+"""The item vectors of a server: kept between requests, and renewed where a delta changed them.
+
+Up to `EXACT_ITEMS` items the nearest are found by scoring all of them, as a trainer does. Above, an inverted file of
+faiss (`IVFFlat`) finds most of them in a fraction of the time; what changed since it was built is scored beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamer.model.batch import Floats, Recent, Rows
+from streamer.model.growing import capacity_for, grown
+from streamer.model.retrieval import CHUNK_ITEMS, Items, Retriever
+from streamer.model.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+EXACT_ITEMS = 200_000
+"""Up to this many items all are scored."""
+PROBES = 32
+"""Lists of the inverted file that are looked through."""
+POINTS_A_LIST = 64
+"""Vectors that the middle of a list is found from."""
+MOST_SEARCHED = 2048
+"""Who wants more of the nearest gets them by scoring all."""
+REBUILD_SHARE = 0.02
+"""The index is built again when this share of the items has changed since."""
+
+
+class KeptVectors(Retriever):
+    """Retrieves like `Retriever`, with vectors that are computed once. Only the building of an index has a thread.
+
+    Args:
+        trainer: whose model it is.
+        exact_items: up to this many items, no index is built.
+    """
+
+    def __init__(self, trainer: Trainer, exact_items: int = EXACT_ITEMS) -> None:
+        super().__init__(trainer)
+        self._exact_items = exact_items
+        tower = trainer.settings.item_tower
+        self._by_row = not (tower.layers or tower.numeric or tower.categorical)  # a vector is its row's alone
+        self._kept, self._size = torch.empty(0, tower.out_dim), 0
+        self._asked: tuple[Any, Tensor] | None = None
+        self._index: Any = None
+        self._changed = _Changed()  # since the index was built
+        self._next: _Build | None = None
+
+    @torch.no_grad()
+    def renew(self, rows: Rows, size: int) -> None:
+        """Compute the vectors of items that have changed; of all, where they depend on more than the item's own row.
+
+        Args:
+            rows: the items.
+            size: how many items there are now.
+        """
+        if size > len(self._kept):
+            larger = torch.empty(capacity_for(size, len(self._kept)), self._kept.shape[1])
+            larger[: self._size] = self._kept[: self._size]
+            self._kept = larger
+        rows = rows[rows < size] if self._by_row else np.arange(size)  # rows beyond belong to no item yet
+        for start in range(0, len(rows), CHUNK_ITEMS):
+            part = rows[start : start + CHUNK_ITEMS]
+            self._kept[torch.from_numpy(part)] = self._item_vectors(part)
+        self._size, self._asked = size, None
+        self._refresh_index(rows)
+
+    def queries(self, users: Rows, recent: Recent | None) -> Tensor:
+        """See `Retriever.queries`; a request asks for the same ones twice."""
+        features = self.trainer.model.user.features
+        described = features.take(users) if features.categorical or features.numeric else {}
+        arrays: list[NDArray[Any]] = [users, *([] if recent is None else [recent]), *described.values()]
+        asked = [array.tobytes() for array in arrays]
+        if self._asked is None or self._asked[0] != asked:
+            self._asked = (asked, super().queries(users, recent))
+        return self._asked[1]
+
+    def items(self, size: int | None = None) -> Items:
+        """The vectors of all known items, or of the first `size`; a view."""
+        return Items(self._kept[: self._size if size is None else min(size, self._size)])
+
+    @torch.no_grad()
+    def top(
+        self, items: Items, users: Rows, count: int, recent: Recent | None = None, excluded: list[Rows] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """See `Retriever.top`; approximately, if there is an index."""
+        self._take_over_index()
+        if self._index is None or excluded or count > MOST_SEARCHED:
+            return super().top(items, users, count, recent, excluded)
+        queries = self.queries(users, recent)
+        scores, rows = self._index.search(queries.numpy(), count)  # [B, count]
+        scores[(rows < 0) | self._changed.marks(rows)] = -np.inf
+        fresh, vectors = self._changed.rows(self._kept)
+        if len(fresh):
+            rows = np.concatenate([rows, np.tile(fresh, (len(users), 1))], axis=1)
+            scores = np.concatenate([scores, torch.mm(queries, vectors.T).numpy()], axis=1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
+        return np.where(np.isfinite(scores), rows, -1), scores
+
+    # the index --------------------------------------------------------------------------------------------------------
+
+    def _refresh_index(self, rows: Rows) -> None:
+        """Note what has changed, and begin to build another index if it is time."""
+        self._changed.add(rows, self._size)
+        if self._next is not None:
+            self._next.changed.add(rows, self._size)
+        self._take_over_index()
+        old = self._index is None or self._changed.count > REBUILD_SHARE * self._size
+        if self._size > self._exact_items and old and self._next is None and has_faiss():
+            self._next = _Build(self._kept[: self._size].clone().numpy())
+
+    def _take_over_index(self) -> None:
+        if self._next is None or self._next.thread.is_alive():
+            return
+        if self._next.index is not None:
+            self._index, self._changed = self._next.index, self._next.changed
+        self._next = None
+
+    @property
+    def indexed_items(self) -> int:
+        """Items that are found by an index; 0 if all are scored."""
+        return self._index.ntotal if self._index is not None else 0
+
+    def wait_for_index(self) -> None:
+        """Return when the index that is being built is in use."""
+        if self._next is not None:
+            self._next.thread.join()
+            self._take_over_index()
+
+
+class _Changed:
+    """Rows that have changed, and their vectors side by side."""
+
+    def __init__(self, size: int = 0) -> None:
+        self._flags = np.zeros(size, np.bool_)
+        self._rows: Rows | None = None
+        self._vectors = torch.empty(0, 0)
+
+    @property
+    def count(self) -> int:
+        return int(self._flags.sum())
+
+    def add(self, rows: Rows, size: int) -> None:
+        self._flags = grown(self._flags, size)
+        self._flags[rows] = True
+        self._rows = None
+
+    def marks(self, rows: Rows) -> NDArray[np.bool_]:
+        return self._flags[rows]
+
+    def rows(self, vectors: Tensor) -> tuple[Rows, Tensor]:
+        if self._rows is None:
+            self._rows = np.flatnonzero(self._flags)
+            self._vectors = vectors[torch.from_numpy(self._rows)]
+        return self._rows, self._vectors
+
+
+class _Build:
+    """An index that is being built of vectors as they were, on a thread of its own."""
+
+    def __init__(self, vectors: Floats) -> None:
+        self.index: Any = None
+        self.changed = _Changed(len(vectors))
+        self.thread = threading.Thread(target=self._build, args=(vectors,), name="index", daemon=True)
+        self.thread.start()
+
+    def _build(self, vectors: Floats) -> None:
+        import faiss
+
+        began = time.monotonic()
+        faiss.omp_set_num_threads(1)  # of this thread: requests go on beside it
+        count, dim = vectors.shape
+        lists = int(4 * count**0.5)
+        quantizer = faiss.IndexFlatIP(dim)
+        index = faiss.IndexIVFFlat(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
+        index.cp.max_points_per_centroid = POINTS_A_LIST
+        index.cp.min_points_per_centroid, index.cp.niter = 1, 8
+        index.train(vectors)
+        index.add(vectors)
+        index.nprobe = PROBES
+        self.index = index
+        logger.info("indexed %s items in %.1f s", f"{count:,}", time.monotonic() - began)
+
+
+@functools.cache
+def has_faiss() -> bool:
+    """Whether faiss is installed."""
+    if importlib.util.find_spec("faiss") is not None:
+        return True
+    logger.warning("faiss is missing, so that all items are scored at every request: pip install 'streamer[serve]'")
+    return False

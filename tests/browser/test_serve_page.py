@@ -1,0 +1,83 @@
+"""The page of a server in a real browser: ask, click, and watch the list change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from line_harness import TOPIC, events
+from live_run import IMAGE, SCRIPT
+from serve_harness import Client, Trainer, wait_until
+
+from streamer.sources.embedded.log import EmbeddedLog
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+STREAM = [*events(400, users=20, items=120), (SCRIPT, IMAGE), (SCRIPT, "i1"), (SCRIPT, "i2")]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory) -> Iterator[Client]:
+    directory = tmp_path_factory.mktemp("served")
+    EmbeddedLog(directory).create_topic(TOPIC, 1)
+    trainer = Trainer(directory / "points")
+    trainer.learn(STREAM)
+    client = Client(directory, clicks=True).ready()
+    yield client
+    client.close()
+    trainer.close()
+
+
+@pytest.fixture
+def page(browser, client):
+    """The page, opened anew."""
+    browser.size(1400, 900)
+    browser.driver.get(client.server.url)
+    wait_until(lambda: browser.text("#health-text") == "ready", "readiness")
+    browser.complaints()
+    return browser
+
+
+def listed(browser) -> list[str]:
+    return browser.ask("[...document.querySelectorAll('#found tbody tr')].map(row => row.cells[0].textContent)")
+
+
+def type_into(browser, field: str, text: str) -> None:
+    browser.ask("void (document.querySelector(arguments[0]).value = arguments[1])", field, text)
+    browser.ask("void document.querySelector(arguments[0]).form.requestSubmit()", field)
+    wait_until(lambda: listed(browser), "an answer")
+
+
+def test_a_click_is_an_event_and_the_list_changes(page, client):
+    type_into(page, "#user", "u3")
+    before = listed(page)
+    assert before == client.items("u3")
+    assert "co-occurrence" in page.text("#found tbody") or "popularity" in page.text("#found tbody")
+    assert "old" in page.text("#about")
+    page.ask("void document.querySelector('#found tbody button').click()")
+    wait_until(lambda: before[0] not in listed(page) and listed(page), "the list changes")
+    assert page.text("#recent").startswith(f"Had last: {before[0]},")
+    assert client.get("/status")["events_not_learned"] == 1
+    assert page.complaints() == []
+
+
+def test_a_session_is_asked_for_and_a_hidden_item_vanishes(page, client):
+    type_into(page, "#items", "i1\ni2\nunheard of\n")
+    assert "unheard of" in page.text("#about")
+    first = listed(page)[0]
+    page.ask("void document.querySelector('#found tbody button.plain').click()")
+    wait_until(lambda: listed(page) and first not in listed(page), "hiding")
+    assert client.get("/hidden")["hidden"] == [first]
+    client.ask("DELETE", f"/hidden/{first}")
+
+
+def test_ids_are_shown_as_text(page):
+    type_into(page, "#user", SCRIPT)
+    assert SCRIPT in page.text("#about")
+    assert IMAGE in page.text("#recent")
+    assert page.ask("document.querySelectorAll('main img, main script').length") == 0
+    assert page.complaints() == []
+
+
+def test_what_can_be_asked_is_described(page):
+    wait_until(lambda: "/users/{user}/recommendations" in page.text("#api tbody"), "the description")

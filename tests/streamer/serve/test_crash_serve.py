@@ -1,0 +1,106 @@
+"""Trainer and server as processes, killed with SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_harness import Command
+from line_harness import TOPIC, events, values_of
+from serve_harness import wait_until
+from servers.process import free_ports
+
+from streamer.learner import Learner
+from streamer.recommender import Recommender
+from streamer.sources.embedded.log import EmbeddedLog
+
+pytestmark = pytest.mark.slow
+
+MODEL = ("--dim", 8, "--co-occurring-items", 16, "--batch-size", 64, "--max-age", 0.2, "--publish-every", 0.1)
+USERS = [f"u{n}" for n in range(20)]
+
+
+class Served:
+    """A stream, and a port that servers answer on."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, (self.port,) = directory, free_ports(1)
+        self.log, self.written = EmbeddedLog(directory), 0
+        self.log.create_topic(TOPIC, 2)
+
+    def write(self, count: int) -> None:
+        """Append events."""
+        stream = events(count, seed=self.written, users=20, items=80)
+        records = [(user.encode(), value, 0) for (user, _), value in zip(stream, values_of(stream), strict=True)]
+        self.log.append(TOPIC, records)
+        self.written += count
+
+    def trainer(self) -> Command:
+        """`streamer run`."""
+        where = ("--data-dir", self.directory, "--publish-dir", self.directory / "points", "--checkpoint-every", 0.5)
+        return Command(["run", "--log-format", "plain", *where, *MODEL], self.directory / "run.log")
+
+    def server(self) -> Command:
+        """`streamer serve`."""
+        where = ("--from", self.directory / "points", "--data-dir", self.directory, "--port", self.port)
+        return Command(["serve", *where], self.directory / "serve.log")
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """An answer; None while there is none."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
+        return None
+
+    def caught_up(self) -> bool:
+        """Whether every event that was written is learned and served."""
+        status = self.ask("status") or {}
+        known = Learner.load(self.directory / "checkpoints") if status.get("ready") else None
+        return known is not None and known.exact.total == self.written and known.trainer.steps == status["step"]
+
+
+@pytest.fixture
+def served(tmp_path) -> Served:
+    return Served(tmp_path)
+
+
+def assert_equal(served: Served) -> None:
+    learner = Learner.load(served.directory / "checkpoints")
+    recommender = Recommender(learner)
+    for user in USERS:
+        wanted = recommender.recommend([recommender.user(user)], 10, exclude_seen=True)[0]
+        answer = served.ask(f"users/{user}/recommendations")
+        assert [found["item"] for found in answer["items"]] == [best.item for best in wanted]
+        assert answer["step"] == learner.trainer.steps
+
+
+def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(served):
+    served.write(600)
+    with served.trainer() as trainer, served.server() as server:
+        wait_until(served.caught_up, "learning")
+        assert served.ask("status")["generation"] == 1
+        hidden = served.ask("users/u1/recommendations")["items"][0]["item"]
+        served.ask(f"hidden/{hidden}", "PUT")
+        # 1. the trainer is killed: the server goes on, older and older, and knows what happens meanwhile
+        trainer.process.kill()
+        trainer.process.wait()
+        age_s = served.ask("users/u1/recommendations")["age_s"]
+        served.write(100)
+        wait_until(lambda: served.ask("status")["events_not_learned"] == 100, "reading")
+        assert served.ask("users/u1/recommendations")["age_s"] > age_s
+        # 2. the server is killed in the middle of what it does
+        server.process.kill()
+        server.process.wait()
+    with served.trainer(), served.server():
+        wait_until(served.caught_up, "learning again")
+        assert served.ask("status")["generation"] == 2
+        assert served.ask("hidden") == {"hidden": [hidden]}
+        served.ask(f"hidden/{hidden}", "DELETE")
+        assert_equal(served)
+        served.write(200)
+        wait_until(served.caught_up, "learning on")
+        assert_equal(served)

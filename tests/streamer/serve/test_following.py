@@ -1,0 +1,265 @@
+"""A server serves what its trainer has learned, whatever becomes of the points on their way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from line_harness import events
+from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
+
+from streamer.learner import Learner
+from streamer.publish.memory import MemoryPoints
+from streamer.serve.service import NotReady, Service
+
+STREAM = events(900, users=30, items=150)
+USERS = [f"u{n}" for n in range(30)] + ["nobody"]
+FEATURES = {"item_features": ("brand",), "item_numeric_features": ("price",), "item_layers": (8,)}
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A trainer and a server that follows it through a directory."""
+    trainer, server = Trainer(tmp_path / "points"), Server(tmp_path / "points")
+    yield trainer, server
+    server.close()
+    trainer.close()
+
+
+def assert_equal(service: Service, learner: Learner, exclude_seen: bool = True) -> None:
+    for user in USERS:
+        assert served(service, user, exclude_seen=exclude_seen) == said(learner, user, exclude_seen=exclude_seen), user
+
+
+LIMITS = {"max_items": 60, "max_users": 12, "admit_after": 2}
+
+
+@pytest.mark.parametrize("settings", [{}, {"rerank": False}, {"user_ids": False}, FEATURES, LIMITS], ids=str)
+def test_what_is_served_equals_what_recommend_says_from_a_checkpoint_of_that_step(tmp_path, settings):
+    trainer, server = Trainer(tmp_path / "points", **settings), Server(tmp_path / "points")
+    for part in range(0, len(STREAM), 150):
+        trainer.learn(STREAM[part : part + 150])
+        server.reach(trainer)
+        trainer.learner.save(tmp_path / "checkpoints")
+        assert_equal(server.service, Learner.load(tmp_path / "checkpoints"))
+    assert_equal(server.service, trainer.learner, exclude_seen=False)
+    assert trainer.publisher.status.sequence == 5
+    server.close()
+    trainer.close()
+
+
+def test_a_server_that_comes_later_starts_from_the_base_and_its_deltas(pair, tmp_path):
+    trainer, first = pair
+    for part in range(0, len(STREAM), 300):
+        trainer.learn(STREAM[part : part + 300])
+    trainer.base()
+    trainer.learn(events(64, seed=5))
+    later = Server(tmp_path / "points")
+    later.reach(trainer)
+    first.reach(trainer)
+    assert_equal(later.service, trainer.learner)
+    assert_equal(first.service, trainer.learner)
+    assert later.service.applied_deltas == 1
+    assert first.service.bases == 1
+    later.close()
+
+
+def test_an_answer_says_its_generation_step_and_age(pair):
+    trainer, server = pair
+    with pytest.raises(NotReady, match="trainer"):
+        served(server.service, "u1")
+    assert not server.service.ready()[0]
+    trainer.learn(STREAM[:100])
+    server.reach(trainer)
+    about = server.service.about()
+    assert (about["generation"], about["step"]) == (1, trainer.learner.trainer.steps)
+    assert 0 <= about["age_s"] < 60
+    wait_until(lambda: server.service.ready()[0], "readiness")
+
+
+def test_a_trainer_that_resumed_from_an_older_checkpoint_is_followed(pair, tmp_path):
+    trainer, server = pair
+    trainer.learn(STREAM[:300])
+    trainer.learner.save(tmp_path / "older")
+    trainer.learn(STREAM[300:600])
+    server.reach(trainer)
+    trainer.close()
+    again = Trainer(tmp_path / "points", Learner.load(tmp_path / "older"))
+    again.learn(events(32, seed=9))
+    server.reach(again)
+    assert server.step == (2, again.learner.trainer.steps)
+    assert_equal(server.service, again.learner)
+    again.close()
+
+
+def test_a_trainer_that_was_replaced_and_writes_on_is_not_followed(pair, tmp_path):
+    """It was believed dead; its points are of an older generation."""
+    zombie, server = pair
+    zombie.learn(STREAM[:200])
+    trainer = Trainer(tmp_path / "points")
+    trainer.learn(STREAM[200:400])
+    server.reach(trainer)
+    zombie.publisher.step(lambda: {CLICKS: 0})
+    zombie.learner.learn(STREAM[:50])
+    trainer.learn(STREAM[400:500])
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    trainer.close()
+
+
+class TestDamage:
+    """What is damaged is noticed, and a base follows; what is served is always a state that the trainer had."""
+
+    def damaged(self, points: Path, damage) -> None:
+        """Have a server that is at delta 1 meet a damaged delta 2, and then deltas and a base that are whole."""
+        trainer, served_at = Trainer(points), {}
+        server = Server(points)
+        trainer.learn(STREAM[:200])
+        trainer.learn(STREAM[200:300])
+        server.reach(trainer)
+        before = {user: served(server.service, user) for user in USERS}
+        server.close()
+        served_at[trainer.learner.trainer.steps] = before
+        trainer.learn(STREAM[300:400])
+        damage(points / "00000001" / "delta-2")
+        server.follower = type(server.follower)(server.service, server.follower._reader)
+        server.follower.start()
+        trainer.learn(STREAM[400:500])
+        wait_until(lambda: server.service.refused_points or not (points / "00000001" / "delta-2").exists(), "noticing")
+        assert {user: served(server.service, user) for user in USERS} == before
+        trainer.base()
+        server.reach(trainer)
+        assert_equal(server.service, trainer.learner)
+        trainer.learn(STREAM[500:600])
+        server.reach(trainer)
+        assert_equal(server.service, trainer.learner)
+        server.close()
+        trainer.close()
+
+    def test_a_lost_delta(self, tmp_path):
+        self.damaged(tmp_path / "points", Path.unlink)
+
+    @pytest.mark.parametrize("place", [0.001, 0.3, 0.7, 0.999])
+    def test_a_flipped_bit(self, tmp_path, place):
+        def flip(path: Path) -> None:
+            content = bytearray(path.read_bytes())
+            content[int(place * len(content))] ^= 4
+            path.write_bytes(content)
+
+        self.damaged(tmp_path / "points", flip)
+
+    @pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
+    def test_a_truncated_delta(self, tmp_path, share):
+        self.damaged(
+            tmp_path / "points", lambda path: path.write_bytes(path.read_bytes()[: int(share * len(path.read_bytes()))])
+        )
+
+    def test_a_delta_that_comes_twice_under_another_name(self, tmp_path):
+        self.damaged(tmp_path / "points", lambda path: shutil.copy(path.with_name("delta-1"), path))
+
+    def test_a_delta_of_another_run_in_its_place(self, tmp_path):
+        other = Trainer(tmp_path / "other")
+        other.learn(STREAM[100:400])
+        other.learn(STREAM[:100])
+        other.learn(STREAM[100:200])
+        self.damaged(tmp_path / "points", lambda path: shutil.copy(tmp_path / "other" / "00000001" / "delta-2", path))
+        other.close()
+
+    def test_a_damaged_base_is_passed_over(self, tmp_path):
+        trainer = Trainer(tmp_path / "points")
+        trainer.learn(STREAM[:200])
+        trainer.learn(STREAM[200:300])
+        trainer.base()
+        newest = tmp_path / "points" / "00000001" / "base-1"
+        newest.write_bytes(newest.read_bytes()[:-5])
+        server = Server(tmp_path / "points")
+        trainer.learn(STREAM[300:400])
+        server.reach(trainer)
+        assert server.service.refused_points == 1
+        assert_equal(server.service, trainer.learner)
+        server.close()
+        trainer.close()
+
+
+def test_deltas_that_are_doubled_or_out_of_order_change_nothing(tmp_path):
+    points = MemoryPoints()
+    trainer = Trainer(points)
+    for part in range(0, 600, 100):
+        trainer.learn(STREAM[part : part + 100])
+    base, one, two, three, four, five = points.points
+    points.points = [one, base, base, one, one, two, one, four, three, two, base, five]
+    server = Server(points)
+    wait_until(lambda: points._read == len(points.points) and server.service.caught_up, "reading")
+    assert server.service.replica.end.sequence == 3  # four came too early, and does not come again
+    trainer.base()
+    trainer.learn(STREAM[600:700])
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    server.close()
+    trainer.close()
+
+
+def test_a_volume_that_is_away_is_shown_and_caught_up(pair, tmp_path):
+    trainer, server = pair
+    trainer.learn(STREAM[:200])
+    server.reach(trainer)
+    (tmp_path / "points").rename(tmp_path / "away")
+    trainer.learner.learn(STREAM[200:300])
+    wait_until(lambda: trainer.publisher.step(lambda: {CLICKS: 300}) or trainer.publisher.status.problem, "noticing")
+    for part in range(300, 600, 100):  # what changes meanwhile is remembered as rows
+        trainer.learner.learn(STREAM[part : part + 100])
+        trainer.publisher.step(lambda: {CLICKS: 600})
+    wait_until(lambda: server.follower.problem, "noticing")
+    assert served(server.service, "u1")
+    (tmp_path / "away").rename(tmp_path / "points")
+    wait_until(lambda: trainer.publisher.status.problem is None, "writing")
+    trainer.learn(STREAM[600:650])
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    assert server.follower.problem is None
+
+
+def test_where_too_much_has_changed_for_a_delta_a_base_takes_its_place(pair, monkeypatch):
+    """As after a long time in which nothing could be written: training is not held up by one large copy."""
+    trainer, server = pair
+    trainer.learn(STREAM[:300])
+    trainer.learn(STREAM[300:350])
+    server.reach(trainer)
+    monkeypatch.setattr("streamer.publish.publisher.MOST_DELTA_ROWS", 20)
+    trainer.learn(STREAM[350:600])
+    server.reach(trainer)
+    assert (server.service.bases, server.service.applied_deltas) == (2, 1)
+    assert_equal(server.service, trainer.learner)
+    monkeypatch.undo()
+    trainer.learn(STREAM[600:700])
+    server.reach(trainer)
+    assert server.service.applied_deltas == 2
+    assert_equal(server.service, trainer.learner)
+
+
+def test_a_directory_that_was_emptied_is_filled_again(pair, tmp_path):
+    trainer, server = pair
+    trainer.learn(STREAM[:300])
+    server.reach(trainer)
+    shutil.rmtree(tmp_path / "points" / "00000001")
+    trainer.learn(STREAM[300:400])
+    server.reach(trainer)
+    trainer.base()
+    later = Server(tmp_path / "points")
+    later.reach(trainer)
+    assert_equal(later.service, trainer.learner)
+    later.close()
+
+
+def test_what_no_server_needs_is_removed(pair, tmp_path):
+    trainer, server = pair
+    for part in range(0, 400, 100):
+        trainer.learn(STREAM[part : part + 100])
+        trainer.base()
+    server.reach(trainer)
+    left = [path.name.split("-") for path in (tmp_path / "points" / "00000001").iterdir()]
+    bases = sorted(int(number) for kind, number in left if kind == "base")
+    deltas = sorted(int(number) for kind, number in left if kind == "delta")
+    assert len(bases) == 2
+    assert deltas == list(range(bases[0] + 1, trainer.publisher.status.sequence + 1))

@@ -1,0 +1,199 @@
+"""A server over HTTP: what can be asked, who may ask, and what never comes back."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from line_harness import TOPIC, events
+from serve_harness import Client, Trainer, said, wait_until
+
+from streamer.errors import SettingsError, StreamerError
+from streamer.event import encode
+from streamer.serve.run import serving
+from streamer.settings import ServeSettings
+from streamer.sources.base import Partition
+from streamer.sources.embedded.log import EmbeddedLog
+
+STREAM = [*events(400, users=20, items=120), ("<b>x</b>", "a/b c?&#é"), ("<b>x</b>", "i1")]
+TOKEN = "a token of sixteen characters"
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory) -> Iterator[Trainer]:
+    directory = tmp_path_factory.mktemp("served")
+    trainer = Trainer(directory / "points")
+    trainer.directory = directory
+    trainer.learn(STREAM)
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def client(trainer) -> Iterator[Client]:
+    client = Client(trainer.directory).ready()
+    yield client
+    client.close()
+
+
+def test_a_user_gets_what_recommend_says_with_generation_step_and_age(client, trainer):
+    answer = client.get("/users/u3/recommendations?k=7")
+    assert [(found["item"], found["score"]) for found in answer["items"]] == said(trainer.learner, "u3", 7)
+    assert (answer["generation"], answer["step"]) == (1, trainer.learner.trainer.steps)
+    assert answer["known"]
+    assert answer["age_s"] >= 0
+    had = {item for user, item in STREAM if user == "u3"}
+    assert not had & {found["item"] for found in answer["items"]}
+    assert had & set(client.items("u3", "exclude_seen=false&k=50"))
+
+
+def test_an_unknown_user_gets_the_prior_and_an_unknown_item_a_clear_404(client):
+    answer = client.get("/users/nobody/recommendations")
+    assert not answer["known"]
+    assert len(answer["items"]) == 10
+    status, answer = client.ask("GET", "/items/no%20such%20item/similar")
+    assert status == 404
+    assert "no such item" in answer["detail"]
+
+
+def test_ids_are_text_whatever_they_hold(client):
+    answer = client.get(f"/users/{quote('<b>x</b>', safe='')}/recommendations?exclude_seen=0")
+    assert answer["known"]
+    assert answer["recent"][:2] == ["i1", "a/b c?&#é"]
+    assert client.get(f"/items/{quote('a/b c?&#é', safe='')}/similar?k=3")["items"]
+
+
+def test_a_session_gets_recommendations_without_its_items(client):
+    recent = ["i1", "i2", "i5", "unheard of"]
+    status, answer = client.ask("POST", "/recommendations", {"recent": recent, "k": 60, "explain": True})
+    assert status == 200
+    assert "unheard of" in answer["note"]
+    assert answer["recent"] == ["i5", "i2", "i1"]
+    found = [item["item"] for item in answer["items"]]
+    assert len(set(found)) == len(found) > 40
+    assert not set(recent) & set(found)
+    near = {near["item"] for item in answer["items"] for near in item["reasons"]["recent"]}
+    assert near
+    assert near <= set(recent)
+    assert answer["items"][0]["reasons"]["parts"].keys() == {"co-occurrence", "popularity", "own history", "towers"}
+
+
+def test_several_at_once_are_answered_as_one_by_one(client):
+    queries = [{"user": "u3", "k": 5}, {"recent": ["i1"], "k": 3}, {"user": "nobody", "k": 2}]
+    status, answer = client.ask("POST", "/recommendations/batch", {"queries": queries})
+    assert status == 200
+    assert [len(each["items"]) for each in answer["answers"]] == [5, 3, 2]
+    assert [item["item"] for item in answer["answers"][0]["items"]] == client.items("u3", "k=5")
+
+
+def test_excluded_and_hidden_items_do_not_come_back_also_after_a_restart(client, trainer):
+    best = client.items("u3")
+    rest = "&".join(f"exclude={item}" for item in best[:3])
+    assert client.items("u3", f"{rest}&k=7") == best[3:]
+    odd = quote("a/b c?&#é", safe="")
+    for item in (best[0], best[1]):
+        assert client.ask("PUT", f"/hidden/{item}")[0] == 200
+    assert client.ask("PUT", f"/hidden/{odd}")[1]["hidden"] == sorted([best[0], best[1], "a/b c?&#é"])
+    assert client.items("u3", "k=8") == best[2:]
+    again = Client(trainer.directory).ready()
+    assert again.items("u3", "k=8") == best[2:]
+    assert best[0] not in [found["item"] for found in again.get("/items/i1/similar?k=100")["items"]]
+    again.close()
+    for item in (best[0], best[1], odd):
+        client.ask("DELETE", f"/hidden/{item}")
+    assert client.items("u3") == best
+
+
+def test_what_a_user_did_a_moment_ago_counts_before_it_is_learned(client, trainer):
+    log = EmbeddedLog(trainer.directory)
+    log.create_topic(TOPIC, 1)
+    now = time.time()
+    log.append(TOPIC, [(b"u3", encode("u3", f"i{n}", now + n), round(now * 1000)) for n in (7, 8)])
+    wait_until(lambda: client.get("/users/u3/recommendations")["recent"][:2] == ["i8", "i7"], "seeing")
+    assert client.get("/users/u3/recommendations")["step"] == trainer.learner.trainer.steps
+    assert client.get("/status")["events_not_learned"] == 2
+    assert not {"i7", "i8"} & set(client.items("u3", "k=50"))
+    trainer.learner.learn([("u3", "i7", now + 7), ("u3", "i8", now + 8)])
+    trainer.positions = {Partition(TOPIC, 0): 2}
+    trainer.publish()
+    wait_until(lambda: not client.get("/status")["events_not_learned"], "learning")
+    assert client.get("/users/u3/recommendations")["recent"][:2] == ["i8", "i7"]
+    fresh = client.get("/status")["freshness"]
+    assert [fresh[name]["count"] for name in ("recent_items_s", "vectors_s")] == [2, 2]
+
+
+def test_metrics_and_the_description_of_the_interface_are_there(client):
+    client.items("u3")
+    metrics = client.get("/metrics")
+    assert 'streamer_server_requests_total{path="/users/{user:path}/recommendations",status="200"}' in metrics
+    assert "streamer_server_ready 1.0" in metrics
+    assert {"/users/{user}/recommendations", "/recommendations", "/items/{item}/similar", "/hidden/{item}"} <= {
+        path.replace(":path", "") for path in client.get("/openapi.json")["paths"]
+    }
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "status"),
+        [
+            ("GET", "/users/u3/recommendations?k=0", None, 422),
+            ("GET", "/users/u3/recommendations?k=100000", None, 422),
+            ("GET", f"/users/{'x' * 300}/recommendations", None, 422),
+            ("POST", "/recommendations", {"recent": ["i1"] * 1001}, 422),
+            ("POST", "/recommendations/batch", {"queries": [{"user": "u3"}] * 101}, 422),
+            ("POST", "/recommendations", {"recent": ["x" * 200] * 9000}, 413),
+            ("GET", "/nothing", None, 404),
+        ],
+    )
+    def test_what_is_too_much_is_refused(self, client, method, path, body, status):
+        assert client.ask(method, path, body)[0] == status
+        assert client.items("u3")
+
+    def test_a_body_without_a_length_is_cut_off(self, client):
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+            head = "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head.encode())
+            piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+            try:
+                for _ in range(40):
+                    connection.sendall(piece)
+            except OSError:
+                pass
+            assert b" 413 " in connection.recv(1000)
+
+    @pytest.mark.parametrize("begun", [b"", b"GET /users/u3/recommendations HTTP/1.1\r\nHost: local"])
+    def test_a_connection_that_asks_nothing_is_closed(self, client, monkeypatch, begun):
+        monkeypatch.setattr("streamer.serve.run.IDLE_S", 0.5)
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+            connection.sendall(begun)
+            assert connection.recv(1000) == b""
+        assert client.items("u3")
+
+    def test_pages_of_strangers_are_refused(self, client):
+        assert client.ask("GET", "/users/u3/recommendations", Host="evil.example")[0] == 421
+        assert client.ask("PUT", "/hidden/i1", Origin="https://evil.example")[0] == 403
+
+    def test_a_token_is_asked_for_but_for_health(self, trainer):
+        client = Client(trainer.directory, token=TOKEN).ready()
+        for path in ("/users/u3/recommendations", "/metrics", "/status", "/openapi.json"):
+            assert client.ask("GET", path)[0] == 401
+            assert client.ask("GET", path, Authorization="Bearer of bad news")[0] == 401
+            assert client.ask("GET", path, Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert client.ask("PUT", "/hidden/i1")[0] == 401
+        assert client.ask("GET", "/healthz")[0] == 200
+        client.close()
+
+    def test_only_this_machine_may_ask_without_a_token(self, tmp_path):
+        for host in ("0.0.0.0", "192.0.2.1", "::"):
+            with pytest.raises(SettingsError, match="token"), serving(ServeSettings(from_dir=tmp_path, host=host)):
+                pass
+
+    def test_a_port_in_use_is_said_so(self, client, trainer):
+        with (
+            pytest.raises(StreamerError, match="--port"),
+            serving(ServeSettings(from_dir=trainer.directory, data_dir=trainer.directory, port=client.port)),
+        ):
+            pass

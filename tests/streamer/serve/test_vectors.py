@@ -1,0 +1,42 @@
+"""The vectors of a server: as exact as a trainer's up to a limit, nearly so with an index, and renewed by deltas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from line_harness import events
+from serve_harness import Server, Trainer, served
+
+STREAM = events(9000, users=300, items=2500, seed=3)
+USERS = [f"u{n}" for n in range(0, 300, 3)]
+
+
+def recall(found: list[list[str]], exact: list[list[str]]) -> float:
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, exact, strict=True)]))
+
+
+@pytest.mark.parametrize("rerank", [True, False])
+def test_an_index_finds_what_scoring_all_items_finds_also_of_what_changed_since(tmp_path, rerank):
+    trainer = Trainer(tmp_path / "points", rerank=rerank, init_std=0.3, retrieved_items=50)
+    trainer.learn(STREAM[:8000], batch_size=500)
+    exact, indexed = Server(tmp_path / "points"), Server(tmp_path / "points", exact_items=100)
+
+    def found(server: Server) -> list[list[str]]:
+        server.reach(trainer)
+        server.service.replica.vectors.wait_for_index()
+        return [[item for item, _ in served(server.service, user)] for user in USERS]
+
+    assert recall(found(indexed), found(exact)) >= 0.99
+    assert indexed.service.sizes()["indexed_items"] > 1000
+    assert exact.service.sizes()["indexed_items"] == 0
+    before = indexed.service.sizes()["indexed_items"]
+    new = [(f"u{n % 300}", f"brand new {n % 40}") for n in range(1000)]
+    trainer.learn(new, batch_size=500)
+    assert recall(found(indexed), found(exact)) >= 0.99
+    assert any(item.startswith("brand new") for items in found(exact) for item in items)
+    trainer.learn(STREAM[8000:], batch_size=500)  # enough has changed for another index
+    found(indexed)
+    assert indexed.service.sizes()["indexed_items"] >= before + 40
+    assert recall(found(indexed), found(exact)) >= 0.99
+    for each in (exact, indexed, trainer):
+        each.close()
