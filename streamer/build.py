@@ -71,54 +71,6 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     )
 
 
-def _rank_pipeline(settings: RunSettings) -> Pipeline:
-    """The pipeline of one rank of a group, as the environment says which; waits for the others to come."""
-    from streamer.checkpoint.rank import rank_store
-    from streamer.event import EventDecoder
-    from streamer.group.group import connect
-    from streamer.learner import Learner
-    from streamer.pipeline import Pipeline
-    from streamer.prequential import LINE_FLOORS, Prequential
-
-    group = connect(settings.parts, settings.group_timeout_s)
-    learner = Learner(settings)
-    evaluated = settings.evaluation_share and group.rank == 0
-    return Pipeline(
-        learner,
-        source_factory(settings),
-        EventDecoder(settings),
-        dead_letters(settings, group.rank),
-        settings,
-        rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
-        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
-        lockstep=lockstep_of(settings, group),
-    )
-
-
-def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
-    """How one rank of a group reads its partitions."""
-    from streamer.pipeline import Lockstep
-
-    if (kafka := kafka_settings(settings)) is not None:
-        from streamer.sources.kafka import assigned
-
-        return Lockstep(group, partial(assigned.AssignedKafkaSource, kafka), assigned.all_partitions(kafka))
-    from streamer.sources.assigned import AssignedSource
-    from streamer.sources.embedded.source import EmbeddedSource, all_partitions
-
-    def open_one(partition: Partition) -> Source:
-        return EmbeddedSource(
-            settings.data_dir,
-            partition.topic,
-            [partition.number],
-            start="latest" if settings.start == "latest" else "earliest",
-            start_timestamp_ms=settings.start_timestamp_ms,
-        )
-
-    listed = partial(all_partitions, settings.data_dir, settings.topics, wait=not settings.until_end)
-    return Lockstep(group, partial(AssignedSource, open_one), listed)
-
-
 def publisher(settings: RunSettings, learner: Learner) -> Publisher | None:
     """What brings servers the changes of a learner; None if nothing is published.
 
@@ -209,6 +161,54 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
         log.append(topic, [(key, value, round(1000 * time.time()))])
 
     return append
+
+
+def _rank_pipeline(settings: RunSettings) -> Pipeline:
+    """The pipeline of one rank of a group, as the environment says which; waits for the others to come."""
+    from streamer.checkpoint.rank import rank_store
+    from streamer.event import EventDecoder
+    from streamer.group.group import connect
+    from streamer.learner import Learner
+    from streamer.pipeline import Pipeline
+    from streamer.prequential import LINE_FLOORS, Prequential
+
+    group = connect(settings.parts, settings.group_timeout_s)
+    learner = Learner(settings)
+    evaluated = settings.evaluation_share and group.rank == 0
+    return Pipeline(
+        learner,
+        source_factory(settings),
+        EventDecoder(settings),
+        dead_letters(settings, group.rank),
+        settings,
+        rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
+        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
+        lockstep=lockstep_of(settings, group),
+    )
+
+
+def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
+    """How one rank of a group reads its partitions."""
+    from streamer.pipeline import Lockstep
+
+    if (kafka := kafka_settings(settings)) is not None:
+        from streamer.sources.kafka import assigned
+
+        return Lockstep(group, partial(assigned.AssignedKafkaSource, kafka), assigned.all_partitions(kafka))
+    from streamer.sources.assigned import AssignedSource
+    from streamer.sources.embedded.source import EmbeddedSource, all_partitions
+
+    def open_one(partition: Partition) -> Source:
+        return EmbeddedSource(
+            settings.data_dir,
+            partition.topic,
+            [partition.number],
+            start="latest" if settings.start == "latest" else "earliest",
+            start_timestamp_ms=settings.start_timestamp_ms,
+        )
+
+    listed = partial(all_partitions, settings.data_dir, settings.topics, wait=not settings.until_end)
+    return Lockstep(group, partial(AssignedSource, open_one), listed)
 
 
 def source_factory(settings: RunSettings, trainer: str | None = None) -> Callable[[], Source]:

@@ -114,12 +114,12 @@ class Status:
     checkpoint_age_s: float | None = None
     saves: SaveStats = field(default_factory=SaveStats)
     store: StoreStatus = field(default_factory=StoreStatus)
+    publishing: PublishStatus | None = None
+    """None if nothing is published."""
     ranks: list[RankStatus] = field(default_factory=list)
     """Of a group; empty for a trainer that is in none."""
     spread_users: int = 0
     """About how many users have events in several partitions, of a group."""
-    publishing: PublishStatus | None = None
-    """None if nothing is published."""
     accounting: dict[str, Any] = field(default_factory=dict)
     at_s: float = 0.0
     """When it was refreshed, on the monotonic clock."""
@@ -137,8 +137,8 @@ class Pipeline:
         checkpoints: where its state is kept; closed at the end, as `dead_letters` are. None keeps nothing.
         prequential: ranks events before they are trained; None for none.
         store: what is shared with other trainers; closed at the end. None shares nothing.
-        lockstep: the group in which this trainer is one rank; None if it trains alone.
         publisher: brings servers what is learned; closed at the end. None for no servers.
+        lockstep: the group in which this trainer is one rank; None if it trains alone.
     """
 
     def __init__(
@@ -306,15 +306,15 @@ class Pipeline:
             with self._watch.phase("checkpoint"):
                 self._checkpoints.advance(idle=batch is None)
 
+    def _trained_positions(self) -> Positions:
+        with self._ingest.changed:
+            return self._ingest.offsets.snapshot().positions
+
     def _counts(self) -> NDArray[np.int64]:
         """What became of the events of this run; in a group, of all ranks when they last agreed on a step."""
         if isinstance(self._ingest, LockstepIngest):
             return np.asarray(self._ingest.counts_of_ranks.sum(0))
         return self._own.counts()
-
-    def _trained_positions(self) -> Positions:
-        with self._ingest.changed:
-            return self._ingest.offsets.snapshot().positions
 
     @contextmanager
     def _next_batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:

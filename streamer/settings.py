@@ -203,35 +203,6 @@ class SharingSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSettings(Settings):
-    """Several processes that train one model in lockstep."""
-
-    heading: ClassVar[str] = "Group"
-
-    trainers: int | None = setting(
-        None,
-        "Train with this many processes, in lockstep: the model is the same for any number.",
-        at_least=1,
-        if_none="one, outside of any group",
-    )
-    parts: int = setting(
-        4, "In how many parts a group computes each step: a power of two, and at least the number of trainers.",
-        at_least=1, at_most=1024,
-    )  # fmt: skip
-    group_timeout_s: float = setting(
-        15.0, "A trainer that the others have not heard of for this long is given up.", at_least=1, unit="seconds"
-    )
-
-    def problems(self) -> list[str]:
-        found = super().problems()
-        if self.parts & (self.parts - 1):
-            found.append(f"parts is {self.parts}: choose a power of two")
-        if self.trainers is not None and self.trainers > self.parts:
-            found.append(f"parts is {self.parts}: there must be at least as many as trainers ({self.trainers})")
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
 class PublishSettings(Settings):
     """Where servers find what is learned."""
 
@@ -292,14 +263,37 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupSettings(Settings):
+    """Several processes that train one model in lockstep."""
+
+    heading: ClassVar[str] = "Group"
+
+    trainers: int | None = setting(
+        None,
+        "Train with this many processes, in lockstep: the model is the same for any number.",
+        at_least=1,
+        if_none="one, outside of any group",
+    )
+    parts: int = setting(
+        4, "In how many parts a group computes each step: a power of two, and at least the number of trainers.",
+        at_least=1, at_most=1024,
+    )  # fmt: skip
+    group_timeout_s: float = setting(
+        15.0, "A trainer that the others have not heard of for this long is given up.", at_least=1, unit="seconds"
+    )
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.parts & (self.parts - 1):
+            found.append(f"parts is {self.parts}: choose a power of two")
+        if self.trainers is not None and self.trainers > self.parts:
+            found.append(f"parts is {self.parts}: there must be at least as many as trainers ({self.trainers})")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSettings(
-    LearnerSettings,
-    PublishSettings,
-    GroupSettings,
-    SharingSettings,
-    PipelineSettings,
-    EventSettings,
-    StreamSettings,
+    LearnerSettings, PublishSettings, GroupSettings, SharingSettings, PipelineSettings, EventSettings, StreamSettings
 ):
     """All settings of `streamer run`."""
 
@@ -309,14 +303,14 @@ class RunSettings(
             return found
         if self.source:
             found.append("trainers: a file cannot be read by several; write it into a topic with `streamer replay`")
-        if self.publish_dir is not None or self.publish_topic is not None:
-            found.append("trainers: a group does not publish yet; leave out publish-dir and publish-topic")
         if self.redis_url:
             found.append("trainers: a group does not share through Redis yet; leave out redis-url")
         if self.resampler == "multinomial":
             found.append("trainers: a group draws by systematic resampling only; leave out resampler")
         if self.user_features or self.user_numeric_features:
             found.append("trainers: a group cannot use features of users yet")
+        if self.publish_dir is not None or self.publish_topic is not None:
+            found.append("trainers: a group does not publish yet; leave out publish-dir and publish-topic")
         if self.admit_after > 1:
             found.append("trainers: a group admits every id at once; leave out admit-after")
         return found

@@ -17,10 +17,21 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PACKAGES = ("streamer", "model", "cache_store", "replay")
 ROOMS = sorted({file.parent for package in PACKAGES for file in (ROOT / package).rglob("__init__.py")})
-NOT_OURS = {"build", "build-arg", "gpus", "read-only", "rm", "time", "tmpfs", "volumes"} | {
-    *("max-restarts", "nnodes", "nproc-per-node", "rdzv-endpoint"),
+NOT_OURS = {
+    "build",
+    "build-arg",
+    "gpus",
+    "read-only",
+    "rm",
+    "time",
+    "tmpfs",
+    "volumes",
+    "nnodes",
+    "nproc-per-node",
+    "rdzv-endpoint",
+    "max-restarts",
 }
-"""Options of docker and torchrun."""
+"""Options of docker and of torchrun."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -149,8 +149,7 @@ def run_demo(
     reporter.note("")
     on_status(pipeline.status)
     # 2. the writer, and the server if one is wanted, are processes of their own, while we learn
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(others)
+    with others, contextlib.ExitStack() as stack:
         why = {}
         for part, arguments in children(settings, directory).items():
             why[part] = stack.enter_context(child(arguments, functools.partial(stop, part)))

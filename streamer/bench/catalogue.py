@@ -136,27 +136,6 @@ class CheckpointBench(Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleBench(Bench):
-    """Events per second of groups of trainers in lockstep, one thread each, and what communication takes of a step.
-
-    All train the same events with the defaults of `run`, by turns. `two_ranks_over_one` and `communication_share` are
-    those of the largest batch with local negatives. On a machine that has other work the wall says little: `on_cores`
-    compares what the busiest rank took of a core.
-    """
-
-    name: ClassVar[str] = "scale"
-    module: ClassVar[str] = "streamer.bench.scale"
-
-    trainers: tuple[int, ...] = setting((1, 2), "Numbers of trainers, separated by commas.", at_least=1)
-    batch_sizes: tuple[int, ...] = setting((2048, 8192), "Events of a step, of all trainers together.", at_least=64)
-    items: int = setting(40_988, "Items of the stream.", at_least=1)
-    users: int = setting(29_858, "Users of the stream.", at_least=64)
-    parts: int = setting(4, "In how many parts a step is computed; see `streamer run`.", at_least=1)
-    steps: int = setting(12, "Steps of a turn.", at_least=1)
-    rounds: int = setting(3, "Turns of each; the best counts.", at_least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServeBench(Bench):
     """Requests of recommendations: how many a second, and how long one waits, beside a plain handler around faiss.
 
@@ -198,6 +177,27 @@ class FreshnessBench(Bench):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScaleBench(Bench):
+    """Events per second of groups of trainers in lockstep, one thread each, and what communication takes of a step.
+
+    All train the same events with the defaults of `run`, by turns. `two_ranks_over_one` and `communication_share` are
+    those of the largest batch with local negatives. On a machine that has other work the wall says little: `on_cores`
+    compares what the busiest rank took of a core.
+    """
+
+    name: ClassVar[str] = "scale"
+    module: ClassVar[str] = "streamer.bench.scale"
+
+    trainers: tuple[int, ...] = setting((1, 2), "Numbers of trainers, separated by commas.", at_least=1)
+    batch_sizes: tuple[int, ...] = setting((2048, 8192), "Events of a step, of all trainers together.", at_least=64)
+    items: int = setting(40_988, "Items of the stream.", at_least=1)
+    users: int = setting(29_858, "Users of the stream.", at_least=64)
+    parts: int = setting(4, "In how many parts a step is computed; see `streamer run`.", at_least=1)
+    steps: int = setting(12, "Steps of a turn.", at_least=1)
+    rounds: int = setting(3, "Turns of each; the best counts.", at_least=1)
+
+
 BENCHES: tuple[type[Bench], ...] = (
     StepBench,
     IngestBench,
@@ -206,7 +206,7 @@ BENCHES: tuple[type[Bench], ...] = (
     MetricsBench,
     CheckpointBench,
     MemoryBench,
-    ScaleBench,
     ServeBench,
     FreshnessBench,
+    ScaleBench,
 )
