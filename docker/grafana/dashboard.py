@@ -646,6 +646,31 @@ ROWS = (
         ),
     ),
     Row(
+        "Trainers of a group",
+        (
+            Panel(
+                "Trainers in lockstep",
+                {
+                    "trainers": each("streamer_group_trainers"),
+                    "users in several partitions": each("streamer_group_spread_users"),
+                },
+                "0 if this one trains alone. A topic must be keyed by user, or users have a history in each partition.",
+            ),
+            Panel("Partitions of each", {"{{trainer}}": each("streamer_group_partitions")}),
+            Panel(
+                "Waiting for others",
+                {"{{trainer}}": rate("streamer_group_waiting_seconds_total", "trainer")},
+                "Seconds a second, at the beginning of steps.",
+            ),
+            Panel(
+                "Time in exchanges",
+                {"{{trainer}}": rate("streamer_group_exchange_seconds_total", "trainer")},
+                "Seconds a second.",
+            ),
+            Panel("Bytes sent", {"{{trainer}}": rate("streamer_group_sent_bytes_total", "trainer")}, unit="Bps"),
+        ),
+    ),
+    Row(
         "Servers",
         (
             Panel(

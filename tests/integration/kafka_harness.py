@@ -113,10 +113,12 @@ class KafkaHarness:
             return {}
         return {Partition(*tp): offset.offset for tp, offset in offsets.items() if offset.offset >= 0}
 
-    def members(self, group: str) -> int:
+    def members(self, group: str, *, settled: bool = False) -> int:
+        """How many there are; `settled`: none while a rebalance is going on."""
         try:
             with self.server.admin() as admin:
-                return len(admin.describe_groups([group])[group]["members"])
+                found = admin.describe_groups([group])[group]
+                return len(found["members"]) if found["group_state"] == "Stable" or not settled else 0
         except RetriableError:
             return 0
 

@@ -53,7 +53,7 @@ def test_a_trainer_that_comes_back_begins_after_what_others_have_trained(
     with Command(topic.run("a", *LIVE), tmp_path / "a.log") as a:
         a.wait_until(lambda: trained_up_to(kafka, topic))
         with Command(topic.run("b", *LIVE), tmp_path / "b.log") as b:
-            b.wait_until(lambda: kafka.members(topic.group) == 2)
+            b.wait_until(lambda: kafka.members(topic.group, settled=True) == 2)
             assert ended(a)["consumed"] == 2_000
             topic.append(records(2_000))
             b.wait_until(lambda: trained_up_to(kafka, topic))

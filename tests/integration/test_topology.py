@@ -11,6 +11,7 @@ import math
 import shutil
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -34,6 +35,9 @@ PATIENCE_S = 150.0
 
 MAY_BE_EMPTY = {"Dead letters by reason", "Errors by reason", "Alerts that fire or are about to"}
 """Panels that show trouble only."""
+IN_LOCKSTEP = {"Trainers in lockstep", "Partitions of each", "Waiting for others", "Time in exchanges", "Bytes sent"}
+"""Panels of a group, which these trainers are not."""
+TOKEN = "only-for-this-machine"
 
 
 class Topology:
@@ -44,14 +48,20 @@ class Topology:
         partitions = int(deployment.services()["kafka"]["environment"]["KAFKA_NUM_PARTITIONS"])
         self.topic = kafka.make_topic(partitions)
         self.partitions = partitions
-        ports = dict(zip(deployment.trainers(), free_ports(2), strict=True))
+        *for_trainers, self._server_port = free_ports(3)
+        ports = dict(zip(deployment.trainers(), for_trainers, strict=True))
         self._ports = ports
+        self.server = f"127.0.0.1:{self._server_port}"
         self._places = {
             "kafka:9092": kafka.server.bootstrap,
             "redis://redis:6379/0": redis_url,
             "--topic=interactions": f"--topic={self.topic}",
             "--checkpoint-every=30": "--checkpoint-every=5",
             **{f"{name}:9308": f"127.0.0.1:{port}" for name, port in ports.items()},
+            "--publish-topic=points": f"--publish-topic={self.topic}-points",
+            "--host=0.0.0.0": "--host=127.0.0.1",
+            "--port=8080": f"--port={self._server_port}",
+            "server:8080": self.server,
         }
         self._own = {"STREAMER_GROUP_ID": self.topic, "STREAMER_REDIS_NAMESPACE": self.topic}
         self.trainers: dict[str, Command] = {}
@@ -59,6 +69,7 @@ class Topology:
     def __enter__(self) -> Topology:
         for name in deployment.trainers():
             self.trainers[name] = self._processes.enter_context(self._trainer(name))
+        self._processes.enter_context(self._serving())
         self.prometheus = self._processes.enter_context(PrometheusServer(self._prometheus_config()))
         return self
 
@@ -119,7 +130,19 @@ class Topology:
             "STREAMER_THREADS": "1",
         }
         arguments = self._here(deployment.services()[name]["command"])
+        publishing = "STREAMER_PUBLISH_TOPIC" in deployment.services()[name].get("environment", {})
+        here |= {"STREAMER_PUBLISH_TOPIC": f"{self.topic}-points"} if publishing else {}
         return Command(arguments, self._folder / f"{name}.log", **environment | here | self._own)
+
+    def _serving(self) -> Command:
+        here = {"STREAMER_DATA_DIR": str(self._folder / "server"), "STREAMER_TOKEN": TOKEN}
+        return Command(self._here(deployment.services()["server"]["command"]), self._folder / "server.log", **here)
+
+    def ask(self, path: str) -> Any:
+        """What the server answers."""
+        request = urllib.request.Request(f"http://{self.server}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
 
     def _prometheus_config(self) -> Path:
         path = self._folder / "prometheus.yml"
@@ -192,17 +215,26 @@ def test_shares_of_the_cache_sum_to_one_at_each_trainer(topology: Topology, metr
 
 
 def test_both_are_up_ready_and_in_touch_with_the_store(topology: Topology):
-    for metric in ("up", "streamer_alive", "streamer_ready", "streamer_store_live"):
+    for metric in ('up{job="streamer"}', "streamer_alive", "streamer_ready", "streamer_store_live"):
         topology.becomes(metric, dict.fromkeys(topology.instances, 1))
+    for metric in ('up{job="streamer-server"}', "streamer_server_ready"):
+        topology.becomes(metric, {topology.server: 1})
     topology.becomes("sum(streamer_store_backlog_events)", 0)
     assert topology.by("count by (method) (streamer_build_info)", "method") == {"xir": 2}
 
 
+def test_the_server_recommends_what_one_of_the_two_has_learned(topology: Topology):
+    topology.becomes("streamer_server_ready", {topology.server: 1})
+    assert topology.ask("/users/nobody/recommendations?k=5")["items"]
+
+
 def test_every_panel_of_the_dashboard_has_something_to_show(topology: Topology):
+    topology.becomes("count(streamer_server_requests_total > 0) > bool 0", 1)
     empty = [
         expression
         for expression in deployment.drawn(rate_interval="5m")
-        if expression.where not in MAY_BE_EMPTY
+        if expression.where not in MAY_BE_EMPTY | IN_LOCKSTEP
+        and "streamer_evicted_age_seconds" not in expression.text  # nothing was evicted here
         and not any(math.isfinite(float(s["value"][1])) for s in topology.prometheus.query(expression.text))
     ]
     assert empty == []

@@ -103,7 +103,7 @@ def test_three_people_get_recommendations_that_they_did_not_have_lately(figures:
 
 
 def test_what_is_named_is_there(figures: dict[str, Any]):
-    assert Path(figures["checkpoint"]).is_dir()
+    assert Path(figures["checkpoint"]).is_file()
     assert Path(figures["checkpoint"]).parent == Path(figures["checkpoint_dir"])
 
 
