@@ -20,7 +20,8 @@ check: lint ## lint and the quick tests, without servers: for the inner loop, un
 	$(BIN)/pytest -n 2 --dist loadfile -m "not servers and not slow"
 
 test: lint ## lint and every test, real servers included, which the tests install and start
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile -m "not servers"
+	$(BIN)/pytest -n 3 --dist loadfile -m servers # which wait more than they compute
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check $(SOURCES)
