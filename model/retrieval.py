@@ -14,12 +14,17 @@ from torch import Tensor
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.device import to_device
 from streamer.model.growing import capacity_for
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, inlined
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
 BLOCK_CELLS = 1 << 22
 CHUNK_ITEMS = 1 << 12
+SIMILARITIES = 3
+LARGEST_PRODUCT = np.float32(50)
+"""An inner product beyond this is cut to it, and one that is not a number is zero: neither ruins a ranker."""
+COSINE = np.float32(4)
+"""What a cosine of 1 is as a feature: the size of an inner product of trained vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,16 @@ class Retriever:
         return model.queries(touched, distinct, self._to_device(place), vectors, self._to_device(at))
 
     @torch.no_grad()
-    def inner_products(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
-        """[c] of each user and the items from `first[k]` to `first[k + 1]`."""
+    def similarities(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
+        """[c, 3] of each user and the items from `first[k]` to `first[k + 1]`: see `compare`."""
         queries = self.queries(users, recent).cpu().numpy()
-        rows, at = np.unique(items, return_inverse=True)
-        vectors = self._item_vectors(rows.astype(np.int64)).cpu().numpy()
-        found = np.empty(len(items), np.float32)
-        _inner_products(queries, vectors, first, at, found)
+        recent = np.empty((len(users), 0), np.int32) if recent is None else recent
+        rows, at = np.unique(np.concatenate([items, recent.reshape(-1)]), return_inverse=True)
+        none = int(len(rows) > 0 and rows[0] == -1)
+        vectors = self._item_vectors(rows[none:].astype(np.int64)).cpu().numpy()
+        found = np.empty((len(items), SIMILARITIES), np.float32)
+        of_items, of_recent = np.split(at - none, [len(items)])
+        compare(queries, vectors, of_recent.reshape(recent.shape), first, of_items, found)
         return found
 
     @torch.no_grad()
@@ -266,10 +274,38 @@ def _count_not_below_among(
 
 
 @compiled
-def _inner_products(queries: Floats, vectors: Floats, first: Rows, at: Rows, found: Floats) -> None:
+def compare(queries: Floats, vectors: Floats, recent: Rows, first: Rows, at: Rows, found: Floats) -> None:
+    """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner product, cosine, and largest cosine
+    with a vector of the user's recent items, `recent[q]` (-1 after the last); 0 without any."""
+    lengths = np.empty(len(vectors), np.float32)
+    for v in range(len(vectors)):
+        lengths[v] = _length(vectors[v])
     for q in range(len(queries)):
+        length = _length(queries[q])
         for c in range(first[q], first[q + 1]):
-            total = np.float32(0)
-            for k in range(queries.shape[1]):
-                total += queries[q, k] * vectors[at[c], k]
-            found[c] = total
+            vector, product, most = vectors[at[c]], _dot(queries[q], vectors[at[c]]), np.float32(0)
+            for r in recent[q]:
+                if r < 0:
+                    break
+                most = max(most, _dot(vectors[r], vector) / lengths[r])
+            found[c, 0] = _bounded(product)
+            found[c, 1] = _bounded(COSINE * product / (length * lengths[at[c]]))
+            found[c, 2] = _bounded(COSINE * most / lengths[at[c]])
+
+
+@inlined
+def _dot(a: Floats, b: Floats) -> np.float32:
+    total = np.float32(0)
+    for k in range(len(a)):
+        total += a[k] * b[k]
+    return total
+
+
+@inlined
+def _length(a: Floats) -> np.float32:
+    return max(np.sqrt(_dot(a, a)), np.float32(1e-6))
+
+
+@inlined
+def _bounded(x: np.float32) -> np.float32:
+    return min(max(x, -LARGEST_PRODUCT), LARGEST_PRODUCT) if x == x else np.float32(0)

@@ -41,7 +41,7 @@ from streamer.model.homes import Homes
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
 from streamer.model.ranking.co_occurrence import REACH
-from streamer.model.ranking.evidence import TOWER, Candidates, Evidence
+from streamer.model.ranking.evidence import TOWERS, Candidates, Evidence
 from streamer.model.ranking.ranker import Ranker
 from streamer.model.ranking.recent import History, RecentItems
 from streamer.model.ranking.seen_items import UserItems
@@ -77,8 +77,6 @@ DIGEST_EVERY, DIGEST_ROWS = 256, 4096
 """Steps between two comparisons of the ranks of a group, and rows of items that one looks at."""
 OF_USERS = ("users.", "admission.users.", "clock.", "items.retired.")
 """Dense state that depends on which users a rank has begins with these."""
-LARGEST_SCORE = 50.0
-"""An inner product beyond this, or one that is not a number, does not ruin the ranker."""
 
 
 class Evaluator(Protocol):
@@ -711,8 +709,8 @@ class Learner:
 
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
         if len(rows):
-            products = self.retriever.inner_products(rows.users, rows.recent, candidates.first, candidates.items)
-            candidates.features[:, TOWER] = np.clip(np.nan_to_num(products), -LARGEST_SCORE, LARGEST_SCORE)
+            found = self.retriever.similarities(rows.users, rows.recent, candidates.first, candidates.items)
+            candidates.features[:, TOWERS] = found
 
     def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int | Rows = 0) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is counted.

@@ -61,15 +61,18 @@ FEATURES = (
     "recent hours",
     "recent again",
     "tower",
+    "tower cosine",
+    "tower most",
 )
 """What a candidate is described by. `near`: nearness to the user's recent items, as a whole and by how recent they are;
-`events`: popularity; `recent`: of candidates among the recent items themselves; `tower`: the towers' inner product."""
-TOWER = FEATURES.index("tower")
+`events`: popularity; `recent`: of candidates among the recent items themselves;
+`tower`: the towers' inner product, cosine, and largest cosine with a recent item (`streamer.model.retrieval`)."""
+TOWERS = tuple(f for f, name in enumerate(FEATURES) if name.startswith("tower"))
 KINDS = {
     "co-occurrence": tuple(f for f, name in enumerate(FEATURES) if "near" in name),
     "popularity": tuple(f for f, name in enumerate(FEATURES) if name.startswith(("events", "hours"))),
     "own history": tuple(f for f, name in enumerate(FEATURES) if "recent" in name),
-    "towers": (TOWER,),
+    "towers": TOWERS,
 }
 """Features by what they come from."""
 _FEATURES, _IS_RECENT = len(FEATURES), FEATURES.index("is recent")

@@ -22,7 +22,7 @@ from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.jit import compiled
-from streamer.model.ranking.evidence import BUCKETS, KINDS, TOWER, Candidates
+from streamer.model.ranking.evidence import BUCKETS, KINDS, TOWERS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.recent import RecentItems
 from streamer.model.ranking.seen_items import SeenBefore, UserItems
@@ -245,7 +245,7 @@ class Prequential:
             ranks = {MODEL: self._rank(candidates, seen)}
         took = {MODEL: self._clock() - started}
         if candidates is not None:
-            ranks[WITHOUT_TOWERS] = self._rank(candidates, seen, without=[TOWER])
+            ranks[WITHOUT_TOWERS] = self._rank(candidates, seen, without=TOWERS)
             self._look_at_influence(candidates)
         if self._retrieve_every:
             some = np.flatnonzero((self.events + chosen) % self._retrieve_every == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.model.ranking.evidence import BUCKETS, FEATURES, TOWER, Candidates
+from streamer.model.ranking.evidence import BUCKETS, FEATURES, TOWERS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY, HIDDEN, Ranker
 
 PURPOSES = {"all": ALL, "discovery": DISCOVERY}
@@ -88,9 +88,9 @@ def test_scores_are_those_of_the_formula(purpose):
 
 def test_scores_without_features_are_those_of_candidates_whose_features_are_zero():
     ranker, found = moved(), made_candidates()
-    without = ranker.scores(found, without=[TOWER, 3])
+    without = ranker.scores(found, without=[*TOWERS, 3])
     assert np.abs(without - ranker.scores(found)).max() > 0.01
-    found.features[:, [TOWER, 3]] = 0
+    found.features[:, [*TOWERS, 3]] = 0
     np.testing.assert_allclose(without, ranker.scores(found), atol=1e-5)
 
 

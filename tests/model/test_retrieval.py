@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
 from streamer.model import retrieval
-from streamer.model.retrieval import Excluded, Retriever
+from streamer.model.retrieval import COSINE, LARGEST_PRODUCT, Excluded, Retriever, compare
 
 
 def slow_scores(trainer, batch) -> np.ndarray:
@@ -130,3 +132,39 @@ def test_the_items_of_some_users_keep_their_order():
     some = left_out.only(np.array([1, 2]))
     assert some.first.tolist() == [0, 0, 1]
     assert some.items.tolist() == [7]
+
+
+@pytest.mark.parametrize("model", ["plain", "recent items", "mlp"])
+def test_similarities_are_inner_products_and_cosines(model):
+    trainer = make_trainer("xir", MODELS[model])
+    batch, _ = make_input(trainer)
+    retriever = Retriever(trainer)
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, ITEMS, len(batch.users))
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    items = np.concatenate([rng.permutation(ITEMS)[:n] for n in sizes]).astype(np.int32)
+    found = retriever.similarities(batch.users, batch.recent, first, items)
+    vectors = retriever.items().vectors.numpy()
+    queries = retriever.queries(batch.users, batch.recent).numpy()
+    for q, (begin, end) in enumerate(itertools.pairwise(first)):
+        for c, item in enumerate(items[begin:end], begin):
+            recent = [] if batch.recent is None else [r for r in batch.recent[q] if r >= 0]
+            expected = [
+                queries[q] @ vectors[item],
+                COSINE * cosine(queries[q], vectors[item]),
+                COSINE * max([0.0, *(cosine(vectors[r], vectors[item]) for r in recent)]),
+            ]
+            np.testing.assert_allclose(found[c], expected, rtol=1e-4, atol=1e-4)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
+
+
+def test_vectors_that_are_no_numbers_or_too_large_do_not_reach_a_ranker():
+    vectors = np.array([[np.nan, 1], [1e30, 0], [0, 0]], np.float32)
+    found = np.empty((3, 3), np.float32)
+    compare(np.ones((1, 2), np.float32), vectors, np.array([[0, 1]]), np.array([0, 3]), np.arange(3), found)
+    assert np.isfinite(found).all()
+    assert found[1, 0] == LARGEST_PRODUCT
+    assert found[0].tolist() == found[2].tolist() == [0, 0, 0]

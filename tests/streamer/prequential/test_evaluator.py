@@ -12,7 +12,7 @@ from line_harness import Event, Watch, assert_same_learner, events, learn_all, m
 from streamer.errors import SettingsError
 from streamer.learner import Evaluator, Learner
 from streamer.model.batch import Batch
-from streamer.model.ranking.evidence import TOWER, Candidates
+from streamer.model.ranking.evidence import TOWERS, Candidates
 from streamer.prequential import FLOORS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, BestFloor, Prequential
 
 
@@ -198,13 +198,13 @@ class TestTowers:
         def look(_: Batch, candidates: Candidates | None) -> None:
             nonlocal expected
             assert candidates is not None
-            kept = candidates.features[:, TOWER].copy()
-            candidates.features[:, TOWER] = 0
+            kept = candidates.features[:, TOWERS].copy()
+            candidates.features[:, TOWERS] = 0
             scores = learner.ranker.scores(candidates)
             for k, target in enumerate(candidates.target):
                 here = slice(candidates.first[k], candidates.first[k + 1])
                 expected += target >= 0 and (scores[here] >= scores[target]).sum() <= 3
-            candidates.features[:, TOWER] = kept
+            candidates.features[:, TOWERS] = kept
 
         assert test.towers() is None
         for start in range(0, 1600, 100):
@@ -219,7 +219,7 @@ class TestTowers:
     def test_a_ranker_that_does_not_read_them_has_no_influence_of_theirs_and_it_is_said_that_they_add_nothing(self):
         learner, stream = Learner(small(ranker_learning_rate=1e-9)), events(1200)
         for weights in learner.ranker.weights:
-            weights.linear[:, TOWER] = weights.hidden[:, TOWER] = 0
+            weights.linear[:, TOWERS] = weights.hidden[:, TOWERS] = 0
         test = Prequential(learner, time_share=None, sample=None)
         for start in range(0, 1200, 100):
             ranked_by(learner, stream[start : start + 100], test)
