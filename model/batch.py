@@ -25,12 +25,14 @@ class Batch:
         items: [B] item rows: the positives.
         recent: [B, L] the last distinct items of each event's user, as of the event; None if the towers use none.
         times_s: [B] seconds since the epoch; None if nobody needs them.
+        user_codes: [B, C] categories of each event's user; None: look them up by the user's row.
     """
 
     users: Rows
     items: Rows
     recent: Recent | None = None
     times_s: Rows | None = None
+    user_codes: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -39,7 +41,8 @@ class Batch:
         """Some of the events."""
         recent = self.recent[events] if self.recent is not None else None
         times_s = self.times_s[events] if self.times_s is not None else None
-        return Batch(self.users[events], self.items[events], recent, times_s)
+        codes = self.user_codes[events] if self.user_codes is not None else None
+        return Batch(self.users[events], self.items[events], recent, times_s, codes)
 
 
 class LogPopularity(Protocol):

@@ -41,14 +41,23 @@ class FeatureStore(ByRows):
         self._sampled = np.zeros(len(self.numeric), np.int64)  # numbers that ever went into each column
         self._mean, self._deviation = np.zeros(len(self.numeric)), np.ones(len(self.numeric))
 
-    def set(self, rows: Rows, codes: NDArray[np.int64] | None, numbers: Floats | None = None) -> None:
+    def set(
+        self,
+        rows: Rows,
+        codes: NDArray[np.int64] | None,
+        numbers: Floats | None = None,
+        sample: Floats | None = None,
+    ) -> None:
         """Remember features of some rows; where a row occurs twice, its last one stays.
 
         Args:
             rows: [n] rows.
             codes: [n, categorical] number of each category, from 1; 0 means unknown.
             numbers: [n, numeric]; NaN leaves what is known.
+            sample: [m, numeric] what numbers are standardised by from now on, if that is more than those of the rows.
         """
+        if sample is not None:
+            self._standardise_by(sample)
         if not len(rows):
             return
         self.grow(int(rows.max()) + 1)
@@ -59,11 +68,15 @@ class FeatureStore(ByRows):
         if numbers is not None:
             new = numbers[last]
             self._numbers[distinct] = np.where(np.isnan(new), self._numbers[distinct], new)
-            for feature in range(len(self.numeric)):
-                given = new[~np.isnan(new[:, feature]), feature][-SAMPLE:]
-                self._sample[(self._sampled[feature] + np.arange(len(given))) % SAMPLE, feature] = given
-                self._sampled[feature] += len(given)
-                self._standardise(feature)
+            if sample is None:
+                self._standardise_by(new)
+
+    def _standardise_by(self, numbers: Floats) -> None:
+        for feature in range(len(self.numeric)):
+            given = numbers[~np.isnan(numbers[:, feature]), feature][-SAMPLE:]
+            self._sample[(self._sampled[feature] + np.arange(len(given))) % SAMPLE, feature] = given
+            self._sampled[feature] += len(given)
+            self._standardise(feature)
 
     def _standardise(self, feature: int) -> None:
         """Mean and standard deviation of the sample; those of a feature that is nearly constant count every number."""

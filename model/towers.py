@@ -91,22 +91,50 @@ class Tower(nn.Module):
         if self.settings.ids:
             self.tables[f"{self.name}.id"].grow(size)
 
-    def parts(self, touched: TouchedRows, rows: Rows) -> list[Tensor]:
-        """The embeddings of distinct rows, one [T, dim] tensor for each source."""
+    def codes(self, rows: Rows) -> Rows:
+        """[n, C] the categories of rows."""
+        found = [self.features.codes(rows, k) for k in range(len(self.settings.categorical))]
+        return np.stack(found, axis=1) if found else np.empty((len(rows), 0), np.int64)
+
+    def categories(self, touched: TouchedRows, codes: Rows) -> dict[str, TouchedTable]:
+        """The rows of each table of categories that some [n, C] need."""
+        found = {}
+        for k, feature in enumerate(self.settings.categorical):
+            self._take_categories(touched, name := f"{self.name}.{feature}", np.unique(codes[:, k]))
+            found[name] = touched.tables[-1]
+        return found
+
+    def parts(
+        self, touched: TouchedRows, rows: Rows, categories: dict[str, tuple[Rows, Tensor]] | None = None
+    ) -> list[Tensor]:
+        """The embeddings of distinct rows, one [T, dim] tensor for each source.
+
+        Args:
+            touched: takes note of them.
+            rows: [T] distinct.
+            categories: rows of the tables of categories, ascending, and their weights, if these are taken already.
+        """
         found = []
         if self.settings.ids:
             found.append(touched.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows))
         for k, feature in enumerate(self.settings.categorical):
-            found.append(self._category(touched, f"{self.name}.{feature}", self.features.codes(rows, k)))
+            name, codes = f"{self.name}.{feature}", self.features.codes(rows, k)
+            if categories is None:
+                distinct = np.unique(codes)
+                weight = self._take_categories(touched, name, distinct)
+            else:
+                distinct, weight = categories[name]
+            place = np.searchsorted(distinct, codes)
+            found.append(weight.index_select(0, to_device(place, touched.device)))
         if self.numeric is not None:
             found.append(self.numeric(to_device(self.features.numbers(rows), touched.device)))
         return found
 
-    def _category(self, touched: TouchedRows, name: str, codes: Rows) -> Tensor:
+    def _take_categories(self, touched: TouchedRows, name: str, rows: Rows) -> Tensor:
+        """The weights of distinct categories, ascending."""
         table = self.tables[name]
-        distinct, place = np.unique(codes, return_inverse=True)
-        table.grow(int(distinct[-1]) + 1 if len(distinct) else 0)
-        return touched.take(name, table, distinct).index_select(0, to_device(place, touched.device))
+        table.grow(int(rows[-1]) + 1 if len(rows) else 0)
+        return touched.take(name, table, rows)
 
     def combine(self, parts: list[Tensor]) -> Tensor:
         """From embeddings to vectors, [T, out_dim]."""

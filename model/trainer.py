@@ -20,7 +20,7 @@ from streamer.model.losses import LossTerm, Proposals, method_named
 from streamer.model.optim import ParameterAdam, make_optimizer, sum_of_squares
 from streamer.model.plan import Candidates, Plan, Planner
 from streamer.model.settings import LearnerSettings
-from streamer.model.towers import TouchedRows
+from streamer.model.towers import TouchedRows, TouchedTable
 from streamer.model.two_tower import TwoTower
 
 KINDS = {"user.id": "users", "item.id": "items"}
@@ -88,6 +88,7 @@ class Prepared:
     offsets: dict[str, Tensor]  # [B] one uniform number of each query, by term
     touched: TouchedRows
     vectors: Tensor  # [T, d] of `plan.items`
+    categories: dict[str, TouchedTable]  # of all events' users, by table
 
     def touched_by(self, events: Rows) -> Rows:
         """Places of the items in which the shares of these events may differ from zero, ascending."""
@@ -167,19 +168,24 @@ class Trainer:
         offsets = {name: torch.rand(len(batch), generator=self._draws) for name in drawn}
         touched = TouchedRows(self.device)
         vectors = self.model.items(touched, plan.items)  # [T, d]
-        return Prepared(batch, plan, proposals, terms, offsets, touched, vectors)
+        codes = batch.user_codes if batch.user_codes is not None else self.model.user.codes(batch.users)
+        categories = self.model.user.categories(touched, codes)
+        return Prepared(batch, plan, proposals, terms, offsets, touched, vectors, categories)
 
     def share(self, prepared: Prepared, part: Rows) -> Share:
         """Steps 2 and 3 for some events of the batch: what they add to the gradient of the whole batch's mean loss.
 
         Several processes may each compute some parts; shares add up.
         """
-        # 2. vectors; gradients stop at those of the items, and go on from their sum in `finish`
+        # 2. vectors; gradients stop at those of items and of users' categories, and go on from their sum in `finish`
         batch, plan, weight = prepared.batch, prepared.plan, len(part) / len(prepared.batch)
         vectors = prepared.vectors.detach().requires_grad_()  # [T, d]
         users, place = np.unique(batch.users[part], return_inverse=True)
         recent = self._to_device(plan.recent[part]) if plan.recent is not None else None
-        queries = self.model.queries(prepared.touched, users, self._to_device(place), vectors, recent)  # [b, d]
+        categories = {n: (t.on_host, t.weight.detach().requires_grad_()) for n, t in prepared.categories.items()}
+        queries = self.model.queries(  # [b, d]
+            prepared.touched, users, self._to_device(place), vectors, recent, categories
+        )
         own = vectors.index_select(0, self._to_device(plan.positive[part]))
         positive = (queries * own).sum(1)  # [b]
 
@@ -202,7 +208,8 @@ class Trainer:
         loss = torch.stack([outcomes[t.name].loss * t.weight for t in terms]).sum() * weight
         self.dense_adam.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        pieces = [_gradient(p).reshape(-1) for p in self._dense_of_users()]
+        leaves = [*self._dense_of_users(), *(weight for _, weight in categories.values())]
+        pieces = [_gradient(leaf).reshape(-1) for leaf in leaves]
         for term in prepared.terms:
             counts = outcomes[term.name].counts
             pieces.append(counts if at is None else _spread(counts, term, prepared, terms, at))
@@ -219,9 +226,9 @@ class Trainer:
         """
         self.dense_adam.clear_gradients()
         at = 0
-        for parameter in self._dense_of_users():
-            parameter.grad = vector[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
+        for leaf in [*self._dense_of_users(), *(t.weight for t in prepared.categories.values())]:
+            leaf.grad = vector[at : at + leaf.numel()].view_as(leaf)
+            at += leaf.numel()
         prepared.vectors.backward(rows)  # type: ignore[no-untyped-call]
         gradients = [RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host) for t in prepared.touched.tables]
         counts = {}
@@ -236,6 +243,7 @@ class Trainer:
     def vector_size(self, prepared: Prepared) -> int:
         """Numbers in the vector of a share."""
         dense = sum(p.numel() for p in self._dense_of_users())
+        dense += sum(t.weight.numel() for t in prepared.categories.values())
         return dense + sum(len(t.candidates.count) for t in prepared.terms) + 1 + FIGURES * len(prepared.terms)
 
     def _dense_of_users(self) -> list[torch.nn.Parameter]:

@@ -53,7 +53,15 @@ class TwoTower(nn.Module):
         vectors: Tensor = self.item(touched, rows)
         return vectors
 
-    def queries(self, touched: TouchedRows, users: Rows, place: Tensor, items: Tensor, recent: Tensor | None) -> Tensor:
+    def queries(
+        self,
+        touched: TouchedRows,
+        users: Rows,
+        place: Tensor,
+        items: Tensor,
+        recent: Tensor | None,
+        categories: dict[str, tuple[Rows, Tensor]] | None = None,
+    ) -> Tensor:
         """Vectors of B events' users, [B, d].
 
         Args:
@@ -61,8 +69,9 @@ class TwoTower(nn.Module):
             place: [B] where in `users` each event's user is.
             items: [T, d] item vectors.
             recent: int32 [B, L] places of each event's recent items in `items`.
+            categories: see `Tower.parts`.
         """
-        parts = [part.index_select(0, place) for part in self.user.parts(touched, users)]
+        parts = [part.index_select(0, place) for part in self.user.parts(touched, users, categories)]
         if self.recency is not None:
             assert recent is not None
             parts.append(self._history(items, recent[:, : self.settings.recent_items].contiguous()))

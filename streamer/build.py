@@ -71,27 +71,30 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     )
 
 
-def publisher(settings: RunSettings, learner: Learner) -> Publisher | None:
-    """What brings servers the changes of a learner; None if nothing is published.
+def publisher(settings: RunSettings, learner: Learner, group: Group | None = None) -> Publisher | None:
+    """What brings servers the changes of a learner, from rank 0 of its group; None if nothing is published.
 
     Raises:
         SettingsError: a topic is given, and no Kafka.
     """
     from streamer.publish.publisher import Publisher
 
-    if settings.publish_dir is not None:
+    writer: PointWriter | None = None
+    if settings.publish_dir is None and settings.publish_topic is None:
+        return None
+    if group is not None and group.rank:
+        pass  # brings its users to rank 0
+    elif settings.publish_dir is not None:
         from streamer.publish.directory import DirectoryWriter
 
-        writer: PointWriter = DirectoryWriter(settings.publish_dir)
+        writer = DirectoryWriter(settings.publish_dir)
     elif settings.publish_topic is not None:
         from streamer.publish.topic import KafkaWriter
 
         if (kafka := kafka_settings(settings)) is None:
             raise SettingsError(["publish-topic needs bootstrap-servers; without Kafka, give a publish-dir"])
         writer = KafkaWriter(kafka, settings.publish_topic)
-    else:
-        return None
-    return Publisher(learner, writer, settings.publish_every_s, settings.publish_base_every_s)
+    return Publisher(learner, writer, settings.publish_every_s, settings.publish_base_every_s, group)
 
 
 def point_reader(settings: ServeSettings) -> PointReader:
@@ -183,6 +186,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
         Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
+        publisher=publisher(settings, learner, group),
         lockstep=lockstep_of(settings, group),
     )
 

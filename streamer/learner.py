@@ -29,7 +29,7 @@ from streamer.checkpoint.capture import marked
 from streamer.checkpoint.frames import CHUNK_ROWS
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.event import Features
-from streamer.group.events import Span, Step, gather_events, gather_rows
+from streamer.group.events import Span, Step, gather_events, gather_ids, gather_rows, gather_values
 from streamer.group.group import Group, Share
 from streamer.group.keyed import KeyedByUser, sightings
 from streamer.ingest.batcher import MicroBatch
@@ -75,7 +75,7 @@ class Learned:
 
 DIGEST_EVERY, DIGEST_ROWS = 256, 4096
 """Steps between two comparisons of the ranks of a group, and rows of items that one looks at."""
-OF_USERS = ("users.", "admission.users.", "clock.", "items.retired.")
+OF_USERS = ("users.", "clock.", "items.retired.")
 """Dense state that depends on which users a rank has begins with these."""
 
 
@@ -313,12 +313,14 @@ class Learner:
         for origin in batch.origins:
             self.homes.observe(users[origin.start : origin.stop], origin.partition.number)
         self.changes.mark("items", self.evidence.leaving(len(items)))
-        self._set_features("user", users, batch.user_features)
+        self._set_features("user", *self._user_features(users, step, batch.user_features))
         self._set_features("item", items, step.item_features)
         # 2.
-        history, all_users = self._gather(users, step, self.recent.observe(users, items[own], step.times_s[own]))
+        history, all_users, codes = self._gather(users, step, self.recent.observe(users, items[own], step.times_s[own]))
         self.changes.mark("pairs", _paired(items, history))
-        rows = Batch(step.of_own(users), items, self.recent_items(history), step.times_s)
+        self._see_categories("user", codes)
+        self._see_categories("item", self.trainer.model.item.codes(items))
+        rows = Batch(step.of_own(users), items, self.recent_items(history), step.times_s, codes)
         # 3.
         evaluated = own[evaluator.choose(len(own))] if evaluator is not None else np.empty(0, np.int64)
         to_evaluate, to_learn = self._observe(rows, history, evaluated, step) if self.settings.rerank else (None, {})
@@ -353,7 +355,7 @@ class Learner:
             return Step(every, one, one, self.rows_of("items", batch.items), times_s, batch.item_features)
         wanted = self.settings.item_tower
         features = batch.item_features if wanted.categorical or wanted.numeric else None
-        spans = [Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins]
+        spans = _spans(batch)
         rows = self.items.known(batch.items)
         partition = np.repeat([span.partition for span in spans], [span.events for span in spans])
         met = sightings([batch.users[k] for k in new_users.tolist()], partition[new_users].tolist())
@@ -380,23 +382,37 @@ class Learner:
             table.begin(users[new], numbers)
         return users, new
 
-    def _gather(self, users: Rows, step: Step, history: History) -> tuple[History, Rows]:
-        """The history of all events, of others' as far as it is counted; and numbers that tell all users apart."""
+    def _user_features(
+        self, users: Rows, step: Step, features: Sequence[Features | None] | None
+    ) -> tuple[Rows, Sequence[Features | None] | None]:
+        """What all events say of their users; in a group with numbers in place of rows, which tell all users apart."""
+        wanted = self.settings.user_tower
+        if self.group.parts == 1 or not (wanted.categorical or wanted.numeric):
+            return users, features
+        numbers = gather_rows(self.group, step, users) * self.group.size + step.rank
+        return numbers, gather_values(self.group, step, features or [None] * len(users))
+
+    def _gather(self, users: Rows, step: Step, history: History) -> tuple[History, Rows, Rows]:
+        """The history of all events, of others' as far as it is counted; numbers that tell all users apart; and
+        [B, C] the users' categories.
+        """
+        codes = self.trainer.model.user.codes(users)
         if self.group.parts == 1:
-            return history, users
+            return history, users, codes
         known = min(max(REACH, self.settings.recent_items), self.recent.length)
         repeated = (history.items[:, known:] == step.items[step.own, None]).any(1)  # counted too, wherever it stands
         again = np.where(repeated, step.items[step.own], -1)
-        columns = [users[:, None], again[:, None], history.items[:, :known], history.times_s[:, :known]]
+        columns = [users[:, None], again[:, None], history.items[:, :known], history.times_s[:, :known], codes]
         found = gather_rows(self.group, step, np.concatenate(columns, axis=1).astype(np.int32))
         shape = (len(step.items), self.recent.length)
         of_all = History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
-        of_all.items[:, :known], of_all.times_s[:, :known] = found[:, 2 : 2 + known], found[:, 2 + known :]
+        of_all.items[:, :known], of_all.times_s[:, :known] = np.split(found[:, 2 : 2 + 2 * known], 2, axis=1)
         if known < self.recent.length:
             of_all.items[:, known] = found[:, 1]
         for name, ours in history._asdict().items():
             getattr(of_all, name)[step.own] = ours
-        return of_all, found[:, 0].astype(np.int64) * self.group.size + step.rank
+        numbers = found[:, 0].astype(np.int64) * self.group.size + step.rank
+        return of_all, numbers, found[:, 2 + 2 * known :].astype(np.int64)
 
     def digest(self) -> bytes:
         """A digest of what all ranks hold alike: everything dense, and some rows of items, others at each step."""
@@ -470,23 +486,31 @@ class Learner:
     def _stretch_of_group(self, batch: MicroBatch) -> Iterator[MicroBatch]:
         """Our events of a step, in which every rank takes part; items are retired after it."""
         if batch.others:
-            kept = [k for k, user in enumerate(batch.users) if user]
+            admitted = self._admitted(batch)
+            kept = [k for k in np.flatnonzero(admitted).tolist() if batch.users[k]]
             stretch = batch.only(kept) if len(kept) < len(batch) else batch
             stretch.deleted = [item for user, item in zip(batch.users, batch.items, strict=True) if not user]
-            batch.deletions = len(stretch.deleted)
+            batch.not_admitted, batch.deletions = len(batch) - int(admitted.sum()), len(stretch.deleted)
             yield stretch
 
     def _admitted(self, batch: MicroBatch) -> NDArray[np.bool_]:
-        """Whether user and item of each event have come often enough; those without a user pass."""
+        """Whether user and item of each event have come often enough; those without a user pass.
+
+        In a group every rank counts what is new to any of them, in the order of the stream.
+        """
         admitted = np.ones(len(batch), np.bool_)
-        if self.settings.admit_after > 1 and len(batch):
-            with_user = np.array([bool(user) for user in batch.users])
-            for kind, ids in (("users", batch.users), ("items", batch.items)):
-                new = np.flatnonzero((self._vocabulary(kind).known(ids) < 0) & with_user)
-                of_new, sketch = [ids[k] for k in new.tolist()], self.admission[kind]
-                every = sketch.halves(len(of_new))
-                self.changes.mark(f"admission.{kind}", sketch.rows() if every else sketch.slots_of(of_new))
-                admitted[new] &= sketch.admit(of_new)
+        if self.settings.admit_after == 1:
+            return admitted
+        for kind, ids in (("users", batch.users), ("items", batch.items)):
+            known = self._vocabulary(kind).known(ids)
+            new = [k for k in np.flatnonzero(known < 0).tolist() if batch.users[k]]
+            of_new, own = [ids[k] for k in new], np.arange(len(new))
+            if self.group.parts > 1:
+                of_new, own = gather_ids(self.group, _spans(batch.only(new)), of_new)
+            sketch = self.admission[kind]
+            every = sketch.halves(len(of_new))
+            self.changes.mark(f"admission.{kind}", sketch.rows() if every else sketch.slots_of(of_new))
+            admitted[new] &= sketch.admit(of_new)[own]
         return admitted
 
     def rows_of(self, kind: str, ids: Sequence[str]) -> Rows:
@@ -523,24 +547,33 @@ class Learner:
             self.cache = drawn[self.items.is_used(drawn)]
 
     def _set_features(self, side: str, rows: Rows, features: Sequence[Features | None] | None) -> None:
-        """Remember the features that the model uses; what an event does not say leaves what is known."""
-        tower = getattr(self.trainer.model, side)
+        """Remember the features that the model uses; what an event does not say leaves what is known.
+
+        In a group `rows` of users are those of `_user_features`: categories and the scale of numbers are shared.
+        """
+        tower, group = getattr(self.trainer.model, side), self.group
         wanted = tower.settings
-        if features is not None and (wanted.categorical or wanted.numeric):
-            told = _merged(rows, features)
-            at = np.fromiter(told, np.int64, len(told))
-            codes = np.zeros((len(at), len(wanted.categorical)), np.int64)
-            for c, name in enumerate(wanted.categorical):
-                codes[:, c] = tower.features.codes(at, c)
-                given = [(k, str(f[name])) for k, f in enumerate(told.values()) if f.get(name, "") != ""]
-                codes[[k for k, _ in given], c] = self._categories(f"{side}.{name}", [value for _, value in given])
-            numbers = np.full((len(at), len(wanted.numeric)), np.nan, np.float32)
-            for c, name in enumerate(wanted.numeric):
-                numbers[:, c] = [_number(f.get(name, math.nan)) for f in told.values()]
-            tower.features.set(at, codes, numbers)
+        if features is None or not (wanted.categorical or wanted.numeric):
+            return
+        told = _merged(rows, features)
+        at = np.fromiter(told, np.int64, len(told))
+        own, sample = np.ones(len(at), np.bool_), None
+        codes = np.zeros((len(at), len(wanted.categorical)), np.int64)
+        numbers = np.full((len(at), len(wanted.numeric)), np.nan, np.float32)
         for c, name in enumerate(wanted.categorical):
-            codes = tower.features.codes(rows, c)
-            self.see(f"{side}.{name}", codes[codes > 0])
+            given = [(k, str(f[name])) for k, f in enumerate(told.values()) if f.get(name, "") != ""]
+            codes[[k for k, _ in given], c] = self._categories(f"{side}.{name}", [value for _, value in given])
+        for c, name in enumerate(wanted.numeric):
+            numbers[:, c] = [_number(f.get(name, math.nan)) for f in told.values()]
+        if side == "user" and group.parts > 1:
+            own, at, sample = at % group.size == group.rank, at // group.size, numbers
+        known = tower.codes(at[own])
+        tower.features.set(at[own], np.where(codes[own] > 0, codes[own], known), numbers[own], sample)
+
+    def _see_categories(self, side: str, codes: Rows) -> None:
+        """Events have these categories [B, C]."""
+        for name, of_feature in zip(self.categories[side], codes.T, strict=True):
+            self.see(f"{side}.{name}", of_feature[of_feature > 0])
 
     def _categories(self, kind: str, values: list[str]) -> Rows:
         return self._vocabulary(kind).rows(values, lambda free: self.changes.mark(kind, free))
@@ -877,6 +910,11 @@ def checkpoint_settings(checkpoint: Checkpoint) -> LearnerSettings:
         return msgspec.convert(checkpoint.meta["settings"], LearnerSettings)
     except (KeyError, msgspec.ValidationError) as error:
         raise IncompatibleCheckpoint(f"{checkpoint.path} was written by another version: {error}") from error
+
+
+def _spans(batch: MicroBatch) -> list[Span]:
+    """Which events of a batch are whose."""
+    return [Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins]
 
 
 def _paired(items: Rows, history: History) -> Rows:

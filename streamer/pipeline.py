@@ -48,11 +48,11 @@ from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.model.ranking.ranker import influence_by_name
 from streamer.prequential import BestFloor, Prequential, TowersShare
-from streamer.publish.publisher import Publisher, PublishStatus
+from streamer.publish.publisher import Due, Publisher, PublishStatus
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.assigned import Assigned
-from streamer.sources.base import Partition, Positions, Source
+from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +174,8 @@ class Pipeline:
             if isinstance(self._checkpoints, RankCheckpointer):
                 self._checkpoints.ingest, ingest.keeps_checkpoints = ingest, True
                 ingest.is_saving = lambda: self._checkpoints is not None and self._checkpoints.is_saving
+            if publisher is not None:
+                ingest.due_to_publish = publisher.due
             make_source = partial(lockstep.make_source, lambda: ingest.own_partitions, ingest.queues.wants)
         self._reader = Reader(
             make_source,
@@ -295,7 +297,8 @@ class Pipeline:
         # 6. servers get what has changed
         if self._publisher is not None:
             with self._watch.phase("publish"):
-                self._publisher.step(self._trained_positions, idle=batch is None)
+                due = Due(self._ingest.publish_agreed) if isinstance(self._ingest, LockstepIngest) else None
+                self._publisher.step(self._ingest.trained, batch is None, due)
         # 7. what a person wants to see
         self._refresh_status()
         # 8. everything is saved with its positions, now and then; they are committed when it is safe
@@ -305,10 +308,6 @@ class Pipeline:
         elif self._checkpoints is not None and self._checkpoints.is_copying:
             with self._watch.phase("checkpoint"):
                 self._checkpoints.advance(idle=batch is None)
-
-    def _trained_positions(self) -> Positions:
-        with self._ingest.changed:
-            return self._ingest.offsets.snapshot().positions
 
     def _counts(self) -> NDArray[np.int64]:
         """What became of the events of this run; in a group, of all ranks when they last agreed on a step."""
@@ -440,7 +439,8 @@ class Pipeline:
             stack.callback(self._reader.stop)
             stack.callback(self._refresh_status, force=True)
             if self._publisher is not None:
-                stack.callback(self._publisher.close, None if self._torn else self._trained_positions())
+                whole = not self._torn and (self._lockstep is None or self._ingest.finished)
+                stack.callback(self._publisher.close, self._ingest.trained if whole else None)
             self._sharing.flush()
             if self._checkpoints is None:
                 return

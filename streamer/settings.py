@@ -307,12 +307,6 @@ class RunSettings(
             found.append("trainers: a group does not share through Redis yet; leave out redis-url")
         if self.resampler == "multinomial":
             found.append("trainers: a group draws by systematic resampling only; leave out resampler")
-        if self.user_features or self.user_numeric_features:
-            found.append("trainers: a group cannot use features of users yet")
-        if self.publish_dir is not None or self.publish_topic is not None:
-            found.append("trainers: a group does not publish yet; leave out publish-dir and publish-topic")
-        if self.admit_after > 1:
-            found.append("trainers: a group admits every id at once; leave out admit-after")
         return found
 
     @property

@@ -351,5 +351,9 @@ def _copy_in(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> No
             ids.length[rows[i]] = length[i]
             continue
         slot = _slot(ids, utf8, start, start + length[i])
+        if slot >= 0:  # another row had it, whose own news have not come yet
+            ids.length[ids.slots[slot]] = FREE
+            ids.at[1] -= 1
+            slot = -1 - slot
         _set(ids, rows[i], utf8, start, start + length[i], -1 - slot)
         start += length[i]

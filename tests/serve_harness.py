@@ -71,7 +71,7 @@ class Trainer:
 
     def close(self) -> None:
         """Write what is left, and end."""
-        self.publisher.close(self.positions)
+        self.publisher.close(lambda: self.positions)
 
 
 class Server:

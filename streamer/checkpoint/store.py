@@ -66,9 +66,7 @@ class Checkpoint:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What is not rows."""
         arrays = self.chain[-1].arrays()
-        if self.users == self._first[1]:
-            return arrays
-        return arrays | {name: np.array(self.users) for name in arrays if _is_size_of_users(name)}
+        return arrays if self.users == self._first[1] else with_users(arrays, self.users)
 
     @property
     def links(self) -> list[ChainLink]:
@@ -79,6 +77,11 @@ class Checkpoint:
     def size_bytes(self) -> int:
         """Of all files that are needed to restore it."""
         return sum(point.size_bytes for points in self._chains for point in points)
+
+
+def with_users(arrays: Arrays, users: int) -> Arrays:
+    """What belongs to no row, of a learner that has this many rows of users."""
+    return arrays | {name: np.array(users) for name in arrays if _is_size_of_users(name)}
 
 
 def _is_size_of_users(name: str) -> bool:

@@ -6,6 +6,7 @@ where their partition is: the others get to know what an event's user had before
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -133,6 +134,34 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     deleted = sorted({item for m in messages for item in m.deleted})
     seen = [sighting for m in messages for sighting in m.sightings]
     return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), deleted, seen)
+
+
+def gather_ids(group: Group, spans: Sequence[Span], ids: Sequence[str]) -> tuple[list[str], Rows]:
+    """Ids of some events of all ranks, in the order of partitions and offsets, and the places of ours among them.
+
+    Args:
+        group: the ranks.
+        spans: how many ids are of which partition.
+        ids: of our events.
+    """
+    message = msgspec.msgpack.encode((spans, ids))
+    messages = [msgspec.msgpack.decode(m.data) for m in group.gather(np.frombuffer(message, np.uint8))]
+    order = sorted((topic, p, rank, n) for rank, (of_rank, _) in enumerate(messages) for topic, p, n in of_rank)
+    found, own, left = list[str](), list[int](), [iter(of_rank) for _, of_rank in messages]
+    for _, _, rank, events in order:
+        own += range(len(found), len(found) + events) if rank == group.rank else ()
+        found += itertools.islice(left[rank], events)
+    return found, np.array(own, np.int64)
+
+
+def gather_values(group: Group, step: Step, values: Sequence[Any]) -> list[Any]:
+    """[B] by event, from each rank's [b] values that msgpack can hold."""
+    found: list[Any] = [None] * len(step.items)
+    for rank, message in enumerate(group.gather(np.frombuffer(msgspec.msgpack.encode(values), np.uint8))):
+        places = np.flatnonzero(step.rank == rank).tolist()
+        for place, value in zip(places, msgspec.msgpack.decode(message.data), strict=True):
+            found[place] = value
+    return found
 
 
 def gather_rows(group: Group, step: Step, rows: NDArray[Any]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
-from streamer.sources.base import Partition, Positions, Source
+from streamer.sources.base import Partition, Position, Positions, Source
 
 
 class Owner(Protocol):
@@ -103,6 +103,11 @@ class Ingest:
         with self.changed:
             self.handover_wanted = self.offsets.moved_back = False
             return self.offsets.snapshot()
+
+    def trained(self) -> dict[Partition, Position]:
+        """Return how far each partition is trained; in a group a collective, and of all ranks."""
+        with self.changed:
+            return self.offsets.snapshot().positions
 
     def commit(self, saved: Positions) -> None:
         """Commit positions that a checkpoint holds, as soon as the other trainers have acknowledged what is before."""

@@ -108,6 +108,8 @@ class Decision(NamedTuple):
     checkpoint: bool
     ends: bool
     """Whether there will be no further step."""
+    publish: int
+    """What rank 0 publishes after the step."""
 
 
 class LockstepIngest(Ingest):
@@ -143,6 +145,8 @@ class LockstepIngest(Ingest):
         self.wants_stop = self.wants_checkpoint = self.is_paused = False
         self.checkpoint_agreed, self.agreed = False, 0
         self.is_saving: Callable[[], bool] = lambda: False
+        self.due_to_publish: Callable[[], int] = lambda: 0
+        self.publish_agreed = 0
         self.keeps_checkpoints = False
         self._is_unsaved = False  # something was trained since the last checkpoint that was agreed on
         self._report, self._reports = Report(0, 0, 0), [Report(0, 0, 0)] * group.size
@@ -178,14 +182,15 @@ class LockstepIngest(Ingest):
             with self.changed:
                 batch = self.queues.take_events(decision.events) if not self.is_paused else None
                 self.finished = decision.ends
-                self.checkpoint_agreed = decision.checkpoint
+                self.checkpoint_agreed, self.publish_agreed = decision.checkpoint, decision.publish
                 self.agreed += decision.checkpoint
                 if decision.events and batch is None:
                     batch = MicroBatch()
                 if batch is not None:
                     batch.others = sum(decision.events.values())
                 self._is_unsaved = batch is not None or (self._is_unsaved and not decision.checkpoint)
-                if batch is not None or self.finished or self.checkpoint_agreed or time.monotonic() >= deadline:
+                agreed = self.finished or self.checkpoint_agreed or self.publish_agreed
+                if batch is not None or agreed or time.monotonic() >= deadline:
                     self.in_training = frozenset(batch.positions if batch is not None else ())
                     self.changed.notify_all()
                     return batch
@@ -207,7 +212,7 @@ class LockstepIngest(Ingest):
         if not ends and not checkpoint and settled.all() and (full or old):
             shares = fair_shares(ready, left)
             events = {p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n}
-        return Decision(events, checkpoint, ends)
+        return Decision(events, checkpoint, ends, int(flags["publish"][0]))
 
     def _exchange(self) -> tuple[dict[str, Counts], Counts, NDArray[np.bool_]]:
         """What all ranks say: flags [W] by name, and of each partition how much is ready and whether it is settled."""
@@ -221,6 +226,7 @@ class LockstepIngest(Ingest):
                 "checkpoint": self.wants_checkpoint,
                 "unsaved": self._is_unsaved and self.keeps_checkpoints,
                 "saving": self.is_saving(),
+                "publish": self.due_to_publish(),
                 "at_end": at_end,
                 "age_ms": 0 if oldest is None else int(1000 * (time.monotonic() - oldest)),
                 "listed": listed is not None,
@@ -286,13 +292,18 @@ class LockstepIngest(Ingest):
 
     def take_snapshot(self) -> OffsetSnapshot:
         """The offsets of all ranks' partitions; a collective."""
-        own = super().take_snapshot().positions
+        return OffsetSnapshot(self._of_all_ranks(super().take_snapshot().positions), {})
+
+    def trained(self) -> dict[Partition, Position]:
+        return self._of_all_ranks(super().trained())
+
+    def _of_all_ranks(self, own: dict[Partition, Position]) -> dict[Partition, Position]:
         said = [[*p, int(at), at.topic_id, at.leader_epoch] for p, at in own.items() if self._is_own(p)]
         merged = {}
         for message in self.group.gather(np.frombuffer(msgspec.msgpack.encode(said), np.uint8)):
             for topic, number, *position in msgspec.msgpack.decode(message.data):
                 merged[Partition(topic, number)] = Position(*position)
-        return OffsetSnapshot(own | merged, {})
+        return own | merged
 
     def settle(self) -> None:
         """Exchange until no rank writes a checkpoint any more; when all have ended."""

@@ -11,15 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import IntFlag
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from streamer.checkpoint.frames import NO_ROWS, Arrays, Rows
 from streamer.errors import StreamerError
+from streamer.group.group import Group
 from streamer.learner import Learner
 from streamer.model.changes import ChangedRows
 from streamer.publish.points import BEGIN, End, Frames, PointId, Writer, listed
+from streamer.publish.users import UsersOfGroup
 from streamer.sources.base import Positions
 
 logger = logging.getLogger(__name__)
@@ -74,33 +78,60 @@ class Copied:
     dense: Arrays = field(default_factory=dict)
 
 
-def slices(learner: Learner, kind: str, rows: Rows) -> Iterator[Slice]:
-    """Copies of rows without their optimizer state, some at a time."""
-    for start in range(0, len(rows), SLICE_ROWS):
-        part = rows[start : start + SLICE_ROWS]
-        arrays = dict(learner.take(kind, part))
-        if LINES in arrays:
-            arrays[LINES] = arrays[LINES][:, : learner.trainer.model.tables[table_of(kind)].dim]
-        yield Slice(kind, part, arrays)
+class Due(IntFlag):
+    """What is to be copied after a step; in a group rank 0 knows it, and all ranks do it."""
+
+    BASE = 1
+    """Some more of a base."""
+    DELTA = 2
+    HEARTBEAT = 4
+    """A delta even if nothing has changed."""
+
+
+def copied(learner: Learner, kind: str, rows: Rows) -> Arrays:
+    """A copy of rows without their optimizer state."""
+    arrays = dict(learner.take(kind, rows))
+    if LINES in arrays:
+        arrays[LINES] = arrays[LINES][:, : learner.trainer.model.tables[table_of(kind)].dim]
+    return arrays
+
+
+def cut(rows: Rows) -> list[Rows]:
+    """Rows, as many at a time as are copied at once."""
+    return [rows[start : start + SLICE_ROWS] for start in range(0, len(rows), SLICE_ROWS)]
 
 
 class _Base:
-    """A base that is being copied, slice by slice, between steps."""
+    """A base that is being copied, slice by slice, between steps.
 
-    def __init__(self, learner: Learner) -> None:
+    Args:
+        learner: of which.
+        kinds: of the rows that are copied here.
+        users: brings those of all ranks of a group; None where there is no group.
+    """
+
+    def __init__(self, learner: Learner, kinds: list[str], users: UsersOfGroup | None) -> None:
         self.slices: list[Slice] = []
         self.complete = False
-        rows = [(kind, learner.rows(kind)) for kind in learner.kinds() if is_served(kind)]
-        self._left = (one for kind, found in rows for one in slices(learner, kind, found))
+        self._users, own = users, [kind for kind in kinds if users is None or kind != "users"]
+        parts = [(kind, part) for kind in own for part in cut(learner.rows(kind))]
+        self._left = (Slice(kind, part, copied(learner, kind, part)) for kind, part in parts)
+        self._users_left = iter(cut(learner.rows("users")) if users is not None else [])
 
     def copy(self, budget_s: float) -> None:
-        """Copy some more."""
-        deadline = time.monotonic() + budget_s
+        """Copy some more; of users of a group, one slice of each rank."""
+        deadline, is_done = time.monotonic() + budget_s, True
         for one in self._left:
             self.slices.append(one)
             if time.monotonic() >= deadline:
-                return
-        self.complete = True
+                is_done = False
+                break
+        if self._users is not None:
+            rows = next(self._users_left, NO_ROWS)
+            found, more = self._users.gather(rows, more=len(rows) > 0 or not is_done)
+            self.slices += [Slice("users", *one) for one in found]
+            is_done = not more
+        self.complete = is_done
 
 
 def is_served(kind: str) -> bool:
@@ -118,15 +149,22 @@ class Publisher:
 
     Args:
         learner: what changes; its steps and `step` are called by one thread.
-        writer: where points go; closed at the end.
+        writer: where points go; closed at the end. None on all ranks of a group but 0, which bring their users to it.
         every_s: time between deltas.
         base_every_s: time between bases; one also comes when the deltas since the last are larger than it.
+        group: the ranks that train the learner.
     """
 
-    def __init__(self, learner: Learner, writer: Writer, every_s: float, base_every_s: float) -> None:
+    def __init__(
+        self, learner: Learner, writer: Writer | None, every_s: float, base_every_s: float, group: Group | None = None
+    ) -> None:
         self.status = PublishStatus()
         self.base_wanted = False
-        self._learner, self._writer = learner, writer
+        self._learner, self._writer, self._group = learner, writer, group or Group()
+        self._kinds = [kind for kind in learner.kinds() if is_served(kind)] if writer is not None else ["users"]
+        self._users: UsersOfGroup | None = None
+        if self._group.size > 1:
+            self._users = UsersOfGroup(self._group, lambda rows: copied(learner, "users", rows))
         self._every_s, self._base_every_s = every_s, base_every_s
         self._deltas, self._bases = learner.changes.reader(), learner.changes.reader()
         self._base: _Base | None = None
@@ -141,66 +179,96 @@ class Publisher:
 
     def start(self) -> None:
         """Begin to write."""
-        self._thread.start()
+        if self._writer is not None:
+            self._thread.start()
 
-    def step(self, positions: Callable[[], Positions], idle: bool = False) -> None:
-        """Copy what is due, between two steps of training; returns at once while the writer is busy.
+    def due(self) -> Due:
+        """What is to be copied now: nothing while the writer is busy, or on a rank that has none."""
+        with self._changed:
+            if self._writer is None or self._job is not None or self._closing:
+                return Due(0)
+        now, found = time.monotonic(), Due(0)
+        many = self._delta_bytes > max(self._base_bytes, LEAST_BASE_BYTES)
+        if self._base is not None or self.base_wanted or many or now >= self._base_due:
+            found |= Due.BASE
+        if now >= self._due and self._base_bytes and not self._leaps:
+            found |= Due.DELTA
+        return found | (Due.HEARTBEAT if now >= self._heartbeat else 0)
+
+    def step(self, positions: Callable[[], Positions], idle: bool = False, due: Due | None = None) -> None:
+        """Copy what is due, between two steps of training.
 
         Args:
             positions: how far each partition is trained.
             idle: whether there was nothing to train.
+            due: what `due` has returned, on rank 0 if there is a group, whose ranks call this together; None: ask.
         """
-        with self._changed:
-            if self._job is not None or self._closing:
-                return
-        now = time.monotonic()
-        if self._base is not None:
+        due = self.due() if due is None else due
+        if due & Due.BASE and self._base is None:
+            self.base_wanted = False
+            self._drain(self._bases)
+            self._base = _Base(self._learner, self._kinds, self._users)
+        elif due & Due.BASE and self._base is not None:
             self._base.copy(IDLE_SLICE_S if idle else SLICE_S)
             if self._base.complete:
                 self._hand_over(self._finished_base(positions()))
-        elif self.base_wanted or now >= self._base_due or self._delta_bytes > max(self._base_bytes, LEAST_BASE_BYTES):
-            self.base_wanted = False
-            self._drain(self._bases)
-            self._base = _Base(self._learner)
-        if self._job is None and now >= self._due and self._base_bytes and not self._leaps:
-            self._hand_over(self._delta(positions(), now))
+                return
+        if due & Due.DELTA:
+            self._hand_over(self._delta(positions, bool(due & Due.HEARTBEAT)))
 
-    def _finished_base(self, positions: Positions) -> Copied:
+    def _finished_base(self, positions: Positions) -> Copied | None:
         """All rows, those that changed while they were copied once more: so it is of one moment."""
         assert self._base is not None
-        changed = self._drain(self._bases)
-        copied, self._base = self._base.slices + self._slices(changed), None
+        slices, self._base = self._base.slices + self._slices(self._drain(self._bases)), None
         if self._leaps:  # it has all that the deltas would say
             self._drain(self._deltas)
             self._sequence, self._leaps = self._sequence + 1, False
         self._base_due = time.monotonic() + self._base_every_s
-        arrays, values = self._learner.dense()
-        return Copied(self._end(True, positions, values), copied, arrays)
+        return self._point(True, positions, slices)
 
-    def _delta(self, positions: Positions, now: float) -> Copied | None:
+    def _delta(self, positions: Callable[[], Positions], heartbeat: bool) -> Copied | None:
         """What changed since the last delta; None if nothing did, or so much that a base takes its place."""
         changed = self._drain(self._deltas)
-        if sum(len(rows) for _, rows in changed) > MOST_DELTA_ROWS:
+        own = np.array([sum(len(rows) for _, rows in changed)])
+        count = sum(int(n[0]) for n in self._group.gather_equal(own))
+        if count > MOST_DELTA_ROWS:
             for kind, rows in changed:
                 self._deltas.put_back(kind, rows)
             self._leaps = self.base_wanted = True
             return None
-        if not changed and now < self._heartbeat:
+        if not count and not heartbeat:
             return None
+        now = time.monotonic()
         self._due, self._heartbeat = now + self._every_s, now + HEARTBEAT_S
         self._sequence += 1
-        if not changed:
-            return Copied(self._end(False, positions, None))
+        return self._point(False, positions(), self._slices(changed) if count else None)
+
+    def _point(self, base: bool, positions: Positions, slices: list[Slice] | None) -> Copied | None:
+        """A point of these rows, of none if nothing has changed; None where there is no writer."""
+        if self._writer is None:
+            return None
+        if slices is None:
+            return Copied(self._end(base, positions, None))
         arrays, values = self._learner.dense()
-        return Copied(self._end(False, positions, values), self._slices(changed), arrays)
+        if self._users is not None:
+            arrays = self._users.dense(arrays)
+        return Copied(self._end(base, positions, values), slices, arrays)
 
     def _slices(self, changed: Changed) -> list[Slice]:
-        return [one for kind, rows in changed for one in slices(self._learner, kind, rows)]
+        """Copies of rows; of users, those that any rank of the group has."""
+        learner, found = self._learner, []
+        users = dict(changed).get("users", NO_ROWS)
+        for kind, rows in changed:
+            if kind != "users" or self._users is None:
+                found += [Slice(kind, part, copied(learner, kind, part)) for part in cut(rows)]
+        if self._users is not None:
+            found += [Slice("users", *one) for one in self._users.gather(users)[0]]
+        return found
 
     def _drain(self, reader: ChangedRows) -> Changed:
         """The rows that changed since the last time, by kind."""
-        taken = [(kind, reader.take(kind)) for kind in self._learner.kinds()]
-        return [(kind, rows) for kind, rows in taken if is_served(kind) and len(rows)]
+        taken = [(kind, reader.take(kind)) for kind in self._kinds]
+        return [(kind, rows) for kind, rows in taken if len(rows)]
 
     def _end(self, base: bool, positions: Positions, values: dict[str, Any] | None) -> End:
         return End(
@@ -241,6 +309,7 @@ class Publisher:
     def _written(self, job: Copied) -> bool:
         """Write a point; False if it must be tried again."""
         status = self.status
+        assert self._writer is not None
         try:
             if status.generation is None:
                 status.generation = self._writer.begin()
@@ -270,20 +339,22 @@ class Publisher:
         if end.base:
             settings = msgspec.to_builtins(self._learner.settings)
             yield frames.pack(BEGIN, NO_ROWS, {}, {"settings": settings})
-        for copied in job.slices:
-            yield frames.pack(*copied)
+        for one in job.slices:
+            yield frames.pack(*one)
         yield frames.end(end, job.dense)
 
-    def close(self, positions: Positions | None) -> None:
-        """Write the last changes, if they can be written now, and end.
+    def close(self, positions: Callable[[], Positions] | None) -> None:
+        """Write the last changes, if they can be written now, and end. All ranks of a group call it together.
 
         Args:
-            positions: how far each partition is trained; None if what is learned must not be published.
+            positions: how far each partition is trained; None if what is learned must not be published, or not all
+                ranks have come this far.
         """
-        if not self._thread.is_alive():
+        last = self._delta(positions, False) if positions is not None else None
+        if self._writer is None or not self._thread.is_alive():
             return
-        if positions is not None and self._base_bytes and self.flush():
-            self._hand_over(self._delta(positions, time.monotonic()))
+        if last is not None and self.flush() and self._base_bytes:
+            self._hand_over(last)
             self.flush()
         with self._changed:
             self._closing = True

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from group_harness import PATIENCE_S, Ranks, model
+from serve_harness import Server, said, served, wait_until
 
+from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
+from streamer.learner import Learner
 from streamer.sources.embedded.log import EmbeddedLog
 
 EVENTS, PARTITIONS = 3000, 5
@@ -97,3 +100,39 @@ def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(fork
     os.kill(ranks.pids[1], signal.SIGCONT)
     assert ranks.wait(1) == 1
     assert "rank 1 lost another trainer" in ranks.errors(1)
+
+
+def test_what_a_group_publishes_is_served_also_after_a_crash_and_with_another_number_of_ranks(forker, log, tmp_path):
+    checkpoints, points = tmp_path / "checkpoints", tmp_path / "points"
+    publish = ["--publish-dir", str(points), "--publish-every", "0.05", "--checkpoint-every-events", "500"]
+    ranks = Ranks(forker, log, checkpoints, 2, *publish, "--max-events", "1500")
+    assert ranks.wait_all() == [0, 0]
+    server, rng = Server(points), random.Random(2)
+    assert_served(server, checkpoints, generation=1)
+    killed = Ranks(forker, log, checkpoints, 3, *publish)
+    killed.wait(0, rng.uniform(0.5, 1.5))
+    for rank in range(3):
+        killed.kill(rank)
+    killed.wait_all()
+    for generation in {int(entry.name) for entry in points.iterdir()}:
+        assert generation <= 2
+    again = Ranks(forker, log, checkpoints, 3, *publish)
+    assert again.wait_all() == [0, 0, 0], again.errors(0)
+    assert_served(server, checkpoints, generation=max(int(entry.name) for entry in points.iterdir()))
+    server.close()
+
+
+def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
+    """What is served is what the checkpoint holds."""
+    learner = Learner.load(checkpoints)
+    wait_until(lambda: server.step == (generation, learner.trainer.steps), "following")
+    for user in [*learner.users.ids, "nobody"]:
+        assert served(server.service, user) == said(learner, user)
+    replica = server.service.replica
+    assert sorted(replica.learner.users.ids) == sorted(learner.users.ids)
+    ends = {tuple(p): at for *p, at in replica.end.positions}
+    assert ends == {(topic, number): at for topic, number, at, *_ in learner_positions(checkpoints)}
+
+
+def learner_positions(checkpoints: Path) -> list:
+    return CheckpointStore(checkpoints, readonly=True).load().meta["positions"]

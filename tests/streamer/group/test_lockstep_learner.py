@@ -25,21 +25,26 @@ def steps(count: int = 8, seed: int = 0) -> list[dict[int, MicroBatch]]:
             items = [f"i{k}" for k in rng.zipf(1.3, events) % 60]
             times = (1_000_000 + 100 * step + np.sort(rng.integers(0, 100, events))).astype(float).tolist()
             features = [{"kind": f"k{item[-1]}"} for item in items]
-            by_partition[partition] = MicroBatch(users, items, times, item_features=features)
+            of_users = [{"town": f"t{len(user) * int(user[-1]) % 5}", "age": step + int(user[-1])} for user in users]
+            if events > 6:  # not every event says all of its user
+                of_users[0], of_users[3] = None, {"town": f"of step {step}"}
+            by_partition[partition] = MicroBatch(users, items, times, user_features=of_users, item_features=features)
             at[partition] += events
         found.append(by_partition)
     return found
 
 
 def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
-    batch = MicroBatch(item_features=[])
+    batch = MicroBatch(user_features=[], item_features=[])
     for partition, events in step.items():
         if group.owner(group.part_of(partition)) == group.rank:
             batch.origins.append(Origin(Partition("t", partition), len(batch), len(batch) + len(events)))
             batch.users += events.users
             batch.items += events.items
             batch.timestamps_s += events.timestamps_s
+            batch.user_features += events.user_features
             batch.item_features += events.item_features
+    batch.others = sum(map(len, step.values()))
     return batch
 
 
@@ -51,7 +56,8 @@ def train(size: int, **settings) -> list[Learner]:
         learner = Learner(**settings)
         learner.group = group
         for step in steps():
-            learner.learn_batch(own_batch(step, group))
+            for stretch in learner.stretches(own_batch(step, group)):
+                learner.learn_batch(stretch)
         return learner
 
     return run_ranks(size, PARTS, work)
@@ -61,8 +67,8 @@ def shared_state(learner: Learner) -> dict[str, np.ndarray]:
     """Everything that belongs to items, and what is dense."""
     found, _ = learner.dense()
     found = {name: array for name, array in found.items() if not name.startswith(OF_USERS)}
-    for kind in ("items", "pairs", "hash", "item.kind"):
-        if kind in learner.kinds():
+    for kind in learner.kinds():
+        if kind != "users":
             found |= {f"{kind}/{name}": a for name, a in learner.take(kind, learner.rows(kind)).items()}
     return found
 
@@ -76,6 +82,9 @@ CASES = {
     "default": {},
     "local negatives": {"negatives": "local"},
     "features and layers": {"item_features": ("kind",), "item_layers": (12, 8), "user_layers": (8,)},
+    "features of users": {"user_features": ("town",), "user_numeric_features": ("age",), "user_layers": (8, 16)},
+    "limits of categories": {"user_features": ("town",), "max_categories": 8},
+    "admission": {"admit_after": 3},
     "user ids": {"user_ids": True, "method": "ssl-pop"},
     "mns": {"method": "mns", "rerank": False, "recent_items": 0, "user_ids": True},
 }
@@ -90,6 +99,10 @@ def test_every_number_of_ranks_trains_the_same_model(case):
         for rank in ranks:
             assert differences(rank, one) == []
         assert sum(len(rank.users) for rank in ranks) == len(one.users)
+        of_users = {user: rank.take("users", rank.users.known([user])) for rank in ranks for user in rank.users.ids}
+        for user, arrays in of_users.items():
+            for name, array in one.take("users", one.users.known([user])).items():
+                assert np.array_equal(arrays[name], array), (user, name)
 
 
 def test_the_gradient_of_parts_is_that_of_the_whole_batch():
@@ -123,7 +136,8 @@ def test_users_in_several_partitions_are_noticed_whichever_ranks_read_them(caplo
         learner.group = group
         for partition in (0, 1):  # of rank 0 and of rank 1
             users = [f"u{k}.{partition * keyed}" for k in range(1000)]
-            events = MicroBatch(users, ["i"] * 1000, [1.0] * 1000, item_features=[None] * 1000)
+            nothing = [None] * 1000
+            events = MicroBatch(users, ["i"] * 1000, [1.0] * 1000, user_features=nothing, item_features=nothing)
             learner.learn_batch(own_batch({partition: events}, group))
         return learner.keyed.spread
 
