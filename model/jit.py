@@ -34,7 +34,7 @@ def compiled(function: F) -> F:
 
 def making_arrays(function: F) -> F:
     """As `compiled`, for a loop that makes arrays, or returns one."""
-    return cast(F, njit(**_OPTIONS)(function))  # type: ignore[call-overload]
+    return cast(F, njit(**_OPTIONS)(function))
 
 
 def inlined(function: F) -> F:
