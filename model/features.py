@@ -107,6 +107,12 @@ class FeatureStore(ByRows):
         standardised: Floats = np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(np.float32)
         return standardised
 
+    def are_known(self, rows: Rows) -> NDArray[np.bool_]:
+        """[n] whether anything is known of each row."""
+        numbers = held(self._numbers, rows, np.nan)
+        found: NDArray[np.bool_] = (held(self._codes, rows) > 0).any(-1) | ~np.isnan(numbers).all(-1)
+        return found
+
     def categories(self, feature: int) -> int:
         """How many codes the feature has used, the unknown one included."""
         return int(self._codes[: self.size, feature].max(initial=0)) + 1

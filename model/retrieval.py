@@ -14,7 +14,7 @@ from torch import Tensor
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.device import to_device
 from streamer.model.growing import capacity_for
-from streamer.model.jit import compiled, inlined, making_arrays
+from streamer.model.jit import compiled, inlined
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
@@ -119,6 +119,13 @@ class Retriever:
         vectors = self._item_vectors(used[offset:].astype(np.int64))
         at = (at.reshape(len(users), -1) - offset).astype(np.int32)
         return model.queries(touched, distinct, self._to_device(place), vectors, self._to_device(at))
+
+    @torch.no_grad()
+    def nearest_among(self, items: Rows, users: Rows, recent: Recent | None, count: int) -> Rows:
+        """[B, min(count, N)] those of some items that are nearest to each user, nearest first."""
+        scores = torch.mm(self.queries(users, recent), self._item_vectors(items).T)
+        best: Rows = items[scores.topk(min(count, len(items)), dim=1).indices.cpu().numpy()]
+        return best
 
     @torch.no_grad()
     def similarities(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
@@ -273,7 +280,7 @@ def _count_not_below_among(
         found[row] = count
 
 
-@making_arrays
+@compiled
 def compare(queries: Floats, vectors: Floats, recent: Rows, first: Rows, at: Rows, found: Floats) -> None:
     """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner product, cosine, and largest cosine
     with a vector of the user's recent items, `recent[q]` (-1 after the last); 0 without any."""

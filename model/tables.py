@@ -81,6 +81,10 @@ class Table(ByRows):
         _begin_rows(lines, at, numbers, self.dim, np.float32(self.std), self._key, _quantiles())
         self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
 
+    def begin_at_zero(self, rows: Rows) -> None:
+        """First weights of zero, and no optimizer state."""
+        self.lines[to_device(rows, self.lines.device)] = 0
+
     def forget(self, rows: Rows) -> None:
         """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
         self._begin(rows[rows < self.size])

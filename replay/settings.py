@@ -185,6 +185,12 @@ class PathSettings(Settings):
     heading: ClassVar[str] = "Log"
 
     path: str = setting("", "File, directory or pattern; plain or compressed. Required.", metavar="PATH")
+    catalogue_topic: str | None = setting(
+        None,
+        "First write catalogue events of the items that a file beside the log describes, to this topic; it may be that "
+        "of the events, where `streamer run` tells them apart by --catalogue-type catalogue.",
+        metavar="TOPIC",
+    )
     passes: int = setting(
         1, "Number of times that the log is written; each pass shuffles equal times anew, with later times.", at_least=1
     )
@@ -223,7 +229,8 @@ class JsonLinesSettings(ReplaySettings):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.as_they_are:
-            of_logs = [self.all()[name] for name in (*LogSettings.all(), "passes") if name not in ("columns", "limit")]
+            names = (*LogSettings.all(), "passes", "catalogue_topic")
+            of_logs = [self.all()[name] for name in names if name not in ("columns", "limit")]
             given = [s.option for s in of_logs if getattr(self, s.name) != s.default]
             found += [f"{name} needs all events at once: not with --in-order, or --path -" for name in given]
         return found

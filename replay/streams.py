@@ -59,6 +59,11 @@ def log_stream(log: Log, name: str | None, passes: int = 1, seed: int = 0) -> St
     return Stream(name, passes * len(log), log.has_time, chunks)
 
 
+def catalogue_stream(records: Sequence[Record], name: str) -> Stream:
+    """Catalogue events."""
+    return Stream(name, len(records), True, lambda start: iter([records[start:]] if start < len(records) else []))
+
+
 def synthetic_stream(events: int, seed: int = 0) -> Stream:
     """A synthetic stream, up to a number of events; with more of them it is the same replay, and goes on.
 

@@ -19,14 +19,14 @@ class Accounting:
 
     trained: int = 0
     filtered: int = 0
-    """Among them those that are `not_admitted`, and `deletions`."""
+    """Among them those that are `not_admitted`, and `catalogue`."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     """Records that were removed by retention before they were read; they were never consumed."""
     not_admitted: int = 0
     """Events of users or items that had not come often enough to get a row."""
-    deletions: int = 0
-    """Events that said that an item does not exist any more."""
+    catalogue: int = 0
+    """Events that created, described or deleted an item."""
 
     @property
     def dead_lettered(self) -> int:
@@ -41,20 +41,20 @@ class Accounting:
     def add(self, batch: MicroBatch) -> None:
         """Count the events of a batch that is trained."""
         self.trained += batch.learned
-        self.filtered += batch.filtered + batch.not_admitted + batch.deletions
+        self.filtered += batch.filtered + batch.not_admitted + batch.catalogue
         self.not_admitted += batch.not_admitted
-        self.deletions += batch.deletions
+        self.catalogue += batch.catalogue
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)
         self.lost += batch.lost
 
     def counts(self) -> NDArray[np.int64]:
         """Numbers that add up over trainers; the first is that of consumed events."""
-        own = [self.trained, self.filtered, self.lost, self.not_admitted, self.deletions]
+        own = [self.trained, self.filtered, self.lost, self.not_admitted, self.catalogue]
         return np.array([self.consumed, *own, *(self.dead_letters[str(reason)] for reason in Reason)], np.int64)
 
     def plus(self, counts: NDArray[np.int64]) -> Accounting:
         """These totals and those of `counts`."""
-        _, trained, filtered, lost, not_admitted, deletions, *letters = counts.tolist()
+        _, trained, filtered, lost, not_admitted, catalogue, *letters = counts.tolist()
         more = Counter({str(reason): n for reason, n in zip(Reason, letters, strict=True) if n})
         return Accounting(
             self.trained + trained,
@@ -62,7 +62,7 @@ class Accounting:
             self.dead_letters + more,
             self.lost + lost,
             self.not_admitted + not_admitted,
-            self.deletions + deletions,
+            self.catalogue + catalogue,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -75,11 +75,11 @@ class Accounting:
             "dead_letters": dict(self.dead_letters),
             "lost": self.lost,
             "not_admitted": self.not_admitted,
-            "deletions": self.deletions,
+            "catalogue": self.catalogue,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Accounting:
         """Return what `to_json` has put into a checkpoint."""
-        letters, more = Counter(value["dead_letters"]), ("lost", "not_admitted", "deletions")
+        letters, more = Counter(value["dead_letters"]), ("lost", "not_admitted", "catalogue")
         return cls(value["trained"], value["filtered"], letters, *(value.get(name, 0) for name in more))

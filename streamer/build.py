@@ -54,7 +54,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     kafka_settings(settings)  # raises what is wrong with them, before the directory is made
     if settings.trainers is not None:
         return _rank_pipeline(settings)
-    decoder, learner = EventDecoder(settings), Learner(settings)
+    decoder, learner = EventDecoder(settings, settings.catalogue_topic), Learner(settings)
     letters, checkpoints = dead_letters(settings), CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
     return Pipeline(
         learner,
@@ -121,7 +121,7 @@ def event_tail(settings: ServeSettings) -> Callable[[], Source]:
         return lambda: KafkaTail(kafka)
     from streamer.sources.embedded.source import EmbeddedSource
 
-    return lambda: EmbeddedSource(settings.data_dir, settings.topics, wait_for_topic=True)
+    return lambda: EmbeddedSource(settings.data_dir, settings.all_topics, wait_for_topic=True)
 
 
 def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:
@@ -181,7 +181,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     return Pipeline(
         learner,
         source_factory(settings),
-        EventDecoder(settings),
+        EventDecoder(settings, settings.catalogue_topic),
         dead_letters(settings, group.rank),
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
@@ -211,7 +211,7 @@ def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
             start_timestamp_ms=settings.start_timestamp_ms,
         )
 
-    listed = partial(all_partitions, settings.data_dir, settings.topics, wait=not settings.until_end)
+    listed = partial(all_partitions, settings.data_dir, settings.all_topics, wait=not settings.until_end)
     return Lockstep(group, partial(AssignedSource, open_one), listed)
 
 
@@ -231,9 +231,10 @@ def source_factory(settings: RunSettings, trainer: str | None = None) -> Callabl
 
     return lambda: EmbeddedSource(
         settings.data_dir,
-        settings.topics,
+        settings.all_topics,
         start="latest" if settings.start == "latest" else "earliest",
         start_timestamp_ms=settings.start_timestamp_ms,
+        from_beginning=settings.from_beginning,
         wait_for_topic=not settings.until_end,
     )
 
@@ -253,10 +254,11 @@ def kafka_settings(settings: StreamSettings) -> KafkaSettings | None:
         client = settings_from_file(settings.kafka_config) | client
     return KafkaSettings(
         settings.bootstrap_servers,
-        settings.topics,
+        settings.all_topics,
         group_id=settings.group_id,
         auto_offset_reset=settings.start,
         start_timestamp_ms=settings.start_timestamp_ms,
+        from_beginning=settings.from_beginning,
         client=client | dict(settings.kafka),
     )
 

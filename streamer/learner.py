@@ -28,7 +28,7 @@ from streamer.checkpoint import Checkpoint, CheckpointStore, Chunk
 from streamer.checkpoint.capture import marked
 from streamer.checkpoint.frames import CHUNK_ROWS
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
-from streamer.event import Features
+from streamer.event import NO_USER, TITLE, Features
 from streamer.group.events import Span, Step, gather_events, gather_ids, gather_rows, gather_values
 from streamer.group.group import Group, Share
 from streamer.group.keyed import KeyedByUser, sightings
@@ -52,8 +52,10 @@ from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
 from streamer.recommender import LAST_S, Recommendation, Recommender
 from streamer.settings import PipelineSettings
-from streamer.vocabulary import Vocabulary
+from streamer.vocabulary import Titles, Vocabulary
 
+MOST_UNTOUCHED, NEAR_UNTOUCHED = 4096, 10
+"""Of items that nobody has had yet, how many a step looks at, and how many of these are candidates of an event."""
 MOST_AT_ONCE = 4096
 """Ids that go between two steps, if no more are new."""
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
@@ -116,6 +118,9 @@ class Learner:
         self.settings = settings
         self.limits = limits_of(settings)
         self.users, self.items, self.retired = Vocabulary(), Vocabulary(reuse=False), RetiredItems()
+        self.titles = Titles()
+        self.untouched: Rows = np.empty(0, np.int64)
+        """Items that the catalogue describes and nobody has had yet, ascending."""
         self.categories = {
             side: {name: Vocabulary(first=1) for name in tower.categorical}
             for side, tower in (("user", settings.user_tower), ("item", settings.item_tower))
@@ -163,6 +168,7 @@ class Learner:
             },
             "item": {
                 "ids": self.items,
+                "titles": self.titles,
                 "recency": Recency(),
                 "retired": self.retired,
                 "exact": self.exact,
@@ -457,40 +463,88 @@ class Learner:
     def stretches(self, batch: MicroBatch) -> Iterator[MicroBatch]:
         """What of a batch is to be learned, a stretch at a time: learn each before the next.
 
-        Events of ids that are not admitted yet are left out, and counted in the batch. So are those without a user,
-        which say that their item does not exist any more: it is retired when the others are learned, and before an
-        event of it that comes after.
+        Events of ids that are not admitted yet are left out, and counted in the batch. So are those of the catalogue,
+        which take effect when the others are learned, and before an event of their item that comes after.
         """
         if self.group.parts > 1:
             yield from self._stretch_of_group(batch)
             return
         admitted = self._admitted(batch)
-        batch.not_admitted, batch.deletions = len(batch) - int(admitted.sum()), batch.users.count("")
+        batch.not_admitted, batch.catalogue = len(batch) - int(admitted.sum()), batch.users.count(NO_USER)
         if batch.learned == len(batch):
             yield from [batch] if len(batch) else []
             return
         stretch: list[int] = []
-        gone: set[str] = set()
+        catalogue: dict[str, int] = {}  # the event of each item
         for k in np.flatnonzero(admitted).tolist():
-            if not batch.users[k]:
-                gone.add(batch.items[k])
-                continue
-            if batch.items[k] in gone:
+            if batch.items[k] in catalogue:
                 yield from [batch.only(stretch)] if stretch else []
-                self.retire_items(sorted(gone))
-                stretch, gone = [], set()
-            stretch.append(k)
+                self.learn_catalogue(batch.only(list(catalogue.values())))
+                stretch, catalogue = [], {}
+            if batch.users[k] == NO_USER:
+                catalogue[batch.items[k]] = k
+            else:
+                stretch.append(k)
         yield from [batch.only(stretch)] if stretch else []
-        self.retire_items(sorted(gone))
+        if catalogue:
+            self.learn_catalogue(batch.only(list(catalogue.values())))
+
+    def learn_catalogue(self, batch: MicroBatch) -> None:
+        """Take in catalogue events of distinct items: retire those that are deleted, create and describe the others.
+
+        What an event does not say leaves what is known. An item of which nothing is said waits for its first event.
+        Until then, the vector of one that is described is that of its features: its id adds nothing.
+        """
+        features = batch.item_features or [None] * len(batch)
+        self.retire_items([item for item, said in zip(batch.items, features, strict=True) if said is None])
+        said = [k for k, of_item in enumerate(features) if of_item]
+        if not said:
+            return
+        self.clock.tick(self._times(batch))
+        rows = self.rows_of("items", [batch.items[k] for k in said])
+        self.see("items", rows)
+        given = [features[k] or {} for k in said]
+        self._set_features("item", rows, given)
+        titles = {row: str(f[TITLE]) for row, f in zip(rows.tolist(), given, strict=True) if TITLE in f}
+        self.titles.set(titles)
+        model = self.trainer.model
+        self.find_untouched(rows)
+        if model.item.settings.ids:
+            model.tables["item.id"].begin_at_zero(rows[self.are_untouched(rows)])
+
+    def find_untouched(self, rows: Rows) -> None:
+        """See which of some items are described, and were had by nobody."""
+        found = (self.exact.counts(rows) == 0) & self.trainer.model.item.features.are_known(rows)
+        self._touch(rows)
+        self.untouched = np.union1d(self.untouched, rows[found])
+
+    def are_untouched(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each item is one that the catalogue describes and nobody has had yet."""
+        if not len(self.untouched):
+            return np.zeros(rows.shape, np.bool_)
+        at = np.searchsorted(self.untouched, rows)
+        found: NDArray[np.bool_] = self.untouched[np.minimum(at, len(self.untouched) - 1)] == rows
+        return found
+
+    def are_reachable(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each item can be recommended: somebody has had it, or it is untouched."""
+        found: NDArray[np.bool_] = (self.exact.counts(rows) > 0) | self.are_untouched(rows)
+        return found
+
+    @property
+    def reachable_items(self) -> int:
+        """One more than the largest row of an item that can be recommended."""
+        return max(self.exact.size, int(self.untouched[-1]) + 1 if len(self.untouched) else 0)
 
     def _stretch_of_group(self, batch: MicroBatch) -> Iterator[MicroBatch]:
         """Our events of a step, in which every rank takes part; items are retired after it."""
         if batch.others:
             admitted = self._admitted(batch)
-            kept = [k for k in np.flatnonzero(admitted).tolist() if batch.users[k]]
+            kept = [k for k in np.flatnonzero(admitted).tolist() if batch.users[k] != NO_USER]
             stretch = batch.only(kept) if len(kept) < len(batch) else batch
-            stretch.deleted = [item for user, item in zip(batch.users, batch.items, strict=True) if not user]
-            batch.not_admitted, batch.deletions = len(batch) - int(admitted.sum()), len(stretch.deleted)
+            pairs = zip(batch.users, batch.items, strict=True)
+            stretch.deleted = [item for user, item in pairs if user == NO_USER]
+            batch.not_admitted, batch.catalogue = len(batch) - int(admitted.sum()), len(stretch.deleted)
             yield stretch
 
     def _admitted(self, batch: MicroBatch) -> NDArray[np.bool_]:
@@ -503,7 +557,7 @@ class Learner:
             return admitted
         for kind, ids in (("users", batch.users), ("items", batch.items)):
             known = self._vocabulary(kind).known(ids)
-            new = [k for k in np.flatnonzero(known < 0).tolist() if batch.users[k]]
+            new = [k for k in np.flatnonzero(known < 0).tolist() if batch.users[k] != NO_USER]
             of_new, own = [ids[k] for k in new], np.arange(len(new))
             if self.group.parts > 1:
                 of_new, own = gather_ids(self.group, _spans(batch.only(new)), of_new)
@@ -530,6 +584,12 @@ class Learner:
     def count(self, items: Rows) -> None:
         """Events of these items have come: the exact counts, which trainers share."""
         self.exact.observe(items)
+        self._touch(items)
+
+    def _touch(self, items: Rows) -> None:
+        """These items are not among the untouched any more."""
+        if len(gone := items[self.are_untouched(items)]):
+            self.untouched = np.delete(self.untouched, np.searchsorted(self.untouched, gone))
 
     def _refresh_cache(self, items: Rows, counts: NDArray[np.float32], counted: bool) -> None:
         if not self.trainer.method.resamples:
@@ -626,6 +686,7 @@ class Learner:
             self.changes.mark("pairs", rows)
             self.evidence.co_occurrence.forget(rows)
             self.cache = self.cache[~np.isin(self.cache, rows)]
+            self._touch(rows)
             self._sweep(len(rows))
         elif kind == "users":
             self._reuse(kind, rows)
@@ -698,7 +759,8 @@ class Learner:
         """Candidates of the events to be evaluated, and by part of those to learn from, as of each; all are counted.
 
         Of the former, as of users who are served, the items nearest by the towers are candidates too. That is a search
-        among all items; the ranker learns without. So what is learned does not depend on what is evaluated.
+        among all items; the ranker learns with those alone that nobody has had yet, of which nothing else would make
+        candidates. So what is learned does not depend on what is evaluated.
         """
         learned = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
         learned = learned[step.rank[learned] == self.group.rank]
@@ -707,6 +769,9 @@ class Learner:
         wanted, is_evaluated = both[order], order < len(evaluated)
         nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
         nearest[is_evaluated] = self._nearest(rows.only(evaluated), nearest.shape[1])
+        if len(self.untouched) and len(learned):
+            untouched = self._nearest_untouched(rows.only(learned), min(NEAR_UNTOUCHED, nearest.shape[1]))
+            nearest[~is_evaluated, : untouched.shape[1]] = untouched
         assert rows.times_s is not None
         found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
         found.mark_seen(*self.seen.before(rows.users, rows.items, wanted))
@@ -731,14 +796,21 @@ class Learner:
         return np.ascontiguousarray(history.items[:, :length]) if length else None
 
     def _nearest(self, rows: Batch, count: int | Rows) -> Rows:
-        """[n, most] the items nearest to the users by the towers, `count` of each, if they are counted; else -1."""
-        most, known = int(np.max(count, initial=0)), self.exact.size
+        """[n, most] the items nearest to the users by the towers, `count` of each; -1 where one cannot be reached."""
+        most, known = int(np.max(count, initial=0)), self.reachable_items
         found = np.full((len(rows), most), -1)
         if len(rows) and known and most:
             best, _ = self.retriever.top(self.retriever.items(known), rows.users, most, rows.recent)
-            found[:, : best.shape[1]] = np.where(self.exact.counts(best) > 0, best, -1)
+            found[:, : best.shape[1]] = np.where(self.are_reachable(best), best, -1)
             found[np.broadcast_to(np.arange(most) >= np.reshape(count, (-1, 1)), found.shape)] = -1
         return found
+
+    def _nearest_untouched(self, rows: Batch, count: int) -> Rows:
+        """[n, at most count] of the items that nobody has had yet, or of a sample of them, the nearest to the users."""
+        pool = self.untouched
+        if len(pool) > MOST_UNTOUCHED:
+            pool = pool[self._draws.choice(len(pool), MOST_UNTOUCHED, replace=False, shuffle=False)]
+        return self.retriever.nearest_among(pool, rows.users, rows.recent, count)
 
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
         if len(rows):
@@ -868,6 +940,7 @@ class Learner:
             for chunk in chunks:
                 self.put(chunk.kind, chunk.rows, chunk.arrays)
             self.load_dense(arrays, values)
+            self.find_untouched(self.items.used)
         except (KeyError, ValueError) as error:
             raise IncompatibleCheckpoint(
                 f"the checkpoint does not fit these settings: {error}. "

@@ -206,6 +206,7 @@ class Recommender:
 
     def _most_popular(self) -> tuple[Rows, Floats]:
         items = self.learner.items.used
+        items = items[self.learner.are_reachable(items)]
         counts = self.learner.exact.counts(items)
         return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(np.float32)
 
@@ -262,7 +263,7 @@ class Recommender:
         count = len(items) if k > len(items) else k
         with self._described([query]):
             best, scores = learner.retriever.top(items, rows.users, count, recent, [left_out])
-        return best[0], scores[0]
+        return best[0], np.where(learner.are_reachable(best[0]), scores[0], -np.inf)
 
     def _without_history(self, user: str | None, why: str) -> Query:
         learner = self.learner

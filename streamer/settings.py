@@ -16,8 +16,10 @@ from typing import ClassVar, Literal
 from streamer.model.setting import Settings, setting
 from streamer.model.settings import LearnerSettings
 
-FIELDS = ("user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating")
-"""The fields of an event by our own names."""
+FIELDS = (
+    "user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating", "title", "deleted",
+)  # fmt: skip
+"""The fields of an event by our own names; the last two are those of catalogue events."""
 LEAST_TOKEN = 16
 MOST_RECORD_BYTES = 1 << 24
 """No record can be allowed to be larger: more of a compressed one is never in memory."""
@@ -30,6 +32,11 @@ class StreamSettings(Settings):
     heading: ClassVar[str] = "Stream"
 
     topics: tuple[str, ...] = setting(("interactions",), "Topic to read; repeat it for several.")
+    catalogue_topic: str | None = setting(
+        None,
+        "Topic of catalogue events: each creates, describes or deletes an item. Read from its beginning.",
+        metavar="TOPIC",
+    )
     bootstrap_servers: str | None = setting(
         None, "Kafka brokers, host:port[,host:port]; without it the embedded log is read.", option="bootstrap-servers"
     )
@@ -54,6 +61,16 @@ class StreamSettings(Settings):
     )
 
     @property
+    def all_topics(self) -> tuple[str, ...]:
+        """Everything to read: the topics, and that of the catalogue."""
+        return (*self.topics, *self.from_beginning)
+
+    @property
+    def from_beginning(self) -> tuple[str, ...]:
+        """Topics that are read from their beginning, wherever others start."""
+        return (self.catalogue_topic,) if self.catalogue_topic else ()
+
+    @property
     def start_timestamp_ms(self) -> int | None:
         """`start_timestamp` in milliseconds since the epoch.
 
@@ -67,7 +84,7 @@ class StreamSettings(Settings):
         if self.source:
             return "standard input" if self.source == "-" else self.source
         where = f"at {self.bootstrap_servers}" if self.bootstrap_servers else f"in the embedded log {self.data_dir}"
-        return f"{', '.join(self.topics)} {where}"
+        return f"{', '.join(self.all_topics)} {where}"
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -75,6 +92,15 @@ class StreamSettings(Settings):
             _ = self.start_timestamp_ms
         except ValueError:
             found.append(f"start-timestamp is {self.start_timestamp!r}: give seconds since the epoch or ISO 8601")
+        if self.catalogue_topic in self.topics:
+            found.append(
+                f"catalogue-topic is {self.catalogue_topic!r}, and so is topic: in a topic of both, name the type of "
+                "catalogue events by --catalogue-type"
+            )
+        if self.catalogue_topic and self.source:
+            found.append(
+                "catalogue-topic: a file has no topics; name the type of its catalogue events by --catalogue-type"
+            )
         if self.start == "error" and not self.bootstrap_servers and not self.source:
             found.append("start is 'error': that is for Kafka only; the embedded log has earliest and latest")
         return found
@@ -107,6 +133,11 @@ class EventSettings(Settings):
         "Events of this type, e.g. item_deleted, say that their item does not exist any more: it is forgotten. They "
         "need no user; repeat it for several.",
     )
+    catalogue_types: tuple[str, ...] = setting(
+        (),
+        "Events of this type, e.g. item, are catalogue events: they create, describe or delete their item, and need no "
+        "user; repeat it for several.",
+    )
     min_rating: float | None = setting(None, "Train only on events with at least this rating.")
     max_id_length: int = setting(256, "Maximum length of an id.", at_least=1, unit="characters")
     max_features: int = setting(64, "Maximum number of features of a user, and of an item, in one event.", at_least=1)
@@ -126,9 +157,11 @@ class EventSettings(Settings):
         found = [*super().problems(), *self._field_problems()]
         if not all(self.event_types):
             found.append(f"event-type is {self.event_types!r}: each must be text that is not empty")
-        if not all(self.deletion_types) or set(self.deletion_types) & set(self.event_types):
-            text = "each must be text that is not empty, and no event-type"
-            found.append(f"deletion-type is {self.deletion_types!r}: {text}")
+        taken = set(self.event_types)
+        for option, given in (("deletion-type", self.deletion_types), ("catalogue-type", self.catalogue_types)):
+            if not all(given) or set(given) & taken:
+                found.append(f"{option} is {given!r}: each must be text that is not empty, and of no other kind")
+            taken |= set(given)
         return found
 
     def _field_problems(self) -> Iterator[str]:
@@ -298,9 +331,15 @@ class RunSettings(
     """All settings of `streamer run`."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
+        found, catalogue = super().problems(), self.catalogue_topic or self.catalogue_types
+        if catalogue and self.redis_url:
+            found.append(
+                "redis-url: each trainer would read a part of the catalogue only; train with one, or without it"
+            )
         if self.trainers is None:
             return found
+        if catalogue:
+            found.append("trainers: a group reads no catalogue yet; leave out catalogue-topic and catalogue-type")
         if self.source:
             found.append("trainers: a file cannot be read by several; write it into a topic with `streamer replay`")
         if self.redis_url:

@@ -399,6 +399,7 @@ ROWS = (
                     "users of {{instance}}": each("streamer_users"),
                     "items of {{instance}}": each("streamer_items"),
                     "items that {{instance}} has counted": each("streamer_popularity_items"),
+                    "items of {{instance}} that nobody has had yet": each("streamer_untouched_items"),
                 },
                 "That the models know. What other trainers have seen is counted too.",
             ),
@@ -438,8 +439,18 @@ ROWS = (
             ),
             Panel(
                 "New users and items",
-                {"users": rate("streamer_new_users_total"), "items": rate("streamer_new_items_total")},
+                {
+                    "users": rate("streamer_new_users_total"),
+                    "items": rate("streamer_new_items_total"),
+                    "catalogue events": rate("streamer_catalogue_events_total"),
+                },
                 "A second.",
+            ),
+            Panel(
+                "Untouched items that are recommended",
+                {"{{instance}}": each("streamer_recommended_untouched_share")},
+                "Share of items that nobody has had yet, and that the catalogue describes, in the first ten.",
+                unit="percentunit",
             ),
             Panel(
                 "Events of a model's life",

@@ -117,7 +117,7 @@ class ExactPopularity(ByRows):
     def counts(self, rows: Rows) -> NDArray[np.float64]:
         """Events of each item, in events of today."""
         known = rows < self.size
-        found = self._of_this_period(np.where(known, rows, 0)) if self.size else np.zeros(len(rows))
+        found = self._of_this_period(np.where(known, rows, 0)) if self.size else np.zeros(rows.shape)
         return np.where(known, found, 0.0) * self._today
 
     @property

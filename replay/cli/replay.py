@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +109,13 @@ def synthetic(settings: WriteSettings, events: int, seed: int, as_json: bool) ->
 
 def write_log(kind: str, settings: ReplaySettings, as_json: bool) -> None:
     """Write the events of a data set."""
-    from streamer.replay.streams import log_name, log_stream
+    from streamer.replay.streams import catalogue_stream, log_name, log_stream
 
     with opened_log(settings.path, kind, settings.only(LogSettings)) as log:
         if settings.speed is not None and not log.has_time:
             raise SettingsError([f"--speed follows the times of events, and {log.path} has none: give --rate instead"])
-        stream = log_stream(log, log_name(log, settings, settings.passes), settings.passes, settings.seed)
-        write(stream, settings, as_json, log.malformed)
+        name = log_name(log, settings, settings.passes)
+        if (topic := settings.catalogue_topic) is not None:
+            catalogue = catalogue_stream(log.catalogue(), f"{name}-catalogue")
+            write(catalogue, replace(settings, topic=topic, rate=None, speed=None, max_gap_s=None), as_json)
+        write(log_stream(log, name, settings.passes, settings.seed), settings, as_json, log.malformed)

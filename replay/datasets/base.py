@@ -154,6 +154,8 @@ class EventColumns:
     features_by_item: Mapping[str, Features] = field(default_factory=dict)
     """From other files."""
     features_by_user: Mapping[str, Features] = field(default_factory=dict)
+    titles_by_item: Callable[[], Mapping[str, str]] = dict
+    """Reads what people call the items from another file; empty if there is none."""
     above_average: bool = False
     """Whether only ratings above the user's average become events, unless the settings give a threshold."""
     event_type_names: Mapping[str, str] = field(default_factory=dict)

@@ -155,6 +155,11 @@ def read_feature_file(
     return {id_: features for id_, features in found.items() if id_ and features}
 
 
+def titles_in(features: Mapping[str, Features]) -> dict[str, str]:
+    """Titles by id, where that is the only feature."""
+    return {id_: str(title) for id_, (title,) in ((id_, found.values()) for id_, found in features.items())}
+
+
 def file_beside(log: LogFiles, names: Sequence[str], asked: tuple[str, ...] | None) -> tuple[str, LogFile] | None:
     """The first of these names with a file beside the log, and that file; None if there is none, or none is wanted."""
     there = {bare_name(name): name for name in reversed(log.location.names)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.errors import SourceError
+from streamer.event import encode_item
 from streamer.replay.datasets.base import EventColumns
 from streamer.replay.datasets.database import reading
 from streamer.replay.datasets.features import FeatureReader
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.rows import read_rows
 from streamer.replay.datasets.stream import make_stream, ordered_sql
-from streamer.replay.events import Events, Malformed
+from streamer.replay.events import Events, Malformed, Record
 
 CHUNK = 65_536
+CATALOGUE_TYPE = "catalogue"
+"""The type of catalogue events, by which a topic of both is read."""
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class Log:
                 ("user_features", columns.user_features, columns.features_by_user),
             )
         )
+        self._features_by_item, self._titles_by_item = columns.features_by_item, columns.titles_by_item
         self._passes = 0
 
     def __len__(self) -> int:
@@ -124,6 +130,28 @@ class Log:
         finally:
             if table != "stream":
                 self._database.rows(f"DROP TABLE {table}")
+
+    def catalogue(self) -> list[Record]:
+        """Catalogue events of the items that a file beside the log describes, at the time of the first event.
+
+        Raises:
+            SourceError: there is no such file.
+        """
+        features, titles = self._features_by_item, self._titles_by_item()
+        if not features and not titles:
+            raise SourceError(f"{self.path}: no file beside it describes its items, so that there is no catalogue")
+        time_s = self.describe()["first_s"]
+        time_ms = round(1000 * (time.time() if time_s is None else time_s))
+        return [
+            (
+                item.encode(),
+                encode_item(
+                    item, time_s, item_features=features.get(item), title=titles.get(item), event_type=CATALOGUE_TYPE
+                ),
+                time_ms,
+            )
+            for item in dict.fromkeys([*features, *titles])
+        ]
 
     def interactions(self) -> Interactions:
         """All events as arrays, without features."""

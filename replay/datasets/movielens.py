@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from streamer.event import Features
+from streamer.event import TITLE, Features
 from streamer.replay.datasets.base import ColumnNames, EventColumns
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
-from streamer.replay.datasets.features import file_beside, read_feature_file
+from streamer.replay.datasets.features import file_beside, read_feature_file, titles_in
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.first_lines import FirstLines, is_number
 
@@ -53,6 +53,7 @@ class MovieLens(DelimitedFormat):
             super().columns(own),
             features_by_item=_features(log, _MOVIES, log.settings.item_features, ("genres",)),
             features_by_user=_features(log, _PEOPLE, log.settings.user_features, ("gender", "age", "occupation")),
+            titles_by_item=lambda: titles_in(_features(log, _MOVIES, None, (TITLE,))),
         )
 
     def recognises(self, start: FirstLines) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from streamer.event import Features
 from streamer.replay.datasets.base import EventColumns, find_columns, first_match
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
-from streamer.replay.datasets.features import file_beside, read_feature_file
+from streamer.replay.datasets.features import file_beside, read_feature_file, titles_in
 from streamer.replay.datasets.files import LogFiles, bare_name
 from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.settings import FIELDS, LogSettings
@@ -47,6 +47,7 @@ class RecBole(DelimitedFormat):
             find_columns(own, table, replace(names, item_features=tokens)),
             features_by_item=self._features(log, ".item", names.item_id, of_item),
             features_by_user=self._features(log, ".user", names.user_id, of_user),
+            titles_by_item=lambda: titles_in(self._features(log, ".item", names.item_id, None, only_title=True)),
         )
 
     def recognises(self, start: FirstLines) -> bool:
@@ -59,8 +60,10 @@ class RecBole(DelimitedFormat):
         types = {name.rpartition(":")[0] or name: name.rpartition(":")[2] for name in table.names}
         return replace(table, names=tuple(types)), types
 
-    def _features(self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: Asked) -> dict[str, Features]:
-        """Features by id, from the file with another suffix beside the log."""
+    def _features(
+        self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: Asked, *, only_title: bool = False
+    ) -> dict[str, Features]:
+        """Features by id, from the file with another suffix beside the log; the title alone, if it has one."""
         expected = bare_name(log.files[0].name).removesuffix(".inter") + suffix
         if (beside := file_beside(log, [expected], asked)) is None:
             return {}
@@ -68,6 +71,8 @@ class RecBole(DelimitedFormat):
         first_lines = file.first_lines(log.database)
         table, types = self._typed_table(replace(log, files=(file,), first_lines=first_lines, settings=_WITH_HEADER))
         numbers = [column for column, kind in types.items() if kind == "float"]
+        if only_title:
+            asked = tuple(name for name in types if name.lower().endswith(("title", "name")))[:1]
         return read_feature_file(log.database, file, table, id_names, asked, numbers)
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
-from streamer.replay.events import Events
+from streamer.replay.events import Events, Record
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 
 
 class EventsSource:
     """A `Source` of `total` events in the wire format, in their order; takes one chunk of them at a time.
 
-    Without times all are of one moment, the same in every run.
+    Without times all are of one moment, the same in every run. What the `catalogue` holds comes before.
     """
 
     all_assigned = True
     at_end = False
     problem = None
 
-    def __init__(self, chunks: Iterable[Events], total: int, topic: str = "events") -> None:
-        self.partition, self._total, self._position = Partition(topic, 0), total, 0
-        self._records = chain.from_iterable(events.records(lambda: 0.0) for events in chunks)
+    def __init__(
+        self, chunks: Iterable[Events], total: int, topic: str = "events", catalogue: Sequence[Record] = ()
+    ) -> None:
+        self.partition, self._total, self._position = Partition(topic, 0), total + len(catalogue), 0
+        records = (events.records(lambda: 0.0) for events in chunks)
+        self._records = chain(catalogue, chain.from_iterable(records))
 
     def open(self, listener: RebalanceListener) -> None:
         listener.on_assigned([self.partition])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -18,7 +18,7 @@ import numpy as np
 
 from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
-from streamer.event import EventDecoder
+from streamer.event import EventDecoder, EventSettings
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned, Learner
 from streamer.metrics.composition import composition
@@ -37,9 +37,10 @@ from streamer.prequential import (
     DelayedLearner,
     Prequential,
 )
+from streamer.replay.datasets.log import CATALOGUE_TYPE
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.record import Measure, Point, RunResult, step_measure
-from streamer.replay.events import Events
+from streamer.replay.events import Events, Record
 from streamer.settings import PipelineSettings
 
 K = 10
@@ -66,6 +67,9 @@ class PrequentialSettings(LearnerSettings):
         "counts and ranker. 0: of none.",
         at_least=0,
     )
+    catalogue: bool = setting(
+        False, "Items that a file beside the log describes are known before their first event, by catalogue events."
+    )
     points: int = setting(200, "Points of the curves.", at_least=1)
 
     def problems(self) -> list[str]:
@@ -76,14 +80,22 @@ class PrequentialSettings(LearnerSettings):
 class PrequentialRun:
     """One method on one stream; `total`, the number of its events, shows where the second half begins.
 
+    The `catalogue` comes before the stream.
+
     Raises:
         SettingsError: with every problem at once.
     """
 
-    def __init__(self, chunks: Iterable[Events], total: int, settings: PrequentialSettings) -> None:
+    def __init__(
+        self,
+        chunks: Iterable[Events],
+        total: int,
+        settings: PrequentialSettings,
+        catalogue: Sequence[Record] = (),
+    ) -> None:
         if problems := settings.problems():
             raise SettingsError(problems)
-        self._chunks, self._total, self._settings = chunks, total, settings
+        self._chunks, self._total, self._settings, self._catalogue = chunks, total, settings, catalogue
         self._learner = _TimedLearner(settings, self._after_batch, lambda: self._test.seconds)
         self._test = Prequential(
             self._learner,
@@ -113,8 +125,8 @@ class PrequentialRun:
         learner, test, result = self._learner, self._test, self._result
         pipeline = Pipeline(
             learner,
-            lambda: EventsSource(self._chunks, self._total),
-            EventDecoder(),
+            lambda: EventsSource(self._chunks, self._total, catalogue=self._catalogue),
+            EventDecoder(EventSettings(catalogue_types=(CATALOGUE_TYPE,))),
             MemoryDeadLetters(),
             PipelineSettings(batch_size=self._settings.batch_size, max_age_s=0, checkpoint_every_s=0),
             prequential=test,
@@ -131,6 +143,8 @@ class PrequentialRun:
                     result.measures.append(Measure(metric, k, slice_, value, None if name == MODEL else name))
             if speed := self._events_per_second(name):
                 result.measures.append(Measure("events-per-second", 0, "all", speed, None if name == MODEL else name))
+        if (share := test.untouched_share) is not None:
+            result.measures.append(Measure("untouched-share", K, "all", share))
         result.measures += self._measures_of_towers()
         result.measures.append(step_measure(learner.step_seconds))
         result.about = {

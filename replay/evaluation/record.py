@@ -31,7 +31,8 @@ class Measure(msgspec.Struct, frozen=True):
 
     metric: str
     """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`; `hr-without-towers`, where the ranker reads zero for their inner
-    product; `towers-recall`, of the towers' own lists; `step-ms`, the milliseconds of a training step; or
+    product; `towers-recall`, of the towers' own lists; `untouched-share`, of items in the lists that nobody had yet
+    and the catalogue describes; `step-ms`, the milliseconds of a training step; or
     `events-per-second`, ranked and learned from."""
     k: int
     """Length of the list that it looks at; 0 if it looks at none."""

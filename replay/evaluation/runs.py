@@ -174,7 +174,9 @@ def run_one(spec: Spec, log: Log, interactions: Callable[[], Interactions], on_p
     if isinstance(settings, OfflineSettings):
         result = OfflineRun(interactions(), settings).run(advance)
     else:
-        result = PrequentialRun(log.batches(pass_seed=log.seed + spec.seed), len(log), settings).run(advance)
+        catalogue = log.catalogue() if settings.catalogue else []
+        events = log.batches(pass_seed=log.seed + spec.seed)
+        result = PrequentialRun(events, len(log), settings, catalogue).run(advance)
         if not result.about["slices"]["all"]:
             why = refused(result.about["accounting"])
             raise SourceError(f"{log.path}: all of its {len(log):,} events were refused, and none was ranked: {why}")

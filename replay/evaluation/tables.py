@@ -20,6 +20,7 @@ METRIC_NAMES = {
     "authors-ndcg": "authors' NDCG",
     "hr-without-towers": "without towers HR",
     "towers-recall": "towers' Recall",
+    "untouched-share": "untouched items",
 }
 STREAM_FIGURES = (
     ("hr", "all"),
@@ -34,6 +35,8 @@ STREAM_FIGURES = (
 """Metrics and slices of the main table of a stream, all of its second half."""
 TOWERS_FIGURES = tuple(("towers-recall", k, SECOND_HALF + slice_) for slice_ in ("all", "new") for k in RETRIEVED)
 """What of the second half the towers' own lists hold."""
+CATALOGUE_FIGURES = (("hr", "new-items"), ("hr", f"{SECOND_HALF}new-items"), ("untouched-share", "all"))
+"""Events of items that nobody had before, which only a catalogue can foretell, and the share of such items in lists."""
 USUAL_K = 10
 """The length of the list that tables and plots look at, where it was measured."""
 STEP_MS, SPEED = ("step-ms", 0, "all"), ("events-per-second", 0, "all")
@@ -234,6 +237,8 @@ def main_table(records: Sequence[Record]) -> str:
     shown: list[Figure] = [(metric, k, SECOND_HALF + slice_) for metric, slice_ in STREAM_FIGURES]
     shown += [("hr-without-towers", k, SECOND_HALF + slice_) for slice_ in ("all", "new")]
     shown += TOWERS_FIGURES
+    if any(record.settings.get("catalogue") for record in records):
+        shown += [(metric, k, slice_) for metric, slice_ in CATALOGUE_FIGURES]
     if offline:
         shown = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in _measured_ks(records)]
         shown.append(("authors-ndcg", k, "all"))

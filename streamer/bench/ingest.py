@@ -100,7 +100,11 @@ class _Stopwatch(Observer):
 def _read(settings: RunSettings, batches: list[MicroBatch]) -> float:
     """Seconds to poll, decode and cut all events into batches, which are appended to the list."""
     watch, ingest = _Stopwatch(), Ingest(Batcher(settings.batch_size, settings.max_age_s or None))
-    source, decoder, end = source_factory(settings), EventDecoder(settings), StopCondition(until_end=True)
+    source, decoder, end = (
+        source_factory(settings),
+        EventDecoder(settings, settings.catalogue_topic),
+        StopCondition(until_end=True),
+    )
     reader = Reader(source, decoder, ingest, end, settings.max_queued_events, timed=watch.timed)
     reader.start()
     while not ingest.finished:

@@ -268,7 +268,7 @@ def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
         return
     with translated_errors(path), contextlib.closing(connect(path, "ro", busy_timeout_s=2.0)) as db:
         is_written = format_of(db, path) > 0
-        partitions = {topic: rows_of(db, topic) if is_written else [] for topic in settings.topics}
+        partitions = {topic: rows_of(db, topic) if is_written else [] for topic in settings.all_topics}
     for topic, rows in partitions.items():
         if rows:
             found = f"{topic}: {_count(len(rows), 'partition')}, {sum(end for _, end in rows):,} records, embedded"
@@ -331,7 +331,7 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     from streamer.ingest.stop_condition import StopCondition
 
     lockstep = lockstep_of(dataclasses.replace(settings, start="earliest"), Group())
-    partitions, decoder = lockstep.partitions(), EventDecoder(settings)
+    partitions, decoder = lockstep.partitions(), EventDecoder(settings, settings.catalogue_topic)
     wanted = dict.fromkeys(partitions, SAMPLED_RECORDS)
     source = lockstep.make_source(lambda: partitions, lambda p: wanted[p] > 0)
     homes: dict[str, set[int]] = {}

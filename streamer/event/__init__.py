@@ -15,10 +15,21 @@ user_features, item_features
     Object. Strings, integers and booleans are categories and become strings (`42`, `true`); numbers with a
     fraction or an exponent (`31.0`) stay numbers; a null feature is absent.
 event_type
-    String or integer; looked at only when `EventSettings.event_types` or `deletion_types` is set. An event of one
-    of the latter says that its item does not exist any more; it becomes an event without a user (an empty id).
+    String or integer; looked at only when `EventSettings.event_types`, `catalogue_types` or `deletion_types` is set.
+    An event of one of the latter two is a catalogue event, and so is everything in the catalogue's topic.
 rating
     Number; looked at only when `EventSettings.min_rating` is set.
+
+A catalogue event is about an item, not about what a user did with it: it needs no user, and becomes an event without
+one (an empty id).
+
+    {"item_id": 42, "item_features": {"genre": "jazz"}, "title": "Kind of Blue", "deleted": false}
+
+title
+    String; a longer one is cut to 256 characters. It becomes the item feature `title`.
+deleted
+    Boolean. If true, or the type is one of `deletion_types`, or a record of the catalogue's topic has a key, the item's
+    id, and no value: the item does not exist any more. The event has no item features then; any other has, if only {}.
 
 Other fields are ignored, of a repeated field the last counts, names can be mapped (`EventSettings.fields`).
 
@@ -34,9 +45,21 @@ May import: `dead_letters`, `sources.base`, `settings`, `errors`.
 """
 
 from streamer.dead_letters.base import DeadLetter, Reason
-from streamer.event.decoded import Decoded, Features
+from streamer.event.decoded import NO_USER, TITLE, Decoded, Features
 from streamer.event.decoder import EventDecoder
-from streamer.event.encoder import encode, encode_all
+from streamer.event.encoder import encode, encode_all, encode_item
 from streamer.settings import EventSettings
 
-__all__ = ["DeadLetter", "Decoded", "EventDecoder", "EventSettings", "Features", "Reason", "encode", "encode_all"]
+__all__ = [
+    "NO_USER",
+    "TITLE",
+    "DeadLetter",
+    "Decoded",
+    "EventDecoder",
+    "EventSettings",
+    "Features",
+    "Reason",
+    "encode",
+    "encode_all",
+    "encode_item",
+]

@@ -12,9 +12,14 @@ from streamer.event.fields import Invalid
 from streamer.sources.base import Chunk, Partition
 
 Features = dict[str, str | float]
-"""Name -> category (str) or number (float); never empty."""
+"""Name -> category (str) or number (float); empty only of a catalogue event that says nothing of its item."""
 
 FeatureColumn = list[Features | None]
+
+NO_USER = ""
+"""Stands for the user of a catalogue event: its item features say what its item is like, None that it is deleted."""
+TITLE = "title"
+"""The feature that holds the title of an item."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import msgspec
 from streamer.dead_letters.base import KEPT_VALUE_BYTES, Reason
 from streamer.errors import SettingsError
 from streamer.event import fields
-from streamer.event.decoded import Decoded, FeatureColumn, Rows, Writer
+from streamer.event.decoded import NO_USER, TITLE, Decoded, FeatureColumn, Rows, Writer
 from streamer.event.fields import Invalid
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
@@ -30,16 +30,19 @@ class EventDecoder:
 
     Args:
         settings: what events look like, which count, how large they may be.
+        catalogue_topic: whose records are all catalogue events.
 
     Raises:
         SettingsError: with every wrong setting.
     """
 
-    def __init__(self, settings: EventSettings | None = None) -> None:
+    def __init__(self, settings: EventSettings | None = None, catalogue_topic: str | None = None) -> None:
         self.settings = settings = settings or EventSettings()
         if problems := settings.problems():
             raise SettingsError(problems)
+        self._catalogue_topic = catalogue_topic
         self._types, self._deletions = _with_integers(settings.event_types), _with_integers(settings.deletion_types)
+        self._about_items = self._deletions | _with_integers(settings.catalogue_types)
         strict = _strict_struct(settings)
         allowed = msgspec.Meta(min_length=1, max_length=settings.max_events_per_record)
         self._decode_one = msgspec.json.Decoder(strict).decode
@@ -48,15 +51,15 @@ class EventDecoder:
 
     def decode(self, chunk: Chunk) -> Decoded:
         """Decode, filter and validate every record of a chunk. Never raises for what the records hold."""
-        writer = Writer(chunk)
-        decode_one, max_bytes = self._decode_one, self.settings.max_record_bytes
+        writer, is_catalogue = Writer(chunk), self._is_catalogue(chunk)
+        decode_one, max_bytes, about_items = self._decode_one, self.settings.max_record_bytes, self._about_items
         run: list[Any] = []  # the events of the records just before, not written yet
         for record, value in enumerate(chunk.values):
             try:
-                event = decode_one(value) if len(value) <= max_bytes else None
+                event = decode_one(value) if len(value) <= max_bytes and not is_catalogue else None
             except (*_UNDECODABLE, TypeError):  # TypeError: a value of None
                 event = None
-            if event is not None:
+            if event is not None and not (about_items and event.event_type in about_items):
                 run.append(event)
                 continue
             self._write_run(writer, run, record)
@@ -64,6 +67,9 @@ class EventDecoder:
             run = []
         self._write_run(writer, run, len(chunk.values))
         return writer.finish()
+
+    def _is_catalogue(self, chunk: Chunk) -> bool:
+        return chunk.partition.topic == self._catalogue_topic
 
     # -- the fast reading
 
@@ -83,11 +89,8 @@ class EventDecoder:
 
     def _columns(self, events: list[Any], record_times_ms: Sequence[int]) -> Rows:
         """The columns of events that the strict Struct accepted; `Invalid` if one breaks a rule beyond the Struct's."""
-        users = self._id_column([e.user_id for e in events])
-        if self._deletions:
-            users = ["" if e.event_type in self._deletions else user for e, user in zip(events, users, strict=True)]
         return Rows(
-            users,
+            self._id_column([e.user_id for e in events]),
             self._id_column([e.item_id for e in events]),
             _all_seconds([e.timestamp for e in events], record_times_ms),
             self._feature_column([e.user_features for e in events]),
@@ -117,8 +120,6 @@ class EventDecoder:
         if least is not None:
             ratings = [e.rating for e in events]
             keep = [k and r is not None and r >= least for k, r in zip(keep, ratings, strict=True)]
-        if self._deletions:
-            keep = [k or e.event_type in self._deletions for k, e in zip(keep, events, strict=True)]
         return keep
 
     # -- the slow reading
@@ -126,13 +127,24 @@ class EventDecoder:
     def _write_record(self, writer: Writer, record: int) -> None:
         """Write a record that is no plain event: an array, or something wrong."""
         value, limit, filtered = writer.chunk.values[record], self.settings.max_record_bytes, 0
+        key = writer.chunk.keys[record]
         try:
-            if not value:
+            if not value and key and self._is_catalogue(writer.chunk):  # as compaction of a topic wants it
+                item = fields.text_id(
+                    key.decode(errors="replace"),
+                    "the key",
+                    self.settings.max_id_length,
+                    missing=Reason.MISSING_ITEM_ID,
+                    bad=Reason.BAD_ITEM_ID,
+                )
+                time_s = fields.seconds(None, writer.chunk.timestamps_ms[record])
+                writer.events(_deletion(item, time_s), [writer.chunk.offsets[record]])
+            elif not value:
                 raise Invalid(Reason.NULL_VALUE, "the record has no value")
-            if len(value) > limit:
+            elif len(value) > limit:
                 text = f"the record has {len(value)} bytes, more than {limit}; kept: {KEPT_VALUE_BYTES} at most"
                 raise Invalid(Reason.RECORD_TOO_LARGE, text)
-            if value.lstrip(_WHITE).startswith(b"["):
+            elif value.lstrip(_WHITE).startswith(b"["):
                 filtered = self._write_array(writer, record, value)
             else:
                 filtered = self._write_element(writer, record, value, index=None)
@@ -143,7 +155,9 @@ class EventDecoder:
     def _write_array(self, writer: Writer, record: int, value: bytes) -> int:
         """Write the events of an array, the good apart from the bad; return how many were filtered."""
         try:
-            events = self._decode_many(value)
+            events, about_items = self._decode_many(value), self._about_items
+            if self._is_catalogue(writer.chunk) or (about_items and any(e.event_type in about_items for e in events)):
+                raise Invalid(Reason.NOT_AN_EVENT, "some are catalogue events")  # each is read by itself
             rows = self._columns(events, [writer.chunk.timestamps_ms[record]] * len(events))
         except (*_UNDECODABLE, Invalid):
             elements = [bytes(element) for element in _decoded(_decode_elements, value)]
@@ -162,7 +176,7 @@ class EventDecoder:
     def _write_element(self, writer: Writer, record: int, value: bytes, index: int | None) -> int:
         """Write one event or its letter; return 1 if it was filtered, else 0."""
         try:
-            rows = self._read(value, writer.chunk.timestamps_ms[record])
+            rows = self._read(value, writer.chunk.timestamps_ms[record], self._is_catalogue(writer.chunk))
         except Invalid as problem:
             writer.letter(record, problem, value, index)
             return 0
@@ -171,17 +185,16 @@ class EventDecoder:
         writer.events(rows, [writer.chunk.offsets[record]])
         return 0
 
-    def _read(self, value: bytes, record_time_ms: int) -> Rows | None:
+    def _read(self, value: bytes, record_time_ms: int, is_catalogue: bool) -> Rows | None:
         """Read one event field by field; None if it is filtered, `Invalid` with the first thing that is wrong."""
         event = _decoded(self._decode_loose, value)
-        if self._types or self._deletions:
+        kind = None
+        if self._types or self._about_items:
             kind = fields.event_type(_content(event.event_type, Reason.BAD_EVENT_TYPE))
-            if kind in self._deletions:
-                item = self._id(event, "item_id", Reason.MISSING_ITEM_ID, Reason.BAD_ITEM_ID)
-                time_s = fields.seconds(_content(event.timestamp, Reason.BAD_TIMESTAMP), record_time_ms)
-                return Rows([""], [item], [time_s], [None], [None])
-            if self._types and kind not in self._types:
-                return None
+        if is_catalogue or kind in self._about_items:
+            return self._read_item(event, record_time_ms, kind in self._deletions)
+        if self._types and kind not in self._types:
+            return None
         if self.settings.min_rating is not None:
             rating = fields.rating(_content(event.rating, Reason.BAD_RATING))
             if rating is None or rating < self.settings.min_rating:
@@ -193,6 +206,16 @@ class EventDecoder:
             [self._features(event, "user_features")],
             [self._features(event, "item_features")],
         )
+
+    def _read_item(self, event: Any, record_time_ms: int, is_deletion: bool) -> Rows:
+        """Read a catalogue event field by field."""
+        item = self._id(event, "item_id", Reason.MISSING_ITEM_ID, Reason.BAD_ITEM_ID)
+        time_s = fields.seconds(_content(event.timestamp, Reason.BAD_TIMESTAMP), record_time_ms)
+        if is_deletion or fields.truth(_content(event.deleted, Reason.BAD_FEATURES), self._called("deleted")):
+            return _deletion(item, time_s)
+        said = self._features(event, "item_features") or {}
+        title = fields.title(_content(event.title, Reason.BAD_FEATURES), self._called(TITLE))
+        return Rows([NO_USER], [item], [time_s], [None], [said | {TITLE: title} if title else said])
 
     def _id(self, event: Any, name: str, missing: Reason, bad: Reason) -> str:
         value = _content(getattr(event, name), bad)
@@ -207,6 +230,10 @@ class EventDecoder:
         """A field's name for a message, with what the topic calls it."""
         theirs = self.settings.name_of(name)
         return name if theirs == name else f"{name} (field {fields.clip(theirs)})"
+
+
+def _deletion(item: str, time_s: float) -> Rows:
+    return Rows([NO_USER], [item], [time_s], [None], [None])
 
 
 def _strict_struct(settings: EventSettings) -> Any:
@@ -225,7 +252,7 @@ def _strict_struct(settings: EventSettings) -> Any:
         ("user_features", features, None),
         ("item_features", features, None),
     ]
-    if settings.event_types or settings.deletion_types:
+    if settings.event_types or settings.deletion_types or settings.catalogue_types:
         members.append(("event_type", str | int | None, None))
     if settings.min_rating is not None:
         members.append(("rating", float | None, None))

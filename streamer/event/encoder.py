@@ -22,6 +22,17 @@ class _Wire(msgspec.Struct, omit_defaults=True, gc=False):
     rating: float | None = None
 
 
+class _Item(msgspec.Struct, omit_defaults=True, gc=False):
+    """A catalogue event as it is written."""
+
+    item_id: str | int
+    timestamp: float | str | datetime | None = None
+    item_features: Mapping[str, str | float] | None = None
+    title: str | None = None
+    deleted: bool = False
+    event_type: str | int | None = None
+
+
 _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -45,6 +56,20 @@ def encode(
         if features:
             _check_finite(features.values())
     return _encode(_Wire(user_id, item_id, timestamp, user_features, item_features, event_type, rating))
+
+
+def encode_item(
+    item_id: str | int,
+    timestamp: float | str | datetime | None = None,
+    *,
+    item_features: Mapping[str, str | float] | None = None,
+    title: str | None = None,
+    deleted: bool = False,
+    event_type: str | int | None = None,
+) -> bytes:
+    """Write a catalogue event as a record's value, as `encode` writes events."""
+    _check_finite([timestamp, *(item_features or {}).values()])
+    return _encode(_Item(item_id, timestamp, item_features or None, title, deleted, event_type))
 
 
 def encode_all(

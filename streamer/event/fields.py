@@ -13,6 +13,8 @@ from streamer.dead_letters.base import Reason
 END_S = 7_258_118_400
 """2200-01-01 in seconds: all times are before. A number from here on is in milliseconds."""
 END_MS = END_S * 1000
+LONGEST_TITLE = 256
+"""Characters that are kept."""
 
 
 class Invalid(Exception):  # noqa: N818  (a verdict, not an error: it becomes a dead letter)
@@ -105,6 +107,20 @@ def _category(value: bool | int, max_length: int) -> str:
         text = f"a feature has a value of {len(text)} characters, more than {max_length}"
         raise Invalid(Reason.FEATURE_TOO_LONG, text)
     return text
+
+
+def title(value: Any, name: str) -> str | None:
+    """The title of an item, cut if it is long."""
+    if value is None or type(value) is str:
+        return value[:LONGEST_TITLE] if value else None
+    raise Invalid(Reason.BAD_FEATURES, f"{name} is {kind(value)}, not a text")
+
+
+def truth(value: Any, name: str) -> bool:
+    """Whether something is so; null is false."""
+    if value is None or type(value) is bool:
+        return bool(value)
+    raise Invalid(Reason.BAD_FEATURES, f"{name} is {kind(value)}, not true or false")
 
 
 def event_type(value: Any) -> str | int | None:

@@ -54,7 +54,7 @@ class MicroBatch:
     arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
     not_admitted: int = 0  # of its events, those of users or items that have not come often enough
     deleted: list[str] = field(default_factory=list)  # in a group: the items of deletions, which it does not hold
-    deletions: int = 0  # of its events, those that say that an item does not exist any more; they have no user
+    catalogue: int = 0  # of its events, those of the catalogue, which have no user
 
     def __len__(self) -> int:
         return len(self.users)
@@ -72,7 +72,7 @@ class MicroBatch:
     @property
     def learned(self) -> int:
         """How many of its events are trained."""
-        return len(self) - self.not_admitted - self.deletions
+        return len(self) - self.not_admitted - self.catalogue
 
     def only(self, events: Sequence[int]) -> MicroBatch:
         """Some of its events, ascending, without all that is not an event."""

@@ -95,7 +95,9 @@ _METRICS = """
 ## Stream
 streamer_events_consumed_total: Events consumed, whatever became of them.
 streamer_events_trained_total: Events that were trained.
-streamer_events_filtered_total: Events that the filters left out; those that were not admitted and deletions too.
+streamer_events_filtered_total: Events that the filters left out; those that were not admitted and those of the
+    catalogue too.
+streamer_catalogue_events_total: Events that created, described or deleted an item.
 streamer_events_not_admitted_total: Events of users or items that had not come often enough to get a row.
 streamer_dead_letters_total{letter_reason}: Events and records that could not be used, by reason.
 streamer_source_live: 1 while the source responds; else 0.
@@ -125,6 +127,9 @@ streamer_prequential_best_floor_hit_rate{floor, k}: Hit rate over the same event
 streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
 streamer_ranker_influence_share{history, evidence}: What decides the ranking, by kind of evidence and by the number of
     the user's recent items: share in what tells the candidates of the latest ranked events apart.
+streamer_recommended_untouched_share: Share of items that nobody has had yet, and that the catalogue describes, among
+    the first k of the latest ranked lists.
+streamer_untouched_items: Items that the catalogue describes and nobody has had yet.
 streamer_prequential_events_total: Events that were ranked before they were trained.
 streamer_users: Users that the model knows.
 streamer_items: Items that the model knows.

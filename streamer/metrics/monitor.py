@@ -142,7 +142,8 @@ class Monitor(Observer):
         self._counts["consumed"] += batch.consumed
         self._counts["trained"] += batch.learned
         self._counts["not_admitted"] += batch.not_admitted
-        self._counts["filtered"] += batch.filtered + batch.not_admitted + batch.deletions
+        self._counts["filtered"] += batch.filtered + batch.not_admitted + batch.catalogue
+        self._counts["catalogue"] += batch.catalogue
         self._counts["lost"] += batch.lost
         self._batch_events.observe(len(batch))
         if batch.arrived_s is not None:
@@ -190,6 +191,7 @@ class Monitor(Observer):
         i.rise("streamer_events_trained_total", counts["trained"])
         i.rise("streamer_events_filtered_total", counts["filtered"])
         i.rise("streamer_events_not_admitted_total", counts["not_admitted"])
+        i.rise("streamer_catalogue_events_total", counts["catalogue"])
         i.rise("streamer_lost_records_total", counts["lost"])
         for reason, count in self._reasons.items():
             i.rise("streamer_dead_letters_total", count, reason)
@@ -215,6 +217,8 @@ class Monitor(Observer):
             for name in p.tallies.keys() & set(RECOMMENDERS):
                 i.set("streamer_prequential_hit_rate", p.figure(name).recent, name, str(p.k))
                 i.set("streamer_prequential_ndcg", p.figure(name, metric="ndcg").recent, name, str(p.k))
+            if (share := p.untouched_share) is not None:
+                i.set("streamer_recommended_untouched_share", share)
             if (floor := p.best_floor()) is not None:
                 i.replace("streamer_prequential_best_floor_hit_rate", {(floor.name, str(p.k)): floor.hit_rate})
             for history, shares in status.influence.items():
@@ -226,6 +230,7 @@ class Monitor(Observer):
         i, learner = self.instruments, self._learner
         if learner is None:
             return
+        i.set("streamer_untouched_items", len(learner.untouched))
         limits = learner.limits._asdict()
         for side in SIDES:
             i.set("streamer_ids_limit", limits[side], side)

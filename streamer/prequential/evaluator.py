@@ -10,7 +10,9 @@ events are looked up in the towers' own list of all items, without counts and wi
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Floats, Rows
-from streamer.model.jit import making_arrays
+from streamer.model.jit import compiled
 from streamer.model.ranking.evidence import BUCKETS, KINDS, TOWERS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.recent import RecentItems
@@ -42,6 +44,8 @@ LEAST_RANKED = 1000
 """Ranked events before anything is said of what the towers add."""
 INFLUENCE_EVERY = 2000
 """Ranked events between two looks at what decides the ranking."""
+UNTOUCHED_BATCHES = 200
+"""Batches in whose lists items are counted that nobody has had yet."""
 _NONE = np.empty(0, np.int64)
 _NOTHING_SEEN = (_NONE, np.empty(0, np.int32))
 
@@ -130,6 +134,7 @@ class Prequential:
         self._tallies = {name: Tally(SLICES, ks, window) for name in (*models, *(f.name for f in self._floors))}
         self.retrieved, self._retrieve_every = Tally(SLICES, RETRIEVED, window), retrieve_every
         """What was found in the towers' own lists."""
+        self._top = deque[tuple[int, int]](maxlen=UNTOUCHED_BATCHES)
         self.influence = np.full((len(BUCKETS), len(KINDS)), np.nan)
         """[buckets, kinds] what decides the ranking, and for whom: see `Ranker.influence`."""
         self._influence_at = 0
@@ -142,7 +147,7 @@ class Prequential:
         self._user_items = UserItems(learner.retired) if new_only else None
         self._recent = RecentItems(RECENT, learner.retired)
         learner.on_reuse.append(self._forget)
-        self._users, self._items = FirstEvents(0), FirstEvents(0)
+        self._users, self._items = FirstEvents(), FirstEvents()
         self._pending = PendingEvents()
         self._beside = ThreadPoolExecutor(1, "floors") if time_share is not None else None
         self._open: _Open | None = None
@@ -177,6 +182,12 @@ class Prequential:
             return None
         with_them, without = self.figure().recent, self.figure(WITHOUT_TOWERS).recent
         return TowersShare(with_them or 0.0, without or 0.0, events)
+
+    @property
+    def untouched_share(self) -> float | None:
+        """Share of items that nobody has had yet in the first k of the latest lists; None without any list."""
+        items = sum(every for every, _ in self._top)
+        return sum(untouched for _, untouched in self._top) / items if items else None
 
     @property
     def tallies(self) -> dict[str, Tally]:
@@ -243,6 +254,7 @@ class Prequential:
             ranks = {MODEL: self._retrieve(batch, chosen, seen, np.arange(len(chosen)))}
         else:
             ranks = {MODEL: self._rank(candidates, seen)}
+            self._look_at_untouched(candidates)
         took = {MODEL: self._clock() - started}
         if candidates is not None:
             ranks[WITHOUT_TOWERS] = self._rank(candidates, seen, without=TOWERS)
@@ -310,7 +322,7 @@ class Prequential:
         exact = self.learner.exact
         if exact.size:
             self._popularity.start_from(np.rint(exact.counts(np.arange(exact.size))).astype(np.int64))
-            self._users.know(int(batch.users.max()) + 1)
+            self._users.know(np.arange(int(batch.users.max()) + 1))
 
     def _seen_before(self, batch: Batch, chosen: Rows) -> SeenBefore:
         if self._user_items is None:
@@ -320,7 +332,7 @@ class Prequential:
         return seen
 
     def _traits(self, batch: Batch, chosen: Rows, seen: SeenBefore) -> Traits:
-        self._items.know(self.learner.exact.size)  # other trainers may have brought some
+        self._items.know(batch.items[self.learner.exact.counts(batch.items) > 0])  # other trainers may have had some
         new_user, new_item = self._users.first(batch.users), self._items.first(batch.items)
         late = self.events + chosen >= self.half if self.half is not None else np.zeros(len(chosen), np.bool_)
         band = self._popularity.bands(batch.items[chosen]) if len(chosen) else _NONE
@@ -339,8 +351,8 @@ class Prequential:
         return ranks
 
     def _retrieve(self, batch: Batch, chosen: Rows, seen: SeenBefore, some: Rows) -> Ranks:
-        """By the towers alone, among all items counted so far, of `some` of the chosen; other items are missed."""
-        ranks, size = Ranks.missed(len(some)), self.learner.exact.size
+        """By the towers alone, among all items that can be recommended, of `some` of the chosen; others are missed."""
+        ranks, size = Ranks.missed(len(some)), self.learner.reachable_items
         known = np.flatnonzero(batch.items[chosen[some]] < size)
         if not len(known):
             return ranks
@@ -351,6 +363,16 @@ class Prequential:
         ranks.among_new[known] = np.where(seen.fresh[asked], found[1], MISS)
         return ranks
 
+    def _look_at_untouched(self, candidates: Candidates) -> None:
+        """Count items that nobody has had yet in the first k of each list."""
+        if len(candidates) and len(self.learner.untouched):
+            scores, first = self.learner.ranker.scores(candidates), candidates.first.tolist()
+            best = [a + np.argsort(-scores[a:b], kind="stable")[: self.k] for a, b in itertools.pairwise(first)]
+            top = np.concatenate(best)
+            self._top.append((len(top), int(self.learner.are_untouched(candidates.items[top]).sum())))
+        elif len(candidates):
+            self._top.append((self.k * len(candidates), 0))
+
     def _look_at_influence(self, candidates: Candidates) -> None:
         """Now and then; users that are not among the candidates keep what was found for their like before."""
         self._influence_at -= len(candidates)
@@ -360,7 +382,7 @@ class Prequential:
             self.influence = np.where(np.isnan(found), self.influence, found)
 
 
-@making_arrays
+@compiled
 def _ranks(
     first: Rows,
     items: NDArray[np.int32],

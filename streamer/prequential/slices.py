@@ -59,36 +59,31 @@ class Traits(NamedTuple):
 
 
 class FirstEvents:
-    """Tells first events: a row beyond all earlier ones is new, and so is one that was given back.
-
-    Args:
-        rows: how many rows are known already.
+    """Tells first events of rows.
 
     Examples:
-        >>> seen = FirstEvents(1)
-        >>> seen.first(np.array([0, 1, 1, 2])).tolist(), seen.rows
-        ([False, True, False, True], 3)
+        >>> seen = FirstEvents()
+        >>> seen.know(np.array([0]))
+        >>> seen.first(np.array([0, 1, 1, 2])).tolist()
+        [False, True, False, True]
     """
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self._given_back = np.zeros(0, np.bool_)
+    def __init__(self) -> None:
+        self._seen = np.zeros(0, np.bool_)
 
     def forget(self, rows: Rows) -> None:
         """These rows are those of others from now on."""
-        self._given_back = grown(self._given_back, int(rows.max(initial=-1)) + 1)
-        self._given_back[rows] = True
+        self._seen[rows[rows < len(self._seen)]] = False
 
-    def know(self, rows: int) -> None:
-        """So many rows are known by now."""
-        self.rows = max(self.rows, rows)
+    def know(self, rows: Rows) -> None:
+        """These rows had events already."""
+        self._seen = grown(self._seen, int(rows.max(initial=-1)) + 1)
+        self._seen[rows] = True
 
     def first(self, rows: Rows) -> NDArray[np.bool_]:
         """For each event whether its row was never seen before it; takes the events in."""
-        known = np.maximum.accumulate(np.concatenate([[self.rows], rows + 1]))
-        self.rows = int(known[-1])
-        found = rows >= known[:-1]
-        again = np.flatnonzero(held(self._given_back, rows))
-        found[again[np.unique(rows[again], return_index=True)[1]]] = True
-        self._given_back[rows[again]] = False
+        distinct, at = np.unique(rows, return_index=True)
+        found = np.zeros(len(rows), np.bool_)
+        found[at] = ~held(self._seen, distinct)
+        self.know(distinct)
         return found

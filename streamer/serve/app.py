@@ -91,6 +91,7 @@ class Recommendations(BaseModel):
     note: str | None
     recent: list[str] = Field(description="The recent items that it is based on, most recent first.")
     items: list[Recommended]
+    titles: dict[str, str] = Field(description="What people call the items above, of those that have a title.")
     generation: int
     step: int
     age_s: float

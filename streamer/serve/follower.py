@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from streamer.errors import CorruptCheckpoint, StreamerError
-from streamer.event import EventDecoder
+from streamer.event import NO_USER, EventDecoder
 from streamer.publish.points import Reader
 from streamer.serve.overlay import Event
 from streamer.serve.replica import Replica
@@ -134,9 +134,12 @@ class Tail(_Thread):
 
     def _events(self, chunk: Chunk) -> Iterable[Event]:
         decoded, written = self._decoder.decode(chunk), dict(zip(chunk.offsets, chunk.timestamps_ms, strict=True))
-        columns = zip(decoded.offsets, decoded.users, decoded.items, decoded.timestamps_s, strict=True)
+        said = decoded.item_features or [None] * len(decoded)
+        columns = zip(decoded.offsets, decoded.users, decoded.items, decoded.timestamps_s, said, strict=True)
         return [
-            Event(chunk.partition, at, user, item, time_s, written[at] / 1000) for at, user, item, time_s in columns
+            Event(chunk.partition, at, user, item, time_s, written[at] / 1000)
+            for at, user, item, time_s, of_item in columns
+            if user != NO_USER or of_item  # nobody waits to see that an item is deleted
         ]
 
 

@@ -48,8 +48,16 @@ class Replica:
                 self._put(point, chunk)
             else:
                 self._finish(point, *chunk)
-        self.vectors.renew(np.arange(self.learner.items.size), self.learner.items.size)
+        every = np.arange(self.learner.items.size)
+        self.learner.find_untouched(every)
+        self.vectors.renew(every, len(every))
         self._chain = self.end.before
+
+    def title_of(self, item: str) -> str | None:
+        """What people call an item; None if nobody said."""
+        learner = self.learner
+        row = learner.items.row_of(item) if learner.titles else None
+        return None if row is None else learner.titles.of(row)
 
     def read(self, point: Point) -> Delta:
         """A delta, checked as a whole before any of it is applied.
@@ -77,9 +85,11 @@ class Replica:
         for chunk in delta.rows:
             self._put(point, chunk)
         self._finish(point, delta.end, delta.dense)
-        changed: list[Rows] = [chunk.rows for chunk in delta.rows if chunk.kind == "items"]
+        some: list[Rows] = [chunk.rows for chunk in delta.rows if chunk.kind == "items"]
         if delta.end.dense is not None:
-            self.vectors.renew(np.concatenate([*changed, np.empty(0, np.int64)]), self.learner.items.size)
+            changed = np.concatenate([*some, np.empty(0, np.int64)])
+            self.learner.find_untouched(changed)
+            self.vectors.renew(changed, self.learner.items.size)
         self._chain = delta.checksum
 
     def _put(self, point: Point, chunk: Chunk) -> None:

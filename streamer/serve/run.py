@@ -86,7 +86,9 @@ def serving(settings: ServeSettings) -> Iterator[Server]:
         Hidden(settings.hidden_file or settings.data_dir / "hidden.json"), Freshness(record=metrics.waited)
     )
     follower = Follower(service, point_reader(settings), settings.exact_items)
-    tail = Tail(service, event_tail(settings), EventDecoder(settings)) if settings.tail else None
+    tail = (
+        Tail(service, event_tail(settings), EventDecoder(settings, settings.catalogue_topic)) if settings.tail else None
+    )
     metrics.watch(follower, tail)
     app = make_app(
         service,

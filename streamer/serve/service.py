@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from streamer.errors import StreamerError
+from streamer.event import NO_USER
 from streamer.model.batch import Rows
 from streamer.publish.points import End
 from streamer.recommender import Query, Recommendation, Wanted
@@ -122,7 +123,8 @@ class Service:
             now, known = self._clock(), self.replica.learner.items
             for event in events:
                 if self.overlay.add(event):
-                    self.freshness.recent_items(event, now)
+                    if event.user != NO_USER:
+                        self.freshness.recent_items(event, now)
                     if known.row_of(event.item) is None:
                         self._new_items.add(event.item)
 
@@ -195,12 +197,14 @@ class Service:
                 near = [{"item": item, "nearness": nearness} for item, nearness in why.recent]
                 answer["reasons"] = {"parts": why.parts, "recent": near}
         recent = [items.id_of(row) for row in query.recent]
+        named = [*recent, *(best.item for best in found)]
         return {
             "user": query.user,
             "known": query.known,
             "note": query.note or None,
             "recent": recent,
             "items": answers,
+            "titles": {item: title for item in named if (title := replica.title_of(item)) is not None},
         }
 
     def _hidden_rows(self, replica: Replica) -> Rows:

@@ -9,11 +9,13 @@ from line_harness import TOPIC, events
 from live_run import IMAGE, SCRIPT
 from serve_harness import Client, Trainer, wait_until
 
+from streamer.event import NO_USER, TITLE
+from streamer.ingest.batcher import MicroBatch
 from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
-STREAM = [*events(400, users=20, items=120), (SCRIPT, IMAGE), (SCRIPT, "i1"), (SCRIPT, "i2")]
+STREAM = [*events(400, users=20, items=120), (SCRIPT, IMAGE), (SCRIPT, "i1"), (SCRIPT, "i2"), ("titled", "i119")]
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,8 @@ def client(tmp_path_factory) -> Iterator[Client]:
     directory = tmp_path_factory.mktemp("served")
     EmbeddedLog(directory).create_topic(TOPIC, 1)
     trainer = Trainer(directory / "points")
+    title = MicroBatch([NO_USER], ["i119"], [1e9], item_features=[{TITLE: "Kind of <b>Blue</b>"}])
+    assert not list(trainer.learner.stretches(title))
     trainer.learn(STREAM)
     client = Client(directory, clicks=True).ready()
     yield client
@@ -46,6 +50,12 @@ def type_into(browser, field: str, text: str) -> None:
     browser.ask("void (document.querySelector(arguments[0]).value = arguments[1])", field, text)
     browser.ask("void document.querySelector(arguments[0]).form.requestSubmit()", field)
     wait_until(lambda: listed(browser), "an answer")
+
+
+def test_an_item_has_its_title_beside_its_id(page, client):
+    assert page.ask("getComputedStyle(document.querySelector('#token-form')).display") == "none"
+    type_into(page, "#user", "titled")
+    assert page.text("#recent") == "Had last: Kind of <b>Blue</b> (i119)"
 
 
 def test_a_click_is_an_event_and_the_list_changes(page, client):

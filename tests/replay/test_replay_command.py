@@ -487,3 +487,44 @@ def test_events_go_to_kafka_when_servers_are_given(kafka_server: Any):
     )
     assert sum(1 for _ in zip(range(500), consumer, strict=False)) == 500
     consumer.close()
+
+
+def write_recbole(directory: Path) -> Path:
+    (directory / "x.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\na\t1\t100\nb\t2\t200\n")
+    (directory / "x.item").write_text(
+        "item_id:token\tmovie_title:token_seq\tclass:token_seq\n1\tToy Story\tComedy\n2\tHeat\tCrime\n3\tUp\tComedy\n"
+    )
+    return directory / "x.inter"
+
+
+@pytest.mark.parametrize("topic", ["items", "interactions"])
+def test_a_catalogue_is_written_before_the_events_from_the_file_beside_the_log(tmp_path: Path, topic: str):
+    arguments = ("recbole", "--path", write_recbole(tmp_path), "--data-dir", tmp_path, "--catalogue-topic", topic)
+    result = invoked(*arguments)
+    assert result.exit_code == 0, result.output
+    written = in_topic(tmp_path, topic)
+    described = {key: event for key, event in written if "user_id" not in event}
+    features = described[b"3"].pop("item_features")
+    assert features["class"] == "Comedy"
+    assert described[b"3"] == {"item_id": "3", "timestamp": 100.0, "title": "Up", "event_type": "catalogue"}
+    assert sorted(described) == [b"1", b"2", b"3"]
+    assert len(in_topic(tmp_path)) == (2 if topic == "items" else 5)
+    again = invoked(*arguments)
+    assert "nothing left to write: 3 events" in again.stdout
+    assert len(in_topic(tmp_path, topic)) == len(written)
+
+
+def test_a_log_without_a_file_about_its_items_has_no_catalogue(tmp_path: Path):
+    write_recbole(tmp_path)
+    (tmp_path / "x.item").unlink()
+    result = invoked("recbole", "--path", tmp_path / "x.inter", "--data-dir", tmp_path, "--catalogue-topic", "items")
+    assert "no file beside it describes its items" in str(result.exception)
+
+
+def test_movielens_has_titles(tmp_path: Path):
+    (tmp_path / "ratings.dat").write_text("1::10::5::100\n")
+    (tmp_path / "movies.dat").write_text("10::Heat (1995)::Action|Crime\n")
+    result = invoked("movielens", "--path", tmp_path, "--data-dir", tmp_path, "--catalogue-topic", "items")
+    assert result.exit_code == 0, result.output
+    ((_, event),) = in_topic(tmp_path, "items")
+    assert (event["title"], event["item_features"]) == ("Heat (1995)", {"genres": "Action|Crime"})

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import SettingsError
-from streamer.event import Decoded, EventDecoder, EventSettings, Reason, encode
+from streamer.event import NO_USER, Decoded, EventDecoder, EventSettings, Reason, encode, encode_item
 from streamer.event.decoded import Writer
 from streamer.sources.base import Chunk, Partition
 
@@ -400,7 +400,12 @@ def test_a_single_text_is_no_list_of_event_types():
 # -- laws
 
 FILTERED = EventSettings(event_types=("buy", "3"), min_rating=2.5, max_events_per_record=4, max_record_bytes=600)
-SETTINGS = [EventSettings(), FILTERED, EventSettings(max_id_length=2, max_features=1, max_feature_length=2)]
+SETTINGS = [
+    EventSettings(),
+    FILTERED,
+    EventSettings(max_id_length=2, max_features=1, max_feature_length=2),
+    EventSettings(catalogue_types=("view", "4"), deletion_types=("3",), event_types=("buy",)),
+]
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
@@ -506,7 +511,10 @@ def test_columns_agree_with_each_other_and_with_the_records(rows: list, settings
     out = EventDecoder(settings).decode(build(rows))
     assert {len(out.items), len(out.timestamps_s), len(out.offsets)} == {len(out)}
     for column in (out.user_features, out.item_features):
-        assert column is None or (len(column) == len(out) and any(column) and {} not in column)
+        assert column is None or len(column) == len(out)
+        said = [features for user, features in zip(out.users, column or [], strict=False) if user != NO_USER]
+        assert {} not in said
+    assert out.user_features is None or any(out.user_features)
     ends = [0, *out.events_upto]
     assert out.offsets == [o for o, a, b in zip(out.record_offsets, ends, ends[1:], strict=False) for _ in range(b - a)]
     letter_ends = [0, *out.letters_upto]
@@ -518,13 +526,13 @@ def test_columns_agree_with_each_other_and_with_the_records(rows: list, settings
 @given(chunks, st.sampled_from(SETTINGS))
 def test_valid_events_keep_the_rules(rows: list, settings: EventSettings):
     out = EventDecoder(settings).decode(build(rows))
-    for text in out.users + out.items:
+    for text in [*(user for user in out.users if user != NO_USER), *out.items]:
         assert type(text) is str
         assert 1 <= len(text) <= settings.max_id_length
         text.encode()
     assert all(type(t) is float and 0 <= t < END_S for t in out.timestamps_s)
     for features in filter(None, (out.user_features or []) + (out.item_features or [])):
-        assert len(features) <= settings.max_features
+        assert len(features.keys() - {"title"}) <= settings.max_features
         for name, value in features.items():
             assert 1 <= len(name) <= settings.max_feature_length
             assert type(value) is float or len(value) <= settings.max_feature_length  # type: ignore[arg-type]
@@ -595,3 +603,67 @@ def test_events_of_a_deletion_type_need_no_user_and_have_none(user: bytes) -> No
     decoded = EventDecoder(settings).decode(chunk_of(*values))
     assert list(zip(decoded.users, decoded.items, strict=True)) == [("ann", "tea"), ("", "tea"), ("", "7")]
     assert (decoded.filtered, [letter.reason for letter in decoded.letters]) == (1, [Reason.MISSING_ITEM_ID])
+
+
+def catalogue_event(**fields: object) -> bytes:
+    return js(user_id=..., timestamp=..., **fields)
+
+
+class TestCatalogueEvents:
+    BY_TYPE = EventSettings(catalogue_types=("item", "7"), event_types=("buy",), min_rating=3)
+
+    def of_topic(self, *values: bytes | None) -> Decoded:
+        return EventDecoder(EventSettings(event_types=("buy",)), PARTITION.topic).decode(chunk_of(*values))
+
+    def by_type(self, *values: bytes) -> Decoded:
+        return EventDecoder(self.BY_TYPE).decode(chunk_of(*values))
+
+    @pytest.mark.parametrize("user", [..., "ann", None, []])
+    def test_in_the_catalogue_topic_every_record_is_one_whatever_it_says_of_a_user(self, user: object):
+        value = js(user_id=user, timestamp=..., item_features={"genre": "jazz", "year": 1959}, title="Kind of Blue")
+        array = b"[" + value + b"," + value + b"]"
+        out = self.of_topic(value, array)
+        assert (out.users, out.items, out.letters) == ([NO_USER] * 3, ["i"] * 3, [])
+        assert out.item_features == [{"genre": "jazz", "year": "1959", "title": "Kind of Blue"}] * 3
+        assert out.timestamps_s == [RECORD_MS / 1000] * 3
+
+    def test_by_their_type_in_a_topic_of_both(self):
+        buy = js(event_type="buy", rating=4)
+        out = self.by_type(buy, catalogue_event(event_type="item"), js(event_type=7, title="x"), js(event_type="view"))
+        assert out.users == ["u", NO_USER, NO_USER]
+        assert out.item_features == [None, {}, {"title": "x"}]
+        assert out.filtered == 1
+        assert self.by_type(b"[" + buy + b"," + catalogue_event(event_type=7) + b"]").users == ["u", NO_USER]
+
+    def test_an_item_is_deleted_by_a_field_a_type_or_a_record_with_a_key_alone(self):
+        out = self.of_topic(catalogue_event(deleted=True, title="x", item_features={"a": "b"}), None, b"")
+        assert (out.items, out.users) == (["i", "key", "key"], [NO_USER] * 3)
+        assert out.item_features is None
+        assert self.of_topic(catalogue_event(deleted=False)).item_features == [{}]
+
+    @pytest.mark.parametrize(
+        ("fields", "reason"),
+        [
+            ({"item_id": ...}, Reason.MISSING_ITEM_ID),
+            ({"title": 3}, Reason.BAD_FEATURES),
+            ({"deleted": "yes"}, Reason.BAD_FEATURES),
+            ({"item_features": [1]}, Reason.BAD_FEATURES),
+        ],
+    )
+    def test_what_is_wrong_is_a_dead_letter(self, fields: dict, reason: Reason):
+        assert [letter.reason for letter in self.of_topic(catalogue_event(**fields)).letters] == [reason]
+
+    def test_fields_may_have_other_names_and_long_titles_are_cut(self):
+        settings = EventSettings(
+            fields={"item_id": "sku", "title": "name", "deleted": "gone", "item_features": "about"}
+        )
+        value = json.dumps({"sku": 7, "name": "x" * 1000, "about": {"a": "b"}}).encode()
+        decoder = EventDecoder(settings, PARTITION.topic)
+        assert decoder.decode(chunk_of(value)).item_features == [{"a": "b", "title": "x" * 256}]
+        assert decoder.decode(chunk_of(b'{"sku": 7, "gone": true}')).item_features is None
+
+    def test_what_is_encoded_is_decoded(self):
+        value = encode_item("tea", 5, item_features={"kind": "drink", "price": 1.5}, title="Tea")
+        out = self.of_topic(value, encode_item("tea", deleted=True))
+        assert out.item_features == [{"kind": "drink", "price": 1.5, "title": "Tea"}, None]
+        assert (out.items, out.timestamps_s[0]) == (["tea", "tea"], 5.0)

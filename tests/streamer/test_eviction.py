@@ -297,7 +297,7 @@ class TestDeletions:
         assert sizes == [(["ann", "bob", "ann"], ["tea", "milk", "beer"]), (["ann"], ["tea"])]
         assert dict(popularity_counts(learner)) == {"milk": 1, "tea": 1}
         assert learner.recent.of(learner.users.known(["ann"])).items[0, 1] == -1
-        assert (batch.deletions, batch.learned) == (2, 4)
+        assert (batch.catalogue, batch.learned) == (2, 4)
         assert learner.evicted == {("items", "deleted"): 2}
 
     def test_a_type_cannot_be_both(self):

@@ -7,11 +7,13 @@ const COUNT = 10;
 let asked = null; // {user} or {recent: [...]}
 let status = null;
 let shown = []; // items of the last answer
+let titles = {}; // of items, as far as they have any
 let timer = null;
 
 const at = (id) => document.getElementById(id);
 const known = (x) => x !== null && x !== undefined;
 const count = (x) => (known(x) ? new Intl.NumberFormat("en-US").format(x) : "–");
+const titled = (item) => (titles[item] ? titles[item] + " (" + item + ")" : item);
 const seconds = (x) => (!known(x) ? "–" : x < 1 ? (1000 * x).toFixed(0) + " ms" : x < 120 ? x.toFixed(1) + " s" : (x / 60).toFixed(0) + " min");
 
 function element(name, text, kind) {
@@ -62,7 +64,7 @@ function parts(reasons) {
 
 function row(found) {
   const made = element("tr", undefined, shown.length && !shown.includes(found.item) ? "new" : "");
-  const near = found.reasons.recent.slice(0, 3).map((each) => each.item).join(", ");
+  const near = found.reasons.recent.slice(0, 3).map((each) => titled(each.item)).join(", ");
   const actions = element("td");
   if (status.writes_events && asked.user !== undefined) {
     const click = element("button", "Click");
@@ -72,14 +74,15 @@ function row(found) {
   const hide = element("button", "Hide", "plain");
   hide.addEventListener("click", () => act(() => ask("hidden/" + encodeURIComponent(found.item), { method: "PUT" })));
   actions.append(hide);
-  made.append(element("td", found.item), element("td", found.score.toFixed(3), "number"), element("td", parts(found.reasons)), element("td", near), actions);
+  made.append(element("td", titled(found.item)), element("td", found.score.toFixed(3), "number"), element("td", parts(found.reasons)), element("td", near), actions);
   return made;
 }
 
 function showAnswer(answer) {
   const who = known(answer.user) ? "user " + answer.user : "a session";
   at("about").textContent = "For " + who + ", from step " + count(answer.step) + ", " + seconds(answer.age_s) + " old. " + (answer.note || "");
-  at("recent").textContent = answer.recent.length ? "Had last: " + answer.recent.join(", ") : "";
+  titles = answer.titles;
+  at("recent").textContent = answer.recent.length ? "Had last: " + answer.recent.slice(0, COUNT).map(titled).join(", ") : "";
   const items = answer.items.map((found) => found.item);
   const same = items.length === shown.length && items.every((item, k) => item === shown[k]);
   if (!same || !at("found").tBodies[0].rows.length) at("found").tBodies[0].replaceChildren(...answer.items.map(row));

@@ -64,6 +64,7 @@ class EmbeddedSource:
         start: where partitions begin that the listener gives no position for. A topic that appears only after
             `open` is read from its beginning in any case.
         start_timestamp_ms: instead of `start`: begin at the first record with at least this timestamp.
+        from_beginning: those of the topics that begin at their beginning in any case.
         wait_for_topic: if a topic (or the whole log) is not there yet, wait for it in `poll`, do not raise.
         group: the name under which `commit` stores positions.
     """
@@ -76,6 +77,7 @@ class EmbeddedSource:
         start: Literal["earliest", "latest"] = "earliest",
         start_timestamp_ms: int | None = None,
         *,
+        from_beginning: Collection[str] = (),
         wait_for_topic: bool = False,
         group: str = "streamer",
     ) -> None:
@@ -84,6 +86,7 @@ class EmbeddedSource:
         self._wanted = partitions
         self._start = start
         self._start_timestamp_ms = start_timestamp_ms
+        self._from_beginning = from_beginning
         self._wait_for_topic = wait_for_topic
         self._commits = Commits(Path(data_dir) / GROUPS_FILE, group)
         self._ends: dict[int, int] = {}  # by the id of its row, as far as they are known
@@ -284,6 +287,8 @@ class EmbeddedSource:
         first: int = self._db.execute(oldest, (end, row)).fetchone()[0]
         if partition in listened:
             return checked_position(partition, listened[partition], end)
+        if partition.topic in self._from_beginning:
+            return first
         if self._start_timestamp_ms is None:
             return first if start == "earliest" else end
         run = database.first_run_since(self._db, row, self._start_timestamp_ms, end)

@@ -89,6 +89,7 @@ class KafkaSettings:
             and also where a position is gone, which the others get over.
         start_timestamp_ms: partitions without a position start at the first record at or after this time, in
             milliseconds since the epoch; those that have none so young, at the end.
+        from_beginning: those of the topics that start at their beginning in any case.
         trainer: what tells this trainer's commits from those of others, and makes it a static member of the group:
             after a crash it gets its partitions back at once. None for a reader that keeps no state.
         client: other settings of the client, by name; see `client_settings`.
@@ -107,6 +108,7 @@ class KafkaSettings:
     group_id: str = StreamSettings.group_id
     auto_offset_reset: str = StreamSettings.start
     start_timestamp_ms: int | None = None
+    from_beginning: tuple[str, ...] = ()
     trainer: str | None = None
     client: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold passwords
     open_timeout_s: float = 5.0

@@ -138,6 +138,8 @@ class Starts:
 
     def _by_time_or_policy(self, partition: Partition, first: int, end: int) -> int:
         """Return the first record at or after the start time, or the end if there is none; or what the policy says."""
+        if partition.topic in self._settings.from_beginning:
+            return first
         if self._settings.start_timestamp_ms is not None:
             tp = TopicPartition(*partition)
             wanted = {tp: self._settings.start_timestamp_ms}

@@ -11,10 +11,12 @@ import pytest
 from line_harness import events, micro_batch, small
 
 from streamer.errors import SettingsError
+from streamer.event import encode_item
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
 from streamer.prequential import FLOORS, METRICS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, Prequential
 from streamer.prequential.slices import BANDS
+from streamer.replay.datasets.log import CATALOGUE_TYPE
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
 from streamer.replay.evaluation.record import Measure, RunResult
@@ -293,3 +295,44 @@ def test_an_empty_log_gives_an_empty_result():
     found = run(Events([], []))
     assert figures(found) == found.curve == []
     assert np.array_equal(found.popularity, [])
+
+
+class TestCatalogue:
+    """Users keep to a brand, and every second event is the first of its item: only the catalogue can foretell it."""
+
+    BRANDS = 4
+    COUNT = 1200
+
+    def stream(self) -> tuple[Events, list[tuple[bytes, bytes, int]]]:
+        rng, users, items, new = np.random.default_rng(0), [], [], 0
+        for k in range(self.COUNT):
+            brand = int(rng.integers(self.BRANDS))
+            is_new = k % 2 == 1
+            new += is_new
+            users.append(f"u{brand}-{rng.integers(5)}")
+            items.append(f"n{brand}-{new}" if is_new else f"i{brand}-{rng.integers(200)}")
+        times = [1_000_000.0 + 10 * n for n in range(self.COUNT)]
+        features = [{"brand": item[1 : item.index("-")]} for item in items]
+        described = dict(zip(items, features, strict=True))
+        catalogue = [
+            (item.encode(), encode_item(item, item_features=said, event_type=CATALOGUE_TYPE), 0)
+            for item, said in described.items()
+        ]
+        return Events(users, items, times, item_features=features), catalogue
+
+    def run(self, *, catalogue: bool) -> RunResult:
+        log, records = self.stream()
+        learner = dataclasses.replace(small(item_features=("brand",)), retrieved_items=50)
+        settings = prequential(learner, floors=("most-popular",), ks=(10,))
+        return PrequentialRun(cut(log, 100), len(log), settings, records if catalogue else ()).run()
+
+    def test_first_events_of_items_are_hit_with_it_and_never_without(self):
+        with_it, without = self.run(catalogue=True), self.run(catalogue=False)
+        first = with_it.about["slices"]["new-items"]
+        assert first == without.about["slices"]["new-items"] > self.COUNT / 2
+        assert without.value("hr", 10, "new-items") == 0
+        assert with_it.value("hr", 10, "new-items") > 0
+        assert with_it.value("hr", 10, "new-items", "most-popular") == 0
+        assert with_it.value("untouched-share", 10) > without.value("untouched-share", 10) == 0
+        assert with_it.about["accounting"]["trained"] == without.about["accounting"]["trained"] == self.COUNT
+        assert with_it.about["accounting"]["catalogue"] == len(self.stream()[1])

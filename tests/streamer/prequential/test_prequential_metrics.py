@@ -77,7 +77,7 @@ def test_a_figure_follows_its_tally():
 @given(streams(40))
 def test_rows_beyond_all_earlier_ones_are_new(stream):
     users, _, ends = stream
-    seen, found = FirstEvents(0), []
+    seen, found = FirstEvents(), []
     for start, end in zip([0, *ends], ends, strict=False):
         found += seen.first(users[start:end]).tolist()
     assert found == [user not in users[:t] for t, user in enumerate(users.tolist())]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crash_harness import Command
-from line_harness import TOPIC, events, values_of
+from line_harness import NOON_MS, TOPIC, events, values_of
 from serve_harness import wait_until
 from servers.process import free_ports
 
+from streamer.event import encode_item
 from streamer.learner import Learner
 from streamer.recommender import Recommender
 from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = pytest.mark.slow
 
+CATALOGUE = ("--catalogue-topic", "items", "--item-feature", "brand")
 MODEL = ("--dim", 8, "--co-occurring-items", 16, "--batch-size", 64, "--max-age", 0.2, "--publish-every", 0.1)
 USERS = [f"u{n}" for n in range(20)]
 
@@ -31,6 +34,7 @@ class Served:
         self.directory, (self.port,) = directory, free_ports(1)
         self.log, self.written = EmbeddedLog(directory), 0
         self.log.create_topic(TOPIC, 2)
+        self.log.create_topic("items", 2)
 
     def write(self, count: int) -> None:
         """Append events."""
@@ -39,10 +43,19 @@ class Served:
         self.log.append(TOPIC, records)
         self.written += count
 
+    def describe(self, first: int, last: int) -> None:
+        """Append catalogue events of items `n<first>` on; every third is deleted again."""
+        for number in range(first, last):
+            item = f"n{number}"
+            value = encode_item(item, item_features={"brand": f"b{number % 5}"}, title=f"Number {number}")
+            self.log.append("items", [(item.encode(), value, NOON_MS)])
+            if number % 3 == 0:
+                self.log.append("items", [(item.encode(), encode_item(item, deleted=True), NOON_MS)])
+
     def trainer(self) -> Command:
         """`streamer run`."""
         where = ("--data-dir", self.directory, "--publish-dir", self.directory / "points", "--checkpoint-every", 0.5)
-        return Command(["run", "--log-format", "plain", *where, *MODEL], self.directory / "run.log")
+        return Command(["run", "--log-format", "plain", *where, *MODEL, *CATALOGUE], self.directory / "run.log")
 
     def server(self) -> Command:
         """`streamer serve`."""
@@ -92,6 +105,7 @@ def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(se
         served.write(100)
         wait_until(lambda: served.ask("status")["events_not_learned"] == 100, "reading")
         assert served.ask("users/u1/recommendations")["age_s"] > age_s
+        assert served.ask("readyz") == {"ok": True, "reason": ""}
         # 2. the server is killed in the middle of what it does
         server.process.kill()
         server.process.wait()
@@ -104,3 +118,31 @@ def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(se
         served.write(200)
         wait_until(served.caught_up, "learning on")
         assert_equal(served)
+
+
+def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_applies_it_in_order(served):
+    served.write(300)
+    with served.server():
+        for first in range(0, 90, 30):
+            with served.trainer() as trainer:
+                served.describe(first, first + 30)
+                time.sleep(0.05 * first / 30)  # in the middle of reading, or of saving
+                served.write(40)
+                wait_until(
+                    lambda first=first: (served.ask("status") or {}).get("generation", 0) > first / 30, "a start"
+                )
+                trainer.process.kill()
+                trainer.process.wait()
+        with served.trainer():
+            wait_until(served.caught_up, "learning")
+            wanted = {f"n{n}": f"Number {n}" for n in range(90) if n % 3}
+            wait_until(lambda: titles(served) == wanted, "the catalogue")
+            learner = Learner.load(served.directory / "checkpoints")
+            described = {learner.items.id_of(row): learner.titles.of(row) for row in learner.untouched.tolist()}
+            assert described == wanted
+            assert_equal(served)
+
+
+def titles(served: Served) -> dict[str, str]:
+    """Titles in the list of all items."""
+    return served.ask("users/u1/recommendations?k=1000&exclude_seen=false")["titles"]
