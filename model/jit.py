@@ -7,7 +7,7 @@ NaNs never occur. The same machine code runs every time, so results are repeatab
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from numba import njit, types
 from numba.extending import intrinsic
@@ -15,10 +15,26 @@ from numba.extending import intrinsic
 F = TypeVar("F", bound=Callable[..., object])
 
 
+_OPTIONS: dict[str, Any] = {
+    "fastmath": {"contract", "nsz", "arcp", "reassoc"},
+    "nogil": True,
+    "cache": True,
+    "error_model": "numpy",
+}
+
+
 def compiled(function: F) -> F:
-    """Compile a loop over numpy arrays; it runs without the interpreter lock and is cached on disk."""
-    flags = {"contract", "nsz", "arcp", "reassoc"}
-    return cast(F, njit(fastmath=flags, nogil=True, cache=True, error_model="numpy")(function))
+    """Compile a loop over numpy arrays; it runs without the interpreter lock and is cached on disk.
+
+    It works on arrays that its caller holds: references to them are not counted, which would take longer than many a
+    loop. One that makes arrays is `making_arrays`.
+    """
+    return cast(F, njit(**_OPTIONS, _nrt=False)(function))  # type: ignore[call-overload]
+
+
+def making_arrays(function: F) -> F:
+    """As `compiled`, for a loop that makes arrays, or returns one."""
+    return cast(F, njit(**_OPTIONS)(function))
 
 
 def inlined(function: F) -> F:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.device import in_host_memory
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, making_arrays
 from streamer.model.tables import Table
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -254,7 +254,7 @@ def _dense_adam_whole(table: Table, rows: Tensor, gradient: Tensor, step: float,
     w.addcdiv_(m, (v.sqrt() * unbias).add_(EPSILON), value=-step)
 
 
-@compiled
+@making_arrays
 def _dense_adam(
     lines: NDArray[np.float32],
     rows: NDArray[np.int64],

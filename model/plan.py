@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Batch, Floats, Recent, Rows
 from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined
+from streamer.model.jit import inlined, making_arrays
 
 Ints = NDArray[np.int32]
 
@@ -111,7 +111,7 @@ def _number(item: int, place: Ints, items: Rows, n: int) -> int:
     return n
 
 
-@compiled
+@making_arrays
 def _lay_out(positives: Rows, extra: Rows, recent: Recent, place: Ints) -> tuple[Rows, int, int, Rows, Rows, Ints]:
     """Number the distinct items in order of appearance; `place` is all -1 before and after."""
     B, L = recent.shape

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined
+from streamer.model.jit import inlined, making_arrays
 
 Flags = NDArray[np.uint8]
 
@@ -112,7 +112,7 @@ def is_retired(flags: Flags, item: int) -> bool:
     return item < len(flags) and flags[item] > 0
 
 
-@compiled
+@making_arrays
 def rows_with_retired(
     flags: Flags, rows: Rows, start: NDArray[np.int32], length: NDArray[Any], items: NDArray[np.int32]
 ) -> Rows:

@@ -14,7 +14,7 @@ from torch import Tensor
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.device import to_device
 from streamer.model.growing import capacity_for
-from streamer.model.jit import compiled, inlined
+from streamer.model.jit import compiled, inlined, making_arrays
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
@@ -280,7 +280,7 @@ def _count_not_below_among(
         found[row] = count
 
 
-@compiled
+@making_arrays
 def compare(queries: Floats, vectors: Floats, recent: Rows, first: Rows, at: Rows, found: Floats) -> None:
     """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner product, cosine, and largest cosine
     with a vector of the user's recent items, `recent[q]` (-1 after the last); 0 without any."""

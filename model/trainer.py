@@ -89,12 +89,17 @@ class Prepared:
     touched: TouchedRows
     vectors: Tensor  # [T, d] of `plan.items`
     categories: dict[str, TouchedTable]  # of all events' users, by table
+    local: bool  # whether an event competes with its own part of the batch, instead of all of it
 
     def touched_by(self, events: Rows) -> Rows:
         """Places of the items in which the shares of these events may differ from zero, ascending."""
         plan = self.plan
         mask = np.zeros(len(plan.items), np.bool_)
-        mask[: plan.in_pools] = len(events) > 0
+        if self.local:
+            mask[plan.positive[events]] = True
+            mask[plan.extra] = len(events) > 0
+        else:
+            mask[: plan.in_pools] = len(events) > 0
         if plan.recent is not None:
             recent = plan.recent[events]
             mask[recent[recent >= 0]] = True
@@ -170,7 +175,8 @@ class Trainer:
         vectors = self.model.items(touched, plan.items)  # [T, d]
         codes = batch.user_codes if batch.user_codes is not None else self.model.user.codes(batch.users)
         categories = self.model.user.categories(touched, codes)
-        return Prepared(batch, plan, proposals, terms, offsets, touched, vectors, categories)
+        local = self.settings.negatives == "local"
+        return Prepared(batch, plan, proposals, terms, offsets, touched, vectors, categories, local)
 
     def share(self, prepared: Prepared, part: Rows) -> Share:
         """Steps 2 and 3 for some events of the batch: what they add to the gradient of the whole batch's mean loss.
@@ -190,7 +196,7 @@ class Trainer:
         positive = (queries * own).sum(1)  # [b]
 
         # 3. loss and gradients
-        if self.settings.negatives == "local" and len(part) < len(batch):
+        if prepared.local and len(part) < len(batch):
             candidates = self.planner.plan(
                 Batch(users, plan.positive[part], plan.recent[part] if plan.recent is not None else None),
                 plan.extra,

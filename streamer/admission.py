@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, making_arrays
 from streamer.vocabulary import Bytes, hash_of, packed
 
 SLOTS = 1 << 20
@@ -81,7 +81,7 @@ class Admission(ByRows):
         self._events = int(arrays["events"])
 
 
-@compiled
+@making_arrays
 def _slots(utf8: Bytes, offsets: Rows, slots: int) -> Rows:
     found = np.empty(2 * (len(offsets) - 1), np.int64)
     for i in range(len(offsets) - 1):

@@ -17,7 +17,7 @@ from streamer.checkpoint.strings import pack_strings
 from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined
+from streamer.model.jit import compiled, inlined, making_arrays
 
 Bytes = NDArray[np.uint8]
 
@@ -338,7 +338,7 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
             _set(ids, row, utf8, offsets[i], offsets[i + 1], -1 - slot)
 
 
-@compiled
+@making_arrays
 def _free(ids: Ids, count: int) -> Rows:
     """The rows that the next new ids get; there is room for them."""
     found, row = np.empty(count, np.int64), ids.at[3]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.jit import compiled, float32_from_bits, inlined
+from streamer.model.jit import compiled, float32_from_bits, inlined, making_arrays
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -78,7 +78,7 @@ def weigh(
         own_share[r] = z[own[r], r] / total[r] if own[r] >= 0 and top[r] > _EMPTY else _ZERO
 
 
-@compiled
+@making_arrays
 def resample(
     z: Floats,
     factor: Floats,
@@ -226,7 +226,7 @@ def add_products(out: Floats, out_at: Ints, source: Floats, source_at: Ints, val
             line[k] += g * added[k]
 
 
-@compiled
+@making_arrays
 def block(
     z: Floats,
     start: int,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.by_rows import Arrays, ByRows
-from streamer.model.jit import compiled, inlined
+from streamer.model.jit import compiled, inlined, making_arrays
 
 _STALE = 4.0
 """An item that has been away for this many of its gaps is estimated by its absence: e^-4 = 2% of gaps are longer."""
@@ -180,7 +180,7 @@ def _hit(
             last[h, s] = now
 
 
-@compiled
+@making_arrays
 def _gaps(
     rows: Rows,
     tick: int,

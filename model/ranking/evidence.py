@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Floats, Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
-from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined
+from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined, making_arrays
 from streamer.model.ranking.co_occurrence import GAP_S, CoOccurrence, Lists, pair_up, room_for_event
 from streamer.model.ranking.recent import History
 from streamer.model.retired import RetiredItems, is_retired
@@ -502,7 +502,7 @@ def _describe(
             x[24] = np.float32(counts.again[item] + 0.5) / np.float32(counts.ever[item] + 1)
 
 
-@compiled
+@making_arrays
 def _mark(
     first: Rows, items: NDArray[np.int32], seen_first: Rows, seen: NDArray[np.int32], found: NDArray[np.bool_]
 ) -> None:

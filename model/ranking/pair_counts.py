@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined
+from streamer.model.jit import compiled, inlined, making_arrays
 from streamer.model.retired import Flags, is_retired
 
 _FIRST_BITS = 2
@@ -217,7 +217,7 @@ def _remove(pool: Pool, rows: Rows, gone: Flags) -> None:
                 place += 1
 
 
-@compiled
+@making_arrays
 def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
     found, count = np.empty(len(rows), np.int64), 0
     for row in rows:

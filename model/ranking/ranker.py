@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, making_arrays
 from streamer.model.ranking.evidence import BUCKET_NAMES, BUCKETS, FEATURES, KINDS, Candidates
 
 ALL, DISCOVERY = 0, 1
@@ -192,7 +192,7 @@ def _score(weights: Weights, products: Floats, b: int) -> np.float32:
     return np.float32(score)
 
 
-@compiled
+@making_arrays
 def _derive(
     weights: Weights,
     products: Floats,

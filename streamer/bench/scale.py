@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -153,9 +153,9 @@ def _time_collectives(group: Group, times: list[float]) -> None:
     if (gather := group._gather) is None:
         return
 
-    def timed(values: Any) -> list[Any]:
+    def timed(message: Any, lengths: Sequence[int]) -> list[Any]:
         started = time.perf_counter()
-        found = gather(values)
+        found = gather(message, lengths)
         times.append(time.perf_counter() - started)
         return found
 

@@ -168,6 +168,8 @@ def gather_rows(group: Group, step: Step, rows: NDArray[Any]) -> NDArray[Any]:
     """[B, ...] by event, from each rank's [b, ...]; all have the same width and type."""
     found = np.empty((len(step.items), *rows.shape[1:]), rows.dtype)
     flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-    for rank, message in enumerate(group.gather(flat)):
+    width = found[:1].nbytes
+    lengths = [int(n) * width for n in np.bincount(step.rank, minlength=group.size)]
+    for rank, message in enumerate(group.gather_sized(flat, lengths)):
         found[step.rank == rank] = message.view(rows.dtype).reshape(-1, *rows.shape[1:])
     return found

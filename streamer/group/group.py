@@ -30,20 +30,17 @@ FIRST_CAPACITY = 1 << 14
 
 
 class Share(NamedTuple):
-    """What a part of a step adds to its sums."""
+    """What some parts of a step add to its sums.
 
-    rows: Floats  # [T, d]
-    vector: Floats  # [n]
+    Args:
+        rows: [T, d], or [t, d] if the others are zero.
+        vector: [n].
+        at: [t] the places of the rows, ascending; None: all are there.
+    """
 
-
-class Sparse(NamedTuple):
-    """A sum that differs from zero in some rows only."""
-
-    rows: Rows
-    values: Floats
-
-
-Addend = Floats | Sparse | None
+    rows: Floats
+    vector: Floats
+    at: Rows | None = None
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class Group:
     generation: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     _capacity: int = FIRST_CAPACITY
-    _gather: Callable[[Any], list[Any]] | None = None
+    _gather: Callable[[Bytes, Sequence[int]], list[Bytes]] | None = None
 
     def __post_init__(self) -> None:
         if self.parts & (self.parts - 1) or self.parts < self.size:
@@ -102,26 +99,28 @@ class Group:
         """
         if self._gather is None:
             return [message]
-        started = time.perf_counter()
-        framed = _framed(message, self._capacity)
-        found = self._gather(framed)
+        found = self.gather_sized(_framed(message, self._capacity), [self._capacity] * self.size)
         lengths = [int(f[:HEADER].view(np.int64)[0]) for f in found]
         if (longest := max(lengths)) > self._capacity - HEADER:
             self._capacity = 2 * longest + HEADER
-            found = self._gather(_framed(message, self._capacity))
-        self.traffic.sent_bytes += len(framed)
-        self.traffic.exchange_s += time.perf_counter() - started
+            return self.gather_sized(message, lengths)
         return [f[HEADER : HEADER + n] for f, n in zip(found, lengths, strict=True)]
 
     def gather_equal(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """The arrays of all ranks, by rank; all have the same shape."""
-        if self._gather is None:
-            return [values]
-        started = time.perf_counter()
-        found = self._gather(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-        self.traffic.sent_bytes += values.nbytes
-        self.traffic.exchange_s += time.perf_counter() - started
+        message = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found = self.gather_sized(message, [values.nbytes] * self.size)
         return [f.view(values.dtype).reshape(values.shape) for f in found]
+
+    def gather_sized(self, message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+        """The messages of all ranks, by rank; every rank knows the lengths of all."""
+        if self._gather is None:
+            return [message]
+        started = time.perf_counter()
+        found = self._gather(message, lengths)
+        self.traffic.sent_bytes += len(message)
+        self.traffic.exchange_s += time.perf_counter() - started
+        return found
 
     def wait(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """As `gather_equal`, at the beginning of a step, where ranks wait for the slowest."""
@@ -130,11 +129,6 @@ class Group:
         self.traffic.waiting_s += self.traffic.exchange_s - before
         self.traffic.exchange_s = before
         return found
-
-    @property
-    def units(self) -> int:
-        """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
-        return self.size if self.parts % self.size == 0 else self.parts
 
     def total(
         self, shares: Mapping[int, Share], touched: Callable[[Sequence[int]], Rows], shape: tuple[int, int], size: int
@@ -149,20 +143,16 @@ class Group:
         """
         if self.parts == 1:
             return shares[0]
-        # 1. vectors stand below the rows; our parts are added up to our branches
-        lines = -(-size // shape[1])
-        own = {part: _stacked(share, lines) for part, share in shares.items()}
+        # 1. our parts are added up to our branches
         branches = [range(k, self.parts, self.branches) for k in range(self.branches)]
-        whole = (shape[0] + lines, shape[1])
-        sums: list[Addend] = [tree_sum([own.get(part) for part in parts], whole) for parts in branches]
+        sums = [tree_sum([shares.get(part) for part in parts], shape) for parts in branches]
         # 2. the others' branches: of each, the rows that may differ from zero
         if self.size > 1:
-            rows = [np.append(touched(parts), shape[0] + np.arange(lines)) for parts in branches]
-            self._exchange(sums, rows, whole)
+            self._exchange(sums, [touched(parts) for parts in branches], shape[1], size)
         # 3.
-        found = tree_sum(sums, whole)
+        found = tree_sum(sums, shape)
         assert found is not None, "a step has events"
-        return Share(found[: shape[0]], found[shape[0] :].reshape(-1)[:size])
+        return _dense(found, shape)
 
     def compare(self, digest: bytes, when: str) -> None:
         """See that all ranks have the same digest.
@@ -183,19 +173,24 @@ class Group:
         """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
         return self.size if self.parts % self.size == 0 else self.parts
 
-    def _exchange(self, sums: list[Addend], rows: list[Rows], shape: tuple[int, int]) -> None:
-        """Fill in the sums of the other ranks."""
+    def _exchange(self, sums: list[Share | None], touched: list[Rows], dim: int, size: int) -> None:
+        """Fill in the sums of the other ranks; a branch that touches no row has no events."""
+        numbers = [len(rows) * dim + size if len(rows) else 0 for rows in touched]
         of_rank = [range(rank, self.branches, self.size) for rank in range(self.size)]
-        longest = max(sum(len(rows[k]) for k in branches) for branches in of_rank)
-        packed, at = np.zeros((longest, shape[1]), np.float32), 0
+        packed, at = np.empty(sum(numbers[k] for k in of_rank[self.rank]), np.float32), 0
         for k in of_rank[self.rank]:
-            if isinstance(value := sums[k], np.ndarray):
-                np.take(value, rows[k], axis=0, out=packed[at : at + len(rows[k])])
-            at += len(rows[k])
-        for rank, received in enumerate(self.gather_equal(packed)):
-            at = 0
+            if (share := sums[k]) is not None:
+                end = at + numbers[k]
+                np.take(share.rows, touched[k], axis=0, out=packed[at : end - size].reshape(-1, dim), mode="clip")
+                packed[end - size : end] = share.vector
+                at = end
+        lengths = [packed.itemsize * sum(numbers[k] for k in branches) for branches in of_rank]
+        for rank, message in enumerate(self.gather_sized(packed.view(np.uint8), lengths)):
+            received, at = message.view(np.float32), 0
             for k in of_rank[rank] if rank != self.rank else ():
-                sums[k], at = Sparse(rows[k], received[at : at + len(rows[k])]), at + len(rows[k])
+                if numbers[k]:
+                    rows, vector = np.split(received[at : at + numbers[k]], [numbers[k] - size])
+                    sums[k], at = Share(rows.reshape(-1, dim), vector, touched[k]), at + numbers[k]
 
     def close(self) -> None:
         """Leave; nothing may be gathered any more."""
@@ -206,34 +201,36 @@ class Group:
             torch.distributed.destroy_process_group()
 
 
-def _stacked(share: Share, lines: int) -> Floats:
-    """[T + lines, d] the rows of a share, and its vector below them."""
-    rows, vector = share
-    whole = np.zeros((len(rows) + lines, rows.shape[1]), np.float32)
-    whole[: len(rows)] = rows
-    whole[len(rows) :].reshape(-1)[: len(vector)] = vector
-    return whole
-
-
-def tree_sum(values: Sequence[Addend], shape: tuple[int, int]) -> Floats | None:
-    """The sum of a power of two of addends, k and k + n/2 first; None counts as zero. May change the first ones."""
+def tree_sum(values: Sequence[Share | None], shape: tuple[int, int]) -> Share | None:
+    """The sum of a power of two of shares, k and k + n/2 first; None counts as zero. May change the first ones."""
     left = list(values)
     while len(left) > 1:
         half = len(left) // 2
         left = [_plus(left[k], left[k + half], shape) for k in range(half)]
-    return _plus(np.zeros(shape, np.float32), left[0], shape) if isinstance(left[0], Sparse) else left[0]
+    return left[0]
 
 
-def _plus(a: Addend, b: Addend, shape: tuple[int, int]) -> Any:
+def _plus(a: Share | None, b: Share | None, shape: tuple[int, int]) -> Share | None:
     if a is None or b is None:
         return b if a is None else a
-    if isinstance(a, Sparse):
-        a, b = (_plus(np.zeros(shape, np.float32), a, shape), b) if isinstance(b, Sparse) else (b, a)
-    if isinstance(b, Sparse):
-        _add_rows(a, b.rows, b.values)
+    if a.at is not None and b.at is None:
+        a, b = b, a
+    a = _dense(a, shape)
+    if b.at is None:
+        np.add(a.rows, b.rows, out=a.rows)
     else:
-        a += b
+        _add_rows(a.rows, b.at, b.rows)
+    np.add(a.vector, b.vector, out=a.vector)
     return a
+
+
+def _dense(share: Share, shape: tuple[int, int]) -> Share:
+    """The same with all rows."""
+    if share.at is None:
+        return share
+    rows = np.zeros(shape, np.float32)
+    rows[share.at] = share.rows
+    return Share(rows, share.vector.copy())
 
 
 @compiled
@@ -277,14 +274,21 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
     except (RuntimeError, KeyError, ValueError) as error:
         raise GroupError(f"rank {rank} could not join the other {size - 1} trainers: {error}") from error
 
-    def gather(values: Bytes) -> list[Bytes]:
-        own = torch.from_numpy(values)
-        found = torch.empty(size, len(values), dtype=torch.uint8)
+    def gather(message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+        # each pair of ranks exchanges its messages directly, into the memory where they stay: for a few megabytes that
+        # takes half the time of all_gather, and messages may differ in length
+        found = [message if r == rank else np.empty(n, np.uint8) for r, n in enumerate(lengths)]
+        others = [r for r in range(size) if r != rank]
         try:
-            distributed.all_gather(list(found), own)
+            works = [distributed.irecv(torch.from_numpy(found[r]), r) for r in others if lengths[r]]
+            own = torch.from_numpy(np.require(message, requirements="W"))
+            works += [distributed.isend(own, r) for r in others if len(message)]
+            for work in works:
+                assert work is not None, "we belong to the group"
+                work.wait()
         except RuntimeError as error:
             raise GroupError(f"rank {rank} lost another trainer: {_first_line(error)}") from error
-        return list(found.numpy())
+        return found
 
     return Group(rank, size, parts, _gather=gather)
 

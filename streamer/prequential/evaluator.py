@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from streamer.errors import SettingsError
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Floats, Rows
-from streamer.model.jit import compiled
+from streamer.model.jit import making_arrays
 from streamer.model.ranking.evidence import BUCKETS, KINDS, TOWERS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.recent import RecentItems
@@ -382,7 +382,7 @@ class Prequential:
             self.influence = np.where(np.isnan(found), self.influence, found)
 
 
-@compiled
+@making_arrays
 def _ranks(
     first: Rows,
     items: NDArray[np.int32],

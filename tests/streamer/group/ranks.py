@@ -20,10 +20,11 @@ class _Meeting:
     def __init__(self, size: int) -> None:
         self.barrier, self.slots = threading.Barrier(size, timeout=60), [np.empty(0, np.uint8)] * size
 
-    def gather(self, rank: int, values):
-        self.slots[rank] = values.copy()
+    def gather(self, rank: int, message, lengths):
+        self.slots[rank] = message.copy()
         self.barrier.wait()
         found = [slot.copy() for slot in self.slots]
+        assert [len(f) for f in found] == list(lengths)
         self.barrier.wait()
         return found
 
@@ -33,7 +34,7 @@ def run_ranks(size: int, parts: int, work: Callable[[Group], T]) -> list[T]:
     meeting = _Meeting(size)
 
     def run(rank: int) -> T:
-        gather = (lambda values: meeting.gather(rank, values)) if size > 1 else None
+        gather = (lambda message, lengths: meeting.gather(rank, message, lengths)) if size > 1 else None
         try:
             return work(Group(rank, size, parts, _gather=gather))
         except BaseException:

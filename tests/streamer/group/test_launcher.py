@@ -95,7 +95,7 @@ def test_ranks_that_ended_well_or_with_wrong_settings_are_not_started_again(code
     launch = f"import sys; from streamer.group.launcher import Launcher; sys.exit(Launcher(3, {command!r}).run())"
     assert subprocess.run([sys.executable, "-c", launch], check=False).returncode == code
     found = [(tmp_path / f"rank{rank}").read_text() for rank in range(3) if (tmp_path / f"rank{rank}").exists()]
-    assert set(found) == {"started "}
+    assert max(text.count("started") for text in found) == 1  # one that is stopped may not have come to write it
 
 
 def test_ranks_that_fail_of_themselves_are_given_up(tmp_path):
