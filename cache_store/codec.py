@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.contribution import Counts, Increments, Rows, Span
+from streamer.cache_store.contribution import NO_ROWS, Counts, Increments, Rows, Span
 
 FORMAT = 1
 _TYPES = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}
@@ -30,6 +30,7 @@ class Delta(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]  # where they come from
     items: Increments  # events of each item, by ascending rows
     drawn: Increments  # how often each item was resampled, by ascending rows
+    retired: Rows = msgspec.field(default_factory=lambda: NO_ROWS)  # rows that have no item from here on, ascending
 
 
 class _Header(msgspec.Struct):
@@ -78,7 +79,8 @@ def pack_delta(delta: Delta) -> bytes:
     """An entry of the log. Instead of rows it has their differences, which are small."""
     meta = {"t": delta.trainer, "n": delta.last, "e": delta.events, "s": delta.spans}
     items, drawn = delta.items, delta.drawn
-    return pack(meta, [np.diff(items.rows, prepend=0), items.counts, np.diff(drawn.rows, prepend=0), drawn.counts])
+    arrays = [np.diff(items.rows, prepend=0), items.counts, np.diff(drawn.rows, prepend=0), drawn.counts]
+    return pack(meta, [*arrays, np.diff(delta.retired, prepend=0)] if len(delta.retired) else arrays)
 
 
 def unpack_delta(packed: bytes, items: int) -> Delta:
@@ -86,9 +88,12 @@ def unpack_delta(packed: bytes, items: int) -> Delta:
     meta, arrays = unpack(packed)
     try:
         spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
-        row_steps, counts, drawn_row_steps, drawn_counts = arrays
+        row_steps, counts, drawn_row_steps, drawn_counts, *more = arrays
+        retired = _of_items(np.cumsum(more.pop()), items) if more else NO_ROWS
+        if more:
+            raise ValueError(f"{len(arrays)} arrays")
         added, drawn = _increments(row_steps, counts, items), _increments(drawn_row_steps, drawn_counts, items)
-        return Delta(str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, added, drawn)
+        return Delta(str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, added, drawn, retired)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise Malformed(f"not an entry of the log: {error}") from error
 

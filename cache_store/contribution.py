@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,13 @@ class Increments(NamedTuple):
     rows: Rows
     counts: Counts
 
+    def only(self, chosen: NDArray[np.bool_]) -> Increments:
+        """Some of them."""
+        return Increments(self.rows[chosen], self.counts[chosen])
 
-NOTHING = Increments(np.empty(0, np.int64), np.empty(0, np.int64))
+
+NO_ROWS: Rows = np.empty(0, np.int64)
+NOTHING = Increments(NO_ROWS, NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,22 @@ class Contribution:
         """The contribution without the events of a partition; None if it has no others."""
         has = any(span.partition == partition for span in self.spans)
         return self.since({partition: np.iinfo(np.int64).max}) if has else self
+
+    def without_items(self, rows: Rows) -> Contribution:
+        """The contribution without events and draws of these items, and with a cache without them; its spans stay."""
+        cached = NO_ROWS if self.cache is None else self.cache
+        gone, undrawn, uncached = (np.isin(part, rows) for part in (self.items, self.drawn.rows, cached))
+        if not (gone.any() or undrawn.any() or uncached.any()):
+            return self
+        return replace(
+            self,
+            sources=self.sources[~gone],
+            offsets=np.asarray(self.offsets, np.int64)[~gone],
+            items=self.items[~gone],
+            drawn=self.drawn.only(~undrawn),
+            cache=None if self.cache is None else cached[~uncached],
+            counts=None if self.counts is None else self.counts[~gone],
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything but spans and cache, for a checkpoint."""

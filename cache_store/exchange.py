@@ -1,6 +1,6 @@
 """The exchange of a trainer with a server:
 
-    join (if we have not) -> claim -> push what waits, and pull what has come -> snapshot (if it is due)
+    join (if we have not) -> claim -> push what waits, and pull what has come -> compact or snapshot (if it is due)
 
 Usually that is a single round trip: the server adds what we push, if it has lost nothing of what we have, and returns
 what others have added. Otherwise it adds nothing, and a pull shows what has happened: it was emptied, it has lost
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from streamer.cache_store.codec import Delta, Malformed, fingerprint, pack_delta, pack_rows, unpack_delta, unpack_rows
-from streamer.cache_store.contribution import Counts, Increments, Rows, merged_spans, summed
+from streamer.cache_store.contribution import NO_ROWS, Counts, Increments, Rows, merged_spans, summed
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.outbox import Waiting
 from streamer.cache_store.replica import Position, Replica
@@ -44,8 +44,7 @@ HEARTBEAT_S = 2.0
 MAX_JOINS = 8
 """How often an exchange joins again because the server lacks what we left there."""
 MAX_DIVERGED = 4
-"""How often an exchange pushes again after it pulled what it lacked."""
-NO_ROWS: Rows = np.empty(0, np.int64)
+"""How often an exchange pushes again after it pulled what it lacked; the last two times it retires nothing."""
 NEW_GENERATION = "it has started a new generation"
 
 
@@ -61,6 +60,7 @@ class Exchange:
         self.joined = False
         self._cache_chain = ""
         self._last_push: dict[str, Delta] = {}  # by its chain
+        self._to_retire: list[int] = []  # our rows of items that this exchange is to retire
         self._caught_up = False  # whether the replica held all of the log when the server last responded
         self._heartbeat_at = -np.inf
 
@@ -96,7 +96,8 @@ class Exchange:
             if not self._caught_up:
                 self._pull_all()
             self._drop_duplicates()
-            # 5. write a snapshot
+            # 5. remove retired rows, or write a snapshot
+            self._compact_if_due()
             self._snapshot_if_due()
             self._heartbeat()
         except Exception:
@@ -138,19 +139,27 @@ class Exchange:
             self.joined = True
             state.status.joins += 1
 
-    def _seed(self, replaces: str = "") -> None:
-        """Seed the server with our state; load the server's state if that is to stay."""
+    def _seed(self, replaces: str = "", head: str = "") -> None:
+        """Seed the server with our state, without retired rows; load the server's state if that is to stay.
+
+        With `head`, the server has all that we have, and only if that is the chain of its newest entry.
+        """
         state, beginning = self._state, Position.beginning(secrets.token_hex(8))
         replica = state.replica
         origin = replica.position if state.generation else None
-        next_offsets, epochs, ids = replica.next_offsets, state.partitions.epochs, state.row_map.ids
+        next_offsets, epochs = replica.next_offsets, state.partitions.epochs
         with state.lock:
-            packed = replica.pack(beginning)
-        seed = Seed(beginning.generation, packed, ids, next_offsets, epochs, origin, replaces, replica.events)
-        if not self._server.seed(seed):
+            compact, ids = replica.without_retired(beginning), [raw for raw in state.row_map.ids if raw is not None]
+            packed = compact.pack()
+        state_of = (beginning.generation, packed, ids, next_offsets, epochs, origin, replaces, replica.events)
+        if not self._server.seed(Seed(*state_of, head)):
             self._load()
             return
         with state.lock:
+            if replica.retired.any():
+                state.load(compact, ids)
+                state.status.seeds += 1
+                return
             replica.position = beginning
             state.row_map.forget_unconfirmed()
             state.status.seeds += 1
@@ -206,7 +215,8 @@ class Exchange:
             upto = state.outbox.last_number  # what comes meanwhile goes with the next exchange
             for waiting in state.outbox.waiting:
                 waiting.accepted = False  # the server may have lost it since an earlier exchange
-        while chosen := self._next_to_send(upto):
+            self._to_retire = list(state.retiring)[:IDS_AT_ONCE]
+        while (chosen := self._next_to_send(upto)) or self._to_retire:
             try:
                 push = self._packed(chosen)
             except Exception:
@@ -214,11 +224,14 @@ class Exchange:
                 raise
             result = self._server.push(push)
             diverged += result.outcome is Outcome.DIVERGED
+            if 2 * diverged >= MAX_DIVERGED:
+                self._to_retire = []
             if not self._handle(result, chosen) or diverged == MAX_DIVERGED:
                 return
 
     def _next_to_send(self, upto: int) -> list[Waiting]:
         with self._state.lock:
+            self._to_retire = [item for item in self._to_retire if item in self._state.retiring]
             waiting = self._state.outbox.waiting
             doubtful = [w for w in waiting if w.attempts and not w.accepted]
             chosen = doubtful[:1] or [w for w in waiting if not w.attempts and w.number <= upto]
@@ -233,34 +246,44 @@ class Exchange:
                 one.attempts -= 1
 
     def _packed(self, waiting: list[Waiting]) -> Push:
-        """One entry for several contributions: they are added up, and our rows become the store's."""
-        state, contributions = self._state, [w.contribution for w in waiting]
-        items, drawn = summed([c.item_counts for c in contributions]), summed([c.drawn for c in contributions])
-        cache = next((c.cache for c in reversed(contributions) if c.cache is not None), NO_ROWS)
-        item_rows, drawn_rows, cache = self._store_rows([items.rows, drawn.rows, cache])
-        items, drawn = _ascending(item_rows, items.counts), _ascending(drawn_rows, drawn.counts)
+        """One entry for several contributions: they are added up, and our rows become the store's.
+
+        With the last of them go the items that are to be retired, once all that we contributed to them is in the log.
+        """
+        state, row_map = self._state, self._state.row_map
+        retire = [] if waiting and waiting[0].attempts > 1 else self._to_retire
+        self._assign_missing(waiting, retire)
+        with state.lock:
+            contributions = [w.contribution for w in waiting]
+            items, drawn = summed([c.item_counts for c in contributions]), summed([c.drawn for c in contributions])
+            cache = next((c.cache for c in reversed(contributions) if c.cache is not None), NO_ROWS)
+            cache = row_map.rows_of(cache)
+            cache = cache[cache >= 0]
+            retiring = np.array([item for item in retire if item in state.retiring], np.int64)
+            retired = np.unique(row_map.rows_of(retiring))
+            retired_ids = [row_map.own_ids[item] for item in retiring.tolist()]
+            items, drawn = (_ascending(row_map.rows_of(part.rows), part.counts) for part in (items, drawn))
         spans = merged_spans(span for c in contributions for span in c.spans)
-        delta = Delta(state.trainer, waiting[-1].number, int(items.counts.sum()), spans, items, drawn)
+        last = waiting[-1].number if waiting else 0
+        delta = Delta(state.trainer, last, int(items.counts.sum()), spans, items, drawn, retired)
         with state.lock:
             epochs = [(span, state.partitions.epochs.get(span.partition, 0)) for span in spans]
             known = (len(state.row_map.ids), state.row_map.fingerprint, self._cache_chain)
         cursor = Cursor(state.replica.position, *known, ENTRIES_AT_ONCE)
-        size = 1 + max(int(r.max(initial=-1)) for r in (items.rows, drawn.rows, cache))
+        size = 1 + max(int(r.max(initial=-1)) for r in (items.rows, drawn.rows, cache, retired))
         packed, packed_cache = pack_delta(delta), pack_rows(cache) if len(cache) else None
-        push = Push(state.generation, cursor, secrets.token_hex(8), packed, epochs, packed_cache, size)
+        push = Push(state.generation, cursor, secrets.token_hex(8), packed, epochs, packed_cache, size, retired_ids)
         self._last_push = {push.chain: delta}
         state.status.sent_bytes += len(packed) + len(packed_cache or b"")
         return push
 
-    def _store_rows(self, parts: Sequence[Rows]) -> list[Rows]:
-        """The store's rows of ours; the server assigns those that are missing."""
+    def _assign_missing(self, waiting: list[Waiting], retire: Sequence[int]) -> None:
+        """Have the server assign the store's rows of ours that have none yet."""
         state, row_map = self._state, self._state.row_map
-        with state.lock:
-            found = [row_map.rows_of(rows) for rows in parts]
-        unknown = np.unique(np.concatenate([own[of < 0] for own, of in zip(parts, found, strict=True)])).tolist()
-        if not unknown:
-            return found
+        if not self._without_row(waiting, retire):
+            return
         self._pull_all()  # only a server that has lost nothing assigns rows that will last
+        unknown = self._without_row(waiting, retire)  # of what others have retired nothing waits any more
         for start in range(0, len(unknown), IDS_AT_ONCE):
             some = unknown[start : start + IDS_AT_ONCE]
             assigned = self._server.assign(state.generation, [row_map.own_ids[row] for row in some])
@@ -268,8 +291,17 @@ class Exchange:
                 raise _Rejoin(NEW_GENERATION)
             with state.lock:
                 row_map.assign(some, assigned)
+
+    def _without_row(self, waiting: list[Waiting], retire: Sequence[int]) -> list[int]:
+        """Our rows of items that have no row of the store yet."""
+        state = self._state
         with state.lock:
-            return [row_map.rows_of(rows) for rows in parts]
+            parts = [part for w in waiting for part in (w.contribution.items, w.contribution.drawn.rows)]
+            parts += [w.contribution.cache for w in waiting[-1:] if w.contribution.cache is not None]
+            parts.append(np.array([item for item in retire if item in state.retiring], np.int64))
+            own = np.unique(np.concatenate(parts))
+            found: list[int] = own[state.row_map.rows_of(own) < 0].tolist()
+            return found
 
     def _handle(self, result: PushResult, waiting: list[Waiting]) -> bool:
         """Act on the outcome of a push; returns whether there may be more to push."""
@@ -387,6 +419,19 @@ class Exchange:
         return ids
 
     # 5. snapshot ------------------------------------------------------------------------------------------------------
+
+    def _compact_if_due(self) -> None:
+        """Begin a generation without the retired rows, when they are more than those that have an item.
+
+        Meanwhile nothing is added to the log, so that nothing is lost: what waits in the trainers is sent afterwards.
+        """
+        state, retired = self._state, int(self._state.replica.retired.sum())
+        if retired <= max(state.settings.retired_rows, state.replica.size // 2):
+            return
+        if self._server.pause(state.trainer):
+            self._pull_all()
+            self._seed(state.generation, state.replica.position.chain)
+            raise _Rejoin("its retired rows are removed")
 
     def _snapshot_if_due(self) -> None:
         state, replica = self._state, self._state.replica

@@ -16,6 +16,7 @@ from streamer.cache_store.contribution import Span
 from streamer.cache_store.replica import Position
 from streamer.cache_store.server import (
     HARD_LOG_LENGTH,
+    PAUSE_S,
     RESEED_S,
     Claim,
     ClaimRequest,
@@ -53,6 +54,7 @@ class MemoryServer:
         self._cache: tuple[str, bytes] | None = None
         self._snapshot: bytes | None = None
         self._origin: tuple[Position | None, int, float] = (None, 0, 0.0)
+        self._paused = ("", -PAUSE_S)  # by whom, and when
         self._replaced: frozenset[str] = frozenset()  # generations that a better seed has replaced
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
@@ -91,17 +93,20 @@ class MemoryServer:
                 return PushResult(Outcome.EMPTY)
             if not self._is(push.generation) or len(self._ids) < push.items:
                 return PushResult(Outcome.WRONG_GENERATION)
-            if not self._continues(push.cursor):
+            behind = push.retired and push.cursor.position.number < self._position.number
+            if behind or not self._continues(push.cursor):
                 return PushResult(Outcome.DIVERGED)
             refused = self._refused(push.spans)
             if refused is not None:
                 return refused
-            if len(self._log) >= self._hard:
+            if len(self._log) >= self._hard or self._clock() - self._paused[1] < PAUSE_S:
                 return PushResult(Outcome.LOG_FULL, length=len(self._log))
             number = self._position.number + 1
             previous, self._position = self._position, Position(push.generation, number, push.chain, f"{number}-0")
             self._log.append(LogEntry(self._position, previous.chain, push.packed))
             self._next |= {span.partition: span.stop for span, _ in push.spans}
+            for raw in push.retired:
+                self._rows.pop(raw, None)
             if push.cache is not None:
                 self._cache = (push.chain, push.cache)
             pulled = self._pulled(push.cursor.position, push.cursor.max_entries, push.cursor.cache_chain)
@@ -159,10 +164,19 @@ class MemoryServer:
     def may_snapshot(self, trainer: str) -> bool:
         return True
 
+    def pause(self, trainer: str) -> bool:
+        with self._lock:
+            by, at_s = self._paused
+            if by != trainer and self._clock() - at_s < PAUSE_S:
+                return False
+            self._paused = (trainer, self._clock())
+            return True
+
     def seed(self, seed: Seed) -> bool:
         with self._lock:
             if not self._may_seed(seed):
                 return False
+            kept = (self._epochs, self._owners) if seed.head else (dict(seed.epochs), {})
             replaced = self._replaced
             if self._position is not None and self._position.generation != seed.replaces:
                 replaced = replaced | {self._position.generation}
@@ -171,11 +185,16 @@ class MemoryServer:
             self._position, self._snapshot = Position.beginning(seed.generation), seed.snapshot
             self._ids, self._rows = list(seed.ids), {raw: row for row, raw in enumerate(seed.ids)}
             self._fingerprint = fingerprint(seed.ids)
-            self._next, self._epochs = dict(seed.next), dict(seed.epochs)
+            self._next, (self._epochs, self._owners) = dict(seed.next), kept
             self._origin = (seed.origin, seed.events, self._clock())
             return True
 
     def _may_seed(self, seed: Seed) -> bool:
+        if seed.head:
+            return self._position is not None and (seed.replaces, seed.head) == (
+                self._position.generation,
+                self._position.chain,
+            )
         if self._position is None or self._position.generation == seed.replaces:
             return True
         theirs, events, seeded_at = self._origin

@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from streamer.cache_store.contribution import Contribution, Span, merged
+import numpy as np
+
+from streamer.cache_store.contribution import NO_ROWS, Contribution, Rows, Span, merged
 
 
 @dataclass(slots=True)
@@ -71,6 +73,19 @@ class Outbox:
         self.waiting = deque(Waiting(number, c) for number, c in missing if c is not None)
         again = {w.number for w in self.waiting}
         self._keep([(at_s, w) for at_s, w in self._kept if w.number not in again])
+
+    def drop_items(self, rows: Rows) -> int:
+        """Drop what waits of these items, which were retired; returns how many events that were."""
+        before = self.events
+        for waiting in self.waiting:
+            waiting.contribution = waiting.contribution.without_items(rows)
+        return before - self.events
+
+    def items(self) -> Rows:
+        """The trainer's rows of all items that are in it, acknowledged ones too."""
+        known = [w.contribution for w in (*self.waiting, *(w for _, w in self._kept))]
+        parts = [part for c in known for part in (c.items, c.drawn.rows, c.cache) if part is not None]
+        return np.unique(np.concatenate([NO_ROWS, *parts]))
 
     def first_offset(self, partition: str) -> int | None:
         """The first offset of this partition that waits; None if none does."""

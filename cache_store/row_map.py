@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamer.cache_store.codec import fingerprint
-from streamer.cache_store.contribution import Rows
+from streamer.cache_store.contribution import NO_ROWS, Rows
 
 UNKNOWN = -1
 
@@ -27,10 +27,10 @@ class RowMap:
     """
 
     def __init__(self) -> None:
-        self.ids: list[str] = []
-        """By the store's rows, as far as they have been pulled."""
+        self.ids: list[str | None] = []
+        """By the store's rows, as far as they have been pulled; None where the item is retired."""
         self.fingerprint = ""
-        """Of those ids."""
+        """Of those ids, as they were before any was retired."""
         self.own_ids: Sequence[str] = ()
         """By the trainer's rows; grows while it trains."""
         self.version = 0
@@ -38,15 +38,18 @@ class RowMap:
         self._rows = np.full(0, UNKNOWN, np.int64)  # the store's row of each of ours
         self._unconfirmed: list[int] = []  # our rows
 
-    def restore(self, own_ids: Sequence[str], own: Rows) -> None:
-        """Continue from a checkpoint in which `own` were our rows of the store's."""
+    def restore(self, own_ids: Sequence[str], own: Rows, ids_fingerprint: str = "") -> None:
+        """Continue from a checkpoint in which `own` were our rows of the store's, -1 where the item was retired."""
         self.own_ids = own_ids
-        self.reset([own_ids[row] for row in own.tolist()])
+        self.reset([own_ids[row] if row >= 0 else "" for row in own.tolist()], np.flatnonzero(own < 0))
+        self.fingerprint = ids_fingerprint or self.fingerprint
         self.map(self.version, 0, own)
 
-    def reset(self, ids: list[str]) -> None:
-        """Take over the ids of a server, and forget all rows."""
-        self.ids, self.fingerprint = ids, fingerprint(ids)
+    def reset(self, ids: list[str], retired: Rows = NO_ROWS) -> None:
+        """Take over the ids of a server, of which some rows are retired, and forget all rows."""
+        self.ids, self.fingerprint = list(ids), fingerprint(ids)
+        for row in retired.tolist():
+            self.ids[row] = None
         self._rows, self._unconfirmed = np.full(0, UNKNOWN, np.int64), []
         self.version += 1
 
@@ -63,10 +66,22 @@ class RowMap:
                 self._rows[own] = UNKNOWN
 
     def map(self, version: int, first: int, own: Rows) -> None:
-        """Note that our rows `own` are the store's from `first` on; nothing happens if the version is outdated."""
+        """Note that our rows `own` are the store's from `first` on; nothing happens if the version is outdated.
+
+        Rows that are retired by now are passed over.
+        """
         if version == self.version:
             self._grow(int(own.max(initial=-1)) + 1)
-            self._rows[own] = np.arange(first, first + len(own))
+            kept = np.array([raw is not None for raw in self.ids[first : first + len(own)]], np.bool_)
+            self._rows[own[kept]] = first + np.flatnonzero(kept)
+
+    def retire(self, rows: Rows) -> Rows:
+        """Note that the items of these rows of the store are retired; returns those of our rows that were theirs."""
+        for row in rows.tolist():
+            self.ids[row] = None
+        own = np.flatnonzero(np.isin(self._rows, rows))
+        self._rows[own] = UNKNOWN
+        return own
 
     def assign(self, own: Sequence[int], rows: Sequence[int]) -> None:
         """Note that the server has assigned these rows to ours."""
@@ -84,6 +99,10 @@ class RowMap:
         self._grow(len(self.own_ids))
         rows: Rows = self._rows[own]
         return rows
+
+    def mapped(self) -> Rows:
+        """Our rows whose row of the store is known."""
+        return np.flatnonzero(self._rows != UNKNOWN)
 
     def _grow(self, size: int) -> None:
         missing = size - len(self._rows)

@@ -21,6 +21,8 @@ ENTRIES_AT_ONCE = 128
 """Entries of the log that are read at once."""
 IDS_AT_ONCE = 10_000
 """Item ids that are read, or given rows, at once."""
+PAUSE_S = 15.0
+"""How long the log is paused at most while retired rows are removed."""
 RESEED_S = 20.0
 """How long after a seeding a trainer that knew more may seed again."""
 
@@ -95,6 +97,7 @@ class Push:
     spans: Sequence[tuple[Span, int]]  # where its events come from, with the epoch in which we claimed each partition
     cache: bytes | None = None  # the next cache, packed; None leaves the one that is there
     items: int = 0  # the server must have this many rows: all that the entry names are below
+    retired: Sequence[str] = ()  # ids that lose their row; only if the log has nothing that the cursor has not
 
 
 class Outcome(StrEnum):
@@ -108,11 +111,12 @@ class Outcome(StrEnum):
     FENCED = "fenced"
     """A partition has a newer epoch."""
     LOG_FULL = "log full"
-    """The log must be trimmed first."""
+    """The log must be trimmed first, or somebody has paused it."""
     WRONG_GENERATION = "wrong generation"
     """The server is in another generation, or lacks rows that the entry names."""
     DIVERGED = "diverged"
-    """The log or the items do not continue from the cursor; a pull shows why."""
+    """The log or the items do not continue from the cursor, or there is more, and ids are to be retired: a pull shows
+    why."""
     EMPTY = "empty"
 
 
@@ -143,6 +147,7 @@ class Seed:
     origin: Position | None  # the position of our own state; None if we have none
     replaces: str = ""  # the generation that has lost something; "" for an empty server
     events: int = 0  # that the state counts
+    head: str = ""  # if given: `replaces` must have an entry with this chain as its newest; its epochs stay
 
 
 def ids_between(server: Server, generation: str, first: int, stop: int) -> list[str] | None:
@@ -191,6 +196,9 @@ class Server(Protocol):
 
     def may_snapshot(self, trainer: str) -> bool:
         """Whether it is our turn to write a snapshot: one trainer at a time."""
+
+    def pause(self, trainer: str) -> bool:
+        """Let nothing be added to the log for `PAUSE_S`, or until a generation begins. False if somebody else did."""
 
     def seed(self, seed: Seed) -> bool:
         """Begin a new generation; False if there is a state that is not to be replaced."""

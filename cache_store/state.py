@@ -12,13 +12,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cache_store.codec import Delta
-from streamer.cache_store.contribution import Contribution, Counts, Rows
+from streamer.cache_store.contribution import NO_ROWS, Contribution, Counts, Rows, summed
 from streamer.cache_store.errors import Fenced
 from streamer.cache_store.outbox import Outbox, Waiting
 from streamer.cache_store.replica import Position, Replica
@@ -40,6 +40,7 @@ class StoreSettings:
     soft_log_length: int = SOFT_LOG_LENGTH  # entries of the log after which it is trimmed
     max_waiting: int = 256  # contributions that wait one by one before they are merged
     keep_s: float = 30.0  # how long acknowledged contributions are kept, for a server that loses them
+    retired_rows: int = 1024  # that the store may have, and as many as rows with an item, before they are removed
 
 
 @dataclass(slots=True)
@@ -64,25 +65,40 @@ class StoreStatus:
     snapshots: int = 0
     refused_events: int = 0  # whose contribution was dropped because another trainer owned the partition by then
     duplicate_events: int = 0  # that were trained and not counted because the store had counted them before
-    retired_events: int = 0  # of others that were dropped because we had retired their item
+    retired_events: int = 0  # of ours that were dropped because their item had been retired by then
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All of the shared state, by the store's rows, and our own contributions that it does not hold."""
+    """All of the shared state, by the store's rows, and our own contributions that it does not hold.
+
+    Rows that are retired count nothing.
+    """
 
     counts: Counts  # [N] events of each item
     drawn: Counts  # [N] how often each item was resampled
     pending: tuple[Contribution, ...]
 
 
+class Corrected(NamedTuple):
+    """What is counted of items that we retired, and that others or we ourselves had events of before all knew."""
+
+    items: Rows  # our rows
+    counts: Counts
+    drawn: Counts
+
+
 @dataclass(slots=True)
 class Received:
     """What has come since the last time. A trainer whose server is not live continues and draws its own caches."""
 
-    ids: list[str] = field(default_factory=list)  # of items that have got a row since, in the order of their rows
+    retired: list[int] = field(default_factory=list)  # our rows of items that were retired; they go before `ids` come
+    retired_rows: list[int] = field(default_factory=list)  # the store's rows of all items that were retired
+    ids: list[str | None] = field(default_factory=list)  # of items that have got a row since, in the order of their
+    # rows; None for one that was retired already
     reset: Totals | None = None  # replaces everything that was received before; `ids` then begin with row 0
     deltas: list[Delta] = field(default_factory=list)  # what others added, after `reset`
+    corrected: Corrected | None = None  # items whose counts are these, after `deltas`
     cache: Rows | None = None  # by the store's rows; None if there is no newer one
     live: bool = True  # whether the server responds
     row_version: int = 0  # for `CacheStore.map_rows`
@@ -155,6 +171,9 @@ class TrainerState:
         self.outbox = Outbox(settings.max_waiting, settings.keep_s)
         self.row_map = RowMap()
         self.partitions = Partitions()
+        self.retiring: dict[int, bool] = {}
+        """Our rows of items to be retired, and whether they are also if others have had events of them since."""
+        self._to_correct: set[int] = set()
         self.inbox = Received()
         self._inbox_rows = 0
         self.reset_due = False
@@ -179,6 +198,9 @@ class TrainerState:
         """Empty the inbox."""
         received, self.inbox, self._inbox_rows = self.inbox, Received(), 0
         received.live, received.row_version = self.live, self.row_map.version
+        if self._to_correct and not self.reset_due:
+            received.corrected = self._corrected(received.ids)
+        self._to_correct = set()
         if self.reset_due and self.generation:
             self.reset_due = False
             pending = tuple(w.contribution for w in self.outbox.waiting)
@@ -186,17 +208,85 @@ class TrainerState:
             received.ids, received.deltas = list(self.row_map.ids), []
         return received
 
+    def _corrected(self, new_ids: list[str | None]) -> Corrected:
+        """What is counted of items now: in the replica, and in what waits. `new_ids` are those of the last rows."""
+        items, row_map = np.array(sorted(self._to_correct), np.int64), self.row_map
+        rows, first = row_map.rows_of(items), len(row_map.ids) - len(new_ids)
+        for k in np.flatnonzero(rows < 0).tolist():  # the training thread gets its row now
+            raw = row_map.own_ids[int(items[k])]
+            rows[k] = first + new_ids.index(raw) if raw in new_ids else -1
+        pending = [w.contribution for w in self.outbox.waiting]
+        totals = []
+        for stored, added in (
+            (self.replica.counts, summed([c.item_counts for c in pending])),
+            (self.replica.drawn, summed([c.drawn for c in pending])),
+        ):
+            total = np.where(rows >= 0, stored[rows], 0) if len(stored) else np.zeros(len(items), np.int64)
+            found = np.isin(items, added.rows)
+            total[found] += added.counts[np.searchsorted(added.rows, items[found])]
+            totals.append(total)
+        return Corrected(items, *totals)
+
+    def used_items(self) -> Rows:
+        """Our rows of items that have a row of the store, or are on their way there."""
+        known = np.array([*self.retiring, *self._to_correct, *self.inbox.retired], np.int64)
+        return np.unique(np.concatenate([known, self.row_map.mapped(), self.outbox.items()]))
+
+    # from the training thread -----------------------------------------------------------------------------------------
+
+    def contribute(self, contribution: Contribution) -> None:
+        """Let a contribution wait. An item of it that was to be retired stays; one that others retired is left out."""
+        if self.inbox.retired:
+            gone = np.array(self.inbox.retired, np.int64)
+            before, contribution = contribution.events, contribution.without_items(gone)
+            self.status.retired_events += before - contribution.events
+        if self.retiring:
+            self._keep(contribution.items)
+            self._keep(contribution.drawn.rows)
+        self.outbox.add(contribution)
+        for span in contribution.spans:
+            self.partitions.count(span.partition, span.stop)
+
+    def retire(self, items: Rows, *, anyway: bool) -> None:
+        """Retire items by our rows with the next exchange; unless `anyway`, not if others have had events of them."""
+        chosen = set(items.tolist()).difference(self.inbox.retired)
+        self._to_correct -= chosen
+        self.retiring |= dict.fromkeys(sorted(chosen), anyway)
+
+    def _keep(self, items: Rows, *, others: bool = False) -> None:
+        """Do not retire those of some of our rows that were to be."""
+        kept = [item for item in set(items.tolist()) & self.retiring.keys() if not (others and self.retiring[item])]
+        for item in kept:
+            del self.retiring[item]
+        self._to_correct.update(kept)
+
     # from the server --------------------------------------------------------------------------------------------------
 
     def load(self, replica: Replica, ids: list[str]) -> None:
-        """Replace our state by the server's; what that lacks of ours is sent again."""
+        """Replace our state by the server's; what that lacks of ours is sent again.
+
+        If it has all events that we know of, items that we have counted and it does not know are retired. Those that
+        we were about to retire because they are old come again.
+        """
         replica.grow(len(ids))
+        self.inbox, self.reset_due = Received(retired=self.inbox.retired), True
+        self._note_retired(self._missing(replica, ids))
+        self.retiring = {item: anyway for item, anyway in self.retiring.items() if anyway}
+        self.inbox.retired_rows = []
         self.replica = replica
-        self.row_map.reset(ids)
-        self.inbox, self.reset_due = Received(), True
+        self.row_map.reset(ids, np.flatnonzero(replica.retired))
         for name in self.partitions.owned:
             self._drop_recreated(name)
         self.outbox.requeue(replica.next_offsets)
+
+    def _missing(self, replica: Replica, ids: list[str]) -> Rows:
+        """Rows of items that were retired between our state and the server's, which has all events of ours."""
+        for partition, offset in self.replica.next_offsets.items():
+            if replica.next_offsets.get(partition, 0) < offset:
+                return NO_ROWS
+        known = {raw for raw, retired in zip(ids, replica.retired.tolist(), strict=True) if not retired}
+        counted = np.flatnonzero(self.replica.counts[: len(self.row_map.ids)])
+        return np.array([row for row in counted.tolist() if self.row_map.ids[row] not in known], np.int64)
 
     def claimed(self, partition: str, claim: Claim) -> None:
         """Note that the server knows that a partition is ours."""
@@ -217,15 +307,34 @@ class TrainerState:
 
     def apply(self, delta: Delta, position: Position) -> None:
         """Add the entry that follows in the log."""
-        self.replica.apply(delta, position)
-        if delta.trainer == self.trainer:
+        ours, delta = delta.trainer == self.trainer, self.replica.apply(delta, position)
+        if ours:
             self.outbox.acknowledge(delta.last, self.clock())
+        elif self.retiring:
+            items = np.array(list(self.retiring), np.int64)
+            self._keep(items[np.isin(self.row_map.rows_of(items), delta.items.rows)], others=True)
+        if len(delta.retired):
+            self._note_retired(delta.retired)
+        if ours:
             return
         if not self.reset_due:
             self.inbox.deltas.append(delta)
             self._inbox_rows += len(delta.items.rows) + len(delta.drawn.rows)
         if self._inbox_rows > max(MAX_INBOX_ROWS, MAX_INBOX_ROWS_PER_ITEM * len(self.row_map.ids)):
             self.inbox.deltas, self.reset_due, self._inbox_rows = [], True, 0
+
+    def _note_retired(self, rows: Rows) -> None:
+        """Items of these rows of the store are retired: what waits of them is dropped."""
+        own = self.row_map.retire(rows)
+        self.status.retired_events += self.outbox.drop_items(own)
+        for item in own.tolist():
+            self.retiring.pop(item, None)
+        self._to_correct.difference_update(own.tolist())
+        self.inbox.retired += own.tolist()
+        self.inbox.retired_rows += rows.tolist()
+        first = len(self.row_map.ids) - len(self.inbox.ids)
+        for row in rows[rows >= first].tolist():
+            self.inbox.ids[row - first] = None
 
     def cut(self, waiting: Iterable[Waiting], to: Callable[[Contribution], Contribution | None]) -> None:
         """Replace or drop contributions. The training thread has counted what is dropped, so it gets totals."""
@@ -258,8 +367,10 @@ class TrainerState:
         pending = [w.contribution for w in self.outbox.waiting]
         for k, contribution in enumerate(pending):
             arrays |= {f"waiting.{k}.{name}": array for name, array in contribution.arrays().items()}
+        arrays["retiring"] = np.array(list(self.retiring.items()), np.int64).reshape(-1, 2)
         values = {"epochs": dict(self.partitions.epochs), "refused": dict(self.partitions.refused)}
-        return arrays, values | {"waiting": [[list(span) for span in c.spans] for c in pending]}
+        waiting = [[list(span) for span in c.spans] for c in pending]
+        return arrays, values | {"waiting": waiting, "fingerprint": self.row_map.fingerprint}
 
     def restore(
         self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], own_ids: Sequence[str], own: Rows
@@ -270,7 +381,8 @@ class TrainerState:
             return
         replica.grow(len(own))
         self.replica = replica
-        self.row_map.restore(own_ids, own)
+        self.row_map.restore(own_ids, own, values.get("fingerprint", ""))
+        self.retiring = {item: bool(anyway) for item, anyway in arrays.get("retiring", np.empty((0, 2))).tolist()}
         for k, spans in enumerate(values["waiting"]):
             prefix = f"waiting.{k}."
             ours = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}

@@ -161,9 +161,22 @@ class CacheStore:
         state = self.state
         with state.lock:
             state.row_map.own_ids = ids
-            state.outbox.add(contribution)
-            for span in contribution.spans:
-                state.partitions.count(span.partition, span.stop)
+            state.contribute(contribution)
+
+    def retire(self, items: Rows, ids: Sequence[str], *, anyway: bool = False) -> None:
+        """Retire items by the trainer's rows with the next exchange, for all trainers; `ids` as in `contribute`.
+
+        An item that we contribute to before that stays. So does one that others have had events of, unless it is to be
+        retired `anyway`. What of it stays comes as `Received.corrected`.
+        """
+        with self.state.lock:
+            self.state.row_map.own_ids = ids
+            self.state.retire(items, anyway=anyway)
+
+    def used_items(self) -> Rows:
+        """The trainer's rows of items that have a row of the store, or are on their way there."""
+        with self.state.lock:
+            return self.state.used_items()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything contributed so far is in the store; False if it is not in time."""

@@ -149,6 +149,8 @@ class Learner:
         """Ids that went since this learner was made, by kind and reason."""
         self.evicted_age_s: dict[str, int] = {}
         """How long ago, by event time, the last ids of a kind were seen that a limit made go."""
+        self.on_retire: list[Callable[[str, Rows, str], None]] = []
+        """Called with the kind and the rows that are about to be retired, and why."""
         self.on_reuse: list[Callable[[str, Rows], None]] = []
         """Called with the rows of users or items that may be used again by others."""
         self.changes = self.trainer.changes
@@ -672,6 +674,8 @@ class Learner:
         """Retire rows, each given once, and count why."""
         if len(rows):
             self.evicted[kind, reason] += len(rows)
+            for hook in self.on_retire:
+                hook(kind, rows, reason)
             self.forget(kind, rows)
 
     def forget(self, kind: str, rows: Rows) -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from streamer.cache_store.codec import Malformed, pack_rows, unpack_delta, unpack_rows
 from streamer.cache_store.contribution import Counts, Rows
 from streamer.cache_store.errors import Damaged, StoreError, StoreRefused, StoreUnavailable
@@ -43,7 +45,8 @@ class ModelSummary:
     generation: str
     number: int  # of the newest entry of the log
     chain: str  # of the newest entry
-    items: int  # that have a row
+    rows: int  # that were given to items, those of retired items included
+    items: int  # that are not retired
     next: Mapping[str, int]  # partition -> offset up to which its contributions are counted
     epochs: Mapping[str, int]  # partition -> epoch of its last claim: when it was assigned, milliseconds since 1970
     owners: Mapping[str, str]  # partition -> the trainer that claimed it last
@@ -68,7 +71,7 @@ class Contents:
 
     position: Position  # of the last entry that is in it
     events: int  # that were counted
-    ids: Sequence[str]  # of all items, by row
+    ids: Sequence[str]  # of all items that are not retired, by row
     counts: Counts  # [N] events of each item
     drawn: Counts  # [N] how often each item was resampled
     next: Mapping[str, int]  # partition -> offset up to which its contributions are counted
@@ -154,21 +157,28 @@ class StoreAdmin:
             # 2. the entries between snapshot and head
             replica = self._replica(summary)
             # 3. the item ids that there are at the head: they never change
-            ids = ids_between(self._server, summary.generation, 0, summary.items)
+            ids = ids_between(self._server, summary.generation, 0, summary.rows)
             if replica is None or ids is None:
                 continue
             if replica.size > len(ids):
                 raise self._damaged(f"{self.keys.items} has {len(ids):,} items, {replica.size:,} are counted")
             replica.grow(len(ids))
-            state = (replica.position, replica.events, ids, replica.counts, replica.drawn)
-            return summary, Contents(*state, summary.next, summary.epochs, *self._cache(summary))
+            # 4. without what is retired
+            kept = ~replica.retired
+            cache, note = self._cache(summary)
+            if cache is not None:
+                cache = (np.cumsum(kept) - 1)[cache[kept[cache]]]
+            live = replica.without_retired(replica.position)
+            ids = [raw for raw, keep in zip(ids, kept.tolist(), strict=True) if keep]
+            state = (live.position, live.events, ids, live.counts, live.drawn)
+            return summary, Contents(*state, summary.next, summary.epochs, cache, note)
         problem = "is trimmed faster than it can be read, or has lost entries: try again"
         raise StoreUnavailable("broken", f"the log {self.keys.log} in {self.url} {problem}")
 
     def _cache(self, summary: ModelSummary) -> tuple[Rows | None, str]:
         """The cache, and a note if it cannot be read."""
         try:
-            rows = unpack_rows(summary.cache, summary.items) if summary.cache else None
+            rows = unpack_rows(summary.cache, summary.rows) if summary.cache else None
         except Malformed as error:
             return None, f"{self.keys.cache} cannot be read and counts as no cache: {error}"
         return rows, ""
@@ -187,8 +197,8 @@ class StoreAdmin:
                 if entry.previous_chain != replica.position.chain:
                     return None
                 place = f"entry {entry.position.stream_id} of {self.keys.log}"
-                with self._readable(f"beside {self.keys.items} of {summary.items:,} items, {place}"):
-                    replica.apply(unpack_delta(entry.packed, summary.items), entry.position)
+                with self._readable(f"beside {self.keys.items} of {summary.rows:,} items, {place}"):
+                    replica.apply(unpack_delta(entry.packed, summary.rows), entry.position)
         return replica if replica.position[:3] == (summary.generation, summary.number, summary.chain) else None
 
     # change -----------------------------------------------------------------------------------------------------------
@@ -231,7 +241,7 @@ class StoreAdmin:
 
 def _summary(*found: Any) -> ModelSummary:
     """The result of the script `SUMMARY`."""
-    meta, following, epochs, owners, trainers, items, length, now, snapshot, cache = found
+    meta, following, epochs, owners, trainers, rows, length, now, snapshot, cache, items = found
     about = _pairs(meta)
     seeded = float(about.get("seeded", 0))
     written_ms = int(about.get("snapshot_id", "0-0").partition("-")[0])
@@ -239,6 +249,7 @@ def _summary(*found: Any) -> ModelSummary:
         generation=about["generation"],
         number=int(about["number"]),
         chain=about["chain"],
+        rows=rows,
         items=items,
         next={name: int(offset) for name, offset in _pairs(following).items()},
         epochs={name: int(epoch) for name, epoch in _pairs(epochs).items()},

@@ -12,8 +12,8 @@ several models share a server. `K` stands for it here:
 | K:log      | stream | deltas: n number, b chain of the entry before, c chain, d packed  | push, save_snapshot       |
 | K:snapshot | list   | counts and occurrence of all items up to an entry, packed, in     | seed, save_snapshot       |
 |            |        | parts: Redis takes no string of more than 512 MB                  |                           |
-| K:items    | list   | item ids by row                                                   | assign, seed              |
-| K:rows     | hash   | item id -> row                                                    | assign, seed              |
+| K:items    | list   | item ids by row, those of retired items too                       | assign, seed              |
+| K:rows     | hash   | item id -> row; a retired item has none                           | assign, push, seed        |
 | K:next     | hash   | partition -> offset up to which its contributions are in the log  | push, claim, seed         |
 | K:epochs   | hash   | partition -> epoch: rises whenever it is claimed, and is no less  | claim, seed               |
 |            |        | than the server's time (ms) when it was assigned to its owner     |                           |
@@ -21,6 +21,8 @@ several models share a server. `K` stands for it here:
 | K:cache    | string | the newest cache: item rows, packed                               | push, put_cache           |
 | K:trainers | hash   | trainer -> time of its last heartbeat (s), and its partitions     | heartbeat, leave          |
 | K:lease    | string | the trainer that writes a snapshot now; expires                   | may_snapshot              |
+| K:paused   | string | the trainer that removes retired rows now, while nothing is added | pause, seed               |
+|            |        | to the log; expires                                               |                           |
 | K:new:*    | list,  | items and rows of a generation that is about to begin, and parts  | seed, save_snapshot       |
 |            | hash   | of a snapshot that is being written; expire                       |                           |
 
@@ -46,6 +48,7 @@ TYPES = {
     "cache": "string",
     "trainers": "hash",
     "lease": "string",
+    "paused": "string",
 }
 """The type of each key."""
 
@@ -163,11 +166,11 @@ return found
 """
 
 PUSH = """
--- KEYS: meta, log, next, epochs, cache, items.
+-- KEYS: meta, log, next, epochs, cache, items, rows, paused.
 -- ARGV: generation, chain, entry, cache ('': none), longest log, rows there must be,
 --       cursor of the trainer: stream id and chain of its last entry, number of its items, their fingerprint, chain of
 --       its cache, entries that it takes;
---       then partition, epoch, start, stop ...
+--       number of ids that lose their row, then these, then partition, epoch, start, stop ...
 -- Returns {outcome, length of the log, more ...}: more is the partition for 'fenced', partition and next for 'overlap',
 -- and for 'added' {number, stream id, items, fingerprint, entries before this one, cache ('': none newer), its chain}.
 local meta = redis.call('HMGET', KEYS[1], 'generation', 'chain', 'fingerprint', 'cache')
@@ -179,10 +182,12 @@ if items < known or items - known > 1000 then return {'diverged', 0} end
 for _, id in ipairs(redis.call('LRANGE', KEYS[6], known, -1)) do fingerprint = redis.sha1hex(fingerprint .. id) end
 local entries = redis.call('XRANGE', KEYS[2], '(' .. ARGV[7], '+', 'COUNT', ARGV[12])
 local before = entries[1] and entries[1][2][4] or meta[2]
-if fingerprint ~= meta[3] or before ~= ARGV[8] then return {'diverged', 0} end
-local spans, duplicates, overlap = (#ARGV - 12) / 4, 0, false
+local retired = tonumber(ARGV[13])
+if fingerprint ~= meta[3] or before ~= ARGV[8] or (retired > 0 and entries[1]) then return {'diverged', 0} end
+local first = 14 + retired
+local spans, duplicates, overlap = (#ARGV - first + 1) / 4, 0, false
 local nexts = {'overlap', 0}
-for k = 13, #ARGV, 4 do
+for k = first, #ARGV, 4 do
     local partition = ARGV[k]
     if tonumber(redis.call('HGET', KEYS[4], partition) or '0') > tonumber(ARGV[k + 1]) then
         return {'fenced', 0, partition}
@@ -196,11 +201,12 @@ end
 local length = redis.call('XLEN', KEYS[2])
 if spans > 0 and duplicates == spans then return {'duplicate', length} end
 if overlap then return nexts end
-if length >= tonumber(ARGV[5]) then return {'log full', length} end
+if length >= tonumber(ARGV[5]) or redis.call('EXISTS', KEYS[8]) == 1 then return {'log full', length} end
 local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
 local id = redis.call('XADD', KEYS[2], '*', 'n', number, 'b', meta[2], 'c', ARGV[2], 'd', ARGV[3])
 redis.call('HSET', KEYS[1], 'chain', ARGV[2])
-for k = 13, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
+for k = first, #ARGV, 4 do redis.call('HSET', KEYS[3], ARGV[k], ARGV[k + 3]) end
+for k = 14, 13 + retired do redis.call('HDEL', KEYS[7], ARGV[k]) end
 local cache, newest = '', meta[4] or ''
 if ARGV[4] ~= '' then
     redis.call('SET', KEYS[5], ARGV[4])
@@ -250,18 +256,21 @@ return 1
 """
 
 SEED = """
--- KEYS: meta, log, snapshot, items, rows, next, epochs, cache, new items, new rows, owners, new snapshot.
+-- KEYS: meta, log, snapshot, items, rows, next, cache, paused, epochs, owners, new items, new rows, new snapshot.
 -- ARGV: generation, parts of the snapshot, origin generation ('': none), origin number, generation to replace, seconds
 --       in which a state may be replaced by a later one, format, number of new items, their fingerprint, number of
---       partitions in next, events, then partition, next ..., then partition, epoch ...
+--       partitions in next, events, chain that the newest entry of the generation to replace must have, whose epochs
+--       and owners then stay ('': any), then partition, next ..., then partition, epoch ...
 -- Returns 1, 0 if there is a state that is not to be replaced, or -1 if the new items or parts are not all there.
 -- A state that grew out of a seed which a better one replaced does not come back, however many events it has: those
 -- who contributed to it contribute again.
 local meta = redis.call('HMGET', KEYS[1], 'generation', 'origin', 'origin_number', 'seeded', 'origin_events',
-    'replaced')
+    'replaced', 'chain')
 local now = tonumber(redis.call('TIME')[1])
 local replaced = meta[6] or ''
 local may = not meta[1] or meta[1] == ARGV[5]
+local all = ARGV[12] == ''
+if not all and not (meta[1] == ARGV[5] and meta[7] == ARGV[12]) then return 0 end
 local outdated = ARGV[3] ~= '' and string.find(replaced, ARGV[3], 1, true)
 if not may and not outdated and ARGV[3] ~= '' and now - tonumber(meta[4] or '0') <= tonumber(ARGV[6]) then
     may = meta[2] == '' or (meta[2] == ARGV[3] and tonumber(meta[3]) < tonumber(ARGV[4]))
@@ -270,21 +279,20 @@ if not may and not outdated and ARGV[3] ~= '' and now - tonumber(meta[4] or '0')
 end
 if not may then return 0 end
 local items = tonumber(ARGV[8])
-if redis.call('LLEN', KEYS[9]) ~= items or redis.call('HLEN', KEYS[10]) ~= items then return -1 end
-if redis.call('LLEN', KEYS[12]) ~= tonumber(ARGV[2]) then return -1 end
-for k = 1, 8 do redis.call('UNLINK', KEYS[k]) end
-redis.call('UNLINK', KEYS[11])
-if redis.call('EXISTS', KEYS[9]) == 1 then
-    redis.call('RENAME', KEYS[9], KEYS[4])
-    redis.call('RENAME', KEYS[10], KEYS[5])
+if redis.call('LLEN', KEYS[11]) ~= items or redis.call('HLEN', KEYS[12]) ~= items then return -1 end
+if redis.call('LLEN', KEYS[13]) ~= tonumber(ARGV[2]) then return -1 end
+for k = 1, all and 10 or 8 do redis.call('UNLINK', KEYS[k]) end
+if redis.call('EXISTS', KEYS[11]) == 1 then
+    redis.call('RENAME', KEYS[11], KEYS[4])
+    redis.call('RENAME', KEYS[12], KEYS[5])
     redis.call('PERSIST', KEYS[4])
     redis.call('PERSIST', KEYS[5])
 end
-redis.call('RENAME', KEYS[12], KEYS[3])
+redis.call('RENAME', KEYS[13], KEYS[3])
 redis.call('PERSIST', KEYS[3])
-local first = 12 + 2 * tonumber(ARGV[10])
-for k = 12, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
-for k = first, #ARGV, 2 do redis.call('HSET', KEYS[7], ARGV[k], ARGV[k + 1]) end
+local first = 13 + 2 * tonumber(ARGV[10])
+for k = 13, first - 1, 2 do redis.call('HSET', KEYS[6], ARGV[k], ARGV[k + 1]) end
+for k = first, all and #ARGV or 0, 2 do redis.call('HSET', KEYS[9], ARGV[k], ARGV[k + 1]) end
 redis.call('HSET', KEYS[1], 'format', ARGV[7], 'generation', ARGV[1], 'number', 0, 'chain', ARGV[1],
     'snapshot', 0, 'snapshot_id', '0-0', 'fingerprint', ARGV[9], 'origin', ARGV[3], 'origin_number', ARGV[4],
     'origin_events', ARGV[11], 'seeded', now, 'replaced', replaced)
@@ -307,7 +315,8 @@ return 1
 SUMMARY = """
 -- KEYS: meta, log, snapshot, items, next, epochs, owners, cache, rows, trainers.
 -- ARGV: 1 to get snapshot and cache too.
--- Returns {meta, next, epochs, owners, trainers, items, length of the log, seconds, parts of the snapshot, cache};
+-- Returns {meta, next, epochs, owners, trainers, rows, length of the log, seconds, parts of the snapshot, cache,
+-- items that are not retired};
 -- hashes as name, value ...; without a generation it returns {number of these keys that exist, trainers left out}.
 if redis.call('HEXISTS', KEYS[1], 'generation') == 0 then
     local there = 0
@@ -322,6 +331,7 @@ found[8], found[9], found[10] = redis.call('TIME')[1], {}, ''
 if ARGV[1] == '1' then
     found[9], found[10] = redis.call('LRANGE', KEYS[3], 0, -1), redis.call('GET', KEYS[8]) or ''
 end
+found[11] = redis.call('HLEN', KEYS[9])
 return found
 """
 

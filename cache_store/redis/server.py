@@ -17,6 +17,7 @@ from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.replica import Position
 from streamer.cache_store.server import (
     HARD_LOG_LENGTH,
+    PAUSE_S,
     RESEED_S,
     Claim,
     ClaimRequest,
@@ -81,9 +82,10 @@ class RedisServer:
     def push(self, push: Push) -> PushResult:
         arguments: list[Any] = [push.generation, push.chain, push.packed, push.cache or b"", self._hard, push.items]
         arguments += [push.cursor.position.stream_id, push.cursor.position.chain, *push.cursor[1:]]
+        arguments += [len(push.retired), *push.retired]
         for span, epoch in push.spans:
             arguments += [span.partition, epoch, span.start, span.stop]
-        keys = ("meta", "log", "next", "epochs", "cache", "items")
+        keys = ("meta", "log", "next", "epochs", "cache", "items", "rows", "paused")
         name, length, *more = self.run(schema.PUSH, keys, arguments)
         outcome = Outcome(name.decode())
         if outcome is Outcome.OVERLAP:
@@ -108,20 +110,25 @@ class RedisServer:
         return b"".join(self.call("lrange", self.keys.snapshot, 0, -1)) or None
 
     def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
-        new, parts = self._put_parts(packed)
+        new = self.keys.new("snapshot", secrets.token_hex(8))
+        parts = self._put_parts(new, packed)
         arguments = [position.generation, position.number, position.stream_id, parts, trainer, position.chain]
         return bool(self.run(schema.SAVE_SNAPSHOT, ("meta", "log", "snapshot", "lease", new), arguments))
 
-    def _put_parts(self, packed: bytes) -> tuple[str, int]:
-        """Write a snapshot under a new key; returns the key, and the number of parts."""
-        key, starts = self.keys.new("snapshot", secrets.token_hex(8)), range(0, len(packed), PART_BYTES)
+    def _put_parts(self, key: str, packed: bytes) -> int:
+        """Write a snapshot under a new key; returns the number of parts."""
+        starts = range(0, len(packed), PART_BYTES)
         for start in starts:
             self.call("rpush", key, packed[start : start + PART_BYTES])
             self.call("expire", key, NEW_KEYS_S)
-        return key, len(starts)
+        return len(starts)
 
     def may_snapshot(self, trainer: str) -> bool:
         return bool(self.call("set", self.keys.lease, trainer, nx=True, px=LEASE_MS))
+
+    def pause(self, trainer: str) -> bool:
+        paused = self.call("set", self.keys.paused, trainer, nx=True, px=int(1000 * PAUSE_S))
+        return bool(paused) or self.call("get", self.keys.paused) == trainer.encode()
 
     def seed(self, seed: Seed) -> bool:
         """Write items beside those that are there, which they replace when the generation begins; then begin it."""
@@ -129,14 +136,17 @@ class RedisServer:
         self._check_format()
         self._check_policy()
         items, rows = self.keys.new("items", seed.generation), self.keys.new("rows", seed.generation)
-        self._put_items(items, rows, seed.ids)
-        snapshot, parts = self._put_parts(seed.snapshot)
+        snapshot, parts = self.keys.new("snapshot", seed.generation), -(-len(seed.snapshot) // PART_BYTES)
         origin = seed.origin or Position("", 0, "", "")
         arguments: list[Any] = [seed.generation, parts, origin.generation, origin.number, seed.replaces]
-        arguments += [RESEED_S, FORMAT, len(seed.ids), fingerprint(seed.ids), len(seed.next), seed.events]
+        arguments += [RESEED_S, FORMAT, len(seed.ids), fingerprint(seed.ids), len(seed.next), seed.events, seed.head]
         arguments += [part for pair in (*seed.next.items(), *seed.epochs.items()) for part in pair]
-        keys = ("meta", "log", "snapshot", "items", "rows", "next", "epochs", "cache", items, rows, "owners", snapshot)
-        seeded = self.run(schema.SEED, keys, arguments)
+        keys = ("meta", "log", "snapshot", "items", "rows", "next", "cache", "paused", "epochs", "owners")
+        if self.run(schema.SEED, (*keys, items, rows, snapshot), arguments) == 0:
+            return False  # before everything is written
+        self._put_items(items, rows, seed.ids)
+        self._put_parts(snapshot, seed.snapshot)
+        seeded = self.run(schema.SEED, (*keys, items, rows, snapshot), arguments)
         self.call("unlink", items, rows, snapshot)
         if seeded < 0:
             raise StoreUnavailable("broken", f"{self.url} lost items while it was seeded; it will be retried")

@@ -24,7 +24,7 @@ RECOMMENDERS = ("model", "model-without-towers", *FLOORS)
 HISTORIES = ("0", "1", "2-3", "4-7", "8-15", "16+")
 EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")
 SIDES = ("users", "items")
-WHY_EVICTED = ("limit", "ttl", "deleted")
+WHY_EVICTED = ("limit", "ttl", "deleted", "shared")
 MEMORY = ("users", "items", "categories", "other")
 TOP_RANKS = tuple(str(k) for k in range(1, 11))
 STORE_ERRORS = ("unreachable", "slow", "full", "read-only", "loading", "broken", "refused", "fenced", "other")
@@ -140,7 +140,7 @@ streamer_model_events: Events that the model took in during its whole life, all 
 ## Limits
 streamer_ids_limit{side}: Users or items that are kept, at most.
 streamer_evicted_total{side, evicted_reason}: Users or items that were forgotten: over the limit, not seen for longer
-    than the TTL, or deleted by an event.
+    than the TTL, deleted by an event, or retired by another trainer that shares the model.
 streamer_oldest_age_seconds{side}: How long ago, by event time, the user or item was seen that was not seen for longest.
 streamer_evicted_age_seconds{side}: How long ago, by event time, those were seen that a limit made go last.
 streamer_young_age_seconds: Where that age is below this one (--young-age), the limit is too low.
@@ -201,7 +201,7 @@ streamer_store_refused_events_total: Events whose contribution was dropped becau
     by then.
 streamer_store_duplicate_events_total: Events that were trained and not counted because the store had counted them
     before.
-streamer_store_retired_events_total: Events of others that were dropped because this trainer had retired their item.
+streamer_store_retired_events_total: Events of this trainer that came too late: their item had been retired.
 streamer_store_joins_total: How often the trainer joined the store, the first time included.
 streamer_store_seeds_total: How often the trainer seeded a store that was empty or behind.
 streamer_store_snapshots_total: Snapshots that the trainer wrote, after which the log is trimmed.

@@ -31,6 +31,8 @@ from streamer.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
+FIRST_NUMBERS = 4096
+"""Ids that have a number before those that nothing refers to any more are given back; later twice those that stay."""
 
 
 class LearnPart(NamedTuple):
@@ -90,7 +92,8 @@ class StoreSharing(Sharing):
     """One learner's part in what trainers share through a store, which is closed with this.
 
     The learner's rows are those of other items after some were retired. Towards the store every id therefore has a
-    number for ever, and what comes of an item that the learner has retired is dropped, and counted.
+    number, which is used again when nothing refers to it any more. What the learner retires is retired in the store,
+    and what others have retired there is retired here.
     """
 
     def __init__(self, learner: Learner, store: CacheStore) -> None:
@@ -100,8 +103,8 @@ class StoreSharing(Sharing):
         self._number_of = np.empty(0, np.int64)  # the number of each of the learner's rows, -1 if it has none
         self._own = np.empty(0, np.int64)  # the number of each of the store's rows
         self._mapped = 0  # how many rows of the store are in it
-        self._retired_events = 0
-        learner.on_reuse.append(self._forget)
+        self._most_numbers = FIRST_NUMBERS
+        learner.on_retire.append(self._retire)
         self._cache: Rows | None = None
         self._duplicate_events = 0
         self._logged_duplicates: set[str] = set()
@@ -172,17 +175,37 @@ class StoreSharing(Sharing):
         self._row_of[numbers], self._number_of[rows] = rows, numbers
         return numbers
 
-    def _forget(self, kind: str, rows: Rows) -> None:
-        """Rows are those of other items from now on."""
+    def _retire(self, kind: str, rows: Rows, reason: str) -> None:
+        """The learner retires rows: so does the store, of those that it knows."""
         if kind == "items":
             rows = rows[rows < len(self._number_of)]
             numbers = self._number_of[rows]
-            self._row_of[numbers[numbers >= 0]] = -1
-            self._number_of[rows] = -1
+            numbers = numbers[numbers >= 0]
+            self._row_of[numbers], self._number_of[rows] = -1, -1
+            self._store.retire(numbers, self._numbers.by_row, anyway=reason == "deleted")
+
+    def _follow(self, numbers: Rows) -> None:
+        """Others have retired items: so does the learner, of those that it has."""
+        rows, _ = self._rows_of(numbers)
+        self._row_of[numbers], self._number_of[rows] = -1, -1
+        self._learner.retire("items", rows, "shared")
+        if len(self._numbers) > self._most_numbers:
+            used = np.union1d(self._store.used_items(), self._number_of[self._number_of >= 0])
+            self._numbers.forget(np.setdiff1d(self._numbers.used, used))
+            self._most_numbers = max(2 * len(self._numbers), FIRST_NUMBERS)
+
+    def _adopt(self, numbers: Rows) -> Rows:
+        """The learner's rows of items; those that have none get one."""
+        new = numbers[self._row_of[numbers] < 0]
+        if len(new):
+            ids = [self._numbers.id_of(number) for number in new.tolist()]
+            self._note(ids, self._learner.rows_of("items", ids))
+        self._learner.see("items", self._row_of[numbers])
+        return self._row_of[numbers]
 
     def _rows_of(self, numbers: Rows) -> tuple[Rows, NDArray[np.bool_]]:
         """The learner's rows of those that have one, and which these are."""
-        rows = self._row_of[numbers]
+        rows = np.where(numbers >= 0, self._row_of[numbers], -1) if len(self._row_of) else np.full(len(numbers), -1)
         kept = self._learner.items.is_used(rows)
         return rows[kept], kept
 
@@ -191,11 +214,14 @@ class StoreSharing(Sharing):
     def _apply(self, received: Received) -> None:
         learner, reset = self._learner, received.reset
         learner.clock.tick(np.empty(0, np.int64))  # what others have seen, they saw after our last step
-        # 1. rows of the items
+        # 1. items that were retired, and rows of the others
+        if received.retired:
+            self._follow(np.unique(received.retired))
         if reset is not None:
             self._mapped = 0
         if received.ids:
             self._map(received)
+        self._own[received.retired_rows] = -1
         # 2. totals, if they replace everything
         if reset is not None:
             rows, kept = self._rows_of(self._own[: len(reset.counts)])
@@ -206,18 +232,25 @@ class StoreSharing(Sharing):
             if not learner.ageing.total:
                 learner.ageing.add(rows, counts)
             for pending in reset.pending:
+                self._adopt(np.union1d(pending.items, pending.drawn.rows))
                 self._add(learner.exact.add, pending.items, pending.item_counts.counts.astype(np.float64))
                 self._add(learner.occurrence.add, *pending.drawn)
         # 3. what was added since
         for delta in received.deltas:
             items, counts = self._own[delta.items.rows], delta.items.counts.astype(np.float64)
             rows, kept = self._rows_of(items)
-            self._retired_events += int(counts[~kept].sum())
             learner.see("items", rows)
             learner.exact.add(rows, counts[kept])
             learner.ageing.add(rows, counts[kept])
             self._add(learner.occurrence.add, self._own[delta.drawn.rows], delta.drawn.counts)
-        # 4. the newest cache
+        # 4. what we had retired, and is to stay
+        if received.corrected is not None:
+            rows = self._adopt(received.corrected.items)
+            learner.exact.forget(rows)
+            learner.exact.add(rows, received.corrected.counts.astype(np.float64))
+            learner.occurrence.forget(rows)
+            learner.occurrence.add(rows, received.corrected.drawn)
+        # 5. the newest cache
         if received.cache is not None:
             self._cache = self._own[received.cache]
         if received.live and self._cache is not None and learner.trainer.method.extra == "cache":
@@ -230,10 +263,12 @@ class StoreSharing(Sharing):
         add(rows, counts[kept])
 
     def _map(self, received: Received) -> None:
-        first, rows = self._mapped, self._learner.rows_of("items", received.ids)
+        first, ids = self._mapped, [raw for raw in received.ids if raw is not None]
+        rows = self._learner.rows_of("items", ids)
         self._learner.see("items", rows)
-        numbers = self._note(received.ids, rows)
-        self._mapped += len(rows)
+        numbers = np.full(len(received.ids), -1)
+        numbers[[raw is not None for raw in received.ids]] = self._note(ids, rows)
+        self._mapped += len(numbers)
         self._own = grown(self._own, self._mapped)
         self._own[first : self._mapped] = numbers
         self._store.map_rows(received.row_version, first, numbers)
@@ -281,14 +316,13 @@ class StoreSharing(Sharing):
             counts = np.rint(learner.exact.counts(rows)).astype(np.int64)
             drawn = np.rint(learner.occurrence.values(rows)).astype(np.int64)
             self._store.begin_with(counts, drawn, next_offsets, self._numbers.by_row)
-        self._row_of = learner.items.known(self._numbers.ids)
-        self._number_of = np.full(learner.items.size, -1)
+        self._row_of, self._number_of = np.full(self._numbers.size, -1), np.full(learner.items.size, -1)
+        self._row_of[self._numbers.used] = learner.items.known(self._numbers.ids)
         self._number_of[self._row_of[self._row_of >= 0]] = np.flatnonzero(self._row_of >= 0)
         self._own, self._mapped = own, len(own)
 
     def status(self) -> StoreStatus:
-        status = self._store.status()
-        return replace(status, duplicate_events=self._duplicate_events, retired_events=self._retired_events)
+        return replace(self._store.status(), duplicate_events=self._duplicate_events)
 
     def close(self) -> None:
         self._store.close(FLUSH_S)

@@ -12,7 +12,7 @@ from contracts.store_trainer import Backend
 from hypothesis import settings
 
 from streamer.cache_store.memory import MemoryServer
-from streamer.cache_store.server import RESEED_S
+from streamer.cache_store.server import PAUSE_S, RESEED_S
 
 
 class MemoryBackend:
@@ -30,6 +30,9 @@ class MemoryBackend:
 
     def age(self) -> None:
         self._server._origin = (*self._server._origin[:2], -RESEED_S)
+
+    def resume(self) -> None:
+        self._server._paused = ("", -PAUSE_S)
 
     def trainers(self) -> set[str]:
         return set(self._server._trainers)

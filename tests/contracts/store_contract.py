@@ -11,7 +11,7 @@ Exchanges are made by hand, so that each test says what happens when.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -171,6 +171,179 @@ class StoreContract:
         settle(ada, ben)
         assert now().following == {P: LARGEST_OFFSET}
         assert ben.view() == (Counter(x=10), Counter(x=2**40))
+
+    # retired ----------------------------------------------------------------------------------------------------------
+
+    def test_an_item_that_one_retires_is_gone_for_all_and_new_when_it_comes_back(self, trainer, now):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0)
+        ada.train({P: 9}, signed=False)
+        settle(ada, ben)
+        gone = item_at(P, 1)
+        ben.retire(gone)
+        settle(ben, ada)
+        left = Counter({raw: count for raw, count in events_before({P: 9}).items() if raw != gone})
+        assert now().counts == ada.view()[0] == ben.view()[0] == left
+        assert gone in now().ids
+        assert gone not in now().live
+        ada.train({P: 7}, signed=False)
+        settle(ada, ben)
+        again = events_before({P: 16}) - events_before({P: 9})
+        assert now().counts[gone] == again[gone] > 0
+        assert now().counts == ada.view()[0] == ben.view()[0] == left + again
+        assert now().live.count(gone) == 1
+        assert now().ids.count(gone) == 2, "with another row"
+
+    @pytest.mark.parametrize("on_the_way", [False, True])
+    def test_what_comes_too_late_for_a_retired_item_is_dropped_and_counted(self, trainer, now, on_the_way):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0), ben.claim(Q, timeout_s=0)
+        ada.train({P: 7}, signed=False), ben.train({Q: 7}, signed=False)
+        settle(ada, ben)
+        item = item_at(Q, 7)
+        assert item in ada.ids
+        ben.train({Q: 7}, signed=False)
+        late = (events_before({Q: 14}) - events_before({Q: 7}))[item]
+        ada.retire(item, anyway=True)
+        if on_the_way:
+            ben.store._server.script.append(ada.store.exchange)
+        else:
+            ada.store.exchange()
+        settle(ben, ada)
+        expected = events_before({P: 7, Q: 14})
+        del expected[item]
+        assert now().counts == ada.view()[0] == ben.view()[0] == expected
+        assert now().following == {P: 7, Q: 14}
+        assert (ada.store.status().retired_events, ben.store.status().retired_events) == (0, late)
+        ben.train({Q: 7}, signed=False)
+        settle(ben, ada)
+        again = events_before({Q: 21}) - events_before({Q: 14})
+        assert now().counts == ada.view()[0] == ben.view()[0] == expected + again, "what comes now is of a new item"
+        assert ben.store.status().retired_events == late
+
+    @pytest.mark.parametrize("anyway", [False, True])
+    def test_an_old_item_that_others_have_had_since_stays_and_a_deleted_one_does_not(self, trainer, now, anyway):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0)
+        ada.train({P: 7}, signed=False)
+        settle(ada, ben)
+        ada.train({P: 7}, signed=False)
+        ada.store.exchange()
+        item = item_at(P, 7)
+        ben.retire(item, anyway=anyway)
+        assert ben.view()[0][item] == 0
+        settle(ben, ada)
+        expected = events_before({P: 14})
+        if anyway:
+            del expected[item]
+        assert now().counts == ada.view()[0] == ben.view()[0] == expected
+
+    def test_an_item_that_its_trainer_has_again_before_anybody_knew_stays(self, trainer, now):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0)
+        ada.train({P: 7}, signed=False)
+        settle(ada, ben)
+        ada.retire(item_at(P, 7), anyway=True)
+        ada.train({P: 7}, signed=False)
+        settle(ada, ben)
+        assert now().counts == ada.view()[0] == ben.view()[0] == events_before({P: 14})
+
+    def test_an_item_that_was_never_sent_is_retired_with_what_was_counted_of_it(self, trainer, now):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0)
+        ada.train({P: 7}, signed=False)
+        ada.retire(item_at(P, 0))
+        settle(ada, ben)
+        expected = events_before({P: 7})
+        del expected[item_at(P, 0)]
+        assert now().counts == ada.view()[0] == ben.view()[0] == expected
+        assert now().following == {P: 7}
+
+    def test_retired_rows_are_removed_when_they_are_most_and_nothing_else_is_lost(self, trainer, now):
+        ada, ben = (trainer(name, retired_rows=2) for name in ("ada", "ben"))
+        ada.claim(P, timeout_s=0), ben.claim(Q, timeout_s=0)
+        ada.train({P: 9}, signed=False)
+        settle(ada, ben)
+        generation, epochs = now().position.generation, ada.store.state.partitions.epochs[P]
+        for k in range(8):
+            ada.rows([f"once-{k}"])
+            ada.store.contribute(only_events(P, range(9 + k, 10 + k), ada.rows([f"once-{k}"]).tolist()), ada.ids)
+            ada.counts[f"once-{k}"] += 1
+            settle(ada)
+            ada.retire(f"once-{k}")
+            ben.train({Q: 1}, signed=False)
+            settle(ada, ben)
+        assert now().position.generation != generation
+        assert len(now().retired) <= 5
+        assert now().counts == ada.view()[0] == ben.view()[0] == events_before({P: 9, Q: 8})
+        assert now().following == {P: 17, Q: 8}
+        assert now().drawn == ada.view()[1] == ben.view()[1]
+        assert sum(now().drawn.values()) == 2 * 9
+        assert ada.store.state.partitions.epochs[P] > epochs, "an epoch never goes back"
+        assert ben.store.status().retired_events == 0
+
+    def test_one_that_missed_a_retirement_follows_when_it_is_back(self, trainer, now):
+        """The log was trimmed meanwhile, or the retired rows were removed."""
+        ada, ben = (trainer(name, retired_rows=2, soft_log_length=2) for name in ("ada", "ben"))
+        ada.claim(P, timeout_s=0)
+        ada.train({P: 9}, signed=False)
+        settle(ada, ben)
+        gone = sorted({item_at(P, offset) for offset in range(9)})[:-1]
+        for k, raw in enumerate(gone):
+            ada.retire(raw)
+            settle(ada)
+            saved = ben.checkpoint()
+            back = trainer("ben", saved=saved)
+            settle(back)
+            assert back.view() == ada.view() == (now().counts, now().drawn), k
+            assert raw not in back.view()[0]
+        settle(ben)
+        assert ben.view() == ada.view()
+
+    def test_retirements_survive_a_crash(self, trainer, now):
+        ada, ben = trainer("ada"), trainer("ben")
+        ada.claim(P, timeout_s=0)
+        ada.train({P: 9}, signed=False)
+        settle(ada, ben)
+        ada.retire(item_at(P, 0), anyway=True)
+        again = trainer("ada", saved=ada.checkpoint())
+        settle(again, ben)
+        again.receive()
+        saved = again.checkpoint()
+        ben.claim(P, 9, timeout_s=0)
+        ben.train({P: 3}, signed=False)
+        settle(ben)
+        once_more = trainer("ada", saved=saved)
+        settle(once_more)
+        expected = events_before({P: 12}) - Counter({item_at(P, 0): events_before({P: 9})[item_at(P, 0)]})
+        assert now().counts == once_more.view()[0] == ben.view()[0] == expected
+
+    def test_ids_are_retired_only_by_one_who_has_everything(self, server):
+        """Somebody else may have counted them meanwhile."""
+        assert seed(server, "g", ["tea", "cup"])
+        before = at_head(server)
+        assert push(server, chain="c1").outcome is Outcome.ADDED
+        assert push(server, chain="c2", cursor=before, retired=["tea"]).outcome is Outcome.DIVERGED
+        assert server.assign("g", ["tea"]) == [0]
+        assert push(server, chain="c3", retired=["tea"]).outcome is Outcome.ADDED
+        assert server.assign("g", ["cup", "tea", "tea"]) == [1, 2, 2]
+
+    def test_a_paused_log_takes_nothing_until_a_generation_begins(self, server):
+        assert seed(server, "g", ["tea", "cup"])
+        assert server.pause("ada")
+        assert server.pause("ada")
+        assert not server.pause("ben")
+        assert push(server).outcome is Outcome.LOG_FULL
+        assert not seed(server, "g2", ["cup"], replaces="g", head="another")
+        assert seed(server, "g2", ["cup"], replaces="g", head="g")
+        assert push(server, generation="g2").outcome is Outcome.ADDED
+        assert server.pause("ben")
+
+    def test_removing_retired_rows_loses_no_entry_that_came_meanwhile(self, server):
+        assert seed(server, "g", ["tea"])
+        assert push(server, chain="c1").outcome is Outcome.ADDED
+        assert not seed(server, "g2", replaces="g", head="g", origin=Position("g", 0, "", ""), events=7)
+        assert seed(server, "g2", replaces="g", head="c1", origin=Position("g", 1, "", ""), events=7)
 
     # once -------------------------------------------------------------------------------------------------------------
 
@@ -1108,9 +1281,10 @@ def push(
     cache: bytes | None = None,
     items: int = 0,
     cursor: Cursor | None = None,
+    retired: Sequence[str] = (),
 ) -> PushResult:
     """Push as a trainer that has everything, or that has what the cursor says."""
-    return server.push(Push(generation, cursor or at_head(server), chain, b"packed", spans, cache, items))
+    return server.push(Push(generation, cursor or at_head(server), chain, b"packed", spans, cache, items, retired))
 
 
 def at_head(server: Server) -> Cursor:
@@ -1133,6 +1307,7 @@ def seed(
     origin: Position | None = None,
     replaces: str = "",
     events: int = 0,
+    head: str = "",
 ) -> bool:
     snapshot = Replica(Position.beginning(generation)).pack()
-    return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, replaces, events))
+    return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, replaces, events, head))

@@ -4,7 +4,8 @@ A few trainers share partitions of a stream whose items are known beforehand. Th
 crash and come back; partitions move between them, also away from trainers that do not know it; answers are lost; the
 server loses everything, or only the end. Whatever happens:
 
-- the server has each event before its `next` exactly once, and what a batch resampled at most once;
+- the server has each event before its `next` exactly once, and what a batch resampled at most once; events of an item
+  that anybody has retired may be gone;
 - what a trainer sees is its replica and its own contributions that are not in it;
 - the log never grows beyond its bound;
 - and when things have calmed down, everybody has the same, and nothing is missing.
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts.store_trainer import Backend, Checkpoint, Trainer, events_before, stored
+from contracts.store_trainer import ITEMS, Backend, Checkpoint, Trainer, events_before, stored
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -36,7 +37,7 @@ PARTITIONS = ("clicks-0", "clicks-1", "views-0")
 HARD = 6
 OPERATIONS = {
     *("assign", "ids", "claim", "push", "pull", "snapshot", "save_snapshot", "may_snapshot", "seed"),
-    *("heartbeat", "leave"),
+    *("heartbeat", "leave", "pause"),
 }
 
 unhurried = settings(
@@ -115,6 +116,8 @@ class World:
     """The events of each batch, by the item that only it has drawn."""
     times: Counter[tuple[str, int]] = field(default_factory=Counter)
     """How often each event was contributed."""
+    retired: set[str] = field(default_factory=set)
+    """Items that anybody has retired, some time."""
 
     def moved(self, partition: str) -> None:
         """Batches with events of a partition that moved may be left out: its next owner trains the events again."""
@@ -149,7 +152,8 @@ class StoreMachine(RuleBasedStateMachine):
         if name in self.world.living:
             return
         network = Unreliable(self.shared.connect(HARD), lambda: self._someone_else(name))
-        settings = StoreSettings(soft_log_length=3, max_waiting=4 if self.merging else 10_000, keep_s=1e9)
+        waiting = 4 if self.merging else 10_000
+        settings = StoreSettings(soft_log_length=3, max_waiting=waiting, keep_s=1e9, retired_rows=3)
         store = CacheStore(network, settings, name, clock=lambda: self.now_s)
         saved = self.world.checkpoints.get(name)
         trainer = Trainer.resumed(store, name, saved) if saved else Trainer(store, name)
@@ -203,8 +207,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     # they work --------------------------------------------------------------------------------------------------------
 
-    @rule(name=names, sizes=st.tuples(*[st.integers(0, 4)] * len(PARTITIONS)), signed=st.booleans())
-    def train(self, name: str, sizes: tuple[int, ...], signed: bool) -> None:
+    @rule(
+        name=names, sizes=st.tuples(*[st.integers(0, 4)] * len(PARTITIONS)), signed=st.booleans(), cached=st.booleans()
+    )
+    def train(self, name: str, sizes: tuple[int, ...], signed: bool, cached: bool) -> None:
         trainer = self.world.living.get(name)
         if trainer is None:
             return
@@ -212,7 +218,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not wanted:
             return
         before = trainer.store.state.outbox.last_number
-        only = trainer.train(wanted, signed=signed)
+        only = trainer.train(wanted, sorted(trainer.view()[0])[:3] if cached else None, signed)
         if trainer.store.state.outbox.last_number > before:
             events = set(self._events_of(trainer.store.state.outbox.waiting[-1].contribution))
             self.world.times.update(events)
@@ -221,6 +227,14 @@ class StoreMachine(RuleBasedStateMachine):
     def _events_of(self, contribution: Any) -> Iterator[tuple[str, int]]:
         for span in contribution.spans:
             yield from ((span.partition, offset) for offset in range(span.start, span.stop))
+
+    @rule(name=names, items=st.sets(st.integers(0, ITEMS - 1), min_size=1, max_size=3), anyway=st.booleans())
+    def retire(self, name: str, items: set[int], anyway: bool) -> None:
+        trainer = self.world.living.get(name)
+        if trainer is not None:
+            chosen = [f"item-{k}" for k in items]
+            self.world.retired.update(chosen)
+            trainer.retire(*chosen, anyway=anyway)
 
     @rule(name=names, script=happenings)
     def exchange(self, name: str, script: list[str]) -> None:
@@ -324,6 +338,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Everybody exchanges until nothing changes any more."""
         for network in self.world.networks.values():
             network.script.clear()
+        self.shared.resume()
         for _ in range(12):
             for name in sorted(self.world.living):
                 self._exchange(name)
@@ -337,8 +352,10 @@ class StoreMachine(RuleBasedStateMachine):
         found = stored(self.server)
         if found is None:
             return
-        assert found.counts == events_before(found.following)
-        assert sorted(set(found.ids)) == sorted(found.ids), "an item has two rows"
+        every = events_before(found.following)
+        assert found.counts <= every
+        assert not [raw for raw in every if found.counts[raw] < every[raw] and raw not in self.world.retired]
+        assert sorted(set(found.live)) == sorted(found.live), "an item has two rows"
         doubled = {raw: count for raw, count in found.drawn.items() if raw in self.world.batches and count != 1}
         assert not doubled, f"batches were counted more than once: {doubled}"
         assert len(found.log) <= HARD
@@ -347,7 +364,8 @@ class StoreMachine(RuleBasedStateMachine):
     def view_is_replica_and_own_contributions(self) -> None:
         for trainer in self.world.living.values():
             state = trainer.store.state
-            if not state.inbox.ids and not state.inbox.deltas and not state.reset_due:
+            inbox = state.inbox
+            if not (inbox.ids or inbox.deltas or inbox.retired or state._to_correct or state.reset_due):
                 assert trainer.view() == trainer.should_view()
 
     def _check_everything(self) -> None:
@@ -356,6 +374,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         for name, trainer in self.world.living.items():
             assert not trainer.store.state.outbox.waiting, f"{name} still has something to send"
+            assert not trainer.store.state.retiring, f"{name} still has something to retire"
+            assert {trainer.ids[own] for own in trainer.own if own >= 0} == set(found.live), name
             assert trainer.view() == (found.counts, found.drawn), name
             replica = trainer.store.state.replica
             assert replica.position == found.position

@@ -42,6 +42,10 @@ class Backend(Protocol):
         """Have been seeded long ago: nobody may seed it again."""
         ...
 
+    def resume(self) -> None:
+        """Have been paused long ago."""
+        ...
+
     def trainers(self) -> set[str]:
         """Who has sent a heartbeat and not left."""
         ...
@@ -97,6 +101,13 @@ class Trainer:
         own = np.array(saved.own, np.int64)
         store.restore(saved.arrays, saved.values, saved.ids, own)
         return cls(store, name, saved.ids, saved.own, saved.positions, saved.counts, saved.drawn)
+
+    def retire(self, *ids: str, anyway: bool = False) -> None:
+        """Retire items; those that it does not know are passed over."""
+        known = [raw for raw in ids if raw in self.ids]
+        for raw in known:
+            self.counts.pop(raw, None), self.drawn.pop(raw, None)
+        self.store.retire(self.rows(known), self.ids, anyway=anyway)
 
     def checkpoint(self) -> Checkpoint:
         arrays, values, received = self.store.save()
@@ -174,10 +185,16 @@ class Trainer:
         return received
 
     def apply(self, received: Received) -> None:
+        for raw in {self.ids[own] for own in received.retired}:
+            self.counts.pop(raw, None), self.drawn.pop(raw, None)
         if received.reset is not None:
             self.resets += 1
             self.own, self.counts, self.drawn = [], Counter(), Counter()
-        self.own += self.rows(received.ids).tolist()
+        first = len(self.own)
+        self.own += [self._row(raw) if raw is not None else -1 for raw in received.ids]
+        for row in received.retired_rows:
+            self.own[row] = -1
+        self.store.map_rows(received.row_version, first, np.array(self.own[first:], np.int64))
         if received.reset is not None:
             every = np.arange(len(received.reset.counts))
             self._add(Increments(every, received.reset.counts), Increments(every, received.reset.drawn), self.own)
@@ -185,17 +202,25 @@ class Trainer:
                 self._add(contribution.item_counts, contribution.drawn, range(len(self.ids)))
         for delta in received.deltas:
             self._add(delta.items, delta.drawn, self.own)
+        if received.corrected is not None:
+            for own, count, drawn in zip(*received.corrected, strict=True):
+                self.counts[self.ids[own]], self.drawn[self.ids[own]] = int(count), int(drawn)
         if received.cache is not None:
-            self.cache = [self.ids[self.own[row]] for row in received.cache.tolist()]
+            self.cache = [self.ids[self.own[row]] for row in received.cache.tolist() if self.own[row] >= 0]
 
     def _add(self, items: Increments, drawn: Increments, own: Sequence[int]) -> None:
         for increments, counter in ((items, self.counts), (drawn, self.drawn)):
             for row, count in zip(increments.rows.tolist(), increments.counts.tolist(), strict=True):
-                counter[self.ids[own[row]]] += count
+                if own[row] >= 0:
+                    counter[self.ids[own[row]]] += count
 
     def view(self) -> tuple[Counter[str], Counter[str]]:
-        """Events and draws of each item, as it believes them to be."""
-        return +self.counts, +self.drawn
+        """Events and draws of each item, as it believes them to be; those that it is about to retire are left out."""
+        return self._kept(self.counts), self._kept(self.drawn)
+
+    def _kept(self, counter: Counter[str]) -> Counter[str]:
+        retiring = {self.ids[own] for own in self.store.state.retiring}
+        return Counter({raw: count for raw, count in counter.items() if count and raw not in retiring})
 
     def should_view(self) -> tuple[Counter[str], Counter[str]]:
         """What it must believe after it applied everything: the replica, and its contributions that are not in it."""
@@ -205,7 +230,7 @@ class Trainer:
             for into, more in ((counts, waiting.contribution.item_counts), (drawn, waiting.contribution.drawn)):
                 for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
                     into[self.ids[row]] += count
-        return counts, drawn
+        return self._kept(counts), self._kept(drawn)
 
 
 @dataclass
@@ -219,6 +244,13 @@ class Stored:
     position: Position
     log: list[tuple[str, int]]
     """The trainer and the number of each entry."""
+    retired: set[int]
+    """Rows that have no item any more."""
+
+    @property
+    def live(self) -> list[str]:
+        """The ids of all items that are not retired."""
+        return [raw for row, raw in enumerate(self.ids) if row not in self.retired]
 
 
 def stored(server: Server) -> Stored | None:
@@ -228,15 +260,25 @@ def stored(server: Server) -> Stored | None:
     if pulled.head is None or packed is None:
         return None
     replica, log = Replica.unpack(packed), []
+    slow = {row: [c, d] for row, (c, d) in enumerate(zip(replica.counts.tolist(), replica.drawn.tolist(), strict=True))}
+    retired = set(np.flatnonzero(replica.retired).tolist())
     for entry in server.pull(replica.position, 10_000, "").entries:
         delta = unpack_delta(entry.packed, pulled.head.items)
         assert entry.position.number == replica.position.number + 1
         assert entry.previous_chain == replica.position.chain
         replica.apply(delta, entry.position)
+        for column, part in enumerate((delta.items, delta.drawn)):
+            for row, count in zip(part.rows.tolist(), part.counts.tolist(), strict=True):
+                slow.setdefault(row, [0, 0])[column] += count if row not in retired else 0
+        retired |= set(delta.retired.tolist())
+        slow |= {row: [0, 0] for row in delta.retired.tolist()}
         log.append((delta.trainer, entry.position.number))
     ids = list(server.ids(pulled.head.generation, 0, pulled.head.items) or [])
+    for row in range(replica.size):
+        assert [replica.counts[row], replica.drawn[row]] == slow.get(row, [0, 0])
+    assert set(np.flatnonzero(replica.retired).tolist()) == retired
     counts, drawn = by_id(replica.counts, ids), by_id(replica.drawn, ids)
-    return Stored(counts, drawn, dict(replica.next_offsets), ids, replica.position, log)
+    return Stored(counts, drawn, dict(replica.next_offsets), ids, replica.position, log, retired)
 
 
 def by_id(counts: np.ndarray, ids: Sequence[str]) -> Counter[str]:

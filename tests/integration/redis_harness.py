@@ -47,6 +47,9 @@ class RedisBackend:
     def trainers(self) -> set[str]:
         return {name.decode() for name in self._client.hkeys(self.keys.trainers)}
 
+    def resume(self) -> None:
+        self._client.delete(self.keys.paused)
+
     def age(self) -> None:
         self._client.hset(self.keys.meta, "seeded", 0)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from contracts.store_trainer import Stored
+from contracts.store_trainer import Stored, stored
+from crash_harness import trained_items
 from kafka_harness import KafkaHarness
 from line_harness import until
 from servers.redis import RedisServer
@@ -138,6 +139,35 @@ def test_one_that_is_killed_with_much_that_it_sent_to_nobody_changes_nothing(com
             time.sleep(away_s)
             trainers[0] = company.start("trainer-0", *slowly)
     end_in_agreement(company, trainers)
+
+
+# limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_with_limits_all_keep_the_same_items_also_when_one_is_killed(company: Company) -> None:
+    """There are three times as many items as are kept: they go and come back all the time."""
+    limited = [*IMPATIENT, "--max-items", "60"]
+    trainers = company.start_all(2, *limited)
+    with company.writing(every_s=0.05):
+        have_learned(trainers, 10)
+        for away_s in (0.0, 2.2):
+            trainers[0].kill()
+            time.sleep(away_s)
+            trainers[0] = company.start("trainer-0", *limited)
+            have_learned(trainers, 10)
+    company.wait_until_all_is_counted()
+    for trainer in trainers:
+        trainer.leave()
+    every = trained_items(company.topic.all_values)
+    for trainer in trainers:
+        view = company.revived(trainer.name)
+        found = stored(company.server)
+        assert found is not None
+        assert view == (found.counts, found.drawn), trainer.name
+        assert found.following == company.reached
+        assert found.counts < every
+        assert found.counts.keys() == set(found.live)
+    assert len(found.live) < len(every)
 
 
 # Redis ----------------------------------------------------------------------------------------------------------------

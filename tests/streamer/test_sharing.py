@@ -949,48 +949,83 @@ def test_spans_reach_over_all_offsets_of_their_partitions(stretches: list[tuple[
     assert spans == tuple(Span(name, min(found), max(found) + 1) for name, found in offsets.items())
 
 
+def known_counts(trainer: Trainer) -> tuple[Counter[str], Counter[str]]:
+    """Events and draws of each item, of a learner whose rows are used again."""
+    learner, rows = trainer.learner, trainer.learner.items.used
+    counts, drawn = learner.exact.counts(rows), learner.occurrence.values(rows)
+    named = [dict(zip(learner.items.ids, np.rint(x).astype(int).tolist(), strict=True)) for x in (counts, drawn)]
+    return +Counter(named[0]), +Counter(named[1])
+
+
 class TestLimits:
-    """A trainer that forgets items, beside one that does not."""
+    """Trainers that forget items: what one retires is retired for all."""
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_counts_of_items_that_are_kept_are_exact_and_events_of_others_are_counted(self, server, seed):
+    def test_all_keep_the_same_items_and_count_them_exactly(self, server, seed):
+        """Ada's limit is the lower one: it counts for both."""
         ada, ben = Trainer(server, P0, learner=Learner(small(max_items=12))), Trainer(server, P1)
         for trainer in (ada, ben):
             trainer.start()
-        totals, births, dropped = Counter(), {}, 0
-        forget = ada.learner.forget
-
-        def note(kind, rows):
-            for row in rows.tolist() if kind == "items" else ():
-                del births[ada.learner.items.id_of(row)]
-            forget(kind, rows)
-
-        ada.learner.forget = note
-        rng = np.random.default_rng(seed)
+        totals: Counter[str] = Counter()
+        births: dict[int, int] = {}
+        rng, retired = np.random.default_rng(seed), 0
         for k in range(30):
-            mine, others = (
-                [(f"u{u}", f"i{(i + 2 * k) % 40}") for u, i in rng.integers(0, 9, (8, 2))] for _ in range(2)
-            )
-            # what ben has counted
-            ben.learn_batch(batch_of({P1: (8 * k, others)}))
-            ben.exchange()
-            known = set(ada.store.state.row_map.ids)
-            ada.exchange()
-            live = set(ada.learner.items.ids)
-            dropped += sum(item in known and item not in live for _, item in others)
-            births |= {item: totals[item] for item in live - births.keys()}
-            totals.update(item for _, item in others)
-            # what ada counts herself
-            ada.learn_batch(batch_of({P0: (8 * k, mine)}))
-            births |= {item: totals[item] for item in set(ada.learner.items.ids) - births.keys()}
-            totals.update(item for _, item in mine)
-            expected = {item: totals[item] - births[item] for item in ada.learner.items.ids}
-            assert dict(popularity_counts(ada.learner)) == expected
-            ada.exchange()
-            ben.exchange()
+            before = Counter(totals)
+            for trainer, partition in ((ben, P1), (ada, P0)):
+                events = [(f"u{u}", f"i{(i + 2 * k) % 40}") for u, i in rng.integers(0, 9, (8, 2))]
+                trainer.learn_batch(batch_of({partition: (8 * k, events)}))
+                totals.update(item for _, item in events)
+            settle(ada, ben)
+            found = stored(server)
+            assert found is not None
+            assert known_counts(ada) == known_counts(ben) == (found.counts, found.drawn)
+            assert set(found.live) == set(ada.learner.items.ids) == set(ben.learner.items.ids)
+            rows = {found.ids[row]: row for row in range(len(found.ids)) if row not in found.retired}
+            for item, row in rows.items():
+                if row in births:
+                    assert found.counts[item] == totals[item] - births[row]
+                births.setdefault(row, before[item] if found.counts[item] == totals[item] - before[item] else -1)
+            births = {row: birth for row, birth in births.items() if birth >= 0}
+            retired = len(found.retired)
+        assert retired > 20
         assert ada.learner.evicted["items", "limit"] > 20
-        assert ada.sharing.status().retired_events == dropped > 0
-        assert dict(popularity_counts(ben.learner)) == dict(totals), "what one forgets, the other has"
+        assert ben.learner.evicted["items", "shared"] > 20
+        assert not ben.learner.evicted["items", "limit"]
+
+    def test_an_item_that_was_deleted_is_gone_for_all(self, server):
+        ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
+        ada.train(40), ben.train(40)
+        settle(ada, ben)
+        item = next(raw for _, raw in STREAMS[P1][40:56] if ada.learner.items.row_of(raw) is not None)
+        ben.train(16)
+        ada.learner.retire_items([item])
+        ada.exchange()
+        late = Counter(i for _, i in STREAMS[P1][40:56])[item]
+        settle(ben, ada)
+        for trainer in (ada, ben):
+            assert trainer.learner.items.row_of(item) is None
+            assert item not in known_counts(trainer)[0]
+        assert known_counts(ada) == known_counts(ben)
+        assert ben.sharing.status().retired_events == late > 0
+
+    def test_numbers_of_retired_items_are_used_again(self, server, monkeypatch):
+        monkeypatch.setattr("streamer.sharing.sharing.FIRST_NUMBERS", 16)
+        ada, ben = (Trainer(server, p, learner=Learner(small(max_items=20))) for p in (P0, P1))
+        for trainer in (ada, ben):
+            trainer.store.state.outbox._keep_s = 0.0
+            trainer.start()
+        for k in range(60):
+            for trainer, partition in ((ada, P0), (ben, P1)):
+                events = [(f"u{n}", f"{partition}-{8 * k + n}") for n in range(8)]
+                trainer.learn_batch(batch_of({partition: (8 * k, events)}))
+                trainer.store.now_s += 1.0
+            settle(ada, ben)
+        found = stored(server)
+        assert found is not None
+        assert known_counts(ada) == known_counts(ben) == (found.counts, found.drawn)
+        for trainer in (ada, ben):
+            assert len(trainer.learner.items) <= 20 + 2 * 8
+            assert len(trainer.sharing._numbers) < 200, "of 960 items"
 
     def test_a_restart_goes_on_with_what_is_kept(self, server):
         ada = Trainer(server, P0, learner=Learner(small(max_items=12))).start()

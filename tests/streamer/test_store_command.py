@@ -504,6 +504,18 @@ def test_an_export_imported_elsewhere_is_the_same_to_the_last_unit(place, tmp_pa
     assert place.admin().models() == ["copy", "shop"]
 
 
+def test_what_is_retired_is_not_part_of_the_contents(place):
+    trainer = filled(place)
+    trainer.retire(np.array([1]), IDS)
+    trainer.exchange()
+    assert answer("inspect", *place.options())["store"]["items"] == 3
+    contents = place.contents()
+    assert list(contents.ids) == [IDS[0], IDS[2], IDS[3]]
+    assert contents.counts.tolist() == [4, 1, 1]
+    assert contents.drawn.tolist() == [5, 2**40 + 1, 0]
+    assert contents.cache.tolist() == [0, 0, 0, 2]
+
+
 def test_an_export_holds_snapshot_and_log(place, tmp_path):
     trainer = place.trainer(settings=replace(SETTINGS, soft_log_length=4))
     trainer.claim({"p[0]": None})
