@@ -113,7 +113,10 @@ class Table(ByRows):
             self._reserve(int(rows[-1]) + 1)
             self.size = int(rows[-1]) + 1
         self.grow(int(rows.max(initial=-1)) + 1)
-        self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
+        if in_host_memory(self.lines):
+            self.lines.numpy()[rows] = lines
+        else:
+            self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
 
     def dense(self) -> Arrays:
         return super().dense() | {"dim": np.array(self.dim), "steps": np.array(self.steps)}

@@ -159,9 +159,9 @@ class CoOccurrence(ByRows):
     def take(self, rows: Rows) -> Arrays:
         """The lists of these items, one after the other without gaps."""
         lists, length = self.lists, held(self.lists.length, rows)
-        first = np.cumsum(length, dtype=np.int64) - length
-        at = np.arange(length.sum(dtype=np.int64)) + np.repeat(held(lists.start, rows) - first, length)
-        pool = {name: getattr(lists, name)[at] for name in _POOL}
+        places = int(length.sum(dtype=np.int64))
+        pool = {name: np.empty(places, getattr(lists, name).dtype) for name in _POOL}
+        _take(lists, rows, length, *pool.values())
         totals = {name: held(getattr(lists, name), rows) for name in ("total", "timed_total")}
         return {**pool, "length": length, **totals}
 
@@ -282,6 +282,25 @@ def _leave_block(lists: Lists, item: int) -> None:
     if bits > 0:
         lists.items[start] = lists.free[bits]
         lists.free[bits] = start
+
+
+@compiled
+def _take(
+    lists: Lists,
+    rows: Rows,
+    length: NDArray[np.uint16],
+    items: NDArray[np.int32],
+    weights: Floats,
+    timed: Floats,
+) -> None:
+    """Copy lists, one after the other without gaps."""
+    at = 0
+    for k in range(len(rows)):
+        if length[k]:
+            start = lists.start[rows[k]]
+            for m in range(start, start + np.int64(length[k])):
+                items[at], weights[at], timed[at] = lists.items[m], lists.weights[m], lists.timed[m]
+                at += 1
 
 
 @compiled

@@ -80,6 +80,13 @@ class PairCounts:
         while (done := _add_all(self.pool, rows, keys, done)) < len(rows):
             self.extend()
 
+    def put(self, rows: Rows, used: NDArray[np.int32], keys: NDArray[np.int32]) -> None:
+        """Make rows, each given once, have these keys, counted once: `used` of each row, one after the other."""
+        self.drop(rows)
+        self.reserve(int(rows.max(initial=-1)) + 1)
+        self.extend((1 << _FIRST_BITS) * len(rows) + 5 * int(used.sum(dtype=np.int64)) // 2)
+        _put_all(self.pool, rows, used, keys)
+
     def drop(self, rows: Rows) -> None:
         """Forget the pairs of rows; the memory of their tables is used again."""
         _drop(self.pool, rows[rows < len(self.pool.start)])
@@ -91,9 +98,9 @@ class PairCounts:
             start=grown(pool.start, rows, fill=-1), bits=grown(pool.bits, rows), used=grown(pool.used, rows)
         )
 
-    def extend(self) -> None:
-        """Make the pool larger: an addition found no room for its table."""
-        size = int(self.pool.end[0]) + room_for_one(self.pool)
+    def extend(self, room: int | None = None) -> None:
+        """Make the pool larger: an addition found no room for its table; or see that it has room for others."""
+        size = int(self.pool.end[0]) + (room_for_one(self.pool) if room is None else room)
         keys = grown(self.pool.keys, size)  # a table is emptied when it is given to a row
         self.pool = self.pool._replace(keys=keys, counts=grown(self.pool.counts, len(keys) if self.counted else 0))
 
@@ -267,6 +274,25 @@ def _drop(pool: Pool, rows: Rows) -> None:
             pool.keys[pool.start[row]] = pool.free[pool.bits[row]]
             pool.free[pool.bits[row]] = pool.start[row]
             pool.start[row], pool.bits[row], pool.used[row] = -1, 0, 0
+
+
+@compiled
+def _put_all(pool: Pool, rows: Rows, used: NDArray[np.int32], keys: NDArray[np.int32]) -> None:
+    """Fill tables of rows that have none, each as large as if its keys had come one by one; the pool has room."""
+    at = 0
+    for k in range(len(rows)):
+        bits = _FIRST_BITS
+        while 5 * used[k] > 4 << bits:
+            bits += 1
+        if used[k] > 0:
+            _move(pool, rows[k], bits)
+            pool.used[rows[k]] = used[k]
+        for place in range(at, at + used[k]):
+            slot = slot_of(pool, rows[k], keys[place])
+            pool.keys[slot] = keys[place]
+            if len(pool.counts):
+                pool.counts[slot] = 1.0
+        at += used[k]
 
 
 @compiled

@@ -13,6 +13,9 @@ from streamer.model.jit import compiled
 from streamer.model.ranking.pair_counts import PairCounts, Pool, has
 from streamer.model.retired import RetiredItems, is_retired
 
+_SHORT = 32
+"""Items that are sorted by insertion."""
+
 
 class SeenBefore(NamedTuple):
     """What the users of n events had before them, of those events whose item was new to its user.
@@ -79,11 +82,10 @@ class UserItems(ByRows):
         counts = held(self._pairs.pool.used, rows)
         items = np.empty(counts.sum(), np.int32)
         _list(self._pairs.pool, rows, items)
-        return {"counts": counts, "items": items[np.lexsort((items, np.repeat(np.arange(len(rows)), counts)))]}
+        return {"counts": counts, "items": items}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        self._pairs.drop(rows)
-        self._pairs.add(np.repeat(rows, arrays["counts"]), arrays["items"].astype(np.int64))
+        self._pairs.put(rows, arrays["counts"], arrays["items"])
 
     def forget(self, users: Rows) -> None:
         """Retire users."""
@@ -179,7 +181,17 @@ def _list(pool: Pool, users: Rows, items: NDArray[np.int32]) -> None:
     for user in users:
         if user >= len(pool.start) or pool.start[user] < 0:
             continue
+        first = to
         for slot in range(pool.start[user], pool.start[user] + (1 << pool.bits[user])):
             if pool.keys[slot] >= 0:
                 items[to] = pool.keys[slot]
                 to += 1
+        if to - first > _SHORT:
+            items[first:to].sort()
+            continue
+        for k in range(first + 1, to):  # many times faster where there are few
+            item, place = items[k], k
+            while place > first and items[place - 1] > item:
+                items[place] = items[place - 1]
+                place -= 1
+            items[place] = item

@@ -127,7 +127,9 @@ class CheckpointBench(Bench):
     module: ClassVar[str] = "streamer.bench.checkpoint"
 
     ids: tuple[int, ...] = setting(
-        (400_000, 4_000_000, 16_000_000), "Numbers of users and items together, separated by commas.", at_least=1000
+        (400_000, 1_000_000, 4_000_000, 16_000_000),
+        "Numbers of users and items together, separated by commas.",
+        at_least=1000,
     )
     changed_share: float = setting(0.01, "Share of the ids that have events.", above=0, at_most=1)
     every_s: float = setting(20.0, "Time between checkpoints.", above=0, unit="seconds")

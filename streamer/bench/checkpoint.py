@@ -27,6 +27,7 @@ from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
+from streamer.model.batch import Rows
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing
 
@@ -49,7 +50,7 @@ def measure(bench: CheckpointBench) -> dict[str, Any]:
             continue
         with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
             figures = _in_own_process(_measure_training, bench, ids, directory)
-            sizes.append(figures | {"restart": _in_own_process(_measure_restart, directory)})
+            sizes.append(figures | _in_own_process(_measure_restart, directory))
     measured = [figures for figures in sizes if "delta" in figures]
     top = next((f for f in measured if f["ids"] == 4_000_000), measured[-1] if measured else None)
     goals = {
@@ -74,7 +75,7 @@ def _measure_training(bench: CheckpointBench, ids: int, directory: str) -> dict[
     learner = Learner()
     users, items = round(ids * USERS), ids - round(ids * USERS)
     _fill(learner, users, items)
-    line = _Line(bench, learner, users, items, Path(directory))
+    line = _Line(learner, _active(bench, users, items), Path(directory))
     filled_s = time.perf_counter() - started
     line.train(steps=WARM_UP_STEPS)
     # 1. the base, in the background
@@ -118,12 +119,14 @@ def _measure_training(bench: CheckpointBench, ids: int, directory: str) -> dict[
 class _Line:
     """Trains events of a share of the ids, and saves; as a run does, but for reading the events."""
 
-    def __init__(self, bench: CheckpointBench, learner: Learner, users: int, items: int, directory: Path) -> None:
+    def __init__(self, learner: Learner, active: tuple[Rows, Rows], directory: Path) -> None:
         self.learner, self.events = learner, 0
         self.checkpointer = Checkpointer(CheckpointStore(directory), every_s=None)
+        self.checkpointer.restore(learner, Sharing())
         self._changed = learner.changes.reader()
-        self._batches = _batches(bench, users, items)
-        self._ids = users + items
+        self._batches = _batches(*active)
+        self._ids = len(learner.users) + len(learner.items)
+        learner.occurrence.add(active[1], np.ones(len(active[1])))  # the cache is drawn among these
 
     def train(self, seconds: float = float("inf"), steps: int | None = None) -> float:
         """Train for some time or steps; returns the events of a second."""
@@ -157,15 +160,21 @@ class _Line:
         return sum(len(self._changed.take(kind)) for kind in ("users", "items")) / self._ids
 
 
-def _batches(bench: CheckpointBench, users: int, items: int) -> Iterator[MicroBatch]:
-    """Events of random users with long-tailed items, of a share of all ids."""
-    rng, size = np.random.default_rng(1), PipelineSettings.batch_size
-    active = [rng.choice(n, max(1, round(n * bench.changed_share)), replace=False) for n in (users, items)]
-    popular = long_tailed(rng, len(active[1]), 1 << 20, 0.6)
+def _active(bench: CheckpointBench, users: int, items: int) -> tuple[Rows, Rows]:
+    """Users and items that have events: a share of all, spread over the tables."""
+    rng = np.random.default_rng(1)
+    who, what = (rng.choice(n, max(1, round(n * bench.changed_share)), replace=False) for n in (users, items))
+    return who, what
+
+
+def _batches(users: Rows, items: Rows) -> Iterator[MicroBatch]:
+    """Events of random users with long-tailed items."""
+    rng, size = np.random.default_rng(2), PipelineSettings.batch_size
+    popular = long_tailed(rng, len(items), 1 << 20, 0.6)
     now_s = 1_700_000_000.0
     while True:
-        who = active[0][rng.integers(0, len(active[0]), size)]
-        what = active[1][popular[rng.integers(0, len(popular), size)]]
+        who = users[rng.integers(0, len(users), size)]
+        what = items[popular[rng.integers(0, len(popular), size)]]
         times = (now_s + np.arange(size) * 0.01).tolist()
         yield MicroBatch([f"user-{u}" for u in who.tolist()], [f"item-{i}" for i in what.tolist()], times)
         now_s += size * 0.01
@@ -189,7 +198,7 @@ def _fill(learner: Learner, users: int, items: int) -> None:
             learner.put(kind, new, held | ids)
     dense, values = template.dense()
     sizes = {name: learner.dense()[0][name] for name in dense if name.endswith((".size", ".sums"))}
-    learner.load_dense(dense | sizes, values)
+    learner.load_dense(dense | sizes | {"cache": np.empty(0, np.int64)}, values)
 
 
 # restarting -----------------------------------------------------------------------------------------------------------
@@ -206,7 +215,7 @@ def _measure_restart(directory: str) -> dict[str, Any]:
     first_step_s = time.perf_counter() - started
     points = len(checkpointer._store.chain)
     checkpointer.close()
-    return {"points": points, "restored_s": round(restored_s, 2), "first_step_s": round(first_step_s, 2)}
+    return {"restart_s": round(first_step_s, 2), "restored_s": round(restored_s, 2), "restored_points": points}
 
 
 # memory ---------------------------------------------------------------------------------------------------------------

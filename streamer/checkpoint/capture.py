@@ -81,11 +81,13 @@ class Capture:
         return self._is_complete or self._is_abandoned
 
     def advance(self, seconds: float) -> None:
-        """Copy rows for about this time, unless the thread that writes them is behind."""
-        started = self._clock()
-        while not self.is_over and self._queued_bytes < MOST_QUEUED_BYTES and self._clock() - started < seconds:
+        """Copy rows until `seconds` has grown to this, a slice at least, unless the thread that writes is behind."""
+        before, started = self.seconds, self._clock()
+        while not self.is_over and self._queued_bytes < MOST_QUEUED_BYTES:
             self.copy_slice()
-        self.seconds += self._clock() - started
+            self.seconds = before + self._clock() - started
+            if self.seconds >= seconds:
+                break
 
     def copy_slice(self) -> None:
         """Copy the next few rows, or note that none are left."""
@@ -99,7 +101,7 @@ class Capture:
     def finish(self) -> None:
         """Copy all that is left, as fast as it is written."""
         while not self.is_over:
-            self.advance(1.0)
+            self.advance(float("inf"))
             with self._changed:
                 self._changed.wait_for(lambda: self.is_over or self._queued_bytes < MOST_QUEUED_BYTES)
 

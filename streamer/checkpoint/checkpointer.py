@@ -108,11 +108,14 @@ class Checkpointer:
             CheckpointError: there are some, but none can be used.
         """
         found = self._find()
+        if found is not None:
+            self._put(learner, found)
+        self._changed = learner.changes.reader()  # from here on, rows differ from the checkpoint's
+        for kind in self._kinds(learner):  # compiled loops are loaded now, not while a step waits for them
+            learner.take(kind, self._changed.take(kind))
         if found is None:
             return Restored(Accounting(), OffsetLedger())
         meta, arrays = found.meta, found.arrays()
-        self._put(learner, found)
-        self._changed = learner.changes.reader()  # from here on, rows differ from the checkpoint's
         if (theirs := meta["threads"]) != (ours := torch.get_num_threads()):
             logger.warning(
                 "%s was written with %d CPU threads, this run has %d: it goes on, but sums are rounded otherwise, so "

@@ -3,6 +3,7 @@
     ckpt-00000000000000000042.base    every row
     ckpt-00000000000000000043.delta   the rows that changed since the point before
 
+Frames of a delta are compressed; those of a base are not, so that it is written and read as fast as the disk can.
 The last frame holds everything that is not rows, and seals the file:
 
     arrays          dense parameters, windows, cache: small, so each point has them whole
@@ -30,8 +31,8 @@ from numpy.typing import NDArray
 from streamer.checkpoint.frames import HEADER, NO_ROWS, Arrays, Chunk, frame_header, pack_chunk, unpack_payload
 from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint
 
-FORMAT = 4
-"""Of files and of what they hold; one of another format cannot be read."""
+FORMAT, READABLE = 5, (4, 5)
+"""Of files and of what they hold, as they are written; and those that can be read: 4 has no compressed frames."""
 END = "end"
 SYNC_EVERY_BYTES = 64 << 20
 """A large file goes to the disk piece by piece, not all at its end."""
@@ -58,7 +59,7 @@ def write_point(
     with path.open("xb", buffering=0) as file:
         for chunk in chunks:
             _check_finite(chunk.arrays, f"{chunk.kind}/")
-            frame = pack_chunk(*chunk)
+            frame = pack_chunk(*chunk, compress=previous is not None)
             frames = zlib.crc32(frame[: HEADER.size], frames)
             _write(file.fileno(), frame)
             unsynced += len(frame)
@@ -93,7 +94,7 @@ class Point:
             end = self._read(*self._end)
             if end.kind != END:
                 raise CorruptCheckpoint("its last frame is missing")
-            if end.values["format"] != FORMAT:
+            if end.values["format"] not in READABLE:
                 raise IncompatibleCheckpoint(
                     f"{path} has format {end.values['format']}, this version of Streamer reads {FORMAT}: "
                     "use the version that wrote it, or another checkpoint directory"

@@ -73,6 +73,21 @@ def test_where_nobody_knows_what_users_had_no_event_is_new():
 
 
 @settings(max_examples=50)
+@given(st.dictionaries(st.integers(0, 40), st.sets(st.integers(0, 2000), max_size=120), max_size=8))
+def test_what_is_put_equals_what_came_one_by_one(had):
+    one_by_one, put = UserItems(), UserItems()
+    observe(one_by_one, [(user, item) for user, items in had.items() for item in items])
+    rows = np.arange(45)
+    taken = one_by_one.take(rows)
+    assert taken["items"].tolist() == [item for user in rows for item in sorted(had.get(user, ()))]
+    for _ in range(2):  # into empty rows, and in the place of what they have
+        put.put(rows, taken)
+        assert all(set(put.of(user).tolist()) == had.get(user, set()) for user in rows)
+        tables = [np.trim_zeros(one._pairs.pool.bits, "b") for one in (put, one_by_one)]
+        np.testing.assert_array_equal(*tables)
+
+
+@settings(max_examples=50)
 @given(st.lists(PAIR, max_size=300), st.lists(PAIR, max_size=50))
 def test_what_users_had_survives_a_restart(pairs, further):
     had, restarted = UserItems(), UserItems()

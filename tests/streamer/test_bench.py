@@ -94,5 +94,5 @@ def test_checkpoints_stand_beside_training_without():
     assert figures["longest_pause_ms"] >= size["base"]["longest_pause_ms"] > 0
     assert figures["throughput_over_without"] > 0
     assert figures["peak_memory_over_without"] > 0
-    assert size["restart"]["points"] == 2
-    assert size["restart"]["first_step_s"] >= size["restart"]["restored_s"] > 0
+    assert size["restored_points"] == 2
+    assert size["restart_s"] >= size["restored_s"] > 0

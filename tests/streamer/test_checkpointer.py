@@ -173,13 +173,15 @@ def test_what_a_failed_save_would_have_held_is_in_the_next(start, monkeypatch):
     assert_same_learner(start().learner, run.learner)
 
 
-def test_a_save_that_is_given_up_for_a_newer_one_loses_nothing(start):
+def test_a_save_that_is_given_up_for_a_newer_one_loses_nothing(start, monkeypatch):
     run = start()
     run.learn_and_save(300)
     learn_all(run.learner, events(16, seed=1))
     said = []
-    run.checkpointer.save(run.learner, Sharing(), Accounting(trained=1), OffsetSnapshot({}, {}), said.append)
-    run.checkpointer._capture = Capture(run.learner, {"items": run.learner.used("items")})  # with rows left to copy
+    with monkeypatch.context() as patch:
+        patch.setattr(Capture, "advance", lambda *_: None)  # rows are left to copy
+        run.checkpointer.save(run.learner, Sharing(), Accounting(trained=1), OffsetSnapshot({}, {}), said.append)
+    assert run.checkpointer.is_copying
     assert run.learn_and_save(16, seed=2).suffix == ".delta"
     assert_same_learner(start().learner, run.learner)
 

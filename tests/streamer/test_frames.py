@@ -23,10 +23,10 @@ arrays = dtypes.flatmap(
 
 
 @settings(max_examples=100)
-@given(st.dictionaries(st.text(max_size=8).filter(lambda name: name != "rows"), arrays, max_size=5))
-def test_arrays_of_any_shape_come_back_bit_for_bit(named):
+@given(st.dictionaries(st.text(max_size=8).filter(lambda name: name != "rows"), arrays, max_size=5), st.booleans())
+def test_arrays_of_any_shape_come_back_bit_for_bit(named, compress):
     rows = np.array([3, 5, 2**40])
-    chunk = unpack_chunk(bytearray(pack_chunk("items", rows, named)))
+    chunk = unpack_chunk(bytearray(pack_chunk("items", rows, named, compress=compress)))
     assert (chunk.kind, chunk.rows.tolist(), chunk.values) == ("items", rows.tolist(), {})
     assert chunk.arrays.keys() == named.keys()
     for name, array in named.items():
@@ -63,14 +63,21 @@ def test_a_payload_is_a_plain_safetensors_file():
     assert found["lines"].tolist() == [[7.0] * 3] * 2
 
 
-def test_a_single_flipped_bit_anywhere_is_noticed():
-    frame = pack_chunk("items", np.array([1, 2]), {"lines": np.ones((2, 3), np.float32)}, {"a": 1})
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_single_flipped_bit_anywhere_is_noticed(compress):
+    lines = {"lines": np.ones((2, 3), np.float32)}
+    frame = pack_chunk("items", np.array([1, 2]), lines, {"a": 1}, compress=compress)
     for position in range(len(frame)):
         flipped = bytearray(frame)
         flipped[position] ^= 1 << (position % 8)
         with pytest.raises(CorruptCheckpoint):
             unpack_chunk(flipped)
     assert unpack_chunk(frame).values == {"a": 1}
+
+
+def test_a_compressed_frame_takes_less():
+    rows = np.arange(100_000, 101_000)  # few of their bytes differ
+    assert len(pack_chunk("items", rows, {}, compress=True)) < len(pack_chunk("items", rows, {})) / 4
 
 
 @pytest.mark.parametrize("cut", [0, 1, HEADER.size - 1, HEADER.size, 40, -1])
