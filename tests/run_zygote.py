@@ -28,7 +28,11 @@ def warm_up() -> None:
     from streamer.sources.embedded import source as _embedded  # noqa: F401
     from streamer.sources.kafka import source as _kafka  # noqa: F401
 
-    learn_all(Learner(small()), events(64))
+    learner = Learner(small())
+    changed = learner.changes.reader()
+    learn_all(learner, events(64))
+    changed.take("items")
+    Learner(small()).restore(learner.chunks(), *learner.dense())
 
 
 def child(output: str, arguments: list[str]) -> None:

@@ -40,7 +40,7 @@ NO_ROWS: Rows = np.empty(0, np.int64)
 HEADER = struct.Struct("<4sIQ")
 MAGIC = b"STRM"
 COMPRESSION = 1
-"""Level of zstd: 400 MB/s on a core; higher ones save nothing more of what is learned."""
+"""Level of zstd: higher ones are slower, and save nothing more of what is learned."""
 ROWS = "rows"
 """The name of the array with a chunk's rows; no other may have it."""
 
