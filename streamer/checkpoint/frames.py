@@ -133,7 +133,7 @@ def unpack_payload(payload: bytearray | memoryview) -> Chunk:
         CorruptCheckpoint: it is none.
     """
     try:
-        by_planes = payload[:4] == zstandard.FRAME_HEADER  # no header of a blob is as long as that would mean
+        by_planes = bytes(payload[:4]) == zstandard.FRAME_HEADER  # no header of a blob is as long as that would mean
         blob = bytearray(zstandard.ZstdDecompressor().decompress(payload)) if by_planes else payload
         begin = 8 + int.from_bytes(blob[:8], "little")
         header = json.loads(bytes(blob[8:begin]))
