@@ -497,6 +497,7 @@ class Learner:
         What an event does not say leaves what is known. An item of which nothing is said waits for its first event.
         Until then, the vector of one that is described is that of its features: its id adds nothing.
         """
+        self.evict()
         features = batch.item_features or [None] * len(batch)
         self.retire_items([item for item, said in zip(batch.items, features, strict=True) if said is None])
         said = [k for k, of_item in enumerate(features) if of_item]

@@ -119,6 +119,14 @@ class TestUntouchedItems:
         assert learner.titles.of(learner.items.row_of("new") or 0) == "New!"
 
 
+    def test_limits_hold_while_a_catalogue_is_read(self):
+        learner = Learner(small(**DESCRIBED, max_items=20))
+        learn(learner, catalogue(*(f"n{k}" for k in range(200)), brand="b1"))
+        assert len(learner.items) <= 20 + 16  # a batch of new ones comes before what is over the limit goes
+        assert set(learner.items.ids) == {f"n{k}" for k in range(200 - len(learner.items), 200)}
+        assert len(learner.untouched) == len(learner.items)
+
+
 class TestDeletion:
     def test_a_deleted_item_is_forgotten_with_all_that_was_said_of_it(self):
         learner = Learner(small(**DESCRIBED))
