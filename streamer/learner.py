@@ -774,9 +774,11 @@ class Learner:
         wanted, is_evaluated = both[order], order < len(evaluated)
         nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
         nearest[is_evaluated] = self._nearest(rows.only(evaluated), nearest.shape[1])
-        if len(self.untouched) and len(learned):
-            untouched = self._nearest_untouched(rows.only(learned), min(NEAR_UNTOUCHED, nearest.shape[1]))
-            nearest[~is_evaluated, : untouched.shape[1]] = untouched
+        untouched = self._some_untouched()
+        if len(untouched) and len(learned):
+            asked, count = rows.only(learned), min(NEAR_UNTOUCHED, nearest.shape[1])
+            near = self.retriever.nearest_among(untouched, asked.users, asked.recent, count)
+            nearest[~is_evaluated, : near.shape[1]] = near
         assert rows.times_s is not None
         found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
         found.mark_seen(*self.seen.before(rows.users, rows.items, wanted))
@@ -810,12 +812,11 @@ class Learner:
             found[np.broadcast_to(np.arange(most) >= np.reshape(count, (-1, 1)), found.shape)] = -1
         return found
 
-    def _nearest_untouched(self, rows: Batch, count: int) -> Rows:
-        """[n, at most count] of the items that nobody has had yet, or of a sample of them, the nearest to the users."""
-        pool = self.untouched
-        if len(pool) > MOST_UNTOUCHED:
-            pool = pool[self._draws.choice(len(pool), MOST_UNTOUCHED, replace=False, shuffle=False)]
-        return self.retriever.nearest_among(pool, rows.users, rows.recent, count)
+    def _some_untouched(self) -> Rows:
+        """The untouched items, or a sample of them; the same on every rank of a group."""
+        if len(self.untouched) <= MOST_UNTOUCHED:
+            return self.untouched
+        return self.untouched[self._draws.choice(len(self.untouched), MOST_UNTOUCHED, replace=False, shuffle=False)]
 
     def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
         if len(rows):

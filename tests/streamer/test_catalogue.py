@@ -118,7 +118,6 @@ class TestUntouchedItems:
         assert "new" in recommended(learner)
         assert learner.titles.of(learner.items.row_of("new") or 0) == "New!"
 
-
     def test_limits_hold_while_a_catalogue_is_read(self):
         learner = Learner(small(**DESCRIBED, max_items=20))
         learn(learner, catalogue(*(f"n{k}" for k in range(200)), brand="b1"))
@@ -188,7 +187,11 @@ def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: lis
     assert untouched == {item for item, f in slow.said.items() if "brand" in f and item not in slow.counts}
 
 
-def test_a_checkpoint_holds_the_catalogue_and_a_restart_goes_on_as_if_nothing_had_been(tmp_path):
+@pytest.mark.parametrize("looked_at", [4096, 5])
+def test_a_checkpoint_holds_the_catalogue_and_a_restart_goes_on_as_if_nothing_had_been(
+    tmp_path, monkeypatch, looked_at: int
+):
+    monkeypatch.setattr("streamer.learner.MOST_UNTOUCHED", looked_at)
     learner = Learner(small(**DESCRIBED))
     stream = [*interactions(), *catalogue(*(f"n{k}" for k in range(30)), brand="b1", title="Ünïcode")]
     learn(learner, stream)
