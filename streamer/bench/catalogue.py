@@ -184,8 +184,8 @@ class ScaleBench(Bench):
     """Events per second of groups of trainers in lockstep, one thread each, and what communication takes of a step.
 
     All train the same events with the defaults of `run`, by turns. `two_ranks_over_one` and `communication_share` are
-    those of the largest batch with local negatives. On a machine that has other work the wall says little: `on_cores`
-    compares what the busiest rank took of a core.
+    those of the largest batch with local negatives; `one` is a group of one, `plain` a trainer without a group. On a
+    machine that has other work the wall says little: `on_cores` compares what the busiest rank took of a core.
     """
 
     name: ClassVar[str] = "scale"
@@ -196,8 +196,8 @@ class ScaleBench(Bench):
     items: int = setting(40_988, "Items of the stream.", at_least=1)
     users: int = setting(29_858, "Users of the stream.", at_least=64)
     parts: int = setting(4, "In how many parts a step is computed; see `streamer run`.", at_least=1)
-    steps: int = setting(12, "Steps of a turn.", at_least=1)
-    rounds: int = setting(3, "Turns of each; the best counts.", at_least=1)
+    steps: int = setting(8, "Steps of a turn.", at_least=1)
+    rounds: int = setting(5, "Turns of each; the median counts.", at_least=1)
 
 
 BENCHES: tuple[type[Bench], ...] = (

@@ -23,6 +23,8 @@ from streamer.learner import Learner
 from streamer.sources.base import Partition
 
 NEGATIVES = ("global", "local")
+PLAIN = 0
+"""Instead of a number of trainers: one without a group."""
 BATCHES = 8
 WARM_UP_STEPS = 4
 CONTROL = 64
@@ -50,31 +52,39 @@ def measure(bench: ScaleBench) -> dict[str, Any]:
     """Events per second by number of ranks, batch size and kind of negatives, and what communication takes of a step.
 
     The time that a collective takes is that of the rank that comes last to it: the others wait for it, which is not
-    communication.
+    communication. Beside the groups stands a plain trainer, which computes a step in one part: for it all negatives are
+    global.
     """
     jobs = [Job(batch_size, negatives) for batch_size in bench.batch_sizes for negatives in NEGATIVES]
-    best: dict[tuple[int, Job], dict[str, float]] = {}
+    turns: dict[tuple[int, Job], list[dict[str, float]]] = {}
     with ExitStack() as stack:
-        groups = {size: stack.enter_context(_ranks(size, bench)) for size in bench.trainers}
+        groups = {size: stack.enter_context(_ranks(size, bench)) for size in (PLAIN, *bench.trainers)}
         for _ in range(bench.rounds):
             for job in jobs:
                 for size, ranks in groups.items():  # by turns, so that all meet the same machine
-                    found = _figures(_asked(ranks, job), bench.steps, job.batch_size)
-                    before = best.get((size, job), found)
-                    best[size, job] = max(found, before, key=lambda figures: figures["events_per_second"])
+                    if size != PLAIN or job.negatives == "global":
+                        found = _figures(_asked(ranks, job), bench.steps, job.batch_size)
+                        turns.setdefault((size, job), []).append(found)
+    median = {key: sorted(found, key=_speed)[len(found) // 2] for key, found in turns.items()}
     table = [
-        {"trainers": size, **job._asdict(), **{name: round(value, 4) for name, value in figures.items()}}
-        for (size, job), figures in sorted(best.items(), key=lambda item: (item[0][1], item[0][0]))
+        {"trainers": size or "plain", **job._asdict(), **{name: round(value, 4) for name, value in figures.items()}}
+        for (size, job), figures in sorted(median.items(), key=lambda item: (item[0][1], item[0][0]))
     ]
-    goal = Job(max(bench.batch_sizes), "local")
-    one, two = best.get((1, goal)), best.get((2, goal))
+    largest = max(bench.batch_sizes)
+    plain, goal = median[PLAIN, Job(largest, "global")], Job(largest, "local")
+    one, two = median.get((1, goal)), median.get((2, goal))
     return {
-        "two_ranks_over_one": round(two["events_per_second"] / one["events_per_second"], 3) if one and two else None,
+        "two_ranks_over_one": round(_speed(two) / _speed(one), 3) if one and two else None,
         "two_ranks_over_one_on_cores": round(one["core_ms"] / two["core_ms"], 3) if one and two else None,
+        "two_ranks_over_plain": round(_speed(two) / _speed(plain), 3) if two else None,
         "communication_share": round(two["communication_share"], 3) if two else None,
         "table": table,
         "options": asdict(bench) | {"cores": os.cpu_count()},
     }
+
+
+def _speed(figures: dict[str, float]) -> float:
+    return figures["events_per_second"]
 
 
 def _figures(ranks: list[Measured], steps: int, batch_size: int) -> dict[str, float]:
@@ -97,7 +107,7 @@ def _ranks(size: int, bench: ScaleBench) -> Iterator[list[Any]]:
         port = listening.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     connections, processes = [], []
-    for rank in range(size):
+    for rank in range(max(size, 1)):
         ours, theirs = context.Pipe()
         processes.append(context.Process(target=_serve, args=(theirs, rank, size, port, bench), daemon=True))
         processes[-1].start()
@@ -127,7 +137,7 @@ def _serve(connection: Any, rank: int, size: int, port: int, bench: ScaleBench) 
     """One rank: trains what it is asked to, one thread."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    group = connect(max(bench.parts, size), RESULT_S)
+    group = Group() if size == PLAIN else connect(max(bench.parts, size), RESULT_S)
     times: list[float] = []
     _time_collectives(group, times)
     learners: dict[Job, tuple[Learner, list[MicroBatch]]] = {}

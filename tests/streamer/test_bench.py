@@ -96,3 +96,16 @@ def test_checkpoints_stand_beside_training_without():
     assert figures["peak_memory_over_without"] > 0
     assert size["restored_points"] == 2
     assert size["restart_s"] >= size["restored_s"] > 0
+
+
+@pytest.mark.slow
+def test_groups_of_trainers_stand_beside_a_plain_one():
+    small = ["--batch-sizes", "64", "--items", "300", "--users", "100", "--steps", "2", "--rounds", "1"]
+    found = measured("scale", *small)
+    rows = {(row["trainers"], row["negatives"]): row for row in found["table"]}
+    assert set(rows) == {("plain", "global"), *((size, kind) for size in (1, 2) for kind in ("global", "local"))}
+    assert rows["plain", "global"]["sent_bytes_a_step"] == rows[1, "local"]["sent_bytes_a_step"] == 0
+    assert 0 < rows[2, "local"]["sent_bytes_a_step"] <= rows[2, "global"]["sent_bytes_a_step"]
+    one, two = rows[1, "local"]["events_per_second"], rows[2, "local"]["events_per_second"]
+    assert found["two_ranks_over_one"] == pytest.approx(two / one, abs=1e-3)
+    assert 0 < found["communication_share"] < 1
