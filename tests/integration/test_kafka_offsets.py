@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crash_harness import Command, Zygote, records
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 from kafka_harness import KafkaHarness, until
 from kafka_runs import PATIENT, Topic
 from line_harness import newest
@@ -81,11 +81,15 @@ def test_a_trainer_that_was_killed_gets_its_partitions_back_at_once(
     assert kafka.members(topic.group) == 0, "who ends in good order leaves the group"
 
 
+@pytest.mark.parametrize("in_transactions", [False, True])
 def test_trainers_that_read_to_the_end_do_not_wait_for_a_session(
-    kafka: KafkaHarness, make_topic: MakeTopic, tmp_path: Path
+    kafka: KafkaHarness, make_topic: MakeTopic, tmp_path: Path, in_transactions: bool
 ) -> None:
+    """Behind the last records stand marks of transactions, as `streamer replay` leaves them: nobody trains those."""
     topic = make_topic(2)
     topic.append(records(2_000))
+    if in_transactions:
+        _mark_ends(topic)
     slow = "import streamer.model.trainer as m; step = m.Trainer.step; import time\n"
     slow += "m.Trainer.step = lambda *a: (time.sleep(0.2), step(*a))[1]"
     arguments = [topic.run(name, "--until-end", "--max-queued-events", 64, client=PATIENT) for name in "ab"]
@@ -95,6 +99,18 @@ def test_trainers_that_read_to_the_end_do_not_wait_for_a_session(
     assert all(summary["consumed"] > 0 for summary in summaries)
     assert sum(summary["consumed"] for summary in summaries) == 2_000
     assert kafka.committed(topic.group) == topic.ends
+
+
+def _mark_ends(topic: Topic) -> None:
+    """End each partition with an aborted record and the mark of its transaction."""
+    producer = KafkaProducer(bootstrap_servers=topic.kafka.server.bootstrap, transactional_id=f"tx-{topic.name}")
+    producer.init_transactions()
+    producer.begin_transaction()
+    for partition in topic.values:
+        producer.send(topic.name, b"aborted", partition=partition.number)
+    producer.flush()
+    producer.abort_transaction()
+    producer.close()
 
 
 def test_a_new_directory_does_not_begin_where_a_trainer_that_is_gone_has_stopped(

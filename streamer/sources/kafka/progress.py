@@ -86,6 +86,12 @@ class Progress:
         with self._lock:
             self._passed[partition] = position
 
+    def passed_after(self, partition: Partition, position: int) -> int:
+        """Up to where the client has found no record after a position; 0 if that is not known."""
+        with self._lock:
+            is_last = partition in self._next and position >= self._next[partition]
+            return self._passed.get(partition, 0) if is_last else 0
+
     def known(self) -> tuple[list[Partition], int]:
         """Our partitions, and a number for `set_ends`."""
         with self._lock:

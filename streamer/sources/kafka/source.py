@@ -242,7 +242,7 @@ class KafkaSource:
                 ends = self._consumer.end_offsets(new, timeout_ms=LOOKUP_TIMEOUT_MS) if new else {}
                 self._ends_of_others |= {Partition(*tp): end for tp, end in ends.items()}
                 commits = self._starts.commits(left)
-                self._done_by_others |= {p for p, c in commits.items() if c.offset >= self._ends_of_others[p]}
+                self._done_by_others |= {p for p, c in commits.items() if c.reaches(self._ends_of_others[p])}
             except errors.KafkaError as error:
                 self._go_on_or_raise(error, "looking up offsets of")
         return partitions - self._done_by_others
@@ -518,7 +518,9 @@ class KafkaSource:
     def _commits(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit, with what it says of us."""
         ours = {
-            p: self._started[p].commit._replace(offset=int(at)) for p, at in positions.items() if p in self._started
+            p: self._started[p].commit._replace(offset=int(at), no_record_before=self._progress.passed_after(p, at))
+            for p, at in positions.items()
+            if p in self._started
         }
         return {TopicPartition(*p): commit.for_kafka() for p, commit in ours.items()}
 
