@@ -33,7 +33,7 @@ def compiled(function: F) -> F:
 
 
 def making_arrays(function: F) -> F:
-    """As `compiled`, for a loop that makes arrays, or returns one."""
+    """As `compiled`, for a loop that makes, sorts or returns an array."""
     return cast(F, njit(**_OPTIONS)(function))
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows, held
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, making_arrays
 from streamer.model.ranking.pair_counts import PairCounts, Pool, has
 from streamer.model.retired import RetiredItems, is_retired
 
@@ -175,7 +175,7 @@ def _gather(
     return to
 
 
-@compiled
+@making_arrays
 def _list(pool: Pool, users: Rows, items: NDArray[np.int32]) -> None:
     to = 0
     for user in users:
