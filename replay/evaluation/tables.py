@@ -196,7 +196,7 @@ def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping
                 f"Over the second half of the stream. {BELOW}: below a floor. HR without towers: the ranker reads zero "
                 "for their inner product. Towers' Recall: of the towers' own list of all items, without counts and "
                 f"ranker, over {ours[0].about.get('retrieved', 0):,} events of the whole stream, evenly chosen. "
-                "events/s: ranked and learned from."
+                "events/s: ranked and learned from, by time on a core."
             )
             for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
                 title = f"HR@{shown_k(ours)} by user and item over the whole stream, {what}:"
