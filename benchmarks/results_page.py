@@ -42,7 +42,7 @@ from streamer.replay.evaluation.tables import (
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 MARK = re.compile(r"(<!-- (table|slices|towers|paper|sweep): (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TIMED = "draws"
-"""The sweep that was run on a quiet machine: times of other offline runs are left out, those of streams are CPU time."""
+"""The sweep run on a quiet machine: times of other offline runs are left out; those of streams are CPU time."""
 KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10, *RETRIEVED)}
 KEPT |= {"step-ms": (0,), "events-per-second": (0,), "hr-without-towers": (10,), "towers-recall": RETRIEVED}
 DEFAULT = "xir"
