@@ -22,7 +22,7 @@ import numpy as np
 from streamer.accounting import Accounting
 from streamer.bench.base import long_tailed
 from streamer.bench.catalogue import CheckpointBench
-from streamer.checkpoint import CheckpointStore, pack_strings
+from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
@@ -30,11 +30,12 @@ from streamer.learner import Learner
 from streamer.model.batch import Rows
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing
+from streamer.vocabulary import packed
 
 USERS = 5 / 8
 """Share of users among all ids; the others are items."""
 TEMPLATE_EVENTS = 20_000
-BYTES_AN_ID = 1_300
+BYTES_AN_ID = 800
 """Memory that an id takes in this bench, with what it takes to make it."""
 WARM_UP_STEPS = 30
 SAVE_PATIENCE_S = 300.0
@@ -194,8 +195,10 @@ def _fill(learner: Learner, users: int, items: int) -> None:
         for start in range(0, size, len(rows)):
             new = np.arange(start, min(start + len(rows), size))
             held = arrays if len(new) == len(rows) else template.take(kind, rows[: len(new)])
-            ids = pack_strings([f"{name}-{row}" for row in new.tolist()], "ids.ids") if name else {}
-            learner.put(kind, new, held | ids)
+            if name:
+                utf8, offsets = packed([f"{name}-{row}" for row in new.tolist()])
+                held = held | {"ids.utf8": utf8, "ids.length": np.diff(offsets).astype(np.int32)}
+            learner.put(kind, new, held)
     dense, values = template.dense()
     sizes = {name: learner.dense()[0][name] for name in dense if name.endswith((".size", ".sums"))}
     learner.load_dense(dense | sizes | {"cache": np.empty(0, np.int64)}, values)

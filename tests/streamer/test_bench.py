@@ -89,6 +89,7 @@ def test_the_whole_line_stands_beside_its_parts():
 def test_checkpoints_stand_beside_training_without():
     figures = measured("checkpoint", "--ids", "5000", "--every", "0.2", "--rounds", "1")
     (size,) = figures["sizes"]
+    assert 0 < size["delta"]["changed_share"] <= 1  # of the ids that are there
     assert 0 < size["delta"]["bytes"] < size["base"]["bytes"]
     assert figures["delta_bytes_over_full"] == size["delta"]["bytes_over_full"] < 1
     assert figures["longest_pause_ms"] >= size["base"]["longest_pause_ms"] > 0
