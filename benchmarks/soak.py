@@ -4,7 +4,8 @@
 
 The catalogue is replaced bit by bit, users come and go, and a third of the events are those of bots, each with a user
 and an item that never come again. `streamer run` reads it twice: with limits that hold the ids of the last 100,000
-events, and without. Half of the time is for filling up; what is measured is the second half.
+events, and without. Half of the time is for filling up; what is measured is the second half. Speed is processor time of
+the training thread, which does all arithmetic (`--threads 1`): what else the machine does changes it little.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Sample(NamedTuple):
     events: int
     rss: int
     disk: int
-    cpu_s: float
+    training_cpu_s: float
 
 
 def lines(events: int, seed: int = 0) -> Any:
@@ -56,7 +57,8 @@ def lines(events: int, seed: int = 0) -> Any:
 def run(events: int, directory: Path, options: list[str]) -> tuple[list[Sample], dict[str, Any]]:
     """Samples of a run, and its summary."""
     command = [sys.executable, "-m", "streamer", "run", "--source", "-", "--until-end", "--json", "--device", "cpu"]
-    command += ["--data-dir", str(directory), "--checkpoint-every", "10", "--evaluation-share", "0.2", *options]
+    command += ["--threads", "1", "--data-dir", str(directory), "--checkpoint-every", "10"]
+    command += ["--evaluation-share", "0.2", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -66,7 +68,7 @@ def run(events: int, directory: Path, options: list[str]) -> tuple[list[Sample],
         while not done.wait(EVERY_S):
             rss = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             disk = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-            times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            times = Path(f"/proc/{process.pid}/task/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
             samples.append(Sample(written[0], rss, disk, sum(map(int, times)) / os.sysconf("SC_CLK_TCK")))
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -83,22 +85,26 @@ def run(events: int, directory: Path, options: list[str]) -> tuple[list[Sample],
 
 
 def figures(samples: list[Sample], events: int) -> dict[str, float]:
-    """Of the second half: growth of memory as a share of it, events a second of processor time, largest disk."""
+    """Of the second half: growth of memory as a share of it, processor time of an event, largest disk."""
     late = [sample for sample in samples if sample.events > events // 2]
     at, rss = np.array([s.events for s in late]), np.array([s.rss for s in late])
     slope = float(np.polyfit(at, rss, 1)[0])
     middle = len(late) // 2
-    speed = [
-        (part[-1].events - part[0].events) / (part[-1].cpu_s - part[0].cpu_s) for part in (late[:middle], late[middle:])
-    ]
+    cpu_us = [_median_cpu_us(part) for part in (late[:middle], late[middle:])]
     return {
         "rss_mb": round(float(np.median(rss)) / 1e6, 1),
         "rss_growth_share": round(slope * (at[-1] - at[0]) / float(np.median(rss)), 4),
-        "speed_end_over_begin": round(speed[1] / speed[0], 3),
-        "events_per_cpu_second": round(speed[1]),
+        "cpu_end_over_begin": round(cpu_us[1] / cpu_us[0], 3),
+        "training_cpu_us_per_event": round(cpu_us[1], 1),
         "disk_mb": round(max(s.disk for s in late) / 1e6, 1),
         "disk_end_over_begin": round(max(s.disk for s in late[middle:]) / max(s.disk for s in late[:middle]), 3),
     }
+
+
+def _median_cpu_us(samples: list[Sample]) -> float:
+    """Microseconds of the training thread for an event: the median over stretches of ten samples."""
+    stretches = [(a, b) for a, b in zip(samples, samples[10:], strict=False) if b.events > a.events]
+    return float(np.median([1e6 * (b.training_cpu_s - a.training_cpu_s) / (b.events - a.events) for a, b in stretches]))
 
 
 def main() -> None:
@@ -118,7 +124,7 @@ def main() -> None:
         f"{name} is {value}"
         for name, value, wrong in (
             ("rss_growth_share", limited["rss_growth_share"], limited["rss_growth_share"] > 0.02),
-            ("speed_end_over_begin", limited["speed_end_over_begin"], limited["speed_end_over_begin"] < 0.85),
+            ("cpu_end_over_begin", limited["cpu_end_over_begin"], limited["cpu_end_over_begin"] > 1.1),
             ("disk_end_over_begin", limited["disk_end_over_begin"], limited["disk_end_over_begin"] > 1.1),
             ("hit_rate_over_unlimited", ratio, ratio < 0.99),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
 from streamer.model.jit import compiled
 
+MOST_EVENTS = 2**32 - 1
+"""Of an item that are counted without a half-life, in 32 bits; it counts as that many from then on."""
 _PERIOD = 512
 """Half-lives after which weights begin anew at one."""
 
@@ -42,7 +45,8 @@ class ExactPopularity(ByRows):
         if problems := _problems(half_life_events, floor):
             raise ValueError("; ".join(problems))
         self.half_life_events, self.floor = half_life_events, floor
-        self._counts, self._total = np.zeros(0), 0.0
+        self._counts: NDArray[Any] = np.zeros(0, np.uint32 if half_life_events is None else np.float64)
+        self._total = 0.0
         self._periods, self._period = np.zeros(0, np.int32), 0  # when each count was written; now
         self._log2_weight = 0.0  # of the newest event
         self.size = 0
@@ -62,7 +66,8 @@ class ExactPopularity(ByRows):
         if self._period:
             self._counts[rows] = self._of_this_period(rows)
             self._periods[rows] = self._period
-        self._total += _add_weights(self._counts, rows, weights, scale)
+        most = MOST_EVENTS if self.half_life_events is None else math.inf
+        self._total += _add_weights(self._counts, rows, weights, scale, most)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
         """Forget everything, and take in `counts` events of each row, as if evenly mixed."""
@@ -84,7 +89,7 @@ class ExactPopularity(ByRows):
     def _of_this_period(self, rows: Rows) -> NDArray[np.float64]:
         """What the counts of rows, which are known, weigh in this period."""
         if not self._period:
-            return self._counts[rows]
+            return self._counts[rows].astype(np.float64, copy=False)
         ago = self._period - self._periods[rows]
         found: NDArray[np.float64] = np.ldexp(self._counts[rows], -_PERIOD * ago)
         return found
@@ -138,7 +143,8 @@ class ExactPopularity(ByRows):
 
     @property
     def nbytes(self) -> int:
-        return (self._counts.itemsize + self._periods.itemsize) * self.size
+        periods = 0 if self.half_life_events is None else self._periods.itemsize
+        return (self._counts.itemsize + periods) * self.size
 
     def take(self, rows: Rows) -> Arrays:
         periods = {"periods": held(self._periods, rows)} if self.half_life_events is not None else {}
@@ -165,12 +171,14 @@ class ExactPopularity(ByRows):
 
 
 @compiled
-def _add_weights(counts: NDArray[np.float64], rows: Rows, weights: NDArray[np.float64], scale: float) -> float:
+def _add_weights(counts: NDArray[Any], rows: Rows, weights: NDArray[np.float64], scale: float, most: float) -> float:
     """Add weights times the scale to the counts of rows, which may repeat; returns the sum of what was added."""
     total = 0.0
     for k in range(len(rows)):
-        counts[rows[k]] += scale * weights[k]
-        total += scale * weights[k]
+        before = float(counts[rows[k]])
+        after = min(before + scale * weights[k], most)
+        counts[rows[k]] = after
+        total += after - before
     return total
 
 

@@ -243,6 +243,13 @@ class TestExact:
         one_by_one.observe(np.array([3, 3, 5, 3, 5, 3]))
         np.testing.assert_array_equal(at_once.counts(np.arange(6)), one_by_one.counts(np.arange(6)))
 
+    def test_an_item_counts_at_most_what_32_bits_hold(self) -> None:
+        popularity = ExactPopularity()
+        popularity.add(np.array([3, 5]), np.array([2.0**32 - 3, 7.0]))
+        popularity.observe(np.array([3, 5, 3, 3, 3]))
+        assert popularity.counts(np.array([3, 5])).tolist() == [2**32 - 1, 8]
+        assert popularity.total == 2**32 + 7
+
     def test_counts_at_once_age_like_the_mean_over_all_orders_of_their_events(self) -> None:
         def after(further: Callable[[ExactPopularity], None]) -> NDArray[np.float64]:
             popularity = ExactPopularity(half_life_events=2)
