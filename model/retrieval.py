@@ -25,6 +25,8 @@ LARGEST_PRODUCT = np.float32(50)
 """An inner product beyond this is cut to it, and one that is not a number is zero: neither ruins a ranker."""
 COSINE = np.float32(4)
 """What a cosine of 1 is as a feature: the size of an inner product of trained vectors."""
+RUN, MOST_INSERTED = 64, 256
+"""Of this many scores in a row the best is looked at first; up to this many are kept in order by insertion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Retriever:
         vectors = self._item_vectors(rows[none:].astype(np.int64)).cpu().numpy()
         found = np.empty((len(items), SIMILARITIES), np.float32)
         of_items, of_recent = np.split(at - none, [len(items)])
-        compare(queries, vectors, of_recent.reshape(recent.shape), first, of_items, found)
+        compare(queries, vectors, lengths_of(vectors), of_recent.reshape(recent.shape), first, of_items, found)
         return found
 
     @torch.no_grad()
@@ -202,6 +204,9 @@ class Retriever:
         for part, scores in self._blocks(items, users, recent):
             if left_out is not None:
                 scores.view(-1)[_cells(scores, *left_out.of_users(np.arange(len(users))[part]))] = -torch.inf
+            if scores.device.type == "cpu" and count <= min(len(items) // RUN, MOST_INSERTED):
+                _top(scores.numpy(), rows[part], values[part])
+                continue
             best = scores.topk(count, dim=1)
             rows[part], values[part] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         return rows, values
@@ -258,6 +263,33 @@ def _not_below_among(scores: Tensor, own: Tensor, left_out: Excluded, users: Row
     return found
 
 
+@making_arrays
+def _top(scores: Floats, rows: Rows, values: Floats) -> None:
+    """As `topk`: the n-th best of the runs' best scores is a bound that at least n scores reach, and few others."""
+    most = rows.shape[1]
+    best = np.empty(-(-scores.shape[1] // RUN), np.float32)
+    for b in range(len(scores)):
+        for run in range(len(best)):
+            best[run] = -np.inf
+            for item in range(run * RUN, min((run + 1) * RUN, scores.shape[1])):
+                best[run] = max(best[run], scores[b, item])
+        bound = np.partition(best, len(best) - most)[len(best) - most]
+        found = 0
+        for run in range(len(best)):
+            if best[run] < bound:
+                continue
+            for item in range(run * RUN, min((run + 1) * RUN, scores.shape[1])):
+                score = scores[b, item]
+                if score < bound or (found == most and score <= values[b, most - 1]):
+                    continue
+                found = min(found + 1, most)
+                at = found - 1
+                while at > 0 and score > values[b, at - 1]:
+                    rows[b, at], values[b, at] = rows[b, at - 1], values[b, at - 1]
+                    at -= 1
+                rows[b, at], values[b, at] = item, score
+
+
 @compiled
 def _count_not_below(scores: Floats, own: Floats, found: NDArray[np.int64]) -> None:
     for row in range(len(scores)):
@@ -281,12 +313,26 @@ def _count_not_below_among(
 
 
 @making_arrays
-def compare(queries: Floats, vectors: Floats, recent: Rows, first: Rows, at: Rows, found: Floats) -> None:
-    """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner product, cosine, and largest cosine
-    with a vector of the user's recent items, `recent[q]` (-1 after the last); 0 without any."""
+def lengths_of(vectors: Floats) -> Floats:
+    """[T] of vectors, as `compare` divides by them."""
     lengths = np.empty(len(vectors), np.float32)
     for v in range(len(vectors)):
         lengths[v] = _length(vectors[v])
+    return lengths
+
+
+@compiled
+def compare(
+    queries: Floats,
+    vectors: Floats,
+    lengths: Floats,
+    recent: NDArray[np.integer[Any]],
+    first: Rows,
+    at: NDArray[np.integer[Any]],
+    found: Floats,
+) -> None:
+    """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner product, cosine, and largest cosine
+    with a vector of the user's recent items, `recent[q]` (-1 after the last); 0 without any."""
     for q in range(len(queries)):
         length = _length(queries[q])
         for c in range(first[q], first[q + 1]):

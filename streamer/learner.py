@@ -808,8 +808,8 @@ class Learner:
         found = np.full((len(rows), most), -1)
         if len(rows) and known and most:
             best, _ = self.retriever.top(self.retriever.items(known), rows.users, most, rows.recent)
-            found[:, : best.shape[1]] = np.where(self.are_reachable(best), best, -1)
-            found[np.broadcast_to(np.arange(most) >= np.reshape(count, (-1, 1)), found.shape)] = -1
+            wanted = np.arange(best.shape[1]) < np.reshape(count, (-1, 1))
+            found[:, : best.shape[1]] = np.where(wanted & self.are_reachable(best), best, -1)
         return found
 
     def _some_untouched(self) -> Rows:

@@ -7,13 +7,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import StreamerError
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.by_rows import Arrays
+from streamer.model.jit import compiled
 from streamer.model.ranking.evidence import KINDS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.recent import History, RecentItems
@@ -27,6 +29,7 @@ LAST_S = 2**31 - 1
 
 
 NOTHING: Rows = np.empty(0, np.int64)
+ItemRows = NDArray[np.integer[Any]]
 
 
 class Recommendation(NamedTuple):
@@ -180,18 +183,18 @@ class Recommender:
         for (query, k, _), out, (items, scores) in zip(
             wanted, left_out, self._scored(wanted, left_out, exclude_seen, among), strict=True
         ):
-            kept = np.isfinite(scores) & ~np.isin(items, out)
             if among is not None:
-                kept &= np.isin(items, among)
-            items, scores = items[kept], scores[kept]
-            best, recent = np.argsort(-scores, kind="stable")[:k], set(query.recent)
-            ranked = zip(items[best].tolist(), scores[best].tolist(), strict=True)
-            found.append([Recommendation(self.learner.items.id_of(row), score, row in recent) for row, score in ranked])
+                scores = np.where(np.isin(items, among), scores, np.float32(-np.inf))
+            best = np.empty(k, np.int64)
+            best = best[: _best(items, scores, out, best)]
+            rows, recent = items[best].tolist(), set(query.recent)
+            ranked = zip(self.learner.items.ids_of(rows), scores[best].tolist(), rows, strict=True)
+            found.append([Recommendation(item, score, row in recent) for item, score, row in ranked])
         return found
 
     def _scored(
         self, wanted: Sequence[Wanted], left_out: Sequence[Rows], exclude_seen: bool, among: Rows | None
-    ) -> Iterator[tuple[Rows, Floats]]:
+    ) -> Iterator[tuple[ItemRows, Floats]]:
         """Items and scores for each query, from which the best are chosen."""
         learner = self.learner
         if not learner.settings.rerank:
@@ -200,7 +203,7 @@ class Recommender:
             return
         least = np.array([w.k + len(out) for w, out in zip(wanted, left_out, strict=True)])
         candidates = self._candidates([w.query for w in wanted], least, among)
-        scores, items = learner.ranker.scores(candidates, _purpose(exclude_seen)), candidates.items.astype(np.int64)
+        scores, items = learner.ranker.scores(candidates, _purpose(exclude_seen)), candidates.items
         for begin, end in itertools.pairwise(candidates.first.tolist()):
             yield items[begin:end], scores[begin:end]
 
@@ -289,3 +292,30 @@ def _purpose(exclude_seen: bool) -> int:
 
 def _printable(raw: str) -> str:
     return raw if raw and raw.isprintable() else ascii(raw)
+
+
+@compiled
+def _holds(rows: Rows, row: int) -> bool:
+    found = False
+    for other in rows:
+        found |= other == row
+    return found
+
+
+@compiled
+def _best(items: ItemRows, scores: Floats, left_out: Rows, best: Rows) -> int:
+    """Write where the best items that are not left out are, best first, ties in their order; returns how many."""
+    found = 0
+    for place in range(len(items)):
+        score = scores[place]
+        if not np.isfinite(score) or (found == len(best) and score <= scores[best[found - 1]]):
+            continue
+        if _holds(left_out, items[place]):
+            continue
+        found = min(found + 1, len(best))
+        at = found - 1
+        while at > 0 and score > scores[best[at - 1]]:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = place
+    return found

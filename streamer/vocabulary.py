@@ -143,11 +143,19 @@ class Vocabulary(ByRows):
         Raises:
             IndexError: the row has none.
         """
-        ids = self._ids
-        if not self.first <= row < self.size or ids.length[row] < 0:
-            raise IndexError(f"row {row} has no id")
-        start = int(ids.start[row])
-        return bytes(ids.arena[start : start + int(ids.length[row])]).decode("utf-8", "surrogatepass")
+        return self.ids_of([row])[0]
+
+    def ids_of(self, rows: Sequence[int]) -> list[str]:
+        """The ids of some rows, in their order.
+
+        Raises:
+            IndexError: a row has none.
+        """
+        ids, at = self._ids, np.array(rows, np.int64)
+        if not (used := self.is_used(at)).all():
+            raise IndexError(f"row {at[~used][0]} has no id")
+        places, arena = zip(ids.start[at].tolist(), ids.length[at].tolist(), strict=True), ids.arena.data
+        return [str(arena[start : start + length], "utf-8", "surrogatepass") for start, length in places]
 
     @property
     def used(self) -> Rows:

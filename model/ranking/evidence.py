@@ -233,7 +233,7 @@ class Evidence(ByRows):
             target=np.full(len(wanted), -1),
             bucket=np.zeros(len(wanted), np.int64),
         )
-        sums = np.zeros((most, _SUMS), np.float32)
+        sums = np.empty((most, _SUMS), np.float32)
         at = np.zeros(3, np.int64)  # events, wanted events and candidates so far
         while True:
             pairs = self.co_occurrence

@@ -60,7 +60,8 @@ class Ranker:
         """[c] of all candidates, as if the features `without` were zero."""
         weights, found = self.weights[purpose], np.empty(len(candidates.items), np.float32)
         matrix = _matrix(weights)
-        matrix[:, list(without)] = 0
+        if without:
+            matrix[:, list(without)] = 0
         products = _product(candidates.features, matrix.T)
         _scores(weights, products, candidates.first, candidates.bucket, found)
         return found

@@ -11,7 +11,7 @@ from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.jit import compiled, making_arrays
 from streamer.model.ranking.pair_counts import PairCounts, Pool, has
-from streamer.model.retired import RetiredItems, is_retired
+from streamer.model.retired import RetiredItems
 
 _SHORT = 32
 """Items that are sorted by insertion."""
@@ -62,8 +62,9 @@ class UserItems(ByRows):
 
     def of(self, user: int) -> Rows:
         """The items of a user now."""
-        flags = self.retired.flags
-        return np.array([item for item in self._pairs.of(user) if not is_retired(flags, item)], np.int64)
+        items: Rows = self.take(np.array([user]))["items"].astype(np.int64)
+        kept: NDArray[np.bool_] = held(self.retired.flags, items) == 0
+        return items[kept]
 
     @property
     def nbytes(self) -> int:

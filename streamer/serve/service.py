@@ -189,14 +189,14 @@ class Service:
             return {"item": item} | self.recommend(Asked(recent=[item], k=k, explain=explain))
 
     def _answer(self, replica: Replica, query: Query, asked: Asked, found: Sequence[Recommendation]) -> dict[str, Any]:
-        recommender, items = replica.recommender, replica.learner.items
+        recommender = replica.recommender
         answers: list[dict[str, Any]] = [best._asdict() for best in found]
         if asked.explain:
             reasons = recommender.reasons(query, [best.item for best in found], exclude_seen=asked.exclude_seen)
             for answer, why in zip(answers, reasons, strict=True):
                 near = [{"item": item, "nearness": nearness} for item, nearness in why.recent]
                 answer["reasons"] = {"parts": why.parts, "recent": near}
-        recent = [items.id_of(row) for row in query.recent]
+        recent = replica.learner.items.ids_of(query.recent)
         named = [*recent, *(best.item for best in found)]
         return {
             "user": query.user,

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.growing import capacity_for, grown
-from streamer.model.retrieval import CHUNK_ITEMS, Items, Retriever
+from streamer.model.retrieval import CHUNK_ITEMS, SIMILARITIES, Items, Retriever, compare, lengths_of
+from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class KeptVectors(Retriever):
         tower = trainer.settings.item_tower
         self._by_row = not (tower.layers or tower.numeric or tower.categorical)  # a vector is its row's alone
         self._kept, self._size = torch.empty(0, tower.out_dim), 0
-        self._asked: tuple[Any, Tensor] | None = None
+        self._lengths = np.empty(0, np.float32)  # of the kept vectors
+        self._asked: tuple[Rows, Recent | None, Tensor] | None = None
         self._index: Any = None
         self._changed = _Changed()  # since the index was built
         self._next: _Build | None = None
@@ -67,23 +69,33 @@ class KeptVectors(Retriever):
         if size > len(self._kept):
             larger = torch.empty(capacity_for(size, len(self._kept)), self._kept.shape[1])
             larger[: self._size] = self._kept[: self._size]
-            self._kept = larger
+            self._kept, self._lengths = larger, grown(self._lengths, len(larger))
         rows = rows[rows < size] if self._by_row else np.arange(size)  # rows beyond belong to no item yet
         for start in range(0, len(rows), CHUNK_ITEMS):
             part = rows[start : start + CHUNK_ITEMS]
-            self._kept[torch.from_numpy(part)] = self._item_vectors(part)
+            vectors = self._item_vectors(part)
+            self._kept[torch.from_numpy(part)], self._lengths[part] = vectors, lengths_of(vectors.numpy())
         self._size, self._asked = size, None
         self._refresh_index(rows)
 
+    @torch.no_grad()
     def queries(self, users: Rows, recent: Recent | None) -> Tensor:
         """See `Retriever.queries`; a request asks for the same ones twice."""
-        features = self.trainer.model.user.features
-        described = features.take(users) if features.categorical or features.numeric else {}
-        arrays: list[NDArray[Any]] = [users, *([] if recent is None else [recent]), *described.values()]
-        asked = [array.tobytes() for array in arrays]
-        if self._asked is None or self._asked[0] != asked:
-            self._asked = (asked, super().queries(users, recent))
-        return self._asked[1]
+        if self._asked is None or self._asked[0] is not users or self._asked[1] is not recent:
+            model, touched = self.trainer.model, TouchedRows(self.trainer.device)
+            model.user.grow(int(users.max(initial=-1)) + 1)
+            at = torch.from_numpy(recent) if recent is not None else None
+            vectors = model.queries(touched, users, torch.arange(len(users)), self._kept, at)
+            self._asked = (users, recent, vectors)
+        return self._asked[2]
+
+    def similarities(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
+        """See `Retriever.similarities`."""
+        queries = self.queries(users, recent).numpy()
+        recent = np.empty((len(users), 0), np.int32) if recent is None else recent
+        found = np.empty((len(items), SIMILARITIES), np.float32)
+        compare(queries, self._kept.numpy(), self._lengths, recent, first, items, found)
+        return found
 
     def items(self, size: int | None = None) -> Items:
         """The vectors of all known items, or of the first `size`; a view."""

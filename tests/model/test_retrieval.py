@@ -7,11 +7,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
 from streamer.model import retrieval
-from streamer.model.retrieval import COSINE, LARGEST_PRODUCT, Excluded, Retriever, compare
+from streamer.model.retrieval import COSINE, LARGEST_PRODUCT, RUN, Excluded, Retriever, _top, compare, lengths_of
 
 
 def slow_scores(trainer, batch) -> np.ndarray:
@@ -34,6 +36,19 @@ def test_ranks_and_top_items_follow_the_score(model):
     best = -np.sort(-scores, axis=1)[:, :4]
     np.testing.assert_allclose(np.take_along_axis(scores, top, axis=1), best, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(values, best, rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(1, 400))
+def test_the_best_of_many_scores_are_those_of_a_sort(seed, count, distinct):
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, distinct, (3, count * RUN + int(rng.integers(0, 100)))).astype(np.float32)
+    scores[1, rng.random(scores.shape[1]) < 0.9] = -np.inf  # left out
+    scores[2] = -np.inf
+    rows, values = np.empty((3, count), np.int64), np.empty((3, count), np.float32)
+    _top(scores, rows, values)
+    np.testing.assert_array_equal(values, -np.sort(-scores, axis=1)[:, :count])
+    np.testing.assert_array_equal(np.take_along_axis(scores, rows, axis=1), values)
+    assert all(len(set(of_user)) == count for of_user in rows.tolist())
 
 
 def test_excluded_items_are_left_out():
@@ -164,7 +179,8 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_vectors_that_are_no_numbers_or_too_large_do_not_reach_a_ranker():
     vectors = np.array([[np.nan, 1], [1e30, 0], [0, 0]], np.float32)
     found = np.empty((3, 3), np.float32)
-    compare(np.ones((1, 2), np.float32), vectors, np.array([[0, 1]]), np.array([0, 3]), np.arange(3), found)
+    first, at = np.array([0, 3]), np.arange(3)
+    compare(np.ones((1, 2), np.float32), vectors, lengths_of(vectors), np.array([[0, 1]]), first, at, found)
     assert np.isfinite(found).all()
     assert found[1, 0] == LARGEST_PRODUCT
     assert found[0].tolist() == found[2].tolist() == [0, 0, 0]

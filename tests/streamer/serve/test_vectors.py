@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from line_harness import events
+from line_harness import events, learn_all, small
 from serve_harness import Server, Trainer, served
+
+from streamer.learner import Learner
+from streamer.model.retrieval import Retriever
+from streamer.serve.vectors import KeptVectors
 
 STREAM = events(9000, users=300, items=2500, seed=3)
 USERS = [f"u{n}" for n in range(0, 300, 3)]
@@ -40,3 +44,21 @@ def test_an_index_finds_what_scoring_all_items_finds_also_of_what_changed_since(
     assert recall(found(indexed), found(exact)) >= 0.99
     for each in (exact, indexed, trainer):
         each.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"user_ids": True}, {"item_layers": (8,), "user_layers": (8,)}], ids=str)
+def test_kept_vectors_give_what_computing_them_gives(settings):
+    learner = Learner(small(**settings))
+    learn_all(learner, STREAM[:2000], batch_size=200)
+    kept, slow = KeptVectors(learner.trainer), Retriever(learner.trainer)
+    kept.renew(np.arange(learner.items.size), learner.items.size)
+    users = np.array([3, 7, 3, learner.users.size])  # one of them twice, and one that is new
+    recent = learner.recent_items(learner.recent.of(users))
+    first, items = np.array([0, 5, 6, 6, 40]), np.random.default_rng(0).integers(0, 500, 40).astype(np.int32)
+    for _ in range(2):  # the second time from what was kept of the first
+        np.testing.assert_allclose(kept.queries(users, recent), slow.queries(users, recent), rtol=1e-5, atol=1e-6)
+        found = kept.similarities(users, recent, first, items)
+        np.testing.assert_allclose(found, slow.similarities(users, recent, first, items), rtol=1e-4, atol=1e-5)
+    learn_all(learner, STREAM[2000:2200], batch_size=200)
+    kept.renew(np.arange(learner.items.size), learner.items.size)
+    np.testing.assert_allclose(kept.queries(users, recent), slow.queries(users, recent), rtol=1e-5, atol=1e-6)
