@@ -102,14 +102,15 @@ def _beside_trainer(bench: ServeBench, directory: Path, port: int, paths: list[s
 
 
 def learned(items: int) -> Learner:
-    """A learner of that many items: a few thousand were learned, the others resemble one of these each."""
+    """A learner of that many items: few were learned, the others resemble one of the less popular of these each."""
     learner, rng = Learner(device="cpu"), np.random.default_rng(0)
     chosen = long_tailed(rng, LEARNED_ITEMS, LEARNED_EVENTS, 1.0)
     who = rng.integers(0, USERS, LEARNED_EVENTS)
     learner.learn(((str(u), f"i{i}", 1.7e9 + n) for n, (u, i) in enumerate(zip(who, chosen, strict=True))), 2048)
-    for start in range(len(learner.items), items, 1 << 15):
+    known = len(learner.items)
+    for start in range(known, items, 1 << 15):
         rows = np.arange(start, min(start + (1 << 15), items))
-        like = rng.integers(0, LEARNED_ITEMS // 2, len(rows))
+        like = rng.integers(known // 2, known, len(rows))
         for kind in ("items", "pairs"):
             arrays = learner.take(kind, like)
             if kind == "items":

@@ -30,7 +30,7 @@ EXACT_ITEMS = 200_000
 """Up to this many items all are scored."""
 PROBES = 32
 """Lists of the inverted file that are looked through."""
-POINTS_A_LIST = 64
+POINTS_A_LIST = 40
 """Vectors that the middle of a list is found from."""
 MOST_SEARCHED = 2048
 """Who wants more of the nearest gets them by scoring all."""
