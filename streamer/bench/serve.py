@@ -114,7 +114,7 @@ def learned(items: int) -> Learner:
         for kind in ("items", "pairs"):
             arrays = learner.take(kind, like)
             if kind == "items":
-                ids = pack_strings([f"i{row}" for row in rows.tolist()], "ids")
+                ids = pack_strings([f"like {row}" for row in rows.tolist()], "ids")
                 arrays |= {"ids.utf8": ids["ids.utf8"], "ids.length": np.diff(ids["ids.offsets"]).astype(np.int32)}
                 arrays[LINES] = arrays[LINES] + 0.3 * rng.standard_normal(arrays[LINES].shape, np.float32)
             learner.put(kind, rows, arrays)
