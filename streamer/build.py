@@ -174,6 +174,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.learner import Learner
     from streamer.pipeline import Pipeline
     from streamer.prequential import LINE_FLOORS, Prequential
+    from streamer.sharing.group import NoStore
 
     group = connect(settings.parts, settings.group_timeout_s)
     learner = Learner(settings)
@@ -186,7 +187,8 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
         Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
-        publisher=publisher(settings, learner, group),
+        NoStore() if group.rank and settings.redis_url else shared_store(settings),
+        publisher(settings, learner, group),
         lockstep=lockstep_of(settings, group),
     )
 

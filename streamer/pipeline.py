@@ -50,6 +50,7 @@ from streamer.model.ranking.ranker import influence_by_name
 from streamer.prequential import BestFloor, Prequential, TowersShare
 from streamer.publish.publisher import Due, Publisher, PublishStatus
 from streamer.settings import PipelineSettings
+from streamer.sharing.group import GroupSharing, NoStore
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.assigned import Assigned
 from streamer.sources.base import Partition, Source
@@ -150,7 +151,7 @@ class Pipeline:
         settings: PipelineSettings,
         checkpoints: CheckpointStore | None = None,
         prequential: Prequential | None = None,
-        store: CacheStore | None = None,
+        store: CacheStore | NoStore | None = None,
         publisher: Publisher | None = None,
         lockstep: Lockstep | None = None,
     ) -> None:
@@ -159,7 +160,7 @@ class Pipeline:
         self.on_status: Callable[[Status], None] | None = None
         self._watch = Observer()
         self._dead_letters, self._prequential, self._publisher = dead_letters, prequential, publisher
-        self._sharing = Sharing() if store is None else StoreSharing(learner, store)
+        self._sharing = self._sharing_of(learner, store, lockstep)
         self._checkpoints: Checkpointer | None = None
         offsets = OffsetLedger()
         self._lockstep = lockstep
@@ -192,6 +193,17 @@ class Pipeline:
         self._losses: list[tuple[Tensor, int]] = []  # of the steps since the last look, with their events
         self._loss_sum, self._loss_events = 0.0, 0.0
         self._on_batch: Callable[[MicroBatch], None] | None = None
+
+    def _sharing_of(self, learner: Learner, store: CacheStore | NoStore | None, lockstep: Lockstep | None) -> Sharing:
+        if lockstep is None:
+            return StoreSharing(learner, store) if isinstance(store, CacheStore) else Sharing()
+        if store is None:
+            return Sharing()
+
+        def partitions() -> Sequence[Partition]:
+            return self._ingest.partitions if isinstance(self._ingest, LockstepIngest) else []
+
+        return GroupSharing(learner, store, lockstep.group, partitions, lockstep.group.timeout_s / 3)
 
     def _checkpointer(self, store: CheckpointStore) -> Checkpointer:
         settings, group = self.settings, self._lockstep.group if self._lockstep is not None else None
@@ -282,7 +294,8 @@ class Pipeline:
             if batch is not None:
                 # 2. what other trainers have found out since the last batch
                 with self._watch.phase("store"):
-                    self._sharing.receive()
+                    if self._lockstep is None or batch.others:
+                        self._sharing.receive()
                 # 3. events are ranked, learned from, and contributed to other trainers
                 self._learn(batch)
                 # 4. what could not be decoded is put aside, with the reason
@@ -393,6 +406,7 @@ class Pipeline:
         flushed = self._flush_dead_letters()
         # 2.
         begins, offsets = self._begins(), self._ingest.take_snapshot()
+        self._sharing.before_save()
         # 3.
         if self._checkpoints is None or not flushed:
             self._saved(False, offsets)

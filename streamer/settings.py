@@ -342,8 +342,6 @@ class RunSettings(
             found.append("trainers: a group reads no catalogue yet; leave out catalogue-topic and catalogue-type")
         if self.source:
             found.append("trainers: a file cannot be read by several; write it into a topic with `streamer replay`")
-        if self.redis_url:
-            found.append("trainers: a group does not share through Redis yet; leave out redis-url")
         if self.resampler == "multinomial":
             found.append("trainers: a group draws by systematic resampling only; leave out resampler")
         return found

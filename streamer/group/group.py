@@ -63,12 +63,14 @@ class Group:
         size: W.
         parts: P, in how many parts a step is computed; at least W.
         generation: of this start of the group; each is higher than those before.
+        timeout_s: how long the others wait for a rank.
     """
 
     rank: int = 0
     size: int = 1
     parts: int = 1
     generation: int = 0
+    timeout_s: float = 15.0
     traffic: Traffic = field(default_factory=Traffic)
     _capacity: int = FIRST_CAPACITY
     _gather: Callable[[Bytes, Sequence[int]], list[Bytes]] | None = None
@@ -290,7 +292,7 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
             raise GroupError(f"rank {rank} lost another trainer: {_first_line(error)}") from error
         return found
 
-    return Group(rank, size, parts, _gather=gather)
+    return Group(rank, size, parts, timeout_s=timeout_s, _gather=gather)
 
 
 def _first_line(error: BaseException) -> str:

@@ -70,6 +70,9 @@ class Sharing(SingleTrainer):
     def contribute(self, part: LearnPart, learned: Learned) -> None:
         """Send what a part of a batch has counted and drawn; never waits."""
 
+    def before_save(self) -> None:
+        """Agree with the other ranks of a group on what is saved; all call it, whether or not each can save then."""
+
     def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Arrays and values that a restart needs. Call it before the learner is copied: it applies what has come."""
         return {}, {}
@@ -146,17 +149,25 @@ class StoreSharing(Sharing):
         self._duplicate_events += len(partitions)
         for name in set(partitions) - self._logged_duplicates:
             self._logged_duplicates.add(name)
-            offset = f"{self._store.counted_until(name):,}"
+            offset = f"{self._counted_until(name):,}"
             logger.info("The store has counted %s up to offset %s: these events are trained, not counted", name, offset)
+
+    def _counted_until(self, partition: str) -> int:
+        return self._store.counted_until(partition)
 
     def contribute(self, part: LearnPart, learned: Learned) -> None:
         if not part.counted or not part.batch.origins:
             return
         spans, sources = _spans(part.batch)
+        self._contribute(spans, sources, part.batch.offsets, learned)
+
+    def _contribute(
+        self, spans: tuple[Span, ...], sources: NDArray[np.int32], offsets: Sequence[int], learned: Learned
+    ) -> None:
         numbers = self._numbers_of
         drawn = Increments(numbers(learned.drawn[0]), np.rint(learned.drawn[1]).astype(np.int64))
         cache = numbers(self._learner.cache) if self._learner.trainer.method.extra == "cache" else None
-        contribution = Contribution(spans, sources, part.batch.offsets, numbers(learned.items), drawn, cache)
+        contribution = Contribution(spans, sources, offsets, numbers(learned.items), drawn, cache)
         self._store.contribute(contribution, self._numbers.by_row)
 
     def _numbers_of(self, rows: Rows) -> Rows:
@@ -301,8 +312,12 @@ class StoreSharing(Sharing):
     def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         arrays, values, received = self._store.save()
         self._apply(received)
+        return arrays | self._numbering(), values
+
+    def _numbering(self) -> dict[str, NDArray[Any]]:
+        """The numbers of all ids."""
         ids = {f"numbers.{name}": array for name, array in self._numbers.state().items()}
-        return arrays | ids | {"own": self._own[: self._mapped].copy()}, values
+        return ids | {"own": self._own[: self._mapped].copy()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], values: dict[str, Any], positions: Positions) -> None:
         learner = self._learner
