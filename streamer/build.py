@@ -185,7 +185,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         EventDecoder(settings, settings.catalogue_topic),
         dead_letters(settings, group.rank),
         settings,
-        rank_store(settings.checkpoints, settings.keep_checkpoints, group.rank),
+        rank_store(settings.checkpoints, settings.keep_checkpoints, group),
         Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
         NoStore() if group.rank and settings.redis_url else shared_store(settings),
         publisher(settings, learner, group),

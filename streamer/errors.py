@@ -9,7 +9,8 @@ StreamerError
 ├── GroupError               the trainers of a group lost one of them, or do not hold the same model
 └── CheckpointError          a checkpoint cannot be written or read
     ├── CorruptCheckpoint    its content does not match its checksums, or a part is missing
-    └── IncompatibleCheckpoint  it was written by other settings or another version
+    ├── IncompatibleCheckpoint  it was written by other settings or another version
+    └── Superseded           a newer start of the trainer uses the directory
 
 A message says what happened, where, and what to try. The command line shows it as one line and exits with 1
 (2 for SettingsError, as click does for wrong options).
@@ -66,3 +67,7 @@ class CorruptCheckpoint(CheckpointError):  # noqa: N818
 
 class IncompatibleCheckpoint(CheckpointError):  # noqa: N818
     """The checkpoint was written by other settings or another version."""
+
+
+class Superseded(CheckpointError):  # noqa: N818
+    """A newer start of the trainer uses the directory: this one must neither save nor commit any more."""

@@ -68,8 +68,11 @@ class Lockstep(NamedTuple):
     """What makes a pipeline one rank of a group."""
 
     group: Group
-    make_source: Callable[[Callable[[], Sequence[Partition]], Callable[[Partition], bool]], Assigned]
-    """A source of the partitions that the first argument returns, as long as the second wants more of each."""
+    make_source: Callable[
+        [Callable[[], Sequence[Partition]], Callable[[Partition], bool], Callable[[], bool]], Assigned
+    ]
+    """A source of the partitions that the first argument returns, as long as the second wants more of each; it commits
+    while the third is true."""
     partitions: Callable[[], Sequence[Partition]]
     """Lists all partitions of the topics."""
 
@@ -177,7 +180,9 @@ class Pipeline:
                 ingest.is_saving = lambda: self._checkpoints is not None and self._checkpoints.is_saving
             if publisher is not None:
                 ingest.due_to_publish = publisher.due
-            make_source = partial(lockstep.make_source, lambda: ingest.own_partitions, ingest.queues.wants)
+            make_source = partial(
+                lockstep.make_source, lambda: ingest.own_partitions, ingest.queues.wants, self._may_commit
+            )
         self._reader = Reader(
             make_source,
             decoder,
@@ -212,6 +217,10 @@ class Pipeline:
             directory = store.directory if group.rank == 0 else store.directory.parent
             return RankCheckpointer(group, store, directory, every_s, every_events)
         return Checkpointer(store, every_s, every_events, settings.from_checkpoint)
+
+    def _may_commit(self) -> bool:
+        """Whether no newer start of the group has taken our place."""
+        return self._checkpoints is None or self._checkpoints.is_current()
 
     def _lockstep_ingest(self, lockstep: Lockstep, offsets: OffsetLedger) -> LockstepIngest:
         settings = self.settings
@@ -475,6 +484,8 @@ class Pipeline:
         elapsed = now - self._status_at
         if elapsed < STATUS_EVERY_S and not force:
             return
+        if self._checkpoints is not None and not force:
+            self._checkpoints.beat()
         status, learner = self.status, self.learner
         done = self.accounting.consumed
         if elapsed > 0 and not force:

@@ -23,8 +23,10 @@ TINY = [
 class Ranks:
     """The processes of one start of a group."""
 
-    def __init__(self, forker: Forker, source: Path | list[str], checkpoints: Path, size: int, *more: str) -> None:
-        self._forker, self.output = forker, checkpoints.parent / f"{checkpoints.name}.out"
+    def __init__(
+        self, forker: Forker, source: Path | list[str], checkpoints: Path, size: int, *more: str, name: str = ""
+    ) -> None:
+        self._forker, self.output = forker, checkpoints.parent / f"{checkpoints.name}{name}.out"
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             port = listening.getsockname()[1]
@@ -46,7 +48,8 @@ class Ranks:
         return [self.wait(rank) for rank in range(len(self.pids))]
 
     def errors(self, rank: int) -> str:
-        return Path(f"{self.output}.{rank}.err").read_text()
+        path = Path(f"{self.output}.{rank}.err")
+        return path.read_text() if path.exists() else ""
 
     def kill(self, rank: int) -> None:
         if self.codes.get(rank) is None:

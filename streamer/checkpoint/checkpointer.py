@@ -18,7 +18,7 @@ from streamer.accounting import Accounting
 from streamer.checkpoint.capture import Capture, CaptureAbandoned, marked
 from streamer.checkpoint.frames import Chunk, Rows
 from streamer.checkpoint.store import Checkpoint, CheckpointStore, find_point
-from streamer.errors import CorruptCheckpoint
+from streamer.errors import CorruptCheckpoint, Superseded
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import Learner, checkpoint_meta
 from streamer.model.changes import ChangedRows
@@ -274,6 +274,22 @@ class Checkpointer:
         self._longest_pause_s, capture.seconds = max(self._longest_pause_s, capture.seconds), 0.0
         if capture.is_over:
             self._let_go()
+
+    def beat(self) -> None:
+        """Show a sign of life, every second or so.
+
+        Raises:
+            Superseded: a newer start of this trainer has taken its place.
+        """
+        self._store.beat()
+
+    def is_current(self) -> bool:
+        """Whether no newer start has taken our place. For any thread."""
+        try:
+            self.beat()
+        except Superseded:
+            return False
+        return True
 
     def finish(self) -> None:
         """Copy all rows that the save under way waits for: somebody waits for the checkpoint."""

@@ -25,7 +25,7 @@ from streamer.accounting import Accounting
 from streamer.checkpoint.capture import CaptureAbandoned
 from streamer.checkpoint.checkpointer import Checkpointer
 from streamer.checkpoint.frames import Chunk
-from streamer.checkpoint.store import RANKS, Checkpoint, CheckpointStore, rank_directory
+from streamer.checkpoint.store import RANKS, Checkpoint, CheckpointStore, check_generation, rank_directory
 from streamer.errors import CheckpointError
 from streamer.group.group import Group
 from streamer.ingest.lockstep import LockstepIngest, Report
@@ -39,9 +39,10 @@ KEPT_BEYOND = 8
 """Points that a rank keeps beyond those of rank 0: of checkpoints that were not sealed in the end."""
 
 
-def rank_store(directory: Path, keep: int, rank: int) -> CheckpointStore:
-    """Where a rank writes its points."""
-    return CheckpointStore(rank_directory(directory, rank), keep + KEPT_BEYOND if rank else keep)
+def rank_store(directory: Path, keep: int, group: Group) -> CheckpointStore:
+    """Where a rank writes its points; a rank of an earlier start that sleeps is superseded."""
+    kept = keep + KEPT_BEYOND if group.rank else keep
+    return CheckpointStore(rank_directory(directory, group.rank), kept, takeover_s=group.timeout_s)
 
 
 class RankCheckpointer(Checkpointer):
@@ -71,9 +72,10 @@ class RankCheckpointer(Checkpointer):
     # resuming --------------------------------------------------------------------------------------------------------
 
     def _find(self) -> Checkpoint | None:
-        """Rank 0 chooses the newest whole checkpoint, and all ranks take that one."""
+        """Rank 0 chooses the newest whole checkpoint, and all ranks take that one; its generation is the group's."""
         found = self._store.load() if self._group.rank == 0 else None
-        number = self._group.gather_equal(np.array([found.number if found is not None else 0]))[0][0]
+        said = np.array([found.number if found is not None else 0, self._store.generation])
+        number, self._group.generation = self._group.gather_equal(said)[0].tolist()
         if self._group.rank == 0 or not number:
             return found
         return CheckpointStore(self._directory, readonly=True).load_point(int(number))
@@ -118,6 +120,11 @@ class RankCheckpointer(Checkpointer):
         self.ingest.report(Report(agreed, link.number, link.crc32) if link is not None else Report(agreed, -1, 0))
         if self._group.rank == 0:
             done(safe)
+
+    def beat(self) -> None:
+        """See `Checkpointer.beat`; a newer start of rank 0 supersedes all ranks of this one."""
+        super().beat()
+        check_generation(self._directory, self._group.generation)
 
     def close(self) -> None:
         """See `Checkpointer.close`; a checkpoint that the group could not seal is no error."""

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamer.checkpoint.frames import Arrays, Chunk
 from streamer.checkpoint.points import Link, Point, sync, write_point
-from streamer.errors import CheckpointError, CorruptCheckpoint
+from streamer.errors import CheckpointError, CorruptCheckpoint, Superseded
 
 logger = logging.getLogger(__name__)
 
@@ -108,12 +109,17 @@ class CheckpointStore:
         keep: how many points to keep, with the chains that they need; older ones are removed after a newer one is read
             or safe, unless they are pinned.
         readonly: only `load` and `list`, beside a trainer that goes on writing; no lock is taken, nothing created.
+        takeover_s: a process that uses the directory without a sign of life for this long is superseded; None: never.
+
+    Every start to write is a generation with a higher number; an older one can neither save nor commit any more.
 
     Raises:
         CheckpointError: another process uses the directory, or it cannot be written to.
     """
 
-    def __init__(self, directory: str | Path, keep: int = 3, *, readonly: bool = False) -> None:
+    def __init__(
+        self, directory: str | Path, keep: int = 3, *, readonly: bool = False, takeover_s: float | None = None
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory)
@@ -123,10 +129,15 @@ class CheckpointStore:
         self._corrupt: set[int] = set()
         self._previous: dict[int, int | None] = {}  # of points that were read or written
         self._lock: int | None = None
+        self._is_locked = False
+        self.generation = 0
+        """Of this start; 0 if it is read-only."""
         if not readonly:
             with _translated_errors("use", self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
-                self._lock = _take_lock(self.directory)
+                self._lock, self._is_locked = _open_lock(self.directory, takeover_s)
+                self.generation = generation_of(self.directory) + 1
+                _write_lock(self._lock, self.generation)
                 for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
                     left_by_a_crash.unlink(missing_ok=True)
 
@@ -156,6 +167,8 @@ class CheckpointStore:
         assert base or self.chain, "there is nothing that a delta could be added to"
         with _translated_errors("write a checkpoint into", self.directory):
             number = max(self.points(), default=0) + 1
+            if not self._is_locked and not self.chain:
+                number += 1  # whom we have superseded may be about to write the number before
             path = self.directory / f"ckpt-{number:020d}{'.base' if base else '.delta'}"
             # 1. Everything goes into a file under another name, which is synced.
             temporary = self.directory / f"{TEMPORARY}{path.name}"
@@ -164,6 +177,7 @@ class CheckpointStore:
             try:
                 crc32 = write_point(temporary, chunks, arrays, meta, previous)
                 # 2. The rename makes it a point, at once and whole; the directory's sync makes that last.
+                check_generation(self.directory, self.generation)
                 temporary.rename(path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -310,6 +324,18 @@ class CheckpointStore:
                 sync(self.directory)
             return path.read_text().strip()
 
+    def beat(self) -> None:
+        """Show a sign of life, every second or so.
+
+        Raises:
+            Superseded: a newer start uses the directory.
+        """
+        check_generation(self.directory, self.generation)
+        if self._lock is not None:
+            self._is_locked = self._is_locked or _flock(self._lock)
+            with contextlib.suppress(OSError):
+                os.utime(self._lock)
+
     def close(self) -> None:
         """Let go of the directory. May be called twice."""
         if self._lock is not None:
@@ -432,25 +458,77 @@ def find_point(path: Path) -> tuple[Path, int]:
     return path.parent, int(match[1])
 
 
-def _take_lock(directory: Path) -> int:
-    """Lock the directory until the descriptor is closed or the process ends, however it ends."""
+def generation_of(directory: Path) -> int:
+    """The number of the latest start that writes to a directory; 0 if none is known."""
+    try:
+        said = (directory / LOCK).read_bytes().split()
+        return int(said[1]) if len(said) > 1 else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def check_generation(directory: Path, generation: int) -> None:
+    """See that no newer start uses a directory.
+
+    Raises:
+        Superseded: one does.
+    """
+    if (newest := generation_of(directory)) > generation:
+        raise Superseded(
+            f"a newer start (generation {newest}) uses {directory}: this one (generation {generation}) showed no sign "
+            "of life for too long. It stops, and has saved and committed nothing since"
+        )
+
+
+def _open_lock(directory: Path, takeover_s: float | None) -> tuple[int, bool]:
+    """The lock file, and whether we have the lock, which goes when the process ends, however it ends.
+
+    We have not if whoever has it showed no sign of life for `takeover_s`.
+    """
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip()
-        os.close(descriptor)
-        raise CheckpointError(
-            f"another process (pid {holder or 'unknown'}) uses {directory}. "
-            "Stop it, or choose another checkpoint directory"
-        ) from error
-    except OSError:
+        is_locked = _flock(descriptor) or (takeover_s is not None and _flock_when_released(descriptor, takeover_s))
+        if not is_locked:
+            holder = (os.pread(descriptor, 64, 0).decode(errors="replace").split() or ["unknown"])[0]
+            if takeover_s is None or is_locked is None:
+                raise CheckpointError(
+                    f"another process (pid {holder}) uses {directory}. Stop it, or choose another checkpoint directory"
+                )
+            logger.warning(
+                "process %s uses %s and showed no sign of life for %.0f s: this start takes its place",
+                holder, directory, takeover_s,
+            )  # fmt: skip
+    except BaseException:
         os.close(descriptor)
         raise
-    with contextlib.suppress(OSError):  # on a full disk: only whoever waits for the lock would read it
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
+    return descriptor, bool(is_locked)
+
+
+def _flock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _flock_when_released(descriptor: int, seconds: float) -> bool | None:
+    """True when we have the lock, None as soon as whoever has it shows a sign of life, False after some seconds."""
+    seen, deadline = os.fstat(descriptor).st_mtime_ns, time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        if _flock(descriptor):
+            return True
+        if os.fstat(descriptor).st_mtime_ns != seen:
+            return None
+    return False
+
+
+def _write_lock(descriptor: int, generation: int) -> None:
+    """Process and generation, in one write: whoever reads sees either these or those before."""
+    with contextlib.suppress(OSError):  # on a full disk older checkpoints must go first
+        os.pwrite(descriptor, f"{os.getpid():<10} {generation:<20}\n".encode(), 0)
+        os.fsync(descriptor)
 
 
 @contextlib.contextmanager

@@ -333,7 +333,7 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     lockstep = lockstep_of(dataclasses.replace(settings, start="earliest"), Group())
     partitions, decoder = lockstep.partitions(), EventDecoder(settings, settings.catalogue_topic)
     wanted = dict.fromkeys(partitions, SAMPLED_RECORDS)
-    source = lockstep.make_source(lambda: partitions, lambda p: wanted[p] > 0)
+    source = lockstep.make_source(lambda: partitions, lambda p: wanted[p] > 0, lambda: False)
     homes: dict[str, set[int]] = {}
     with contextlib.closing(source):
         source.open(Handover(Ingest(Batcher(1)), StopCondition()))

@@ -27,6 +27,8 @@ Number = TypeVar("Number", int, NDArray[np.int32])
 
 HEADER = 8
 FIRST_CAPACITY = 1 << 14
+LONGER = 1.5
+"""Times the timeout: who was alone for longer was not waiting for others, but slept."""
 
 
 class Share(NamedTuple):
@@ -276,9 +278,12 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
     except (RuntimeError, KeyError, ValueError) as error:
         raise GroupError(f"rank {rank} could not join the other {size - 1} trainers: {error}") from error
 
+    together_at, alone_s = time.monotonic(), 0.0  # the end of the last collective, and how long it was to it
+
     def gather(message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
         # each pair of ranks exchanges its messages directly, into the memory where they stay: for a few megabytes that
         # takes half the time of all_gather, and messages may differ in length
+        nonlocal together_at, alone_s
         found = [message if r == rank else np.empty(n, np.uint8) for r, n in enumerate(lengths)]
         others = [r for r in range(size) if r != rank]
         try:
@@ -289,7 +294,14 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
                 assert work is not None, "we belong to the group"
                 work.wait()
         except RuntimeError as error:
+            silent_s = max(alone_s, time.monotonic() - together_at)  # what the others had sent still arrives
+            if silent_s > LONGER * timeout_s:
+                raise GroupError(
+                    f"rank {rank} was stopped or busy for {silent_s:.0f} s, longer than --group-timeout "
+                    f"({timeout_s:g} s): the others have given it up. All resume from the last checkpoint"
+                ) from error
             raise GroupError(f"rank {rank} lost another trainer: {_first_line(error)}") from error
+        together_at, alone_s = (now := time.monotonic()), now - together_at
         return found
 
     return Group(rank, size, parts, timeout_s=timeout_s, _gather=gather)

@@ -29,12 +29,10 @@ class UsersOfGroup:
         """Published rows and what they hold, on rank 0, and whether any rank has more to send; a collective."""
         message = np.frombuffer(pack_chunk("users", rows, self._copied(rows)), np.uint8)
         said = np.stack(self._group.gather_equal(np.array([len(message), more])))  # [W, 2]
-        padded = np.zeros(said[:, 0].max(), np.uint8)
-        padded[: len(message)] = message
-        found = self._group.gather_equal(padded)
+        found = self._group.gather_sized(message, said[:, 0].tolist())
         if self._group.rank:
             return [], bool(said[:, 1].any())
-        chunks = [unpack_chunk(m[:length].data) for m, length in zip(found, said[:, 0].tolist(), strict=True)]
+        chunks = [unpack_chunk(message.data) for message in found]
         published = [(self._published(rank, chunk.rows), chunk.arrays) for rank, chunk in enumerate(chunks)]
         return [(rows, arrays) for rows, arrays in published if len(rows)], bool(said[:, 1].any())
 

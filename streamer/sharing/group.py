@@ -11,7 +11,7 @@ import numpy as np
 from streamer.cache_store.codec import Delta
 from streamer.cache_store.contribution import Contribution, Increments, Span
 from streamer.cache_store.errors import StoreError
-from streamer.cache_store.state import Received, StoreStatus, Totals
+from streamer.cache_store.state import Corrected, Received, StoreStatus, Totals
 from streamer.cache_store.store import CacheStore
 from streamer.checkpoint.frames import NO_ROWS, Arrays, Chunk, pack_chunk, unpack_chunk
 from streamer.errors import SharingError
@@ -20,6 +20,9 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
 from streamer.sharing.sharing import FLUSH_S, LearnPart, StoreSharing
 from streamer.sources.base import Partition, Positions
+
+PLAIN = ("retired", "retired_rows", "ids", "live", "row_version")
+"""Fields of what is received that are no arrays."""
 
 
 class NoStore:
@@ -30,6 +33,9 @@ class NoStore:
 
     def contribute(self, *_: object) -> None:
         """See `CacheStore.contribute`."""
+
+    def retire(self, *_: object, anyway: bool) -> None:
+        """See `CacheStore.retire`."""
 
     def restore(self, *_: object) -> None:
         """See `CacheStore.restore`."""
@@ -118,6 +124,9 @@ class GroupSharing(StoreSharing):
     def _counted_until(self, partition: str) -> int:
         return self._counted.get(partition, 0)
 
+    def _give_back_numbers(self) -> None:
+        """Numbers stay: the others do not know which of them the store refers to."""
+
     # on rank 0 --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> Received:
@@ -151,10 +160,8 @@ class GroupSharing(StoreSharing):
                 message = pack_chunk("received", NO_ROWS, *_packed(received, counted))
             except StoreError as error:
                 message = pack_chunk("error", NO_ROWS, {}, {"error": str(error)})
-        length = int(self._group.gather_equal(np.array([len(message)]))[0][0])
-        padded = np.zeros(length, np.uint8)
-        padded[: len(message)] = np.frombuffer(message, np.uint8)
-        chunk = unpack_chunk(self._group.gather_equal(padded)[0].data)
+        lengths = [int(n[0]) for n in self._group.gather_equal(np.array([len(message)]))]
+        chunk = unpack_chunk(self._group.gather_sized(np.frombuffer(message, np.uint8), lengths)[0].data)
         if chunk.kind == "error":
             raise SharingError(chunk.values["error"])
         self._counted = chunk.values["counted"]
@@ -172,9 +179,11 @@ def _packed(received: Received, counted: Mapping[str, int]) -> tuple[Arrays, dic
         pending = received.reset.pending
     for k, contribution in enumerate(pending):
         arrays |= {f"pending.{k}.{name}": array for name, array in contribution.arrays().items()}
+    if received.corrected is not None:
+        arrays |= {f"corrected.{name}": array for name, array in received.corrected._asdict().items()}
     if received.cache is not None:
         arrays["cache"] = received.cache
-    values = {"ids": received.ids, "live": received.live, "row_version": received.row_version, "counted": counted}
+    values = {name: getattr(received, name) for name in PLAIN} | {"counted": counted}
     spans = [[list(span) for span in contribution.spans] for contribution in pending]
     return arrays, values | {"deltas": len(received.deltas), "pending": spans}
 
@@ -196,4 +205,8 @@ def _unpacked(chunk: Chunk) -> Received:
     reset = None
     if "reset.counts" in arrays:
         reset = Totals(arrays["reset.counts"], arrays["reset.drawn"], tuple(pending))
-    return Received(values["ids"], reset, deltas, arrays.get("cache"), values["live"], values["row_version"])
+    corrected = None
+    if "corrected.items" in arrays:
+        corrected = Corrected(*(arrays[f"corrected.{name}"] for name in Corrected._fields))
+    plain: dict[str, Any] = {name: values[name] for name in PLAIN}
+    return Received(reset=reset, deltas=deltas, corrected=corrected, cache=arrays.get("cache"), **plain)

@@ -200,6 +200,9 @@ class StoreSharing(Sharing):
         rows, _ = self._rows_of(numbers)
         self._row_of[numbers], self._number_of[rows] = -1, -1
         self._learner.retire("items", rows, "shared")
+        self._give_back_numbers()
+
+    def _give_back_numbers(self) -> None:
         if len(self._numbers) > self._most_numbers:
             used = np.union1d(self._store.used_items(), self._number_of[self._number_of >= 0])
             self._numbers.forget(np.setdiff1d(self._numbers.used, used))

@@ -26,6 +26,7 @@ class AssignedSource:
         open_one: makes the source of one partition.
         assigned: which partitions are ours now; there may be more from poll to poll.
         wants: whether to read on in a partition.
+        may_commit: whether what is to be committed still is.
     """
 
     at_end = False
@@ -36,8 +37,9 @@ class AssignedSource:
         open_one: Callable[[Partition], Source],
         assigned: Callable[[], Iterable[Partition]],
         wants: Callable[[Partition], bool],
+        may_commit: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._open_one, self._assigned, self._wants = open_one, assigned, wants
+        self._open_one, self._assigned, self._wants, self._may_commit = open_one, assigned, wants, may_commit
         self._sources: dict[Partition, Source] = {}
         self._has_no_more: dict[Partition, bool] = {}
         self._listener: RebalanceListener | None = None
@@ -85,7 +87,7 @@ class AssignedSource:
 
     def commit(self, positions: Positions) -> None:
         """See `Source.commit`."""
-        for partition, source in self._sources.items():
+        for partition, source in self._sources.items() if self._may_commit() else ():
             if partition in positions:
                 source.commit({partition: positions[partition]})
 

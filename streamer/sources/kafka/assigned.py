@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 
 from streamer.errors import SourceUnavailable
-from streamer.sources.base import Chunk, Partition
+from streamer.sources.base import Chunk, Partition, Positions
 from streamer.sources.kafka.client import connect, explained
 from streamer.sources.kafka.commits import Commit
 from streamer.sources.kafka.settings import KafkaSettings
@@ -28,14 +28,20 @@ class AssignedKafkaSource(KafkaSource):
         settings: how to reach Kafka; offsets are committed in the name of the group.
         assigned: which partitions are ours now; there may be more from poll to poll.
         wants: whether to read on in a partition.
+        may_commit: whether what is to be committed still is, asked just before it is sent.
     """
 
     all_assigned = True
 
     def __init__(
-        self, settings: KafkaSettings, assigned: Callable[[], Iterable[Partition]], wants: Callable[[Partition], bool]
+        self,
+        settings: KafkaSettings,
+        assigned: Callable[[], Iterable[Partition]],
+        wants: Callable[[Partition], bool],
+        may_commit: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(replace(settings, trainer=None))
+        self._may_commit = may_commit
         self._starts: _Policy
         self._ours, self._wants = assigned, wants
         self._empty_since: dict[Partition, float] = {}  # when a partition began to bring nothing though it has more
@@ -86,6 +92,9 @@ class AssignedKafkaSource(KafkaSource):
             else:
                 self._empty_since.setdefault(partition, now)
         return chunks
+
+    def _commits(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
+        return super()._commits(positions) if self._may_commit() else {}
 
     def has_no_more(self, partition: Partition) -> bool:
         """Whether a partition is read to its end, or has brought nothing for a while."""

@@ -95,11 +95,52 @@ def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(fork
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(ranks.pids[1], signal.SIGSTOP)
+    stopped = time.monotonic()
     assert ranks.wait(0) == 1
     assert "lost another trainer" in ranks.errors(0)
+    time.sleep(max(0.0, stopped + 3.5 - time.monotonic()))
     os.kill(ranks.pids[1], signal.SIGCONT)
     assert ranks.wait(1) == 1
-    assert "rank 1 lost another trainer" in ranks.errors(1)
+    assert "rank 1 was stopped or busy" in ranks.errors(1)
+
+
+def test_a_group_that_slept_is_superseded_and_can_neither_save_nor_commit(forker, log, undisturbed, tmp_path):
+    """All ranks of a start are stopped, as on a machine that was paused, and the group starts again elsewhere."""
+    checkpoints = tmp_path / "checkpoints"
+    often = ["--group-timeout", "2", "--checkpoint-every-events", "300"]
+    zombies = Ranks(forker, log, checkpoints, 2, *often, "--dead-letters", str(tmp_path / "zombies.jsonl"))
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(checkpoints.glob("ckpt-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    for pid in zombies.pids:
+        os.kill(pid, signal.SIGSTOP)
+    again = Ranks(forker, log, tmp_path / "checkpoints", 2, *often, name="again")
+    assert again.wait_all() == [0, 0], again.errors(0)
+    assert "takes its place" in again.errors(0)
+    saved = {path.name: path.read_bytes() for path in checkpoints.glob("ckpt-*")}
+    for pid in zombies.pids:
+        os.kill(pid, signal.SIGCONT)
+    assert 0 not in zombies.wait_all()
+    assert any("a newer start (generation 2)" in zombies.errors(rank) for rank in (0, 1)), zombies.errors(0)
+    assert {path.name: path.read_bytes() for path in checkpoints.glob("ckpt-*")} == saved
+    assert model(checkpoints) == undisturbed
+
+
+def test_a_group_whose_directory_another_one_uses_does_not_start(forker, log, tmp_path):
+    """One that lives is not superseded, however often it is tried."""
+    idle = ["--trainers", "1", "--group-timeout", "5", "--start", "latest", "--dead-letters"]
+    living = Ranks(forker, log, tmp_path / "checkpoints", 1, *idle, str(tmp_path / "living.jsonl"), "--no-until-end")
+    deadline = time.monotonic() + PATIENCE_S
+    while "assigned" not in living.errors(0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    letters = str(tmp_path / "second.jsonl")
+    second = Ranks(forker, log, tmp_path / "checkpoints", 1, *idle, letters, name="second")
+    assert second.wait_all() == [1]
+    assert f"another process (pid {living.pids[0]}) uses" in second.errors(0)
+    os.kill(living.pids[0], signal.SIGTERM)
+    assert living.wait_all() == [0]
 
 
 def test_what_a_group_publishes_is_served_also_after_a_crash_and_with_another_number_of_ranks(forker, log, tmp_path):
