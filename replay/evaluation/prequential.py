@@ -146,7 +146,7 @@ class PrequentialRun:
                     result.measures.append(Measure(metric, k, slice_, value, None if name == MODEL else name))
             if speed := self._events_per_second(name):
                 result.measures.append(Measure("events-per-second", 0, "all", speed, None if name == MODEL else name))
-        if (share := test.untouched_share) is not None:
+        if self._catalogue and (share := test.untouched_share) is not None:
             result.measures.append(Measure("untouched-share", K, "all", share))
         result.measures += self._measures_of_towers()
         result.measures.append(step_measure(learner.step_seconds))

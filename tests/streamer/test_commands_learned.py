@@ -31,6 +31,7 @@ from streamer.metrics.composition import composition
 from streamer.model.batch import Batch
 from streamer.model.ranking.evidence import BUCKETS, FEATURES
 from streamer.model.ranking.ranker import ALL
+from streamer.model.retrieval import COSINE
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
@@ -120,10 +121,13 @@ def slow_scores(trained: Trained, user: str) -> dict[str, float]:
     history = evidence.history(users[user])
     features = evidence.features(users[user], trained.events[-1]["timestamp"], set(items.values()))
     weights, bucket = learner.ranker.weights[ALL], max(k for k, least in enumerate(BUCKETS) if least <= len(history))
-    vectors, query = learner.retriever.items().vectors.numpy(), slow_query(learner, [r.item for r in history])
+    recent = [r.item for r in history][: learner.settings.recent_items]
+    vectors, query = learner.retriever.items().vectors.numpy(), slow_query(learner, recent)
     scores = {}
     for item, x in features.items():
         x["tower"] = float(query @ vectors[item])
+        x["tower cosine"] = COSINE * cosine(query, vectors[item])
+        x["tower most"] = COSINE * max(0.0, *(cosine(vectors[r], vectors[item]) for r in recent))
         x_ = np.array([x[name] for name in FEATURES])
         units = np.maximum(weights.hidden @ x_ + weights.bias[bucket], 0)
         scores[learner.items.id_of(item)] = float(weights.linear[bucket] @ x_ + weights.out @ units)
@@ -134,9 +138,12 @@ def slow_query(learner: Learner, recent: list[int]) -> np.ndarray:
     """A user's vector, from that of the last items."""
     model = learner.trainer.model
     table = model.item.tables["item.id"].weight.detach().numpy()
-    recent = recent[: learner.settings.recent_items]
     weights = np.exp(model.recency.detach().numpy())[: len(recent)]
     return sum(w * table[item] for w, item in zip(weights, recent, strict=True)) / weights.sum() * model.scale.item()
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def remembered(trained: Trained, user: str) -> list[str]:
