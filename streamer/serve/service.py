@@ -94,10 +94,12 @@ class Service:
     def apply(self, delta: Delta) -> None:
         """Take over a delta. If that fails, nothing is served until there is a base: never half of a delta."""
         with self._lock:
-            replica, self.replica = self.replica, None
-            assert replica is not None, "a base comes first"
-            replica.apply(delta)
-            self.replica = replica
+            assert self.replica is not None, "a base comes first"
+            try:
+                self.replica.apply(delta)
+            except BaseException:
+                self.replica = None
+                raise
             self.applied_deltas += 1
             self._learned()
 

@@ -78,6 +78,34 @@ def test_an_answer_says_its_generation_step_and_age(pair):
     wait_until(lambda: server.service.ready()[0], "readiness")
 
 
+def test_a_server_says_what_it_serves_while_a_delta_is_applied(pair):
+    trainer, server = pair
+    trainer.learn(STREAM[:100])
+    server.reach(trainer)
+    replica, service, said = server.service.replica, server.service, []
+    apply = replica.apply
+    replica.apply = lambda delta: (said.append((service.replica is replica, service.about()["step"])), apply(delta))
+    before = service.about()["step"]
+    trainer.learn(STREAM[100:200])
+    server.reach(trainer)
+    assert said == [(True, before)]
+
+
+def test_after_a_delta_that_could_not_be_applied_nothing_is_served_until_a_base(pair):
+    trainer, server = pair
+    trainer.learn(STREAM[:100])
+    server.reach(trainer)
+
+    def fail(delta) -> None:
+        raise RuntimeError("half of it")
+
+    server.service.replica.apply = fail
+    with pytest.raises(RuntimeError):
+        server.service.apply(None)
+    with pytest.raises(NotReady):
+        served(server.service, "u1")
+
+
 def test_a_trainer_that_resumed_from_an_older_checkpoint_is_followed(pair, tmp_path):
     trainer, server = pair
     trainer.learn(STREAM[:300])
