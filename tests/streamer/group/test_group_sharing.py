@@ -28,7 +28,7 @@ OURS = [Partition("t", number) for number in range(PARTITIONS)]
 
 
 def exchanging(server) -> CacheStore:
-    """A store that exchanges when it is told to, not by itself."""
+    """A store that exchanges when a test says so, not by itself."""
     return CacheStore(server, StoreSettings(every_s=1e6))
 
 
