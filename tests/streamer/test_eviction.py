@@ -15,7 +15,8 @@ from slow_evidence import SlowCoOccurrence
 from streamer.accounting import Accounting
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder, EventSettings
-from streamer.learner import MOST_AT_ONCE, Learner
+from streamer.learner import Learner
+from streamer.learner.bounded import MOST_AT_ONCE
 from streamer.model.ranking.evidence import LATELY
 from streamer.model.recency import StepClock
 from streamer.model.settings import LearnerSettings
