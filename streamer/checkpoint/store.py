@@ -178,12 +178,14 @@ class CheckpointStore:
                 crc32 = write_point(temporary, chunks, arrays, meta, previous)
                 # 2. The rename makes it a point, at once and whole; the directory's sync makes that last.
                 check_generation(self.directory, self.generation)
+                size_bytes = temporary.stat().st_size
                 temporary.rename(path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
+                check_generation(self.directory, self.generation)  # whoever takes our place removes what we write
                 raise
             sync(self.directory)
-            added = ChainLink(path, Link(number, crc32), path.stat().st_size)
+            added = ChainLink(path, Link(number, crc32), size_bytes)
         # 3. The next delta is added to it; only now may older ones go.
         self.chain = [added] if base else [*self.chain, added]
         self._previous[number] = previous.number if previous else None
@@ -397,9 +399,10 @@ class CheckpointStore:
         """Remove the points that nothing needs: neither the newest `keep` that are whole, nor a pinned one.
 
         The newest go first, so that no point is ever there without its chain. A failure does not make the save that
-        came before it a failure: it is tried again after the next.
+        came before it a failure: it is tried again after the next. So it is if somebody else removes or pins points
+        now, who may be a process that sleeps.
         """
-        with _removals(self.directory):
+        with contextlib.suppress(BlockingIOError), _removals(self.directory, fcntl.LOCK_NB):
             points, needed, kept = self.points(), set[int](), list[int]()
             for number in reversed(points):
                 chain = self._chain_of(number, points) if number not in self._corrupt else None
@@ -436,11 +439,11 @@ class CheckpointStore:
 
 
 @contextlib.contextmanager
-def _removals(directory: Path) -> Iterator[None]:
+def _removals(directory: Path, how: int = 0) -> Iterator[None]:
     """Nobody else removes or pins points of the directory meanwhile."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
         yield
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from streamer.checkpoint import CheckpointStore, Chunk, pack_strings, unpack_strings
 from streamer.checkpoint import store as store_module
-from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint
+from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, Superseded
 
 ROWS = 8
 """Of a state in these tests."""
@@ -579,6 +580,36 @@ def test_the_second_trainer_does_not_touch_what_the_first_is_writing(tmp_path):
         with pytest.raises(CheckpointError, match="another process"):
             CheckpointStore(tmp_path)
         assert (tmp_path / ".tmp-ckpt-00000000000000000001.base").exists()
+
+
+@pytest.mark.parametrize("moment", ["write_point", "check_generation", "sync"])
+def test_a_start_that_slept_while_it_saved_learns_that_a_newer_one_took_its_place(tmp_path, monkeypatch, moment):
+    """It sleeps before a moment of its save; meanwhile the newer one saves, and removes what it does not keep."""
+    slept, original = CheckpointStore(tmp_path, keep=1), getattr(store_module, moment)
+
+    def sleeping(*given):
+        monkeypatch.undo()
+        answer = original(*given) if moment == "check_generation" else None
+        with CheckpointStore(tmp_path, keep=1, takeover_s=0.1) as newer:
+            save_states(newer, 2, 3, base=True)
+        return original(*given) if moment != "check_generation" else answer
+
+    monkeypatch.setattr(store_module, moment, sleeping)
+    with contextlib.nullcontext() if moment == "sync" else pytest.raises(Superseded, match="a newer start"):
+        save_state(slept, 1)
+    with pytest.raises(Superseded, match="a newer start"):
+        slept.beat()
+    slept.close()
+    assert_is_state(CheckpointStore(tmp_path, readonly=True).load(), 3)
+
+
+def test_whoever_sleeps_while_it_removes_points_holds_up_nobody(tmp_path):
+    with CheckpointStore(tmp_path, keep=1) as store:
+        with store_module._removals(tmp_path):
+            save_states(store, 1, 2, base=True)
+        assert len(store.list()) == 2
+        save_states(store, 3, base=True)
+        assert len(store.list()) == 1
 
 
 def test_a_store_may_be_closed_twice(tmp_path):

@@ -125,7 +125,7 @@ def test_a_group_that_slept_is_superseded_and_can_neither_save_nor_commit(forker
     time.sleep(max(0.0, stopped + 3.5 - time.monotonic()))
     for pid in zombies.pids:
         os.kill(pid, signal.SIGCONT)
-    assert 0 not in zombies.wait_all()
+    assert {0, None}.isdisjoint(zombies.wait_all()), "they saved, or did not end"
     said = "".join(zombies.errors(rank) for rank in range(size))
     # ranks that wait for each other may notice first that time has passed
     assert "a newer start (generation 2)" in said or (size > 1 and "was stopped or busy" in said), said
