@@ -191,7 +191,7 @@ def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: lis
 def test_a_checkpoint_holds_the_catalogue_and_a_restart_goes_on_as_if_nothing_had_been(
     tmp_path, monkeypatch, looked_at: int
 ):
-    monkeypatch.setattr("streamer.learner.MOST_UNTOUCHED", looked_at)
+    monkeypatch.setattr("streamer.learner.learner.MOST_UNTOUCHED", looked_at)
     learner = Learner(small(**DESCRIBED))
     stream = [*interactions(), *catalogue(*(f"n{k}" for k in range(30)), brand="b1", title="Ünïcode")]
     learn(learner, stream)
