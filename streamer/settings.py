@@ -338,8 +338,6 @@ class RunSettings(
             )
         if self.trainers is None:
             return found
-        if catalogue:
-            found.append("trainers: a group reads no catalogue yet; leave out catalogue-topic and catalogue-type")
         if self.source:
             found.append("trainers: a file cannot be read by several; write it into a topic with `streamer replay`")
         if self.resampler == "multinomial":

@@ -28,6 +28,16 @@ class Span(NamedTuple):
     events: int
 
 
+class Described(NamedTuple):
+    """A catalogue event: an item, and what is said of it; None: it does not exist any more."""
+
+    topic: str
+    partition: int
+    item: str
+    time_s: int
+    features: dict[str, Any] | None
+
+
 class Step(NamedTuple):
     """All events of a step, in the order of partitions and offsets.
 
@@ -39,7 +49,7 @@ class Step(NamedTuple):
         times_s: [B] seconds since the epoch.
         item_features: of each event; None if nobody uses any.
         new_items: ids without a row, in the order in which they come.
-        deleted: items that do not exist any more, ascending.
+        catalogue: events of distinct items, in the order of partitions and offsets.
         sightings: new users, as far as they belong to a sample.
     """
 
@@ -50,7 +60,7 @@ class Step(NamedTuple):
     times_s: Rows
     item_features: Sequence[Any] | None = None
     new_items: Sequence[str] = ()
-    deleted: Sequence[str] = ()
+    catalogue: Sequence[Described] = ()
     sightings: Sequence[Sighting] = ()
 
     def events_of(self, parts: Sequence[int]) -> Rows:
@@ -72,7 +82,7 @@ class _Message(msgspec.Struct, array_like=True):
     times_s: bytes  # int64 [b]
     new: list[str]
     features: list[Any] | None
-    deleted: list[str]
+    catalogue: list[Described]
     sightings: list[Sighting]
 
 
@@ -86,7 +96,7 @@ def gather_events(
     rows: Rows,
     times_s: Rows,
     features: list[Any] | None,
-    deleted: list[str],
+    catalogue: list[Described],
     sightings: list[Sighting],
 ) -> Step:
     """What all ranks read for a step.
@@ -98,13 +108,13 @@ def gather_events(
         rows: [b] their rows, which are the same on every rank; -1 for new items.
         times_s: [b].
         features: [b] what our events say of their items; None if nobody uses it.
-        deleted: items that are to be retired.
+        catalogue: our events of the catalogue.
         sightings: of our new users.
     """
     rows, missing = rows.astype(np.int32), np.flatnonzero(rows < 0).tolist()
     new = {raw: k for k, raw in enumerate(dict.fromkeys(items[place] for place in missing))}
     rows[missing] = [-1 - new[items[place]] for place in missing]
-    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features, deleted, sightings)
+    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features, catalogue, sightings)
     messages = [_decode(m.data) for m in group.gather(np.frombuffer(_encode(ours), np.uint8))]
     return _together(group, messages)
 
@@ -131,9 +141,9 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     items[missing] = [-1 - new[text] for text in raw]
     used = any(m.features is not None for m in messages)
     ours = np.concatenate(own) if own else np.empty(0, np.int64)
-    deleted = sorted({item for m in messages for item in m.deleted})
+    said = {event.item: event for event in sorted((e for m in messages for e in m.catalogue), key=lambda e: e[:2])}
     seen = [sighting for m in messages for sighting in m.sightings]
-    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), deleted, seen)
+    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), list(said.values()), seen)
 
 
 def gather_ids(group: Group, spans: Sequence[Span], ids: Sequence[str]) -> tuple[list[str], Rows]:

@@ -53,8 +53,8 @@ class MicroBatch:
     lost: int = 0  # offsets before its records that were removed before they could be read
     arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
     not_admitted: int = 0  # of its events, those of users or items that have not come often enough
-    deleted: list[str] = field(default_factory=list)  # in a group: the items of deletions, which it does not hold
     catalogue: int = 0  # of its events, those of the catalogue, which have no user
+    described: MicroBatch | None = None  # in a group: its events of the catalogue, if it does not hold them
 
     def __len__(self) -> int:
         return len(self.users)

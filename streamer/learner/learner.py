@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.errors import CheckpointError
 from streamer.event import NO_USER, Features
-from streamer.group.events import Span, Step, gather_events, gather_ids, gather_rows, gather_values
+from streamer.group.events import Described, Span, Step, gather_events, gather_ids, gather_rows, gather_values
 from streamer.group.group import Share
 from streamer.group.keyed import sightings
 from streamer.ingest.batcher import MicroBatch
@@ -192,8 +192,8 @@ class Learner(DescribedState):
         users, new_users = self._users(batch)
         step = self._step(batch, new_users)
         items, own = step.items, step.own
-        if not len(items):  # nothing but deletions
-            self.retire_items(step.deleted)
+        if not len(items):  # nothing but the catalogue
+            self._learn_catalogue_of(step)
             return Learned(items, items, 0, 0, StepResult.empty(), (items, np.empty(0, np.float32)))
         self.see("users", users)
         self.see("items", items)
@@ -226,7 +226,7 @@ class Learner(DescribedState):
         # 7.
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
-        self.retire_items(step.deleted)
+        self._learn_catalogue_of(step)
         if self.group.size > 1 and self.trainer.steps % DIGEST_EVERY == 0:
             self.group.compare(self.digest(), f"after step {self.trainer.steps:,}")
         return Learned(users, items, len(self.users) - known_users, len(self.items) - known_items, result, drawn)
@@ -384,10 +384,11 @@ class Learner(DescribedState):
         wanted = self.settings.item_tower
         features = batch.item_features if wanted.categorical or wanted.numeric else None
         spans = _spans(batch)
+        catalogue = self._described(batch.described) if batch.described is not None else []
         rows = self.items.known(batch.items)
         partition = np.repeat([span.partition for span in spans], [span.events for span in spans])
         met = sightings([batch.users[k] for k in new_users.tolist()], partition[new_users].tolist())
-        step = gather_events(self.group, spans, batch.items, rows, times_s, features, batch.deleted, met)
+        step = gather_events(self.group, spans, batch.items, rows, times_s, features, catalogue, met)
         if self.group.rank == 0:
             self.keyed.observe(step.sightings)
         self.clock.tick(step.times_s)
@@ -443,15 +444,30 @@ class Learner(DescribedState):
         return of_all, numbers, found[:, 2 + 2 * known :].astype(np.int64)
 
     def _stretch_of_group(self, batch: MicroBatch) -> Iterator[MicroBatch]:
-        """Our events of a step, in which every rank takes part; items are retired after it."""
+        """Our events of a step, in which every rank takes part; those of the catalogue take effect after it."""
         if batch.others:
             admitted = self._admitted(batch)
-            kept = [k for k in np.flatnonzero(admitted).tolist() if batch.users[k] != NO_USER]
-            stretch = batch.only(kept) if len(kept) < len(batch) else batch
-            pairs = zip(batch.users, batch.items, strict=True)
-            stretch.deleted = [item for user, item in pairs if user == NO_USER]
-            batch.not_admitted, batch.catalogue = len(batch) - int(admitted.sum()), len(stretch.deleted)
-            yield stretch
+            catalogue = [k for k, user in enumerate(batch.users) if user == NO_USER]
+            batch.not_admitted, batch.catalogue = len(batch) - int(admitted.sum()), len(catalogue)
+            if batch.learned < len(batch):
+                admitted[catalogue] = False
+                described, batch = batch.only(catalogue), batch.only(np.flatnonzero(admitted).tolist())
+                batch.described = described
+            yield batch
+
+    def _described(self, batch: MicroBatch) -> list[Described]:
+        features, times_s = batch.item_features or [None] * len(batch), self._times(batch).tolist()
+        return [
+            Described(*origin.partition, batch.items[k], time_s, features[k])
+            for origin in batch.origins
+            for k, time_s in enumerate(times_s[origin.start : origin.stop], origin.start)
+        ]
+
+    def _learn_catalogue_of(self, step: Step) -> None:
+        """What the catalogue said in this step, wherever it was read."""
+        if step.catalogue:
+            _, _, items, times_s, features = map(list, zip(*step.catalogue, strict=True))
+            self.learn_catalogue(MicroBatch([NO_USER] * len(items), items, times_s, item_features=features))
 
     def _learn(self, rows: Batch, to_learn: dict[int, Candidates], step: Step) -> StepResult:
         """Ranker and towers learn from the sum of all parts' gradients."""

@@ -248,7 +248,6 @@ class TestServing:
         ({"catalogue_topic": "interactions"}, "--catalogue-type"),
         ({"catalogue_topic": "items", "source": "events.jsonl"}, "a file has no topics"),
         ({"catalogue_topic": "items", "redis_url": "redis://localhost"}, "a part of the catalogue"),
-        ({"catalogue_types": ("item",), "trainers": 2}, "a group reads no catalogue"),
         ({"catalogue_types": ("item",), "deletion_types": ("item",)}, "catalogue-type is"),
     ],
 )

@@ -13,7 +13,7 @@ from group_harness import PATIENCE_S, Ranks, model
 from serve_harness import Server, said, served, wait_until
 
 from streamer.checkpoint import CheckpointStore
-from streamer.event import encode
+from streamer.event import encode, encode_item
 from streamer.learner import Learner
 from streamer.sources.embedded.log import EmbeddedLog
 
@@ -167,6 +167,29 @@ def test_what_a_group_publishes_is_served_also_after_a_crash_and_with_another_nu
     assert again.wait_all() == [0, 0, 0], again.errors(0)
     assert_served(server, checkpoints, generation=max(int(entry.name) for entry in points.iterdir()))
     server.close()
+
+
+def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(forker, tmp_path):
+    with EmbeddedLog(tmp_path / "log") as log:
+        for topic in ("interactions", "items"):
+            log.create_topic(topic, 3)
+        for k in range(60):
+            item = encode_item(
+                f"i{k}", item_features={"kind": f"k{k % 4}"}, title=f"the title of i{k}", deleted=k % 20 == 7
+            )
+            log.append("items", [(f"i{k}".encode(), item, 1_700_000_000_000)], k % 3)
+            event = encode(f"u{k % 5}", f"i{k % 12}", 1_700_000_000 + k)
+            log.append("interactions", [(f"u{k % 5}".encode(), event, 1_700_000_000_000 + 1000 * k)], k % 5 % 3)
+    catalogue = ["--catalogue-topic", "items", "--item-feature", "kind"]
+    for size in (1, 2):
+        ranks = Ranks(forker, tmp_path / "log", tmp_path / str(size), size, *catalogue, "--trainers", str(size))
+        assert ranks.wait_all() == [0] * size, ranks.errors(0)
+    assert model(tmp_path / "2") == model(tmp_path / "1")
+    learner = Learner.load(tmp_path / "2")
+    assert {learner.items.id_of(row) for row in learner.untouched.tolist()} == {
+        f"i{k}" for k in range(12, 60) if k % 20 != 7
+    }
+    assert learner.titles.of(learner.items.row_of("i13")) == "the title of i13"
 
 
 def assert_served(server: Server, checkpoints: Path, generation: int) -> None:

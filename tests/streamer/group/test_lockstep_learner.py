@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import OF_USERS, Learner
 from streamer.sources.base import Partition
@@ -34,6 +35,24 @@ def steps(count: int = 8, seed: int = 0) -> list[dict[int, MicroBatch]]:
     return found
 
 
+def with_catalogue(step: dict[int, MicroBatch], number: int) -> dict[int, MicroBatch]:
+    """The same events, with those of a catalogue among them: items come, change, and go while others have them."""
+    found = {}
+    for partition, events in step.items():
+        items = [f"i{number + partition}", f"only described {number % 3}.{partition}"]
+        features: list = [None, {"kind": f"k{number}", "title": f"of step {number}"}]
+        if (number + partition) % 3 == 0:
+            features.reverse()
+        found[partition] = MicroBatch(
+            [NO_USER, *events.users, NO_USER],
+            [items[0], *events.items, items[1]],
+            [events.timestamps_s[0], *events.timestamps_s, events.timestamps_s[-1]],
+            user_features=[None, *events.user_features, None],
+            item_features=[features[0], *events.item_features, features[1]],
+        )
+    return found
+
+
 def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
     batch = MicroBatch(user_features=[], item_features=[])
     for partition, events in step.items():
@@ -48,14 +67,15 @@ def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
     return batch
 
 
-def train(size: int, **settings) -> list[Learner]:
+def train(size: int, catalogue: bool = False, **settings) -> list[Learner]:
     settings = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64} | settings
 
     def work(group):
         torch.set_num_threads(1)
         learner = Learner(**settings)
         learner.group = group
-        for step in steps():
+        for number, step in enumerate(steps()):
+            step = with_catalogue(step, number) if catalogue else step
             for stretch in learner.stretches(own_batch(step, group)):
                 learner.learn_batch(stretch)
         return learner
@@ -85,6 +105,7 @@ CASES = {
     "features of users": {"user_features": ("town",), "user_numeric_features": ("age",), "user_layers": (8, 16)},
     "limits of categories": {"user_features": ("town",), "max_categories": 8},
     "admission": {"admit_after": 3},
+    "catalogue": {"catalogue": True, "item_features": ("kind",)},
     "user ids": {"user_ids": True, "method": "ssl-pop"},
     "mns": {"method": "mns", "rerank": False, "recent_items": 0, "user_ids": True},
 }
@@ -98,11 +119,23 @@ def test_every_number_of_ranks_trains_the_same_model(case):
         ranks = train(size, **CASES[case])
         for rank in ranks:
             assert differences(rank, one) == []
+            assert rank.untouched.tolist() == one.untouched.tolist()
         assert sum(len(rank.users) for rank in ranks) == len(one.users)
         of_users = {user: rank.take("users", rank.users.known([user])) for rank in ranks for user in rank.users.ids}
         for user, arrays in of_users.items():
             for name, array in one.take("users", one.users.known([user])).items():
                 assert np.array_equal(arrays[name], array), (user, name)
+
+
+def test_a_group_learns_from_a_catalogue_as_one_trainer_does():
+    """But for the order: in a group it takes effect after the step."""
+    learner = train(2, catalogue=True, item_features=("kind",))[1]
+    described = {item for item in learner.items.ids if item.startswith("only described")}
+    assert described
+    assert {learner.items.id_of(row) for row in learner.untouched.tolist()} == described
+    titles = {learner.titles.of(learner.items.row_of(item)) for item in described}
+    assert titles <= {f"of step {number}" for number in range(8)}
+    assert learner.evicted["items", "deleted"] > 0
 
 
 def test_the_gradient_of_parts_is_that_of_the_whole_batch():
