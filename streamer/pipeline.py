@@ -381,8 +381,9 @@ class Pipeline:
 
     def _checkpoint_is_due(self) -> bool:
         if isinstance(self._ingest, LockstepIngest):  # rank 0 wants one, and all save at the same step
-            self._ingest.wants_checkpoint = self._is_lead and self._wants_checkpoint()
-            return self._ingest.checkpoint_agreed
+            agreed = self._ingest.checkpoint_agreed
+            self._ingest.wants_checkpoint = self._is_lead and not agreed and self._wants_checkpoint()
+            return agreed
         return self._wants_checkpoint()
 
     @property

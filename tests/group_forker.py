@@ -1,8 +1,8 @@
 """Starts ranks of a group without the seconds that imports take: everything is loaded once, each rank is a fork.
 
 Reads one JSON object a line from standard input and answers each with one line: `start` a rank with `arguments` and
-`environment`, output to the path `output` (`.out` and `.err` are appended), gives its process id; `wait` for a process
-id gives its return code, null if it still runs after `seconds`.
+`environment`, output to the path `output` (`.out` and `.err` are appended), which runs the code `prelude` before, gives
+its process id; `wait` for a process id gives its return code, null if it still runs after `seconds`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def start(job: dict) -> int:
     pid = os.fork()
     if pid == 0:
         os.environ.update(job["environment"])
+        exec(job["prelude"], {})
         child(job["output"], job["arguments"])
     return pid
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from crash_harness import Forker
+from line_harness import until
+from serve_harness import Server, said, served, wait_until
 
 from streamer.checkpoint import CheckpointStore
 from streamer.learner import OF_USERS, Learner
@@ -20,11 +23,45 @@ TINY = [
 ]
 
 
+SIGNAL_AT = """
+import importlib, os, signal
+module, *owner, name = {target!r}.split(":")
+place = importlib.import_module(module)
+for part in owner:
+    place = getattr(place, part)
+calls, original = [], getattr(place, name)
+def called(*given, **named):
+    calls.append(1)
+    if len(calls) == {nth}:
+        os.kill(os.getpid(), signal.{signal})
+    return original(*given, **named)
+setattr(place, name, called)
+"""
+
+
+def signal_at(target: str, nth: int, signal: str = "SIGKILL") -> str:
+    """Code for a rank that sends itself a signal when it calls something for the n-th time.
+
+    Args:
+        target: `module:function`, or `module:class:method`.
+        nth: 1 for the first call.
+        signal: its name.
+    """
+    return SIGNAL_AT.format(target=target, nth=nth, signal=signal)
+
+
 class Ranks:
-    """The processes of one start of a group."""
+    """The processes of one start of a group; `preludes` is code that some of them run before."""
 
     def __init__(
-        self, forker: Forker, source: Path | list[str], checkpoints: Path, size: int, *more: str, name: str = ""
+        self,
+        forker: Forker,
+        source: Path | list[str],
+        checkpoints: Path,
+        size: int,
+        *more: str,
+        name: str = "",
+        preludes: Mapping[int, str] | None = None,
     ) -> None:
         self._forker, self.output = forker, checkpoints.parent / f"{checkpoints.name}{name}.out"
         with socket.socket() as listening:
@@ -36,8 +73,8 @@ class Ranks:
         for rank in range(size):
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment = {"RANK": str(rank), "WORLD_SIZE": str(size), **address}
-            output = f"{self.output}.{rank}"
-            self.pids.append(forker.ask({"arguments": arguments, "environment": environment, "output": output}))
+            job = {"arguments": arguments, "environment": environment, "output": f"{self.output}.{rank}"}
+            self.pids.append(forker.ask(job | {"prelude": (preludes or {}).get(rank, "")}))
 
     def wait(self, rank: int, seconds: float = PATIENCE_S) -> int | None:
         if self.codes.get(rank) is None:
@@ -50,6 +87,17 @@ class Ranks:
     def errors(self, rank: int) -> str:
         path = Path(f"{self.output}.{rank}.err")
         return path.read_text() if path.exists() else ""
+
+    def sleep(self, when: int) -> None:
+        """Stop all ranks, when one of them has stopped itself."""
+        state = Path(f"/proc/{self.pids[when]}/stat")
+        until(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T", what=f"rank {when} stops")
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGCONT)
 
     def kill(self, rank: int) -> None:
         if self.codes.get(rank) is None:
@@ -67,3 +115,18 @@ def model(checkpoints: Path) -> dict[str, object]:
         found[learner.users.id_of(row)] = (recent.items.tolist(), sorted(learner.seen.of(row).tolist()))
     accounting = CheckpointStore(checkpoints, readonly=True).load().meta
     return found | {"positions": accounting["positions"], "accounting": accounting["accounting"]}
+
+
+def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
+    """What is served is what the checkpoint holds."""
+    learner = Learner.load(checkpoints)
+    wait_until(lambda: server.step == (generation, learner.trainer.steps), "following")
+    for user in [*learner.users.ids, "nobody"]:
+        assert served(server.service, user) == said(learner, user)
+    replica = server.service.replica
+    assert replica is not None
+    assert sorted(replica.learner.users.ids) == sorted(learner.users.ids)
+    ends = {tuple(p): at for *p, at in replica.end.positions}
+    found = CheckpointStore(checkpoints, readonly=True).load()
+    assert found is not None
+    assert ends == {(topic, number): at for topic, number, at, *_ in found.meta["positions"]}

@@ -413,6 +413,8 @@ class CheckpointStore:
                 needed |= self._chain_of(number, points) or set()
             oldest = min(kept)
             for number in reversed(points):
+                if generation_of(self.directory) > self.generation:
+                    return  # we slept: it is no longer ours
                 if number < oldest and number not in needed:
                     try:
                         points[number].unlink()

@@ -260,7 +260,7 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
     """
     rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     if size == 1:
-        return Group(0, 1, parts)
+        return Group(0, 1, parts, timeout_s=timeout_s)
     import torch
     import torch.distributed as distributed
     from torch._C._distributed_c10d import PrefixStore, TCPStore

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
+from pathlib import Path
 
 import pytest
-from group_harness import Ranks, model
-from kafka_harness import KafkaHarness, WrittenTopic
+from group_harness import Ranks, assert_served, model, signal_at
+from kafka_harness import QUICK, KafkaHarness, WrittenTopic
 from line_harness import until
+from serve_harness import Server
 
+from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
+from streamer.publish.topic import TopicReader
 from streamer.sources.base import Partition
+from streamer.sources.kafka.settings import KafkaSettings
+from streamer.sources.kafka.tail import KafkaTail
 
 pytestmark = pytest.mark.servers
 
@@ -46,3 +54,52 @@ def test_ranks_on_kafka_train_the_same_model_as_one_and_take_up_new_partitions(k
     assert Ranks(forker, sources[1], one, 1, "--trainers", "1").wait_all() == [0]
     assert model(one) == model(two)
     assert model(two)["accounting"]["trained"] == 900 + 300 + 20 + 150 + 150
+
+
+def trained(checkpoints: Path) -> int:
+    """How many events the newest checkpoint holds."""
+    found = CheckpointStore(checkpoints, readonly=True).load()
+    return found.meta["accounting"]["trained"] if found is not None else 0
+
+
+def test_a_silent_partition_stops_nobody_and_what_is_added_and_published_while_running_is_whole(
+    kafka: KafkaHarness, forker, tmp_path
+):
+    topic, points, checkpoints = kafka.make_topic(2), f"points-{uuid.uuid4().hex[:8]}", tmp_path / "checkpoints"
+    source = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--group-id", topic]
+    often = ["--checkpoint-every", "0.3", "--publish-topic", points, "--publish-every", "0.1"]
+    ranks = Ranks(forker, source, checkpoints, 2, *often, "--no-until-end")
+    for partition in (0, 1, 3, 2):  # one at a time has events, and the others wait with it
+        if partition == 3:
+            with kafka.server.admin() as admin:
+                admin.create_partitions({topic: 4})
+            kafka.forget_producers()
+        before = trained(checkpoints)
+        kafka.append(topic, partition, values(partition, 300))
+        until(lambda before=before: trained(checkpoints) == before + 300, what=f"partition {partition} is trained")
+    os.kill(ranks.pids[1], signal.SIGTERM)
+    assert ranks.wait_all() == [0, 0], ranks.errors(0) + ranks.errors(1)
+    server = Server(TopicReader(lambda: KafkaTail(KafkaSettings(kafka.server.bootstrap, points, client=QUICK))))
+    assert_served(server, checkpoints, generation=1)
+    server.close()
+
+
+def test_a_group_that_slept_does_not_move_the_offsets_that_a_newer_start_has_committed(
+    kafka: KafkaHarness, forker, tmp_path
+):
+    """Rank 0 sleeps just before it commits what it has saved."""
+    topic = WrittenTopic(kafka, 2)
+    for partition in (0, 1):
+        kafka.append(topic.name, partition, values(partition, 900))
+    source = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic.name, "--group-id", topic.name]
+    run = (forker, source, tmp_path / "checkpoints", 2, "--checkpoint-every-events", "300")
+    sleeps = {0: signal_at("streamer.sources.kafka.assigned:AssignedKafkaSource:_commits", 2, "SIGSTOP")}
+    zombies = Ranks(*run, "--no-until-end", preludes=sleeps)
+    zombies.sleep(when=0)
+    assert Ranks(*run, "--group-timeout", "2", name="again").wait_all() == [0, 0]
+    ends = {Partition(topic.name, 0): 900, Partition(topic.name, 1): 900}
+    until(lambda: kafka.committed(topic.name) == ends, what="the newer start commits")
+    zombies.wake()
+    assert {0, None}.isdisjoint(zombies.wait_all()), zombies.errors(0)
+    assert kafka.committed(topic.name) == ends
+    assert "a newer start (generation 2)" in zombies.errors(0) + zombies.errors(1)

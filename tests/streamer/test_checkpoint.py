@@ -603,13 +603,23 @@ def test_a_start_that_slept_while_it_saved_learns_that_a_newer_one_took_its_plac
     assert_is_state(CheckpointStore(tmp_path, readonly=True).load(), 3)
 
 
-def test_whoever_sleeps_while_it_removes_points_holds_up_nobody(tmp_path):
-    with CheckpointStore(tmp_path, keep=1) as store:
-        with store_module._removals(tmp_path):
-            save_states(store, 1, 2, base=True)
-        assert len(store.list()) == 2
-        save_states(store, 3, base=True)
-        assert len(store.list()) == 1
+def test_whoever_sleeps_while_it_removes_points_holds_up_nobody_and_removes_nothing_more(tmp_path, monkeypatch):
+    slept, pinned = CheckpointStore(tmp_path, keep=1), CheckpointStore.pinned
+
+    def sleeping(store):
+        monkeypatch.undo()
+        with CheckpointStore(tmp_path, keep=1, takeover_s=0.1) as newer:
+            save_state(newer, 3)
+        return pinned(store)
+
+    save_state(slept, 1)
+    monkeypatch.setattr(CheckpointStore, "pinned", sleeping)  # asked for while points are removed
+    save_state(slept, 2, base=True)
+    slept.close()
+    assert len(slept.list()) == 3
+    with CheckpointStore(tmp_path, keep=1) as again:
+        assert_is_state(again.load(), 3)
+        assert len(again.list()) == 1
 
 
 def test_a_store_may_be_closed_twice(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,15 @@ class AssignedKafkaSource(KafkaSource):
             else:
                 self._empty_since.setdefault(partition, now)
         return chunks
+
+    def _commit_async(self, positions: Mapping[Partition, int]) -> None:
+        """As there, once it is known where to: inside the client a commit would wait for that, whoever sleeps."""
+        coordinator = self._consumer._coordinator
+        if positions and coordinator.coordinator_unknown():
+            coordinator.lookup_coordinator()
+            self._progress.not_committed(positions)
+        else:
+            super()._commit_async(positions)
 
     def _commits(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
         return super()._commits(positions) if self._may_commit() else {}

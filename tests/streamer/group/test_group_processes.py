@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from group_harness import PATIENCE_S, Ranks, model
-from serve_harness import Server, said, served, wait_until
+from group_harness import PATIENCE_S, Ranks, assert_served, model, signal_at
+from serve_harness import Server
 
-from streamer.checkpoint import CheckpointStore
 from streamer.event import encode, encode_item
 from streamer.learner import Learner
 from streamer.sources.embedded.log import EmbeddedLog
@@ -66,6 +65,31 @@ def test_killed_at_random_moments_and_with_other_numbers_of_ranks_the_model_is_t
             for rank in set(range(size)) - {victim}:
                 ranks.kill(rank)  # as the launcher does
         ranks.wait_all()
+    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert model(checkpoints) == undisturbed
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("target", "nth"),
+    [
+        pytest.param("os:write", 4, id="while a part is written"),
+        pytest.param("pathlib:Path:rename", 2, id="before a part or the manifest is renamed"),
+        pytest.param("torch.distributed:isend", 40, id="inside a collective"),
+    ],
+)
+def test_killed_at_the_worst_moments_the_model_is_the_same(forker, log, undisturbed, tmp_path, target, nth, victim):
+    checkpoints = tmp_path / "checkpoints"
+    often = ["--checkpoint-every-events", "300", "--keep-checkpoints", "9"]
+    ranks = Ranks(forker, log, checkpoints, 2, *often, preludes={victim: signal_at(target, nth)})
+    assert ranks.wait(victim) == -signal.SIGKILL
+    assert ranks.wait(1 - victim) == 1
+    assert "lost another trainer" in ranks.errors(1 - victim)
+    half_written = list((checkpoints / f"rank-{victim}" if victim else checkpoints).glob(".tmp-*"))
+    assert len(half_written) == (target != "torch.distributed:isend")
+    manifests, parts = list(checkpoints.glob("ckpt-*")), list((checkpoints / "rank-1").glob("ckpt-*"))
+    if victim == 0 and "rename" in target:
+        assert (len(manifests), len(parts)) == (1, 2), "all parts are there, only the manifest is not"
     assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
     assert model(checkpoints) == undisturbed
 
@@ -190,19 +214,3 @@ def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(forker, tmp_path):
         f"i{k}" for k in range(12, 60) if k % 20 != 7
     }
     assert learner.titles.of(learner.items.row_of("i13")) == "the title of i13"
-
-
-def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
-    """What is served is what the checkpoint holds."""
-    learner = Learner.load(checkpoints)
-    wait_until(lambda: server.step == (generation, learner.trainer.steps), "following")
-    for user in [*learner.users.ids, "nobody"]:
-        assert served(server.service, user) == said(learner, user)
-    replica = server.service.replica
-    assert sorted(replica.learner.users.ids) == sorted(learner.users.ids)
-    ends = {tuple(p): at for *p, at in replica.end.positions}
-    assert ends == {(topic, number): at for topic, number, at, *_ in learner_positions(checkpoints)}
-
-
-def learner_positions(checkpoints: Path) -> list:
-    return CheckpointStore(checkpoints, readonly=True).load().meta["positions"]
