@@ -58,7 +58,7 @@ class Query:
         user: id, None for a session.
         row: row of the user; for an unknown user, the row that a new one would get.
         history: of the user or of the session, [1, L].
-        seen: item rows that the user had, or those of the session.
+        seen: item rows that the user had, or those of the session; ascending.
         known: whether there is anything to go by.
         note: what the person who asks should know about the result.
         features: of a session's user, as those of a row; None for none.
@@ -146,7 +146,7 @@ class Recommender:
         count = min(len(known), learner.recent.length)
         history.items[0, :count], history.counts[0, :count] = known[:count], 1
         history.times_s[0, :count] = learner.evidence.now_s - np.arange(count)  # in this order, and just now
-        return Query(None, learner.users.size, history, np.array(known), note=note, features=described)
+        return Query(None, learner.users.size, history, np.unique(known), note=note, features=described)
 
     def recommend(
         self,
@@ -238,7 +238,7 @@ class Recommender:
         extra = np.tile(among, (len(queries), 1)) if among is not None else None
         history = History(*map(np.concatenate, zip(*(query.history for query in queries), strict=True)))
         with self._described(queries):
-            return self.learner.candidates(_batch(queries), history, extra, least)
+            return self.learner.candidates(_batch(queries), history, extra, least, [query.seen for query in queries])
 
     @contextlib.contextmanager
     def _described(self, queries: Sequence[Query]) -> Iterator[None]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Floats, Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
-from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined, making_arrays
+from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined
 from streamer.model.ranking.co_occurrence import GAP_S, CoOccurrence, Lists, pair_up, room_for_event
 from streamer.model.ranking.recent import History
 from streamer.model.retired import RetiredItems, is_retired
@@ -60,22 +60,24 @@ FEATURES = (
     "recent times",
     "recent hours",
     "recent again",
+    "had before",
     "tower",
     "tower cosine",
     "tower most",
 )
 """What a candidate is described by. `near`: nearness to the user's recent items, as a whole and by how recent they are;
-`events`: popularity; `recent`: of candidates among the recent items themselves;
-`tower`: the towers' inner product, cosine, and largest cosine with a recent item (`streamer.model.retrieval`)."""
+`events`: popularity; `recent`: of candidates among the recent items themselves; `had before`: of those that the user
+had, but not lately; `tower`: the towers' inner product, cosine, and largest cosine with a recent item
+(`streamer.model.retrieval`)."""
 TOWERS = tuple(f for f, name in enumerate(FEATURES) if name.startswith("tower"))
 KINDS = {
     "co-occurrence": tuple(f for f, name in enumerate(FEATURES) if "near" in name),
     "popularity": tuple(f for f, name in enumerate(FEATURES) if name.startswith(("events", "hours"))),
-    "own history": tuple(f for f, name in enumerate(FEATURES) if "recent" in name),
+    "own history": tuple(f for f, name in enumerate(FEATURES) if "recent" in name or name == "had before"),
     "towers": TOWERS,
 }
 """Features by what they come from."""
-_FEATURES, _IS_RECENT = len(FEATURES), FEATURES.index("is recent")
+_FEATURES, _IS_RECENT, _HAD_BEFORE = len(FEATURES), FEATURES.index("is recent"), FEATURES.index("had before")
 _SUMS = 8
 _MOST = 1 << 30
 _HOUR_S = np.float32(3600)
@@ -136,11 +138,10 @@ class Candidates:
         target = np.where(self.target[events] >= 0, self.target[events] - self.first[events] + first[:-1], -1)
         return Candidates(first, self.items[at], self.features[at], target, self.bucket[events], self.seen[at])
 
-    def mark_seen(self, fresh: NDArray[np.bool_], first: Rows, items: NDArray[np.int32]) -> None:
-        """What the users had before: see `SeenBefore`. Where a target is not fresh, only that is known."""
-        _mark(self.first, self.items, first, items, self.seen)
-        known = self.target[~fresh & (self.target >= 0)]
-        self.seen[known] = True
+    def mark_seen(self, seen: NDArray[np.bool_]) -> None:
+        """Note which candidates their users had before, beside recent items, of which it is known."""
+        np.logical_or(self.seen, seen, out=self.seen)
+        self.features[:, _HAD_BEFORE] = self.seen & (self.features[:, _IS_RECENT] == 0)
 
 
 class Evidence(ByRows):
@@ -500,22 +501,6 @@ def _describe(
             x[21] = x[13]
             x[22], x[23] = _log(np.float32(times[c])), _log_hours(time_s - recent_s[c])
             x[24] = np.float32(counts.again[item] + 0.5) / np.float32(counts.ever[item] + 1)
-
-
-@making_arrays
-def _mark(
-    first: Rows, items: NDArray[np.int32], seen_first: Rows, seen: NDArray[np.int32], found: NDArray[np.bool_]
-) -> None:
-    largest = 0
-    for item in items:
-        largest = max(largest, item)
-    last = np.full(largest + 1, -1)
-    for e in range(len(first) - 1):
-        for s in range(seen_first[e], seen_first[e + 1]):
-            if seen[s] <= largest:
-                last[seen[s]] = e
-        for c in range(first[e], first[e + 1]):
-            found[c] = found[c] or last[items[c]] == e
 
 
 @inlined

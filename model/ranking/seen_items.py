@@ -60,8 +60,19 @@ class UserItems(ByRows):
         kept = _gather(self._pairs.pool, users, items, earlier, ranked, fresh, first, found)
         return SeenBefore(fresh, first, found[:kept])
 
+    def had(
+        self, users: Rows, items: Rows, ranked: Rows, first: Rows, candidates: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        """[c] whether the users of some events (`ranked`) had their candidates before them, as `before` counts it.
+
+        Event `ranked[k]` has those from `first[k]` to `first[k + 1]`.
+        """
+        found = np.empty(len(candidates), np.bool_)
+        _had(self._pairs.pool, users, items, _earlier_of_user(users), ranked, first, candidates, found)
+        return found
+
     def of(self, user: int) -> Rows:
-        """The items of a user now."""
+        """The items of a user now, ascending."""
         items: Rows = self.take(np.array([user]))["items"].astype(np.int64)
         kept: NDArray[np.bool_] = held(self.retired.flags, items) == 0
         return items[kept]
@@ -174,6 +185,32 @@ def _gather(
             before = earlier[before]
     first[len(ranked)] = to
     return to
+
+
+@making_arrays
+def _had(
+    pool: Pool,
+    users: Rows,
+    items: Rows,
+    earlier: Rows,
+    ranked: Rows,
+    first: Rows,
+    candidates: NDArray[np.int32],
+    found: NDArray[np.bool_],
+) -> None:
+    of_batch = np.empty(len(users), np.int64)
+    for k in range(len(ranked)):
+        event, count = ranked[k], 0
+        before = earlier[event]
+        while before >= 0:
+            of_batch[count] = items[before]
+            count += 1
+            before = earlier[before]
+        lately = np.sort(of_batch[:count])
+        for c in range(first[k], first[k + 1]):
+            item = candidates[c]
+            at = np.searchsorted(lately, item)
+            found[c] = has(pool, users[event], item) or (at < count and lately[at] == item)
 
 
 @making_arrays

@@ -320,7 +320,7 @@ class Learner(DescribedState):
             nearest[~is_evaluated, : near.shape[1]] = near
         assert rows.times_s is not None
         found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
-        found.mark_seen(*self.seen.before(rows.users, rows.items, wanted))
+        found.mark_seen(self.seen.had(rows.users, rows.items, wanted, found.first, found.items))
 
         def some(chosen: NDArray[np.bool_]) -> Candidates:
             candidates = found.only(np.flatnonzero(chosen))
@@ -330,7 +330,14 @@ class Learner(DescribedState):
         part = np.where(is_evaluated, -1, step.part[wanted])
         return some(is_evaluated), {int(k): some(part == k) for k in np.unique(part[~is_evaluated])}
 
-    def candidates(self, rows: Batch, history: History, extra: Rows | None = None, least: int | Rows = 0) -> Candidates:
+    def candidates(
+        self,
+        rows: Batch,
+        history: History,
+        extra: Rows | None = None,
+        least: int | Rows = 0,
+        seen: Sequence[Rows] | None = None,
+    ) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is counted.
 
         Args:
@@ -338,11 +345,13 @@ class Learner(DescribedState):
             history: of the users.
             extra: [n, x] further candidates of each, -1 for none.
             least: how many candidates each must have, if there are as many items; [n] or the same for all.
+            seen: [n] the items that each had, ascending; None: as they were learned.
         """
         rows = dataclasses.replace(rows, recent=self.recent_items(history))
         nearest = self._nearest(rows, np.maximum(least, self.settings.retrieved_items))
         extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
         found = self.evidence.candidates(history, extra, rows.items, rows.times_s)
+        found.mark_seen(_among(found, seen or [self.seen.of(user) for user in rows.users.tolist()]))
         self._add_towers(found, rows)
         return found
 
@@ -496,6 +505,16 @@ class Learner(DescribedState):
         result = self.trainer.finish(prepared, torch.from_numpy(total.rows), torch.from_numpy(vector))
         self.trainer.apply(result.gradients)
         return result
+
+
+def _among(candidates: Candidates, items: Sequence[Rows]) -> NDArray[np.bool_]:
+    """[c] whether candidates are among their user's items, which ascend."""
+    found = np.zeros(len(candidates.items), np.bool_)
+    for of_user, (begin, end) in zip(items, itertools.pairwise(candidates.first.tolist()), strict=True):
+        if len(of_user):
+            these = candidates.items[begin:end]
+            found[begin:end] = of_user[np.minimum(np.searchsorted(of_user, these), len(of_user) - 1)] == these
+    return found
 
 
 def _spans(batch: MicroBatch) -> list[Span]:

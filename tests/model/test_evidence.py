@@ -166,7 +166,7 @@ def test_candidates_of_some_events_are_theirs():
     both, rng = Both(), np.random.default_rng(0)
     stream = [Event(int(u), int(i), 60 * n) for n, (u, i) in enumerate(rng.integers(0, 9, (60, 2)))]
     found = both.observe(stream, np.arange(60))
-    found.mark_seen(np.ones(60, np.bool_), np.arange(61), rng.integers(0, 9, 60).astype(np.int32))
+    found.mark_seen(rng.random(len(found.items)) < 0.3)
     some = np.array([3, 4, 40, 59])
     part = found.only(some)
     assert len(part) == 4
@@ -184,7 +184,10 @@ def test_candidates_that_the_user_had_before_are_marked():
     both.observe([Event(0, item, item) for item in range(6)], np.empty(0, np.int64))
     found = both.evidence.candidates(both.recent.of(np.array([0, 1])))
     assert {item for item, seen in zip(found.items, found.seen, strict=True) if seen} == {5}
-    found.mark_seen(np.ones(2, np.bool_), np.array([0, 2, 2]), np.array([2, 900], np.int32))
-    for k, expected in enumerate([{2, 5}, set()]):
+    found.mark_seen((found.items == 2) & (np.arange(len(found.items)) < found.first[1]))
+    had_before = found.features[:, FEATURES.index("had before")]
+    for k, (seen, not_lately) in enumerate([({2, 5}, {2}), (set(), set())]):
         here = slice(found.first[k], found.first[k + 1])
-        assert {i for i, seen in zip(found.items[here], found.seen[here], strict=True) if seen} == expected
+        assert set(found.items[here][found.seen[here]].tolist()) == seen
+        assert set(found.items[here][had_before[here] == 1].tolist()) == not_lately
+    assert set(had_before.tolist()) == {0.0, 1.0}

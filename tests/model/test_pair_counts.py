@@ -57,6 +57,9 @@ def test_each_event_sees_what_its_user_had_before_it(stream, every):
     for start, end in zip([0, *ends], ends, strict=False):
         ranked = np.arange(0, end - start, every)
         seen = known.before(users[start:end], items[start:end], ranked)
+        every_item = np.arange(items.max() + 1, dtype=np.int32)
+        first, candidates = np.arange(len(ranked) + 1) * len(every_item), np.tile(every_item, len(ranked))
+        had = known.had(users[start:end], items[start:end], ranked, first, candidates).reshape(len(ranked), -1)
         known.observe(users[start:end], items[start:end])
         for k, event in enumerate(ranked + start):
             moment = expected[event]
@@ -64,6 +67,7 @@ def test_each_event_sees_what_its_user_had_before_it(stream, every):
             assert seen.fresh[k] == (moment.item not in moment.seen)
             assert len(listed) == len(set(listed))
             assert set(listed) == (moment.seen if seen.fresh[k] else set())
+            assert set(np.flatnonzero(had[k]).tolist()) == moment.seen
 
 
 def test_where_nobody_knows_what_users_had_no_event_is_new():

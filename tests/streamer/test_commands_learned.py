@@ -123,8 +123,10 @@ def slow_scores(trained: Trained, user: str) -> dict[str, float]:
     weights, bucket = learner.ranker.weights[ALL], max(k for k, least in enumerate(BUCKETS) if least <= len(history))
     recent = [r.item for r in history][: learner.settings.recent_items]
     vectors, query = learner.retriever.items().vectors.numpy(), slow_query(learner, recent)
+    had = {items[event["item_id"]] for event in trained.events if event["user_id"] == user}
     scores = {}
     for item, x in features.items():
+        x["had before"] = float(item in had and not x["is recent"])
         x["tower"] = float(query @ vectors[item])
         x["tower cosine"] = COSINE * cosine(query, vectors[item])
         x["tower most"] = COSINE * max(0.0, *(cosine(vectors[r], vectors[item]) for r in recent))
