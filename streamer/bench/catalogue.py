@@ -119,8 +119,9 @@ class MemoryBench(Bench):
 class CheckpointBench(Bench):
     """What checkpoints cost: pause, bytes, seconds and memory, and training beside them over training without.
 
-    A share of all ids has events, and a checkpoint is saved every so often, in turn with training without any. The
-    full one before it is written in the background, and measured too; so is a restart.
+    A share of all ids has events. What a checkpoint costs is measured by turns with one and without, and counted once
+    in the time between checkpoints. The full one before it is written in the background, and measured too; so is a
+    restart.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -133,7 +134,7 @@ class CheckpointBench(Bench):
     )
     changed_share: float = setting(0.01, "Share of the ids that have events.", above=0, at_most=1)
     every_s: float = setting(20.0, "Time between checkpoints.", above=0, unit="seconds")
-    rounds: int = setting(3, "Turns with a checkpoint and without.", at_least=1)
+    rounds: int = setting(5, "Turns with a checkpoint and without.", at_least=1)
     directory: Path | None = setting(None, "Where to write.", if_none="a temporary directory")
 
 

@@ -1,7 +1,10 @@
-"""What checkpoints cost: training with one every so often, and without any, by turns on the same learner.
+"""What checkpoints cost: short turns of training with one, and without any, on the same learner.
 
 Each number of ids is measured in a process of its own. Its rows are those of a small learner that was trained, many
 times under other ids; then a share of them, spread over the tables, has all events.
+
+Steps become slower while the lists of these few ids fill. So a turn with a checkpoint is compared with the two around
+it: what it took longer for its events than they would have is what a checkpoint costs, in time and in CPU time.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +41,8 @@ TEMPLATE_EVENTS = 20_000
 BYTES_AN_ID = 800
 """Memory that an id takes in this bench, with what it takes to make it."""
 WARM_UP_STEPS = 30
+TURN_S = 5.0
+"""A turn is not longer than this, unless its checkpoint takes longer."""
 SAVE_PATIENCE_S = 300.0
 
 
@@ -79,29 +84,27 @@ def _measure_training(bench: CheckpointBench, ids: int, directory: str) -> dict[
     line = _Line(learner, _active(bench, users, items), Path(directory))
     filled_s = time.perf_counter() - started
     line.train(steps=WARM_UP_STEPS)
+    turn_s = min(TURN_S, bench.every_s)
     # 1. the base, in the background
-    without = [line.train(bench.every_s)]
+    line.turn(turn_s)
     peaks = [_peak_bytes()]
     base = line.save()
-    base_peak = _peak_bytes()
-    # 2. deltas: turns with one at their beginning, and without
-    line.train(bench.every_s)
-    with_delta, deltas, shares = [], [], []
+    peak = _peak_bytes()
+    # 2. deltas: turns with one at their beginning, between turns without
+    with_delta, without, deltas, shares = list[Turn](), [line.turn(turn_s)], [], []
     for _ in range(bench.rounds):
-        without.append(line.train(bench.every_s))
         peaks.append(_peak_bytes())
-        shares.append(line.changed_share())
-        began, events = time.perf_counter(), line.events
-        deltas.append(line.save())
-        line.train(bench.every_s - (time.perf_counter() - began))
-        with_delta.append((line.events - events) / (time.perf_counter() - began))
-    peak = max(base_peak, _peak_bytes())
+        shares.append(line.change_all())
+        with_delta.append(line.turn(turn_s, lambda: deltas.append(line.save())))
+        peak = max(peak, _peak_bytes())
+        without.append(line.turn(turn_s))
     line.checkpointer.close()
+    lost_s, lost_cpu_s = (lost(with_delta, without, unit) for unit in ("seconds", "cpu_s"))
     full = base["bytes"]
     return {
         "ids": ids,
         "seconds_to_fill": round(filled_s, 1),
-        "events_per_second_without": round(_median(without)),
+        "events_per_second_without": round(_median([turn.events / turn.seconds for turn in without])),
         "base": base,
         "delta": {
             "changed_share": round(_median(shares), 4),
@@ -109,12 +112,30 @@ def _measure_training(bench: CheckpointBench, ids: int, directory: str) -> dict[
             "bytes_over_full": round(_median([d["bytes"] for d in deltas]) / full, 4),
             "seconds": round(_median([d["seconds"] for d in deltas]), 2),
             "longest_pause_ms": max(d["longest_pause_ms"] for d in deltas),
-            "events_per_second": round(_median(with_delta)),
-            "throughput_over_without": round(_median(with_delta) / _median(without[1:]), 3),
+            "lost_s": round(lost_s, 3),
+            "lost_cpu_s": round(lost_cpu_s, 3),
+            "throughput_over_without": round(1 - lost_s / bench.every_s, 3),
         },
         "memory_bytes": _median(peaks),
         "peak_memory_over_without": round(peak / _median(peaks), 3),
     }
+
+
+class Turn(NamedTuple):
+    """Some training: what it took."""
+
+    events: int
+    seconds: float
+    cpu_s: float  # of all threads
+
+
+def lost(turns: list[Turn], without: list[Turn], unit: str) -> float:
+    """The median of what each turn took more than its events take in the turns before and after it."""
+    found = []
+    for turn, before, after in zip(turns, without, without[1:], strict=False):
+        each = (getattr(before, unit) + getattr(after, unit)) / (before.events + after.events)
+        found.append(getattr(turn, unit) - turn.events * each)
+    return _median(found)
 
 
 class _Line:
@@ -124,21 +145,26 @@ class _Line:
         self.learner, self.events = learner, 0
         self.checkpointer = Checkpointer(CheckpointStore(directory), every_s=None)
         self.checkpointer.restore(learner, Sharing())
-        self._changed = learner.changes.reader()
+        self._changed, self._active = learner.changes.reader(), active
         self._batches = _batches(*active)
         self._ids = len(learner.users) + len(learner.items)
         learner.occurrence.add(active[1], np.ones(len(active[1])))  # the cache is drawn among these
 
-    def train(self, seconds: float = float("inf"), steps: int | None = None) -> float:
-        """Train for some time or steps; returns the events of a second."""
-        started, events = time.perf_counter(), self.events
-        while time.perf_counter() - started < seconds and steps != 0:
+    def turn(self, seconds: float, begin: Callable[[], None] = lambda: None) -> Turn:
+        """Train for some time, which includes whatever is done first."""
+        started, cpu_s, events = time.perf_counter(), time.process_time(), self.events
+        begin()
+        while time.perf_counter() - started < seconds:
+            self.train()
+        return Turn(self.events - events, time.perf_counter() - started, time.process_time() - cpu_s)
+
+    def train(self, steps: int = 1) -> None:
+        """Train some steps, as a run does."""
+        for _ in range(steps):
             batch = next(self._batches)
             self.learner.learn_batch(batch)
             self.checkpointer.advance()
             self.events += len(batch)
-            steps = None if steps is None else steps - 1
-        return (self.events - events) / max(time.perf_counter() - started, 1e-9)
 
     def save(self) -> dict[str, Any]:
         """Save, and train until it is safe."""
@@ -147,7 +173,7 @@ class _Line:
         self.checkpointer.save(self.learner, Sharing(), accounting, offsets, lambda safe: None)
         started, events = time.perf_counter(), self.events
         while self.checkpointer.is_saving and time.perf_counter() - started < SAVE_PATIENCE_S:
-            self.train(steps=1)
+            self.train()
         stats: SaveStats = self.checkpointer.stats(self.events)
         return {
             "bytes": stats.size_bytes or 0,
@@ -156,8 +182,11 @@ class _Line:
             "events_per_second": round((self.events - events) / (time.perf_counter() - started)),
         }
 
-    def changed_share(self) -> float:
-        """Share of the ids whose rows were written since the last call."""
+    def change_all(self) -> float:
+        """Note that all ids with events are written; returns the share of all ids that were since the last call."""
+        users, items = self._active
+        for kind, rows in (("users", users), ("items", items), ("pairs", items)):
+            self.learner.changes.mark(kind, rows)
         return sum(len(self._changed.take(kind)) for kind in ("users", "items")) / self._ids
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from line_harness import assert_same_learner, events, learn_all, micro_batch, small
 
@@ -84,6 +85,23 @@ def test_no_more_is_copied_than_is_written(learner, monkeypatch):
     writer.join()
     rows = {kind: sum(len(c.rows) for c in [first, *written] if c.kind == kind) for kind in learner.kinds()}
     assert rows == {kind: len(learner.rows(kind)) for kind in learner.kinds()}
+
+
+def test_rows_are_copied_until_the_time_between_two_steps_is_over(learner, monkeypatch):
+    now, take = [0.0], learner.take
+
+    def take_a_second(*arguments):
+        now[0] += 1.0
+        return take(*arguments)
+
+    monkeypatch.setattr(learner, "take", take_a_second)
+    capture = Capture(learner, all_rows(learner), clock=lambda: now[0])
+    capture.advance(3.0)
+    assert (now[0], capture.is_over) == (3.0, False)
+    capture.seconds = 0.0
+    learner.changes.mark("items", np.array([learner.items.size - 1]))  # a step that writes a row copies it before
+    capture.advance(3.0)
+    assert now[0] == 6.0, "what the step has copied counts"
 
 
 def test_whoever_writes_one_that_is_abandoned_gets_an_error(learner):

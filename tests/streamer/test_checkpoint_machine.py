@@ -1,4 +1,4 @@
-"""Learn, save, fail, crash and restore in any order: a restart has what an obvious full copy had."""
+"""Learn, retire, save, fail, crash and restore in any order: a restart has what a full copy had, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
 from streamer.sharing.sharing import Sharing
 
-SETTINGS = small(item_features=("brand",), popularity_half_life=3.0, dim=4, hash_slots=16)
+LIMITS = {"max_users": 15, "max_items": 20, "max_categories": 3}
+SETTINGS = small(item_features=("brand",), popularity_half_life=3.0, dim=4, hash_slots=16, **LIMITS)
 
 State = tuple[dict[str, Any], dict[str, Any]]
 """Arrays and plain values."""
@@ -63,7 +64,9 @@ class CheckpointMachine(RuleBasedStateMachine):
         brands = [{"brand": f"b{seed % 5}"} if k % 2 else None for k in range(count)]
         self.learner.learn_batch(micro_batch(events(count, seed=seed, users=ids, items=ids), item_features=brands))
 
-    # a rule that retires ids belongs here: nothing else in this machine depends on how a row changes
+    @rule(item=st.integers(0, 39))
+    def delete(self, item: int) -> None:
+        self.learner.retire_items([f"i{item}"])
 
     @rule()
     def save(self) -> None:

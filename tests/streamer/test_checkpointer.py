@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from line_harness import assert_same_learner, events, learn_all, small, until
+from line_harness import assert_same_arrays, assert_same_learner, events, learn_all, small, until, whole_state
 
 from streamer.accounting import Accounting
 from streamer.checkpoint import CheckpointStore
 from streamer.checkpoint.capture import Capture
-from streamer.checkpoint.checkpointer import Checkpointer
+from streamer.checkpoint.checkpointer import IDLE_S, LONG_STEP_S, STEP_S, Checkpointer
 from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
@@ -184,6 +184,24 @@ def test_a_save_that_is_given_up_for_a_newer_one_loses_nothing(start, monkeypatc
     assert run.checkpointer.is_copying
     assert run.learn_and_save(16, seed=2).suffix == ".delta"
     assert_same_learner(start().learner, run.learner)
+
+
+def test_a_base_is_copied_bit_by_bit_between_steps(start, monkeypatch):
+    run, given_s = start(), []
+    learn_all(run.learner, events(300))
+    expected = whole_state(run.learner)
+    with monkeypatch.context() as patch:
+        patch.setattr(Capture, "advance", lambda self, seconds: (given_s.append(seconds), self.copy_slice()))
+        run.checkpointer.save(run.learner, Sharing(), Accounting(trained=300), OffsetSnapshot({}, {}), lambda _: None)
+        learn_all(run.learner, events(16, seed=1))
+        run.checkpointer.advance()
+        run.checkpointer.advance(idle=True)
+    assert all(STEP_S <= seconds <= LONG_STEP_S for seconds in given_s[:-1])
+    assert (len(given_s), given_s[-1], run.checkpointer.is_copying) == (3, IDLE_S, True)
+    run.checkpointer.finish()
+    until(lambda: not run.checkpointer.is_saving)
+    assert run.checkpointer.path.suffix == ".base"
+    assert_same_arrays(whole_state(start().learner)[0], expected[0])
 
 
 def test_the_chain_is_counted(start):
