@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from streamer.bench.base import interleaved
 from streamer.bench.catalogue import BENCHES
+from streamer.bench.checkpoint import Turn, lost
 from streamer.cli.bench import bench
 
 
@@ -93,10 +94,17 @@ def test_checkpoints_stand_beside_training_without():
     assert 0 < size["delta"]["bytes"] < size["base"]["bytes"]
     assert figures["delta_bytes_over_full"] == size["delta"]["bytes_over_full"] < 1
     assert figures["longest_pause_ms"] >= size["base"]["longest_pause_ms"] > 0
-    assert figures["throughput_over_without"] > 0
+    assert figures["throughput_over_without"] == pytest.approx(1 - size["delta"]["lost_s"] / 0.2, abs=0.01)
     assert figures["peak_memory_over_without"] > 0
     assert size["restored_points"] == 2
     assert size["restart_s"] >= size["restored_s"] > 0
+
+
+def test_steps_that_become_slower_are_not_taken_for_the_cost_of_checkpoints():
+    without = [Turn(100, seconds, 2 * seconds) for seconds in (1.0, 1.2, 1.4)]
+    with_one = [Turn(100, 1.1 + 0.05, 2.2 + 0.08), Turn(100, 1.3 + 0.05, 2.6 + 0.08)]
+    assert lost(with_one, without, "seconds") == pytest.approx(0.05)
+    assert lost(with_one, without, "cpu_s") == pytest.approx(0.08)
 
 
 @pytest.mark.slow

@@ -64,9 +64,9 @@ class CheckpointMachine(RuleBasedStateMachine):
         brands = [{"brand": f"b{seed % 5}"} if k % 2 else None for k in range(count)]
         self.learner.learn_batch(micro_batch(events(count, seed=seed, users=ids, items=ids), item_features=brands))
 
-    @rule(item=st.integers(0, 39))
-    def delete(self, item: int) -> None:
-        self.learner.retire_items([f"i{item}"])
+    @rule(which=st.integers(0, 19))
+    def delete(self, which: int) -> None:
+        self.learner.retire_items(self.learner.items.ids[which : which + 1])
 
     @rule()
     def save(self) -> None:
@@ -161,5 +161,25 @@ def test_the_machine_saves_deltas():
         suffixes = [path.suffix for path in CheckpointStore(machine.directory, readonly=True).list()]
         assert ".delta" in suffixes
         assert np.diff([suffix == ".base" for suffix in suffixes]).any()
+    finally:
+        machine.teardown()
+
+
+def test_what_is_retired_after_a_save_is_gone_in_the_next_and_not_in_that():
+    machine = CheckpointMachine()
+    try:
+        for seed in range(3):
+            machine.learn(seed, count=12, ids=40)
+        machine.save()
+        machine.copy_some(1)
+        machine.delete(2)
+        machine.finish()
+        machine.delete(4)
+        machine.learn(77, count=12, ids=40)  # beyond the limits
+        machine.save()
+        machine.finish()
+        paths = CheckpointStore(machine.directory, readonly=True).list()
+        assert [path.suffix for path in paths] == [".base", ".delta"]
+        assert {kind for kind, _ in machine.learner.evicted} == {"users", "items"}
     finally:
         machine.teardown()
