@@ -77,8 +77,8 @@ class Trainer:
 class Server:
     """Follows a trainer until it is closed."""
 
-    def __init__(self, reader: Reader | Path, **options: Any) -> None:
-        self.service = Service()
+    def __init__(self, reader: Reader | Path, clock: Callable[[], float] = time.time, **options: Any) -> None:
+        self.service = Service(clock=clock)
         self.follower = Follower(
             self.service, DirectoryReader(reader) if isinstance(reader, Path) else reader, **options
         )

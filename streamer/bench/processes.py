@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,26 @@ def process(*arguments: object, module: str = "streamer") -> Iterator[subprocess
                 log.seek(0)
                 said = log.read()[-2000:].decode(errors="replace")
                 raise StreamerError(f"{' '.join(command[3:])} ended with {ended}: {said}")
+
+
+def cpu_s(pid: int) -> float:
+    """Time of all cores that a process has taken."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def others_cores(own: Sequence[int]) -> Iterator[list[float]]:
+    """A list that holds, after the block, how many cores others than our `own` processes kept busy."""
+
+    def busy_s() -> float:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(map(cpu_s, own))
+
+    found: list[float] = []
+    began, before = time.monotonic(), busy_s()
+    yield found
+    found.append(max(0.0, busy_s() - before) / (time.monotonic() - began))
 
 
 def free_port() -> int:

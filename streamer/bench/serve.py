@@ -6,6 +6,7 @@ import os
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from streamer.bench.base import long_tailed
 from streamer.bench.catalogue import ServeBench
 from streamer.bench.load import closed_loop, open_loop, quantiles_ms, shuffled
-from streamer.bench.processes import free_port, process, wait_for
+from streamer.bench.processes import cpu_s, free_port, others_cores, process, wait_for
 from streamer.checkpoint import pack_strings
 from streamer.learner import Learner
 from streamer.publish.directory import DirectoryWriter
@@ -67,7 +68,7 @@ def _measured(bench: ServeBench, items: int, *, beside_trainer: bool) -> dict[st
             "memory_mb": _memory_mb(server.pid),
         }
         if beside_trainer:
-            found["beside_trainer"] = _beside_trainer(bench, directory, port, paths)
+            found["beside_trainer"] = _beside_trainer(bench, directory, port, paths, server)
     with tempfile.TemporaryDirectory() as name:
         np.save(Path(name) / "vectors.npy", np.random.default_rng(0).standard_normal((items, 64), np.float32))
         port = free_port()
@@ -80,13 +81,15 @@ def _measured(bench: ServeBench, items: int, *, beside_trainer: bool) -> dict[st
 
 def _throughput(bench: ServeBench, port: int, paths: list[str], pid: int) -> dict[str, Any]:
     """Requests a second, and what one takes of a core: the latter is the same on a machine that has more to do."""
-    before = _cpu_s(pid)
+    before = cpu_s(pid)
     rate = closed_loop(port, paths, bench.seconds, bench.connections)
-    each_s = (_cpu_s(pid) - before) / max(rate * bench.seconds, 1)
+    each_s = (cpu_s(pid) - before) / max(rate * bench.seconds, 1)
     return {"requests_per_second": round(rate, 1), "cpu_ms_per_request": round(1000 * each_s, 3)}
 
 
-def _beside_trainer(bench: ServeBench, directory: Path, port: int, paths: list[str]) -> dict[str, Any]:
+def _beside_trainer(
+    bench: ServeBench, directory: Path, port: int, paths: list[str], server: Popen[bytes]
+) -> dict[str, Any]:
     """The same while the trainer goes on from the checkpoint, and the server follows it."""
     count = int(bench.events_per_second * 600)
     replay = ("--events", count, "--rate", bench.events_per_second, "--data-dir", directory, "--topic", TOPIC)
@@ -98,7 +101,10 @@ def _beside_trainer(bench: ServeBench, directory: Path, port: int, paths: list[s
         while wait_for(f"http://127.0.0.1:{port}/status", writer, trainer)["generation"] == 1:
             pass
         open_loop(port, paths, bench.rate, 2.0, bench.connections)
-        return quantiles_ms(open_loop(port, paths, bench.rate, bench.seconds, bench.connections))
+        own = [os.getpid(), server.pid, writer.pid, trainer.pid]
+        with others_cores(own) as others:
+            waits = open_loop(port, paths, bench.rate, bench.seconds, bench.connections)
+        return quantiles_ms(waits) | {"others_cores": round(others[0], 2)}
 
 
 def learned(items: int) -> Learner:
@@ -119,12 +125,6 @@ def learned(items: int) -> Learner:
                 arrays[LINES] = arrays[LINES] + 0.3 * rng.standard_normal(arrays[LINES].shape, np.float32)
             learner.put(kind, rows, arrays)
     return learner
-
-
-def _cpu_s(pid: int) -> float:
-    """Time of all cores that a process has taken."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_mb(pid: int) -> int:

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 from streamer.dead_letters.base import DeadLetter
 from streamer.errors import SettingsError
-from streamer.event.decoded import Decoded, FeatureColumn, none_if_empty
+from streamer.event.decoded import NO_USER, Decoded, FeatureColumn, none_if_empty
 from streamer.sources.base import Partition
 
+CATALOGUE_AGE_S = 0.1
+"""What the catalogue says of items is not trained, so a larger batch of nothing else is worth no longer wait."""
 COLUMNS = ("users", "items", "timestamps_s", "user_features", "item_features", "offsets")
 
 
@@ -123,6 +125,7 @@ class _QueuedChunk:
             totals = [0, *accumulate(letter.size for letter in decoded.letters)]
             self._letter_bytes = [totals[count] for count in self.letters]
         self._columns = (self.events, self.filtered, self._letter_bytes)
+        self.is_catalogue = bool(decoded.users) and all(user == NO_USER for user in decoded.users)
 
     @property
     def consumed(self) -> int:
@@ -144,7 +147,7 @@ class Batcher:
 
     A batch is full with `batch_size` events, and never splits a record: one with more events makes a larger batch. To
     go on where hardly anything is trained, it is also full with `max_filtered` filtered events or `max_letter_bytes` of
-    dead letters. A batch that is not full closes by the age of its oldest record.
+    dead letters. A batch that is not full closes by the age of its oldest record; one of catalogue events alone, early.
 
     Args:
         batch_size: events that fill a batch.
@@ -222,7 +225,10 @@ class Batcher:
         arrived_s = self._queue[0].arrived_s
         if self._queued.reaches(self._full):
             return arrived_s
-        return None if self._max_age_s is None else arrived_s + self._max_age_s
+        if self._max_age_s is None:
+            return None
+        is_catalogue = all(chunk.is_catalogue for chunk in self._queue)
+        return arrived_s + (min(CATALOGUE_AGE_S, self._max_age_s) if is_catalogue else self._max_age_s)
 
     def _close(self) -> MicroBatch:
         """Move records into a batch until it is full or none is queued."""

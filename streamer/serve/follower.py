@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -89,6 +90,8 @@ class Follower(_Thread):
             if point.id.base:
                 service.caught_up = False
                 service.load(Replica(point, self._exact_items))
+                del replica
+                _let_go_of_garbage()
                 logger.info("serving %s", point.id)
             elif replica is not None and point.id.generation == replica.end.generation:
                 service.apply(replica.read(point))
@@ -97,6 +100,13 @@ class Follower(_Thread):
             self._reader.refuse(point.id)
             expected = isinstance(error, CorruptCheckpoint)
             logger.warning("refused %s, waiting for the next base: %s", point.id, error, exc_info=not expected)
+
+
+def _let_go_of_garbage() -> None:
+    """Free the replica before, and have later collections, for which all requests wait, pass over what is there now."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class Tail(_Thread):
@@ -114,20 +124,20 @@ class Tail(_Thread):
 
     def _work(self) -> None:
         """Read one generation's events."""
-        replica = self._service.replica
-        if replica is None:
+        end = self._service.end
+        if end is None:
             self._stop.wait(POLL_S)
             return
-        generation, source = replica.end.generation, self._make_source()
+        source = self._make_source()
         try:
-            source.open(_From(replica.end.offsets))
+            source.open(_From(end.offsets))
             while not self._stop.is_set():
                 chunks = source.poll(MOST_RECORDS, POLL_S)
-                served = self._service.replica
-                if served is not None and served.end.generation != generation:
+                served = self._service.end
+                if served is not None and served.generation != end.generation:
                     return  # it may have begun at older positions
                 for chunk in chunks:
-                    self._service.observe(self._events(chunk), generation)
+                    self._service.observe(self._events(chunk), end.generation)
                 self._note(source.problem)
         finally:
             source.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from streamer.metrics.catalogue import SERVER
 from streamer.metrics.instruments import Instruments
 from streamer.serve.follower import Follower, Tail
+from streamer.serve.freshness import CLOCKS, KINDS
 from streamer.serve.service import Service
 
 
@@ -20,6 +22,9 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._instruments = Instruments(self.registry, SERVER)
         self._seconds = self._instruments.series("streamer_server_request_seconds")
+        self._waits = {
+            pair: self._instruments.series("streamer_freshness_seconds", *pair) for pair in product(KINDS, CLOCKS)
+        }
         self._problems: dict[str, Callable[[], str | None]] = {}
 
     def watch(self, follower: Follower, tail: Tail | None) -> None:
@@ -35,7 +40,7 @@ class ServerMetrics:
 
     def waited(self, kind: str, clock: str, seconds: float) -> None:
         """A request would see an event from now on."""
-        self._instruments.series("streamer_freshness_seconds", kind, clock).observe(seconds)
+        self._waits[kind, clock].observe(seconds)
 
     def refresh(self, service: Service) -> None:
         """Set what is looked at when somebody asks."""

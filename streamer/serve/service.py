@@ -79,6 +79,12 @@ class Service:
         self._new_items: set[str] = set()
         self._looked_up: tuple[frozenset[str] | None, End | None, Rows] = (None, None, np.empty(0, np.int64))
 
+    @property
+    def end(self) -> End | None:
+        """What the last point that was applied says of itself; None before the first."""
+        replica = self.replica
+        return replica.end if replica is not None else None
+
     # what is served ---------------------------------------------------------------------------------------------------
 
     def load(self, replica: Replica) -> None:
@@ -89,7 +95,8 @@ class Service:
             if before is not None and before.end.generation != replica.end.generation:
                 self.overlay.clear()
                 self._new_items.clear()
-            self._learned()
+            learned, now = self._learned(), self._clock()
+        self._note(learned, now)
 
     def apply(self, delta: Delta) -> None:
         """Take over a delta. If that fails, nothing is served until there is a base: never half of a delta."""
@@ -101,15 +108,23 @@ class Service:
                 self.replica = None
                 raise
             self.applied_deltas += 1
-            self._learned()
+            learned, now = self._learned(), self._clock()
+        self._note(learned, now)
 
-    def _learned(self) -> None:
+    def _learned(self) -> list[tuple[Event, bool]]:
+        """The events that are part of the model from now on, and whether each is the first of a new item."""
         assert self.replica is not None
-        now = self._clock()
+        found = []
         for event in self.overlay.prune(self.replica.end.offsets):
+            found.append((event, event.item in self._new_items))
+            self._new_items.discard(event.item)
+        return found
+
+    def _note(self, learned: Iterable[tuple[Event, bool]], now: float) -> None:
+        """Count how long events took; without the lock, because it takes longer than a delta, and requests wait."""
+        for event, is_new in learned:
             self.freshness.vectors(event, now)
-            if event.item in self._new_items:
-                self._new_items.discard(event.item)
+            if is_new:
                 self.freshness.new_item(event, now)
 
     def observe(self, events: Iterable[Event], generation: int) -> None:
@@ -123,12 +138,11 @@ class Service:
             if self.replica is None or self.replica.end.generation != generation:
                 return
             now, known = self._clock(), self.replica.learner.items
-            for event in events:
-                if self.overlay.add(event):
-                    if event.user != NO_USER:
-                        self.freshness.recent_items(event, now)
-                    if known.row_of(event.item) is None:
-                        self._new_items.add(event.item)
+            added = [event for event in events if self.overlay.add(event)]
+            self._new_items.update(event.item for event in added if known.row_of(event.item) is None)
+        for event in added:
+            if event.user != NO_USER:
+                self.freshness.recent_items(event, now)
 
     # answers ----------------------------------------------------------------------------------------------------------
 

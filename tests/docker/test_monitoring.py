@@ -14,11 +14,15 @@ from typing import Any
 import deployment
 import pytest
 import yaml
+from clock import Clock
 from deployment import Expression
+from line_harness import events
+from serve_harness import Server, Trainer, said, served, wait_until
 from servers.process import program
 
 from streamer.metrics.catalogue import CATALOGUE as TRAINER
 from streamer.metrics.catalogue import SERVER
+from streamer.serve.metrics import ServerMetrics
 
 CATALOGUE = TRAINER | SERVER
 
@@ -54,6 +58,48 @@ def test_promtool_accepts(promtool: Promtool, arguments: tuple[object, ...]):
 
 def test_alerts_fire_when_they_should_and_only_then(promtool: Promtool):
     done = promtool("test", "rules", deployment.ALERT_TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_trainer_that_is_away_for_a_minute_is_an_alert_while_its_server_goes_on(promtool: Promtool, tmp_path):
+    """The ages that a server shows, as Prometheus scrapes and judges them."""
+    clock, metrics = Clock(), ServerMetrics()
+    trainer, server = Trainer(tmp_path / "points"), Server(tmp_path / "points", clock)
+    trainer.learn(events(100))
+    server.reach(trainer)
+    wanted = said(trainer.learner, "u1")
+    trainer.close()
+    wait_until(lambda: server.service.ready()[0], "readiness")
+    clock.now, ages = server.service.end.time_s, []
+    for _ in range(13):
+        metrics.refresh(server.service)
+        ages.append(metrics.registry.get_sample_value("streamer_server_age_seconds"))
+        assert served(server.service, "u1") == wanted
+        clock.now += 5
+    server.close()
+    assert ages == list(range(0, 65, 5))
+    assert metrics.registry.get_sample_value("streamer_server_ready") == 1
+    (rule,) = [rule for rule in deployment.alerts() if rule["alert"] == "StreamerServerStale"]
+    fires = {
+        "exp_labels": {**rule["labels"], "instance": "s"},
+        "exp_annotations": {**rule["annotations"], "summary": "s serves a model that is 1m 0s old."},
+    }
+    wanted_at = {"30s": [], "60s": [fires]}
+    tests = [{"eval_time": at, "alertname": rule["alert"], "exp_alerts": found} for at, found in wanted_at.items()]
+    series = {"series": 'streamer_server_age_seconds{instance="s"}', "values": " ".join(map(str, ages))}
+    scraped = yaml.safe_load(deployment.CONFIG.read_text())["global"]
+    case = {"interval": scraped["scrape_interval"], "input_series": [series], "alert_rule_test": tests}
+    file = tmp_path / "a_minute.yml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": [str(deployment.ALERTS)],
+                "evaluation_interval": scraped["evaluation_interval"],
+                "tests": [case],
+            }
+        )
+    )
+    done = promtool("test", "rules", file)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from streamer.dead_letters.base import LETTER_BYTES, DeadLetter, Reason
 from streamer.errors import SettingsError
-from streamer.event import Decoded, EventDecoder, EventSettings, encode
-from streamer.ingest.batcher import Batcher, MicroBatch, Origin
+from streamer.event import NO_USER, Decoded, EventDecoder, EventSettings, encode
+from streamer.ingest.batcher import CATALOGUE_AGE_S, Batcher, MicroBatch, Origin
 from streamer.sources.base import Chunk, Partition
 
 A, B, C = Partition("t", 0), Partition("t", 1), Partition("other", 0)
@@ -175,6 +175,22 @@ def test_batch_closes_when_oldest_record_reaches_max_age():
     assert batch is not None
     assert batch.positions == {A: 1, B: 1}
     assert (batcher.take(), batcher.next_deadline()) == (None, None)
+
+
+def test_catalogue_events_alone_do_not_wait_for_a_batch_to_fill():
+    clock = Clock()
+    batcher = Batcher(10, max_age_s=5.0, clock=clock)
+    described = Decoded(C, [NO_USER], ["i"], [0.0], None, [{"brand": "x"}], [7], [7], [1], [0], [0])
+    batcher.add(described)
+    assert batcher.take() is None
+    clock.now += CATALOGUE_AGE_S
+    assert batcher.take().positions == {C: 8}
+    batcher.add(plain(A, 0, 1))
+    batcher.add(described)
+    clock.now += CATALOGUE_AGE_S
+    assert batcher.take() is None
+    clock.now += 5.0
+    assert batcher.take().positions == {A: 1, C: 8}
 
 
 def test_age_of_what_remains_is_its_own():

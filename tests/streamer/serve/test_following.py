@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 from line_harness import events
 from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
+from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.publish.memory import MemoryPoints
+from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
+from streamer.sources.memory import MemoryLog, MemorySource
 
 STREAM = events(900, users=30, items=150)
 USERS = [f"u{n}" for n in range(30)] + ["nobody"]
@@ -136,6 +141,28 @@ def test_a_trainer_that_was_replaced_and_writes_on_is_not_followed(pair, tmp_pat
     trainer.close()
 
 
+def test_a_replica_whose_generation_has_ended_is_freed(tmp_path):
+    """What is frozen is never collected: the memory of a model would be lost with each start of its trainer."""
+    trainer, server = Trainer(tmp_path / "points"), Server(tmp_path / "points")
+    tail = Tail(server.service, lambda: MemorySource(MemoryLog(), "clicks"), EventDecoder(EventSettings()))
+    trainer.learn(STREAM[:100])
+    server.reach(trainer)
+    tail.start()
+    before, again = weakref.ref(server.service.replica.learner), Trainer(tmp_path / "points")
+    again.learn(STREAM[:100])
+    server.reach(again)
+    wait_until(lambda: before() is None, "freeing")
+    for thread in (tail, server, trainer, again):
+        thread.close()
+
+
+def test_later_collections_pass_over_what_is_served(pair):
+    trainer, server = pair
+    trainer.learn(STREAM[:100])
+    server.reach(trainer)
+    wait_until(lambda: not any(one is server.service.replica for one in gc.get_objects()), "freezing")
+
+
 class TestDamage:
     """What is damaged is noticed, and a base follows; what is served is always a state that the trainer had."""
 
@@ -245,7 +272,7 @@ def test_a_volume_that_is_away_is_shown_and_caught_up(pair, tmp_path):
     trainer.learn(STREAM[600:650])
     server.reach(trainer)
     assert_equal(server.service, trainer.learner)
-    assert server.follower.problem is None
+    wait_until(lambda: server.follower.problem is None, "noticing")
 
 
 def test_where_too_much_has_changed_for_a_delta_a_base_takes_its_place(pair, monkeypatch):
