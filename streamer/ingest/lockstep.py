@@ -55,9 +55,12 @@ class Queues(Batcher):
     def has_room(self, max_events: int) -> bool:
         return not self.of or any(queue.has_room(self._most) for queue in self.of.values())
 
+    def expect(self, partition: Partition) -> Batcher:
+        """The queue of a partition: one from which nothing has come has room, however full the others are."""
+        return self.of.setdefault(partition, Batcher(self._full.events, clock=self._clock))
+
     def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
-        queue = self.of.setdefault(decoded.partition, Batcher(self._full.events, clock=self._clock))
-        queue.add(decoded, now_s, lost)
+        self.expect(decoded.partition).add(decoded, now_s, lost)
 
     def drop(self, partitions: Collection[Partition]) -> int:
         return sum(self.of.pop(p).drop([p]) for p in partitions if p in self.of)
@@ -346,7 +349,11 @@ class LockstepIngest(Ingest):
         """All ranks take over the partitions that rank 0 has found, at the same step."""
         sent = msgspec.msgpack.encode([tuple(p) for p in listed])
         lists = self.group.gather(np.frombuffer(sent, np.uint8))
-        self.partitions = [Partition(*p) for p in msgspec.msgpack.decode(lists[0].tobytes())]
+        with self.changed:
+            self.partitions = [Partition(*p) for p in msgspec.msgpack.decode(lists[0].tobytes())]
+            for partition in self.own_partitions:
+                self.queues.expect(partition)
+            self.changed.notify_all()
 
     @property
     def own_partitions(self) -> list[Partition]:

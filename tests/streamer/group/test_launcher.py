@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from crash_harness import Command
+from group_harness import TINY, model
 
 from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
@@ -41,46 +43,39 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_replaced_and_no_rank_outlives_the_launcher(tmp_path):
-    records = [(b"u%d" % (k % 50), encode(f"u{k % 50}", f"i{k % 30}", 1_700_000_000 + k), k) for k in range(2000)]
+def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_same(tmp_path):
+    records = [(b"u%d" % (k % 50), encode(f"u{k % 50}", f"i{k % 30}", 1_700_000_000 + k), k) for k in range(8000)]
     with EmbeddedLog(tmp_path) as log:
         log.create_topic("interactions", 4)
         log.append("interactions", records)
-    settings = [
-        "--data-dir",
-        tmp_path,
-        "--trainers",
-        "2",
-        "--dim",
-        "8",
-        "--batch-size",
-        "128",
-        "--evaluation-share",
-        "0",
-    ]
-    every = ["--checkpoint-every-events", "500", "--log-format", "plain"]
-    errors = (tmp_path / "errors").open("w")
-    launcher = subprocess.Popen([sys.executable, "-m", "streamer", "run", *settings, *every], stderr=errors)
-    store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
-    try:
-        until(lambda: len(store.points()) and len(children(launcher.pid)) == 2, "nothing was trained")
-        first = children(launcher.pid)
+
+    def start(name: str, trainers: int, *more: str) -> Command:
+        where = ("--data-dir", tmp_path, "--checkpoint-dir", tmp_path / name)
+        letters = ("--dead-letters", tmp_path / f"{name}.jsonl")
+        settings = [*TINY, "--trainers", trainers, "--threads", 1, "--checkpoint-every-events", 500]
+        return Command(["run", *where, *letters, *settings, *more], tmp_path / f"{name}.log")
+
+    with start("one", 1) as undisturbed:
+        assert undisturbed.ended()[0] == 0, undisturbed.said()
+    store = CheckpointStore(tmp_path / "two", readonly=True)
+    with start("two", 2, "--no-until-end") as launcher:
+        pid = launcher.process.pid
+        launcher.wait_until(lambda: store.points() and len(children(pid)) == 2)
+        first = children(pid)
         # 1. a rank is killed: both are started again, and go on where the manifest is
         os.kill(first[1], signal.SIGKILL)
-        with EmbeddedLog(tmp_path) as log:
-            log.append("interactions", records)
-        until(lambda: _consumed(store) >= 3500, "training did not go on")
-        second = children(launcher.pid)
-        assert not set(first) & set(second)
-        assert "start again from the last checkpoint" in (tmp_path / "errors").read_text()
+        consumed = _consumed(store)
+        launcher.wait_until(lambda: len(children(pid)) == 2 and not set(first) & set(children(pid)))
+        second = children(pid)
+        launcher.wait_until(lambda: _consumed(store) > min(consumed, len(records) - 1))
+        assert "start again from the last checkpoint" in launcher.said()
         # 2. the launcher is killed: nobody is left
-        launcher.kill()
-        launcher.wait()
+        launcher.process.kill()
         until(lambda: not any(map(is_running, second)), "a rank outlived the launcher")
-    finally:
-        launcher.kill()
-        launcher.wait()
-        errors.close()
+    # 3. a new start goes on where the manifest is
+    with start("two", 2) as last:
+        assert last.ended()[0] == 0, last.said()
+    assert model(tmp_path / "two") == model(tmp_path / "one")
 
 
 def _consumed(store: CheckpointStore) -> int:
