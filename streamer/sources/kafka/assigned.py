@@ -81,6 +81,7 @@ class AssignedKafkaSource(KafkaSource):
             return []
         full = [tp for tp, partition in self._reading.items() if not self._wants(partition)]
         self._consumer.pause(*full)
+        self._let_parked_return()
         try:
             chunks = super().poll(max_records, timeout_s)
         finally:
@@ -92,6 +93,16 @@ class AssignedKafkaSource(KafkaSource):
             else:
                 self._empty_since.setdefault(partition, now)
         return chunks
+
+    def _let_parked_return(self) -> None:
+        """Make way for the records of a partition that was full, which the client keeps aside.
+
+        It brings them back only if no other records are in line, even used up ones, and fetches nothing for the
+        partition meanwhile (kafka-python 3.0.12): when the other partitions have ended, it would never be read again.
+        """
+        fetcher = self._consumer._fetcher
+        if not fetcher._next_partition_records:
+            fetcher._next_partition_records = None
 
     def _commit_async(self, positions: Mapping[Partition, int]) -> None:
         """As there, once it is known where to: inside the client a commit would wait for that, whoever sleeps."""
