@@ -30,6 +30,8 @@ Counts = NDArray[np.int64]
 
 HEARTBEAT_S = 0.05
 """How often ranks without events look for what the others have."""
+PAUSE_S = 0.005
+"""How long ranks whose events do not make a step yet wait before they look again."""
 NOT_OURS = (0, 1, -1, -1)
 """What a rank says of a partition that another reads."""
 LIST_EVERY_S = 2.0
@@ -197,6 +199,7 @@ class LockstepIngest(Ingest):
                     self.in_training = frozenset(batch.positions if batch is not None else ())
                     self.changed.notify_all()
                     return batch
+                self.changed.wait(PAUSE_S)
 
     def _has_something(self) -> bool:
         return self.queues.queued_events > 0 or self.at_end or self.wants_stop or self.wants_checkpoint
