@@ -65,13 +65,15 @@ def _parts(url: str) -> SplitResult:
     Raises:
         ValueError: the URL cannot be read, or a password has characters that cut it off.
     """
-    scheme = url.partition("://")[0]
+    scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise ValueError(f"begin with one of {', '.join(s + '://' for s in SCHEMES)}")
     try:
-        parts = urlsplit(url)
+        place = re.split("[/?#]", rest, maxsplit=1)[0]  # newer Pythons refuse [::1] among several hosts
+        account = place.removesuffix(place.rpartition("@")[2])
+        parts = urlsplit(f"{scheme}://{rest.removeprefix(place)}")._replace(netloc=place)
         for text in _hosts(parts):
-            _ = urlsplit(f"//{text}").port
+            _ = urlsplit(f"//{account}{text}").port
     except ValueError:
         raise ValueError(f"host and port cannot be read; {ENCODE}") from None
     names = [option.partition("=")[0] for option in parts.query.split("&")]
