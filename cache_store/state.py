@@ -221,7 +221,9 @@ class TrainerState:
             (self.replica.counts, summed([c.item_counts for c in pending])),
             (self.replica.drawn, summed([c.drawn for c in pending])),
         ):
-            total = np.where(rows >= 0, stored[rows], 0) if len(stored) else np.zeros(len(items), np.int64)
+            total = np.zeros(len(items), np.int64)
+            pulled = (rows >= 0) & (rows < len(stored))  # a row that was assigned just now counts nothing yet
+            total[pulled] = stored[rows[pulled]]
             found = np.isin(items, added.rows)
             total[found] += added.counts[np.searchsorted(added.rows, items[found])]
             totals.append(total)
