@@ -94,7 +94,7 @@ def test_a_group_that_slept_does_not_move_the_offsets_that_a_newer_start_has_com
         kafka.append(topic.name, partition, values(partition, 900))
     source = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic.name, "--group-id", topic.name]
     run = (forker, source, tmp_path / "checkpoints", 2, "--checkpoint-every-events", "300")
-    sleeps = {0: signal_at("streamer.sources.kafka.assigned:AssignedKafkaSource:_commits", 2, "SIGSTOP")}
+    sleeps = {0: signal_at("streamer.sources.kafka.assigned:AssignedKafkaSource:_commits", 1, "SIGSTOP")}
     zombies = Ranks(*run, "--no-until-end", preludes=sleeps)
     zombies.sleep(when=0)
     assert Ranks(*run, "--group-timeout", "2", name="again").wait_all() == [0, 0]
