@@ -28,8 +28,8 @@ class Span(NamedTuple):
     events: int
 
 
-class Described(NamedTuple):
-    """A catalogue event: an item, and what is said of it; None: it does not exist any more."""
+class CatalogueEvent(NamedTuple):
+    """What is said of an item; None: it does not exist any more."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class Step(NamedTuple):
         times_s: [B] seconds since the epoch.
         item_features: of each event; None if nobody uses any.
         new_items: ids without a row, in the order in which they come.
-        catalogue: events of distinct items, in the order of partitions and offsets.
+        catalogue: its events, in the order of partitions and offsets.
         sightings: new users, as far as they belong to a sample.
     """
 
@@ -60,7 +60,7 @@ class Step(NamedTuple):
     times_s: Rows
     item_features: Sequence[Any] | None = None
     new_items: Sequence[str] = ()
-    catalogue: Sequence[Described] = ()
+    catalogue: Sequence[CatalogueEvent] = ()
     sightings: Sequence[Sighting] = ()
 
     def events_of(self, parts: Sequence[int]) -> Rows:
@@ -82,7 +82,7 @@ class _Message(msgspec.Struct, array_like=True):
     times_s: bytes  # int64 [b]
     new: list[str]
     features: list[Any] | None
-    catalogue: list[Described]
+    catalogue: list[CatalogueEvent]
     sightings: list[Sighting]
 
 
@@ -96,7 +96,7 @@ def gather_events(
     rows: Rows,
     times_s: Rows,
     features: list[Any] | None,
-    catalogue: list[Described],
+    catalogue: list[CatalogueEvent],
     sightings: list[Sighting],
 ) -> Step:
     """What all ranks read for a step.
@@ -141,9 +141,9 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     items[missing] = [-1 - new[text] for text in raw]
     used = any(m.features is not None for m in messages)
     ours = np.concatenate(own) if own else np.empty(0, np.int64)
-    said = {event.item: event for event in sorted((e for m in messages for e in m.catalogue), key=lambda e: e[:2])}
+    said = sorted((event for m in messages for event in m.catalogue), key=lambda event: event[:2])
     seen = [sighting for m in messages for sighting in m.sightings]
-    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), list(said.values()), seen)
+    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), said, seen)
 
 
 def gather_ids(group: Group, spans: Sequence[Span], ids: Sequence[str]) -> tuple[list[str], Rows]:

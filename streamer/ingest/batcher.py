@@ -56,7 +56,7 @@ class MicroBatch:
     arrived_s: float | None = field(default=None, compare=False)  # when its oldest record came, by the clock
     not_admitted: int = 0  # of its events, those of users or items that have not come often enough
     catalogue: int = 0  # of its events, those of the catalogue, which have no user
-    described: MicroBatch | None = None  # in a group: its events of the catalogue, if it does not hold them
+    of_catalogue: MicroBatch | None = None  # in a group: its events of the catalogue, if it does not hold them
 
     def __len__(self) -> int:
         return len(self.users)

@@ -3,7 +3,7 @@
 The class `Learner` is made of layers, one file each: `state.py` (what is learned, by rows), `bounded.py` (what goes),
 `described.py` (features and catalogue), `learner.py` (a micro-batch).
 Belongs here: what changes with an event, and what of it is saved.
-May import: `model`, `ingest`, `group` and the files of checkpoints; neither sources nor the store are known here.
+May import: `model`, `ingest`, `group`, the files of checkpoints and rooms below; never sources or the store.
 """
 
 from streamer.learner.learner import Evaluator, Learned, Learner

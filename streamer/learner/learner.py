@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.errors import CheckpointError
 from streamer.event import NO_USER, Features
-from streamer.group.events import Described, Span, Step, gather_events, gather_ids, gather_rows, gather_values
+from streamer.group.events import CatalogueEvent, Span, Step, gather_events, gather_ids, gather_rows, gather_values
 from streamer.group.group import Share
 from streamer.group.keyed import sightings
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner.described import DescribedState
-from streamer.learner.state import DIGEST_EVERY, checkpoint_meta, checkpoint_settings
+from streamer.learner.state import DIGEST_EVERY, are_among, checkpoint_meta, checkpoint_settings
 from streamer.model.batch import Batch, Recent, Rows, StreamState
 from streamer.model.ranking.co_occurrence import REACH
 from streamer.model.ranking.evidence import TOWERS, Candidates
@@ -393,7 +393,7 @@ class Learner(DescribedState):
         wanted = self.settings.item_tower
         features = batch.item_features if wanted.categorical or wanted.numeric else None
         spans = _spans(batch)
-        catalogue = self._described(batch.described) if batch.described is not None else []
+        catalogue = _catalogue_events(batch.of_catalogue, self._times(batch.of_catalogue)) if batch.of_catalogue else []
         rows = self.items.known(batch.items)
         partition = np.repeat([span.partition for span in spans], [span.events for span in spans])
         met = sightings([batch.users[k] for k in new_users.tolist()], partition[new_users].tolist())
@@ -460,22 +460,18 @@ class Learner(DescribedState):
             batch.not_admitted, batch.catalogue = len(batch) - int(admitted.sum()), len(catalogue)
             if batch.learned < len(batch):
                 admitted[catalogue] = False
-                described, batch = batch.only(catalogue), batch.only(np.flatnonzero(admitted).tolist())
-                batch.described = described
+                of_catalogue, batch = batch.only(catalogue), batch.only(np.flatnonzero(admitted).tolist())
+                batch.of_catalogue = of_catalogue
             yield batch
 
-    def _described(self, batch: MicroBatch) -> list[Described]:
-        features, times_s = batch.item_features or [None] * len(batch), self._times(batch).tolist()
-        return [
-            Described(*origin.partition, batch.items[k], time_s, features[k])
-            for origin in batch.origins
-            for k, time_s in enumerate(times_s[origin.start : origin.stop], origin.start)
-        ]
-
     def _learn_catalogue_of(self, step: Step) -> None:
-        """What the catalogue said in this step, wherever it was read."""
-        if step.catalogue:
-            _, _, items, times_s, features = map(list, zip(*step.catalogue, strict=True))
+        """What the catalogue said in this step, wherever it was read: first of all items, then what it said again."""
+        left = list(step.catalogue)
+        while left:
+            first = {event.item: event for event in reversed(left)}
+            events = [event for event in left if first[event.item] is event]
+            left = [event for event in left if first[event.item] is not event]
+            _, _, items, times_s, features = map(list, zip(*events, strict=True))
             self.learn_catalogue(MicroBatch([NO_USER] * len(items), items, times_s, item_features=features))
 
     def _learn(self, rows: Batch, to_learn: dict[int, Candidates], step: Step) -> StepResult:
@@ -511,10 +507,17 @@ def _among(candidates: Candidates, items: Sequence[Rows]) -> NDArray[np.bool_]:
     """[c] whether candidates are among their user's items, which ascend."""
     found = np.zeros(len(candidates.items), np.bool_)
     for of_user, (begin, end) in zip(items, itertools.pairwise(candidates.first.tolist()), strict=True):
-        if len(of_user):
-            these = candidates.items[begin:end]
-            found[begin:end] = of_user[np.minimum(np.searchsorted(of_user, these), len(of_user) - 1)] == these
+        found[begin:end] = are_among(of_user, candidates.items[begin:end])
     return found
+
+
+def _catalogue_events(batch: MicroBatch, times_s: Rows) -> list[CatalogueEvent]:
+    features = batch.item_features or [None] * len(batch)
+    return [
+        CatalogueEvent(*origin.partition, batch.items[k], int(times_s[k]), features[k])
+        for origin in batch.origins
+        for k in range(origin.start, origin.stop)
+    ]
 
 
 def _spans(batch: MicroBatch) -> list[Span]:

@@ -51,15 +51,7 @@ OF_USERS = ("users.", "clock.", "items.retired.")
 
 
 class LearnerState:
-    """What a learner knows.
-
-    Args:
-        settings: what is learned, and how; None for the defaults, which are those of `streamer run`.
-        changes: settings that differ from those, by name.
-
-    Raises:
-        SettingsError: with every problem at once.
-    """
+    """What a learner knows; made as a `Learner` is."""
 
     def __init__(self, settings: LearnerSettings | None = None, **changes: Any) -> None:
         settings = learner_settings(settings, changes)
@@ -197,11 +189,7 @@ class LearnerState:
 
     def are_untouched(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each item is one that the catalogue describes and nobody has had yet."""
-        if not len(self.untouched):
-            return np.zeros(rows.shape, np.bool_)
-        at = np.searchsorted(self.untouched, rows)
-        found: NDArray[np.bool_] = self.untouched[np.minimum(at, len(self.untouched) - 1)] == rows
-        return found
+        return are_among(self.untouched, rows)
 
     def are_reachable(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each item can be recommended: somebody has had it, or it is untouched."""
@@ -331,6 +319,14 @@ class LearnerState:
             for name in sorted(arrays):
                 found.update(np.ascontiguousarray(arrays[name]).tobytes())
         return found.digest()
+
+
+def are_among(ascending: Rows, rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each row is one of those that ascend: many times faster than `np.isin` where these are few."""
+    if not len(ascending):
+        return np.zeros(rows.shape, np.bool_)
+    found: NDArray[np.bool_] = ascending[np.minimum(np.searchsorted(ascending, rows), len(ascending) - 1)] == rows
+    return found
 
 
 def checkpoint_meta(learner: LearnerState, values: dict[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class GroupSharing(StoreSharing):
         found = [LearnPart(batch.only(np.flatnonzero(~new).tolist()), False)]
         if others:
             found.append(LearnPart(batch.only(np.flatnonzero(new).tolist()), True))
-        found[-1].batch.described = batch.described
+        found[-1].batch.of_catalogue = batch.of_catalogue
         return found
 
     def contribute(self, part: LearnPart, learned: Learned) -> None:

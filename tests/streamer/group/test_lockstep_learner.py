@@ -138,6 +138,32 @@ def test_a_group_learns_from_a_catalogue_as_one_trainer_does():
     assert learner.evicted["items", "deleted"] > 0
 
 
+def test_what_a_catalogue_says_of_an_item_twice_in_a_step_is_learned_in_turn():
+    said = [
+        ("both", {"kind": "k1"}), ("both", {"title": "later"}),
+        ("gone", {"kind": "k2"}), ("gone", None),
+        ("back", {"kind": "k3", "title": "of the old one"}), ("back", None), ("back", {"kind": "k4"}),
+    ]  # fmt: skip
+    items, features = [item for item, _ in said], [of_item for _, of_item in said]
+
+    def work(group):
+        learner = Learner(dim=16, cache_size=32, ranker_events=16, hash_slots=64, item_features=("kind",))
+        learner.group = group
+        nothing = [None] * len(said)
+        events = MicroBatch([NO_USER] * len(said), items, [1.0] * len(said), nothing, features)
+        for stretch in learner.stretches(own_batch({1: events}, group)):
+            learner.learn_batch(stretch)
+        return learner
+
+    for learner in run_ranks(2, PARTS, work):
+        assert sorted(learner.items.ids) == ["back", "both"]
+        assert learner.titles.of(learner.items.row_of("both")) == "later"
+        assert learner.titles.of(learner.items.row_of("back")) is None
+        kinds = learner.categories["item"]["kind"]
+        codes = learner.trainer.model.item.codes(learner.items.known(["both", "back"]))[:, 0]
+        assert [kinds.id_of(code) for code in codes.tolist()] == ["k1", "k4"]
+
+
 def test_the_gradient_of_parts_is_that_of_the_whole_batch():
     """Against the step that computes everything at once: other sums, the same gradient."""
     learner = train(1)[0]
