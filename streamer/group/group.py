@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -300,12 +301,14 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
                     f"rank {rank} was stopped or busy for {silent_s:.0f} s, longer than --group-timeout "
                     f"({timeout_s:g} s): the others have given it up. All resume from the last checkpoint"
                 ) from error
-            raise GroupError(f"rank {rank} lost another trainer: {_first_line(error)}") from error
+            raise GroupError(f"rank {rank} lost another trainer: {_reason(error)}") from error
         together_at, alone_s = (now := time.monotonic()), now - together_at
         return found
 
     return Group(rank, size, parts, timeout_s=timeout_s, _gather=gather)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """What gloo says, without its file names and good wishes."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[[^\]]*\] ", "", lines[0]).partition(". This is")[0]
