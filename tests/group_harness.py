@@ -24,7 +24,7 @@ TINY = [
 
 
 SIGNAL_AT = """
-import importlib, os, signal
+import importlib, signal, threading
 module, *owner, name = {target!r}.split(":")
 place = importlib.import_module(module)
 for part in owner:
@@ -33,7 +33,7 @@ calls, original = [], getattr(place, name)
 def called(*given, **named):
     calls.append(1)
     if len(calls) == {nth}:
-        os.kill(os.getpid(), signal.{signal})
+        signal.pthread_kill(threading.get_ident(), signal.{signal})  # to the process, this thread would run on
     return original(*given, **named)
 setattr(place, name, called)
 """

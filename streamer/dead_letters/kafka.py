@@ -141,15 +141,15 @@ class KafkaDeadLetters(DeadLetters):
         """See `DeadLetters.flush`. After an error, letters wait for the next call."""
         deadline = self._clock() + self._flush_timeout_s
         self._work()
-        while self._unsent or self._sent:
-            if not self._unsent and self._clock() >= deadline:
-                self._wait_for(SourceUnavailable(f"{self._where} are not acknowledged in {self._flush_timeout_s:g} s"))
-            if self._unsent or self._clock() >= deadline:
-                assert self._problem is not None
-                raise self._problem
+        while self._sent and not self._unsent and (left_s := deadline - self._clock()) > 0:
             with contextlib.suppress(errors.KafkaError):  # what became of it, `_work` finds
-                self._sent[0].promise.get(timeout=min(0.2, max(0.0, deadline - self._clock())))
+                self._sent[0].promise.get(timeout=min(0.2, left_s))
             self._work()
+        if self._sent and not self._unsent:
+            self._wait_for(SourceUnavailable(f"{self._where} are not acknowledged in {self._flush_timeout_s:g} s"))
+        if self._sent or self._unsent:
+            assert self._problem is not None
+            raise self._problem
         if self._refused is not None:
             self._refused.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -94,14 +95,16 @@ def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: Kaf
 
 
 def test_dead_letters_wait_for_the_broker_and_arrive(kafka: KafkaHarness, broker: KafkaServer, tmp_path: Path) -> None:
-    topic = kafka.make_topic(1)
-    letters = KafkaDeadLetters(kafka.settings("t"), topic, tmp_path / "refused.jsonl", flush_timeout_s=0.5)
+    topic, now = kafka.make_topic(1), time.monotonic
+    letters = KafkaDeadLetters(kafka.settings("t"), topic, tmp_path / "refused.jsonl", 5.0, clock=lambda: now())
     letters.write([letter(value=b"before")])
     letters.flush()
     broker.stop()
     letters.write([letter(value=b"meanwhile")])
+    now = itertools.chain([0], itertools.count(1)).__next__  # it ticks with each reading
     with pytest.raises(SourceUnavailable, match=topic):
         letters.flush()
+    now = time.monotonic
     broker.restart()
     until(lambda: flushed(letters), lambda: None)
     letters.write([letter(value=b"after")])
