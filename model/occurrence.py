@@ -126,11 +126,6 @@ class Occurrence(ByRows):
         _sum_up(self._tree, self._starts, rows)
 
     @property
-    def levels(self) -> int:
-        """Levels of the tree, leaves and root included: adding touches one node of each."""
-        return len(self._starts) - 1
-
-    @property
     def _leaves(self) -> Doubles:
         """The counters, weighted; a view of the tree's lowest level."""
         return self._tree[: self._starts[1]]

@@ -36,13 +36,13 @@ def wait_until(happens: Callable[[], Any], what: str = "it") -> None:
 
 
 class Trainer:
-    """Learns events and publishes what it learned, one point after the other."""
+    """Learns events and publishes what it learned, one point after the other, without heartbeats."""
 
     def __init__(self, writer: Writer | Path, learner: Learner | None = None, **settings: Any) -> None:
         self.learner = learner or Learner(small(**settings))
         self.offset, self.positions = 0, {CLICKS: 0}
         writer = DirectoryWriter(writer) if isinstance(writer, Path) else writer
-        self.publisher = Publisher(self.learner, writer, every_s=0.0, base_every_s=1e9)
+        self.publisher = Publisher(self.learner, writer, every_s=0.0, base_every_s=1e9, heartbeat_s=1e9)
         self.publisher.start()
 
     def learn(self, events: Sequence[Event], batch_size: int = 32) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from line_harness import until
 from servers import process
 from servers.kafka import KafkaServer
 from servers.process import Process, ServerUnavailable
@@ -72,8 +73,8 @@ def test_kafka_creates_and_deletes_topics(kafka_server: KafkaServer) -> None:
         (topic,) = admin.describe_topics([name])
         assert len(topic["partitions"]) == 3
     kafka_server.delete_topic(name)
-    with kafka_server.admin() as admin:
-        assert name not in admin.list_topics()
+    with kafka_server.admin() as admin:  # the broker may know it a moment later than the controller
+        until(lambda: name not in admin.list_topics(), what="the topic goes")
 
 
 def test_process_that_ends_early_is_reported_with_its_output(tmp_path: Path) -> None:

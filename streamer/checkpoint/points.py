@@ -112,11 +112,6 @@ class Point:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    @property
-    def is_base(self) -> bool:
-        """Whether it needs no point before it."""
-        return self.previous is None
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What is not rows."""
         return dict(self._read(*self._end).arrays)

@@ -153,10 +153,17 @@ class Publisher:
         every_s: time between deltas.
         base_every_s: time between bases; one also comes when the deltas since the last are larger than it.
         group: the ranks that train the learner.
+        heartbeat_s: time until a delta comes though nothing has changed.
     """
 
     def __init__(
-        self, learner: Learner, writer: Writer | None, every_s: float, base_every_s: float, group: Group | None = None
+        self,
+        learner: Learner,
+        writer: Writer | None,
+        every_s: float,
+        base_every_s: float,
+        group: Group | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.status = PublishStatus()
         self.base_wanted = False
@@ -165,7 +172,7 @@ class Publisher:
         self._users: UsersOfGroup | None = None
         if self._group.size > 1:
             self._users = UsersOfGroup(self._group, lambda rows: copied(learner, "users", rows))
-        self._every_s, self._base_every_s = every_s, base_every_s
+        self._every_s, self._base_every_s, self._heartbeat_s = every_s, base_every_s, heartbeat_s
         self._deltas, self._bases = learner.changes.reader(), learner.changes.reader()
         self._base: _Base | None = None
         self._due = self._heartbeat = self._base_due = 0.0
@@ -239,7 +246,7 @@ class Publisher:
         if not count and not heartbeat:
             return None
         now = time.monotonic()
-        self._due, self._heartbeat = now + self._every_s, now + HEARTBEAT_S
+        self._due, self._heartbeat = now + self._every_s, now + self._heartbeat_s
         self._sequence += 1
         return self._point(False, positions(), self._slices(changed) if count else None)
 

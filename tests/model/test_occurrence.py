@@ -138,7 +138,7 @@ class TestDraw:
 
     def test_ten_million_items_need_no_more_than_five_levels(self) -> None:
         o = occurrence_of({10_000_000 - 1: 2.0, 17: 1.0})
-        assert o.levels <= 5
+        assert len(o._starts) - 1 <= 5  # adding touches one node of each level
         assert len(o._tree) < 1.02 * len(o._leaves)  # what stands above the leaves is small
         assert set(draws(o, 1000).tolist()) == {17, 10_000_000 - 1}
 

@@ -9,11 +9,12 @@ import pytest
 from contracts.source_contract import RecordingListener
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_sink import MemorySink
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import encode
 from streamer.replay.events import Events, Record
-from streamer.replay.producer import MAX_WRITE_RECORDS, EmbeddedSink, MemorySink, produce
+from streamer.replay.producer import MAX_WRITE_RECORDS, EmbeddedSink, produce
 from streamer.replay.settings import DEFAULT_PARTITIONS
 from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
 from streamer.sources.kafka.settings import KafkaSettings

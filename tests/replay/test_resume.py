@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from crash_harness import Command, Zygote
 from embedded_topic import chunks_in
+from memory_sink import MemorySink
 
 from streamer.errors import SourceError
 from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.events import Events, Record
-from streamer.replay.producer import EmbeddedSink, EventSink, MemorySink, produce
+from streamer.replay.producer import EmbeddedSink, EventSink, produce
 from streamer.replay.streams import log_name, log_stream, replay_name, synthetic_stream, up_to
 from streamer.sources.embedded.source import EmbeddedLog
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from memory_points import MemoryPoints
 from serve_harness import Server, said, served, wait_until
 
 from streamer.learner import Learner
-from streamer.publish.memory import MemoryPoints
 from streamer.publish.publisher import Due, Publisher
 from streamer.sources.base import Partition
 from tests.streamer.group.ranks import run_ranks

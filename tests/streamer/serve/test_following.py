@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from line_harness import events
+from memory_points import MemoryPoints
 from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
-from streamer.publish.memory import MemoryPoints
 from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
 from streamer.sources.memory import MemoryLog, MemorySource

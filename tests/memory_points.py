@@ -1,4 +1,4 @@
-"""Points in memory: the twin of a directory, for tests and for a trainer and a server in one process."""
+"""Published points in memory: the twin of a directory."""
 
 from __future__ import annotations
 
