@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -40,6 +41,14 @@ def making_arrays(function: F) -> F:
 def inlined(function: F) -> F:
     """Compile a small function into each of its callers."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
+
+
+@inlined
+def mixed(x: np.uint64) -> np.uint64:
+    """splitmix64's finish: a number in which every bit depends on all bits of x."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 @intrinsic

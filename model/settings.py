@@ -160,7 +160,7 @@ class RankingSettings(Settings):
         fixed=True,
     )
     retrieved_items: int = setting(50, "How many items nearest by the towers are candidates.", at_least=0)
-    ranker_events: int = setting(128, "Events of a batch that the ranker learns from, at most.", at_least=1)
+    ranker_events: int = setting(512, "Events of a batch that the ranker learns from, at most.", at_least=1)
     ranker_learning_rate: float = setting(0.3, "Learning rate of the ranker.", above=0)
 
 

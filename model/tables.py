@@ -18,7 +18,7 @@ from streamer.model.batch import Rows
 from streamer.model.by_rows import Arrays, ByRows
 from streamer.model.device import in_host_memory, to_device
 from streamer.model.growing import capacity_for, grown
-from streamer.model.jit import compiled
+from streamer.model.jit import compiled, mixed
 
 
 class Table(ByRows):
@@ -161,9 +161,7 @@ def _begin_rows(
         state = (np.uint64(key) * golden) ^ (np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03))
         for k in range(0, dim, 4):
             state += golden
-            z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            z = z ^ (z >> np.uint64(31))
+            z = mixed(state)
             for m in range(k, min(k + 4, dim)):
                 line[m] = std * normal[np.int64(z & np.uint64(0xFFFF))]
                 z >>= np.uint64(16)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.by_rows import Arrays, ByRows
-from streamer.model.jit import compiled, inlined, making_arrays
+from streamer.model.jit import compiled, inlined, making_arrays, mixed
 
 _STALE = 4.0
 """An item that has been away for this many of its gaps is estimated by its absence: e^-4 = 2% of gaps are longer."""
@@ -143,12 +143,8 @@ def _problems(hashes: int, slots: int, alpha: float, clock: str) -> list[str]:
 
 @inlined
 def _slot(item: int, seed: np.uint64, slots: int) -> np.int64:
-    """splitmix64 of the item, keyed by the seed."""
-    x = np.uint64(item) + seed
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    return np.int64(x % np.uint64(slots))
+    """By splitmix64 of the item, keyed by the seed."""
+    return np.int64(mixed(np.uint64(item) + seed) % np.uint64(slots))
 
 
 @compiled

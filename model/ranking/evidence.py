@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Floats, Rows
 from streamer.model.by_rows import Arrays, ByRows, held
 from streamer.model.growing import grown
-from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined
+from streamer.model.jit import bits_of_float32, compiled, float32_from_bits, inlined, mixed
 from streamer.model.ranking.co_occurrence import GAP_S, CoOccurrence, Lists, pair_up, room_for_event
 from streamer.model.ranking.recent import History
 from streamer.model.retired import RetiredItems, is_retired
@@ -30,6 +30,8 @@ LATELY, JUST_NOW = 5000, 500
 """Events of the two windows in which popularity is counted."""
 POPULAR_LATELY, POPULAR_JUST_NOW = 60, 30
 """How many of the most popular items of each window are candidates of everybody."""
+LEARNED_CANDIDATES = 64
+"""About how many candidates of an event the ranker learns from."""
 BUCKETS = (0, 1, 2, 4, 8, 16)
 """Users are told apart by the number of their recent items: at least this many."""
 BUCKET_NAMES = ("0", "1", "2-3", "4-7", "8-15", "16+")
@@ -138,6 +140,11 @@ class Candidates:
         target = np.where(self.target[events] >= 0, self.target[events] - self.first[events] + first[:-1], -1)
         return Candidates(first, self.items[at], self.features[at], target, self.bucket[events], self.seen[at])
 
+    def discoveries(self) -> Candidates:
+        """Those of events whose own item is a candidate, and new to its user."""
+        events = np.flatnonzero(self.target >= 0)
+        return self.only(events[~self.seen[self.target[events]]])
+
     def mark_seen(self, seen: NDArray[np.bool_]) -> None:
         """Note which candidates their users had before, beside recent items, of which it is known."""
         np.logical_or(self.seen, seen, out=self.seen)
@@ -167,7 +174,13 @@ class Evidence(ByRows):
         self._place = np.full(0, -1, np.int32)  # of each candidate; -1 between events
 
     def observe(
-        self, items: Rows, times_s: Rows, history: History, wanted: Rows, extra: Rows | None = None
+        self,
+        items: Rows,
+        times_s: Rows,
+        history: History,
+        wanted: Rows,
+        extra: Rows | None = None,
+        learned: NDArray[np.bool_] | None = None,
     ) -> Candidates:
         """Take in events, and describe the candidates of some of them as of the event.
 
@@ -177,8 +190,10 @@ class Evidence(ByRows):
             history: of each event's user, as of the event.
             wanted: [n] which events, ascending; one that is wanted twice has two lists.
             extra: [n, x] further candidates of each, -1 for none.
+            learned: [n] which of them the ranker learns from: of its candidates about `LEARNED_CANDIDATES` are drawn
+                evenly, its own item among them; if that is no candidate, none. By default all have all.
         """
-        return self._walk(items, times_s, history, wanted, extra, count=True)
+        return self._walk(items, times_s, history, wanted, extra, learned, count=True)
 
     def candidates(
         self, history: History, extra: Rows | None = None, items: Rows | None = None, times_s: Rows | None = None
@@ -194,7 +209,7 @@ class Evidence(ByRows):
         users = len(history.items)
         items = np.full(users, -1) if items is None else items
         times_s = np.full(users, self.now_s) if times_s is None else times_s
-        return self._walk(items, times_s, history, np.arange(users), extra, count=False)
+        return self._walk(items, times_s, history, np.arange(users), extra, None, count=False)
 
     def lately(self, items: Rows) -> NDArray[np.float64]:
         """Share of each item in the last events."""
@@ -221,10 +236,19 @@ class Evidence(ByRows):
         return distinct[np.argsort(-counts, kind="stable")[:most]]
 
     def _walk(
-        self, items: Rows, times_s: Rows, history: History, wanted: Rows, extra: Rows | None, *, count: bool
+        self,
+        items: Rows,
+        times_s: Rows,
+        history: History,
+        wanted: Rows,
+        extra: Rows | None,
+        learned: NDArray[np.bool_] | None,
+        *,
+        count: bool,
     ) -> Candidates:
         popular = self.popular() if len(wanted) else np.empty(0, np.int32)
         extra = np.empty((len(wanted), 0), np.int64) if extra is None else extra
+        drawn = np.zeros(len(wanted), np.int64) if learned is None else np.where(learned, LEARNED_CANDIDATES, 0)
         known = max(items.max(initial=-1), history.items.max(initial=-1), extra.max(initial=-1)) + 1
         self._grow(int(known))
         when_s = np.clip(times_s, 0, 2**31 - 1).astype(np.int32)
@@ -250,6 +274,7 @@ class Evidence(ByRows):
                 wanted,
                 popular,
                 extra,
+                drawn,
                 self._place,
                 sums,
                 self._memory,
@@ -336,6 +361,7 @@ def _describe_and_count(
     wanted: Rows,
     popular: NDArray[np.int32],
     extra: Rows,
+    drawn: Rows,
     place: NDArray[np.int32],
     sums: Floats,
     out: Described,
@@ -352,11 +378,15 @@ def _describe_and_count(
             if at[2] + len(sums) > len(out.items):
                 return
             n = _gather(lists, event, times_s[event], history, popular, extra[at[1]], place, sums, out, at[2])
-            _describe(counts, event, times_s[event], history, sums, out, at[2], n)
-            if items[event] >= 0 and place[items[event]] >= 0:
+            if items[event] >= 0:
                 out.target[at[1]] = place[items[event]]
             for c in range(at[2], n):
                 place[out.items[c]] = -1
+            share = 1.0
+            if drawn[at[1]] > 0:
+                share = min(drawn[at[1]] / (n - at[2]), 1.0) if out.target[at[1]] >= 0 else 0.0
+            number = events + event
+            n = _describe(counts, event, number, times_s[event], history, share, sums, out, at[1], at[2], n)
             out.bucket[at[1]] = _bucket(history.items[event])
             out.first[at[1] + 1] = n
             at[1] += 1
@@ -468,16 +498,35 @@ def _gather(
 
 @compiled
 def _describe(
-    counts: Counts, event: int, time_s: int, history: History, sums: Floats, out: Described, first: int, end: int
-) -> None:
-    """Write the features of an event's candidates, in the order of `FEATURES`."""
+    counts: Counts,
+    event: int,
+    number: int,
+    time_s: int,
+    history: History,
+    share: float,
+    sums: Floats,
+    out: Described,
+    k: int,
+    first: int,
+    end: int,
+) -> int:
+    """Write the features of an event's candidates, in the order of `FEATURES`; returns where they end.
+
+    Of a share of them, if that is less than 1, which is drawn by the number of the event, and of its own item.
+    """
     recent, recent_s, times = history.items[event], history.times_s[event], history.counts[event]
     most, most_timed = np.float32(1e-30), np.float32(1e-30)
     for c in range(end - first):
         most, most_timed = max(most, sums[c, 0]), max(most_timed, sums[c, 1])
-    rank = 0
+    n, target, limit = first, out.target[k], np.uint64(share * 2.0**32)
     for c in range(end - first):
-        item, s, x = out.items[first + c], sums[c], out.features[first + c]
+        item, s, x = out.items[first + c], sums[c], out.features[n]
+        if first + c == target:
+            out.target[k] = n
+        elif _drawn(number, item) >= limit:
+            continue
+        out.items[n] = item
+        n += 1
         x[:] = 0
         if s[7] > 0:
             x[0], x[1], x[2] = _log(1 + 30 * s[0]), np.sqrt(s[0]), s[0] / most
@@ -494,13 +543,21 @@ def _describe(
             x[16] = _log_hours(time_s - counts.last_s[item])
             x[17] = _log_hours(time_s - counts.first_s[item])
         if c < len(recent) and recent[c] == item:
-            if c > 0 and recent_s[c] != recent_s[c - 1]:
-                rank = c
+            rank = c
+            while rank > 0 and recent_s[rank] == recent_s[rank - 1]:
+                rank -= 1
             x[18], x[19] = 1, np.float32(1) / np.float32(rank + 1)
             x[20] = np.exp(-np.float32(max(time_s - recent_s[c], 0)) / GAP_S)
             x[21] = x[13]
             x[22], x[23] = _log(np.float32(times[c])), _log_hours(time_s - recent_s[c])
             x[24] = np.float32(counts.again[item] + 0.5) / np.float32(counts.ever[item] + 1)
+    return n
+
+
+@inlined
+def _drawn(event: int, item: int) -> np.uint64:
+    """A number below 2**32, the same whenever it is asked for."""
+    return mixed(np.uint64(event) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(item)) >> np.uint64(32)
 
 
 @inlined

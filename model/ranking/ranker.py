@@ -2,9 +2,9 @@
 
     score(u, j) = <w[b], x> + <v, relu(U x + c[b])>
 
-with x the features of a candidate and b the user's bucket of history length. It is trained by softmax over exactly the
-candidates among which it decides. There are two of them: one ranks all items; one ranks discoveries, items that the
-user never had, and is trained on such events alone, against such candidates alone.
+with x the features of a candidate and b the user's bucket of history length. It is trained by softmax over the
+candidates among which it decides, or an even sample of them. There are two of them: one ranks all items; one ranks
+discoveries, items that the user never had, and is trained on such events alone, against such candidates alone.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ class Ranker:
         found = []
         for purpose, weights in enumerate(self.weights):
             gradient, counts = weights.zeros(), np.zeros(len(BUCKETS), np.float32)
-            products = _product(candidates.features, _matrix(weights).T)  # [c, buckets + hidden]
+            some = candidates if purpose == ALL else candidates.discoveries()
+            products = _product(some.features, _matrix(weights).T)  # [c, buckets + hidden]
             derivatives = np.zeros_like(products)
-            described = (candidates.first, candidates.bucket, candidates.target, candidates.seen)
+            described = (some.first, some.bucket, some.target, some.seen)
             _derive(weights, products, *described, purpose == DISCOVERY, derivatives, gradient, counts)
-            sums = _product(derivatives.T, candidates.features)
+            sums = _product(derivatives.T, some.features)
             found += [sums.reshape(-1), gradient.bias.reshape(-1), gradient.out, counts]
         return np.concatenate(found)
 
@@ -213,7 +214,7 @@ def _derive(
     scores = np.empty(len(products), np.float32)
     for e in range(len(target)):
         own, b, begin, end = target[e], bucket[e], first[e], first[e + 1]
-        if own < 0 or (discovery and seen[own]):
+        if own < 0:
             continue
         counts[b] += 1
         best = np.float32(-np.inf)

@@ -319,7 +319,7 @@ class Learner(DescribedState):
             near = self.retriever.nearest_among(untouched, asked.users, asked.recent, count)
             nearest[~is_evaluated, : near.shape[1]] = near
         assert rows.times_s is not None
-        found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest)
+        found = self.evidence.observe(rows.items, rows.times_s, history, wanted, nearest, learned=~is_evaluated)
         found.mark_seen(self.seen.had(rows.users, rows.items, wanted, found.first, found.items))
 
         def some(chosen: NDArray[np.bool_]) -> Candidates:

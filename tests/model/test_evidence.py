@@ -47,10 +47,16 @@ class Both:
                 self.compare(found, k, user, item, time_s, popular, more)
             self.slow.observe(stream[event])
 
-    def observe(self, stream: list[Event], wanted: np.ndarray, extra: np.ndarray | None = None) -> Candidates:
+    def observe(
+        self,
+        stream: list[Event],
+        wanted: np.ndarray,
+        extra: np.ndarray | None = None,
+        learned: np.ndarray | None = None,
+    ) -> Candidates:
         users, items, times_s = np.array(stream, np.int64).reshape(-1, 3).T
         history = self.recent.observe(users, items, times_s)
-        return self.evidence.observe(items, times_s, history, wanted, extra)
+        return self.evidence.observe(items, times_s, history, wanted, extra, learned)
 
     def parts(self) -> tuple[ByRows, ...]:
         return self.evidence, self.evidence.co_occurrence, self.recent
@@ -160,6 +166,49 @@ def test_retired_items_are_candidates_of_nobody(stream, gone, further):
     described = both.observe(kept, np.arange(len(kept)))
     assert set(described.items.tolist()) <= left | {event.item for event in kept}
     assert np.isfinite(described.features).all()
+
+
+def described(found: Candidates) -> list[tuple[int, dict[int, tuple[float, ...]]]]:
+    """Target and features by candidate, of each event."""
+    parts = itertools.pairwise(found.first.tolist())
+    lists = [
+        dict(zip(found.items[a:b].tolist(), map(tuple, found.features[a:b].tolist()), strict=True)) for a, b in parts
+    ]
+    return [(int(found.items[t]) if t >= 0 else -1, of_event) for t, of_event in zip(found.target, lists, strict=True)]
+
+
+@given(stream=streams(), most=st.integers(1, 6), cut=st.integers(0, 50))
+def test_the_ranker_learns_from_drawn_candidates_with_the_target_which_are_the_same_in_any_batch(stream, most, cut):
+    every, cut = np.arange(len(stream)), min(cut, len(stream))
+    learned = np.ones(len(stream), np.bool_)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LEARNED_CANDIDATES", most)
+        drawn = described(Both().observe(stream, every, learned=learned))
+        for (target, of_all), (same, of_some) in zip(described(Both().observe(stream, every)), drawn, strict=True):
+            assert same == target
+            assert of_some == {item: of_all[item] for item in of_some}
+            assert (target in of_some) if target >= 0 else not of_some
+            assert len(of_some) == len(of_all) or len(of_all) > most or target < 0
+        patch.setattr(module, "POPULAR_LATELY", 0)  # which are popular depends on the batch
+        patch.setattr(module, "POPULAR_JUST_NOW", 0)
+        whole, both = described(Both().observe(stream, every, learned=learned)), Both()
+        first = described(both.observe(stream[:cut], every[:cut], learned=learned[:cut]))
+        then = described(both.observe(stream[cut:], every[: len(stream) - cut], learned=learned[cut:]))
+        assert first + then == whole
+
+
+def test_candidates_are_drawn_evenly(monkeypatch):
+    monkeypatch.setattr(module, "LEARNED_CANDIDATES", 10)
+    both, rng = Both(), np.random.default_rng(0)
+    stream = [Event(int(u), int(i), 60 * n) for n, (u, i) in enumerate(rng.integers(0, 40, (2000, 2)))]
+    both.observe(stream, np.empty(0, np.int64))
+    target, events = 40, 4000
+    further = [Event(int(n % 40), target, 200_000 + n) for n in range(events)]
+    nearest = np.tile(np.arange(41), (events, 1))  # everything is a candidate
+    found = both.observe(further, np.arange(events), nearest, np.ones(events, np.bool_))
+    counts, expected = np.bincount(found.items), events * 10 / 41
+    assert counts[target] == events
+    np.testing.assert_allclose(counts[:40], expected, atol=5 * expected**0.5)
 
 
 def test_candidates_of_some_events_are_theirs():
