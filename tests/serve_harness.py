@@ -92,9 +92,10 @@ class Server:
 
     @property
     def step(self) -> tuple[int, int] | None:
-        """Generation and step that are served."""
-        replica = self.service.replica
-        return (replica.end.generation, replica.end.step) if replica is not None else None
+        """Generation and step that are served, once what comes with them is counted."""
+        with self.service._lock:
+            end = self.service.end
+            return (end.generation, end.step) if end is not None else None
 
     def close(self) -> None:
         """End."""
