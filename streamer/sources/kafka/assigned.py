@@ -10,7 +10,7 @@ from typing import Any
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 
 from streamer.errors import SourceUnavailable
-from streamer.sources.base import Chunk, Partition, Positions
+from streamer.sources.base import Chunk, Partition
 from streamer.sources.kafka.client import connect, explained
 from streamer.sources.kafka.commits import Commit
 from streamer.sources.kafka.settings import KafkaSettings
@@ -28,7 +28,7 @@ class AssignedKafkaSource(KafkaSource):
         settings: how to reach Kafka; offsets are committed in the name of the group.
         assigned: which partitions are ours now; there may be more from poll to poll.
         wants: whether to read on in a partition.
-        may_commit: whether what is to be committed still is, asked just before it is sent.
+        may_commit: whether what is to be committed still is, asked when it is sent.
     """
 
     all_assigned = True
@@ -49,7 +49,18 @@ class AssignedKafkaSource(KafkaSource):
     def _subscribe(self) -> None:
         self._check_topics(self._settings.open_timeout_s)
         self._starts = _Policy(self._settings, self._consumer, self._group)
+        self._fence()
         self._joined = True
+
+    def _fence(self) -> None:
+        """Have the client ask whether it may commit: that comes a while after it was told, and we may sleep between."""
+        coordinator = self._consumer._coordinator
+        send = coordinator._send_offset_commit_request
+
+        async def send_if_we_may(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Any:
+            return await send(offsets) if self._may_commit() else None
+
+        coordinator._send_offset_commit_request = send_if_we_may
 
     def _join(self) -> None:
         began = time.monotonic()
@@ -103,18 +114,6 @@ class AssignedKafkaSource(KafkaSource):
         fetcher = self._consumer._fetcher
         if not fetcher._next_partition_records:
             fetcher._next_partition_records = None
-
-    def _commit_async(self, positions: Mapping[Partition, int]) -> None:
-        """As there, once it is known where to: inside the client a commit would wait for that, whoever sleeps."""
-        coordinator = self._consumer._coordinator
-        if positions and coordinator.coordinator_unknown():
-            coordinator.lookup_coordinator()
-            self._progress.not_committed(positions)
-        else:
-            super()._commit_async(positions)
-
-    def _commits(self, positions: Positions) -> dict[TopicPartition, OffsetAndMetadata]:
-        return super()._commits(positions) if self._may_commit() else {}
 
     def has_no_more(self, partition: Partition) -> bool:
         """Whether a partition is read to its end, or has brought nothing for a while."""
