@@ -12,11 +12,13 @@ from kafka import TopicPartition
 from streamer.sources.base import Partition
 from streamer.sources.kafka.client import ClientLog
 from streamer.sources.kafka.progress import Progress
+from streamer.sources.kafka.thread import ClientThread
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 PATIENCE_MS = 3_000
+ASKING = "streamer-kafka-ends"
 
 
 class Watch:
@@ -38,12 +40,14 @@ class Watch:
         self.problem: str | None = None
         """Since the last look, if nobody answered it."""
         self._stopped = threading.Event()
+        self._asking = ClientThread(ASKING)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="streamer-kafka-watch", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
+        self._asking.stop()
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY_S):
@@ -56,8 +60,13 @@ class Watch:
             return
         wanted = [TopicPartition(*partition) for partition in partitions]
         try:
-            ends = self._consumer.end_offsets(wanted, timeout_ms=self._patience_ms)
+            ends = self._asking.run(
+                lambda: self._consumer.end_offsets(wanted, timeout_ms=self._patience_ms), 2 * self._patience_ms / 1000
+            )
         except Exception as error:  # whatever it is: errors that matter come up where we poll
+            if isinstance(error, TimeoutError) and not self._stopped.is_set():  # the client may never return
+                self._asking.stop()
+                self._asking = ClientThread(ASKING)
             self._note_away(error)
         else:
             self._note_back()

@@ -1,0 +1,64 @@
+"""The watch of a Kafka source: what it says while the client does not return, or returns errors."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from kafka import errors
+
+from streamer.sources.base import Partition
+from streamer.sources.kafka import watch as module
+from streamer.sources.kafka.progress import Progress
+from streamer.sources.kafka.watch import ASKING, Watch
+
+ZERO = Partition("clicks", 0)
+
+
+class Client:
+    """Does next what the test says."""
+
+    def __init__(self) -> None:
+        self.config = {"fetch_max_wait_ms": 0}
+        self.next, self.released = lambda: 7, threading.Event()
+
+    def end_offsets(self, wanted, timeout_ms):
+        return dict.fromkeys(wanted, self.next())
+
+    def hang(self) -> int:
+        self.released.wait()
+        return 3
+
+    def fail(self) -> int:
+        raise errors.KafkaTimeoutError
+
+
+@pytest.fixture
+def client():
+    client = Client()
+    yield client
+    client.released.set()
+
+
+@pytest.mark.parametrize("trouble", ["hang", "fail"])
+def test_a_look_that_fails_or_never_returns_is_a_problem_until_one_succeeds(client, monkeypatch, trouble):
+    monkeypatch.setattr(module, "PATIENCE_MS", 50)
+    progress = Progress()
+    progress.begin({ZERO: 0}, {ZERO: 1})
+    watch = Watch(client, progress, "Kafka")
+    watch.look()
+    assert (watch.problem, progress.ends()) == (None, {ZERO: 7})
+    client.next = getattr(client, trouble)
+    for _ in range(2):
+        watch.look()
+        assert "Kafka does not respond" in (watch.problem or "")
+    client.next = lambda: 9
+    watch.look()
+    assert (watch.problem, progress.ends()) == (None, {ZERO: 9})
+    watch.stop()
+    client.released.set()
+    for thread in threading.enumerate():
+        if thread.name == ASKING:
+            thread.join(60)
+    assert progress.ends() == {ZERO: 9}  # what came too late says nothing
+    assert watch.problem is None
