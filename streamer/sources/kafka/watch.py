@@ -36,6 +36,7 @@ class Watch:
         self._where = where
         # A broker responds only after a fetch that it holds back until there is something to return.
         self._patience_ms = PATIENCE_MS + consumer.config["fetch_max_wait_ms"]
+        self._partitions: list[Partition] = []
         self._away_since: float | None = None
         self.problem: str | None = None
         """Since the last look, if nobody answered it."""
@@ -54,11 +55,12 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Look once."""
+        """Look once; without partitions, whether somebody responds for those that we had."""
         partitions, changes = self._progress.known()
-        if not partitions:
+        self._partitions = partitions or self._partitions
+        if not self._partitions:
             return
-        wanted = [TopicPartition(*partition) for partition in partitions]
+        wanted = [TopicPartition(*partition) for partition in self._partitions]
         try:
             ends = self._asking.run(
                 lambda: self._consumer.end_offsets(wanted, timeout_ms=self._patience_ms), 2 * self._patience_ms / 1000
@@ -70,7 +72,8 @@ class Watch:
             self._note_away(error)
         else:
             self._note_back()
-            self._progress.set_ends({Partition(*tp): end for tp, end in ends.items()}, changes)
+            if partitions:
+                self._progress.set_ends({Partition(*tp): end for tp, end in ends.items()}, changes)
 
     def _note_away(self, error: Exception) -> None:
         if self._away_since is None and not self._stopped.is_set():

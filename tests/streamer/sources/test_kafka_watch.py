@@ -62,3 +62,20 @@ def test_a_look_that_fails_or_never_returns_is_a_problem_until_one_succeeds(clie
             thread.join(60)
     assert progress.ends() == {ZERO: 9}  # what came too late says nothing
     assert watch.problem is None
+
+
+def test_it_looks_on_when_all_partitions_are_lost(client):
+    """As after an outage that lasts longer than a session."""
+    progress = Progress()
+    progress.begin({ZERO: 0}, {ZERO: 1})
+    watch = Watch(client, progress, "Kafka")
+    watch.look()
+    progress.forget([ZERO])
+    client.next = client.fail
+    watch.look()
+    assert "Kafka does not respond" in (watch.problem or "")
+    client.next = lambda: 9
+    watch.look()
+    assert watch.problem is None
+    assert progress.ends() == {}
+    watch.stop()
