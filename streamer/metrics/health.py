@@ -28,6 +28,8 @@ class Health:
         self._begun = self._over = False
         self._stepped_at: float | None = None
         self.partitions = 0
+        self.unread = 0
+        """Partitions of which it is not known yet where to begin."""
         self.lag = 0
         """Records that wait in our partitions, as far as is known."""
         self.problems: list[str] = []
@@ -65,6 +67,8 @@ class Health:
             return Verdict(False, "; ".join(self.problems))
         if not self.partitions:
             return Verdict(False, "no partition is assigned to this process yet")
+        if self.unread:
+            return Verdict(False, f"it is not known yet where to begin in {self.unread:,} of its partitions")
         if not self.lag:
             return Verdict(True, "caught up")
         if self._stepped_at is None:

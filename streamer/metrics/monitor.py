@@ -163,6 +163,7 @@ class Monitor(Observer):
         started = time.perf_counter()
         self.status = dataclasses.replace(status)  # a copy: read by other threads while the run goes on
         self.health.partitions, self.health.lag = len(status.partitions), sum(status.lag.values())
+        self.health.unread = list(status.partitions.values()).count(None)
         store_problem = None if status.store.live else status.store.problem or "the store does not respond"
         problems = (status.source_problem, store_problem, status.saves.problem)
         self.health.problems = [problem for problem in problems if problem is not None]

@@ -30,6 +30,14 @@ def test_without_partitions_it_is_not_ready(health):
     assert "partition" in health.ready().reason
 
 
+def test_before_it_knows_where_to_read_its_partitions_it_is_not_ready(health):
+    health.partitions, health.unread = 2, 1
+    health.beat()
+    assert health.ready() == (False, "it is not known yet where to begin in 1 of its partitions")
+    health.unread = 0
+    assert health.ready().ok
+
+
 def test_with_partitions_and_nothing_to_do_it_is_ready_however_long_ago_the_last_step_was(health, clock):
     health.partitions = 2
     health.beat()

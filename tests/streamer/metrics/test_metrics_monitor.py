@@ -230,6 +230,7 @@ class TestStates:
     def test_lag_is_by_partition_and_goes_with_it(self, monitor):
         first, second = Partition("a", 0), Partition("b", 1)
         monitor.refreshed(Status(partitions={first: 3, second: None}, lag={first: 7, second: 9}))
+        assert monitor.health.unread == 1
         assert monitor.instruments.value("streamer_lag_records", topic="b", partition="1") == 9
         monitor.refreshed(Status(partitions={first: 3}, lag={first: 5}))
         assert monitor.instruments.value("streamer_lag_records", topic="a", partition="0") == 5
