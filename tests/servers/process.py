@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -39,12 +40,15 @@ def cache_dir() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nobody listens on now, all different."""
+    """Ports on 127.0.0.1 that nobody uses now, all different, and below those that connections are given."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+        while len(found) < count:
+            port = random.SystemRandom().randrange(10_000, 32_768)  # a seed would be that of other processes, too
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def program(*names: str, package: str) -> str:

@@ -192,11 +192,7 @@ async def _hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 @contextlib.contextmanager
 def local_cluster() -> Iterator[LocalRedis]:
     """A cluster of one node that has all slots."""
-    node = LocalRedis("--cluster-enabled", "yes")
-    while node.port + 10_000 > 65_535:  # where it talks to other nodes
-        node.delete()
-        node = LocalRedis("--cluster-enabled", "yes")
-    with node:
+    with LocalRedis("--cluster-enabled", "yes", "--cluster-port", str(free_ports(1)[0])) as node:
         with node.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
             assert node._process is not None
