@@ -1,9 +1,12 @@
-"""HR@10 of a group of trainers, by their number: each event is ranked by the rank that reads it, before it is trained.
+"""HR@10 of a group of trainers, by their number: each event is ranked by the rank that
+reads it, before it is trained.
 
-    python benchmarks/many_trainers.py LOG.inter [LOG.inter ...] --events 100000 --trainers 1,2,4
+    python benchmarks/many_trainers.py LOG.inter [LOG.inter ...] --events 100000
+    --trainers 1,2,4
 
-The first events of each log are written to an embedded log of four partitions, keyed by user. `plain` is `streamer run`
-without `--trainers`. Prints the rows of the table in docs/results.md.
+The first events of each log are written to an embedded log of four partitions, keyed by
+user. `plain` is `streamer run` without `--trainers`. Prints the rows of the table in
+docs/results.md.
 """
 
 from __future__ import annotations
@@ -34,21 +37,50 @@ class Found(NamedTuple):
 
 def main() -> None:
     """Train each log with each number of trainers, and print a line of each log."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("logs", nargs="+", type=Path)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--trainers", default="1,2,4")
     options = parser.parse_args()
     sizes = [PLAIN, *map(int, options.trainers.split(","))]
-    print("| log | events |", " | ".join("plain" if not size else f"{size}" for size in sizes), "| same model |")
+    print(
+        "| log | events |",
+        " | ".join("plain" if not size else f"{size}" for size in sizes),
+        "| same model |",
+    )
     for log in options.logs:
         with tempfile.TemporaryDirectory() as directory:
-            where = ["--data-dir", directory, "--partitions", str(PARTITIONS), "--limit", str(options.events)]
-            write = [sys.executable, "-m", "streamer", "replay", "recbole", "--path", str(log), *where]
+            where = [
+                "--data-dir",
+                directory,
+                "--partitions",
+                str(PARTITIONS),
+                "--limit",
+                str(options.events),
+            ]
+            write = [
+                sys.executable,
+                "-m",
+                "streamer",
+                "replay",
+                "recbole",
+                "--path",
+                str(log),
+                *where,
+            ]
             subprocess.run(write, check=True, stdout=subprocess.DEVNULL)
             found = [_train(Path(directory), size) for size in sizes]
-        rates = [sum(f.hits for f in ranks) / sum(f.events for f in ranks) for ranks in found]
-        digests = {f.digest for size, ranks in zip(sizes, found, strict=True) if size for f in ranks}
+        rates = [
+            sum(f.hits for f in ranks) / sum(f.events for f in ranks) for ranks in found
+        ]
+        digests = {
+            f.digest
+            for size, ranks in zip(sizes, found, strict=True)
+            if size
+            for f in ranks
+        }
         events = sum(f.events for f in found[0])
         figures = " | ".join(f"{rate:.4f}" for rate in rates)
         print(
@@ -77,12 +109,21 @@ def _rank(directory: Path, size: int, rank: int, port: int) -> Found:
     torch.set_num_threads(1)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(max(size, 1)), **address}
-    own: dict[str, Any] = {"checkpoint_dir": directory / f"{size}-trainers", "evaluation_share": 0.0}
-    pipeline = build_pipeline(RunSettings(data_dir=directory, until_end=True, trainers=size or None, **own))
-    test = pipeline._prequential = Prequential(pipeline.learner, time_share=None, sample=None, floors=())
+    own: dict[str, Any] = {
+        "checkpoint_dir": directory / f"{size}-trainers",
+        "evaluation_share": 0.0,
+    }
+    pipeline = build_pipeline(
+        RunSettings(data_dir=directory, until_end=True, trainers=size or None, **own)
+    )
+    test = pipeline._prequential = Prequential(
+        pipeline.learner, time_share=None, sample=None, floors=()
+    )
     pipeline.run()
     events = test.tallies["model"].events("all")
-    return Found((test.model.overall or 0.0) * events, events, pipeline.learner.digest().hex())
+    return Found(
+        (test.model.overall or 0.0) * events, events, pipeline.learner.digest().hex()
+    )
 
 
 if __name__ == "__main__":

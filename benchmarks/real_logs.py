@@ -1,14 +1,18 @@
-"""Checks the readers and the floors on real logs, whose figures are known from other code.
+"""Checks the readers and the floors on real logs, whose figures are known from other
+code.
 
     python benchmarks/real_logs.py --data DIRECTORY
 
-The directory holds RecBole files `gowalla.inter.gz` (the paper's cut, no times), `gowalla-time.inter.gz`,
-`tmall.inter.gz` and `ml-100k.{inter,item,user}.gz`, and `tmall_user_log_format1.sample.csv.gz` in Tmall's own columns.
-Those that are missing are left out. The script prints two tables, and exits with 1 if a figure is wrong.
+The directory holds RecBole files `gowalla.inter.gz` (the paper's cut, no times),
+`gowalla-time.inter.gz`, `tmall.inter.gz` and `ml-100k.{inter,item,user}.gz`, and
+`tmall_user_log_format1.sample.csv.gz` in Tmall's own columns. Those that are missing
+are left out. The script prints two tables, and exits with 1 if a figure is wrong.
 
-Floors are hit rates at 10 over the second half of the stream, on all events and on those new to their user. What
-popularity and last items are leaves nothing open. Co-visitation leaves open how ties are broken and whether a pair
-counts in both directions, so its figures are met less closely. So are those of counting, whose weights by time differ.
+Floors are hit rates at 10 over the second half of the stream, on all events and on
+those new to their user. What popularity and last items are leaves nothing open.
+Co-visitation leaves open how ties are broken and whether a pair counts in both
+directions, so its figures are met less closely. So are those of counting, whose weights
+by time differ.
 """
 
 from __future__ import annotations
@@ -57,7 +61,9 @@ TOLERANCE = {"co-visitation": 0.005, "counting": 0.003}
 
 def check_sizes(data: Path) -> bool:
     """Print what each log holds; whether all is as it should be."""
-    print(f"{'log':38} {'format':8} {'users':>8} {'items':>8} {'events':>10} {'malformed':>10}")
+    print(
+        f"{'log':38} {'format':8} {'users':>8} {'items':>8} {'events':>10} {'malformed':>10}"
+    )
     well = True
     for name, wanted in SIZES.items():
         if not (data / name).exists():
@@ -84,17 +90,28 @@ def check_floors(data: Path) -> bool:
             continue
         for floor, found in hit_rates(data / name).items():
             pairs = zip(found, wanted[floor], strict=True)
-            right = all(abs(here - known) <= TOLERANCE.get(floor, 0.001) for here, known in pairs)
+            right = all(
+                abs(here - known) <= TOLERANCE.get(floor, 0.001)
+                for here, known in pairs
+            )
             well &= right
-            print(f"{name:24} {floor:18} {_pair(found):>16} {_pair(wanted[floor]):>16}{'' if right else '   WRONG'}")
+            print(
+                f"{name:24} {floor:18} {_pair(found):>16} {_pair(wanted[floor]):>16}{'' if right else '   WRONG'}"
+            )
     return well
 
 
 def hit_rates(path: Path) -> dict[str, tuple[float, float]]:
-    """Of each floor, beside a model that is as small as can be: the floors do not depend on it."""
-    settings = PrequentialSettings(dim=1, cache_size=32, hash_slots=64, rerank=False, ks=(10,))
+    """Of each floor, beside a model that is as small as can be: the floors do not
+    depend on it.
+    """
+    settings = PrequentialSettings(
+        dim=1, cache_size=32, hash_slots=64, rerank=False, ks=(10,)
+    )
     with open_log(path) as log:
-        result = PrequentialRun(log.batches(pass_seed=log.seed), len(log), settings).run()
+        result = PrequentialRun(
+            log.batches(pass_seed=log.seed), len(log), settings
+        ).run()
     slices = ("second-half/all", "second-half/new")
     return {
         floor: tuple(result.value("hr", 10, slice_, floor) or 0.0 for slice_ in slices)
@@ -107,8 +124,12 @@ def _pair(rates: tuple[float, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of the logs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="directory of the logs"
+    )
     data = parser.parse_args().data
     if not any((data / name).exists() for name in SIZES):
         parser.error(f"there is none of these in {data}: {', '.join(SIZES)}")

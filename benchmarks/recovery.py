@@ -2,8 +2,9 @@
 
     python benchmarks/recovery.py --trainers 2 --kills 6
 
-A stream is written to an embedded log all the time. A pause lasts from SIGKILL until there is a checkpoint that holds
-more events than were saved before: processes start, load the last checkpoint, train, and save.
+A stream is written to an embedded log all the time. A pause lasts from SIGKILL until
+there is a checkpoint that holds more events than were saved before: processes start,
+load the last checkpoint, train, and save.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
 from streamer.sources.embedded.log import EmbeddedLog
 
-USERS, ITEMS = 100_000, 40_000
+USERS = 100_000
+ITEMS = 40_000
 
 
 def write(directory: Path, rate: int, stop: threading.Event) -> None:
@@ -38,7 +40,10 @@ def write(directory: Path, rate: int, stop: threading.Event) -> None:
             now = time.time()
             log.append(
                 "interactions",
-                [(u.encode(), encode(u, i, now), int(1000 * now)) for u, i in zip(users, items, strict=True)],
+                [
+                    (u.encode(), encode(u, i, now), int(1000 * now))
+                    for u, i in zip(users, items, strict=True)
+                ],
             )
 
 
@@ -50,7 +55,12 @@ def consumed(store: CheckpointStore) -> int:
 
 def ranks(launcher: int) -> list[int]:
     """The processes that a launcher has started."""
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{launcher}/task/{launcher}/children")
+        .read_text()
+        .split()
+    ]
 
 
 def wait_for_more(store: CheckpointStore, than: int) -> None:
@@ -61,26 +71,43 @@ def wait_for_more(store: CheckpointStore, than: int) -> None:
 
 def main() -> None:
     """Kill rank after rank, and print the pauses."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--rate", type=int, default=5_000, help="events a second")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="streamer-recovery-") as name:
-        directory, stop = Path(name), threading.Event()
+        directory = Path(name)
+        stop = threading.Event()
         with EmbeddedLog(directory) as log:
             log.create_topic("interactions", 4)
         writer = threading.Thread(target=write, args=(directory, given.rate, stop))
         writer.start()
-        run = ["run", "--data-dir", name, "--trainers", str(given.trainers), "--checkpoint-every", "1"]
-        launcher = subprocess.Popen([sys.executable, "-m", "streamer", *run], stderr=subprocess.DEVNULL)
-        store, pauses = CheckpointStore(directory / "checkpoints", readonly=True), []
+        run = [
+            "run",
+            "--data-dir",
+            name,
+            "--trainers",
+            str(given.trainers),
+            "--checkpoint-every",
+            "1",
+        ]
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "streamer", *run], stderr=subprocess.DEVNULL
+        )
+        store = CheckpointStore(directory / "checkpoints", readonly=True)
+        pauses = []
         wait_for_more(store, 0)
         for kill in range(given.kills):
             time.sleep(5)
-            before, began = ranks(launcher.pid), time.monotonic()
+            before = ranks(launcher.pid)
+            began = time.monotonic()
             os.kill(before[kill % given.trainers], signal.SIGKILL)
-            while set(before) & set(ranks(launcher.pid)):  # what they are writing may be safe yet
+            while set(before) & set(
+                ranks(launcher.pid)
+            ):  # what they are writing may be safe yet
                 time.sleep(0.02)
             wait_for_more(store, consumed(store))
             pauses.append(round(time.monotonic() - began, 2))
@@ -88,7 +115,15 @@ def main() -> None:
         writer.join()
         launcher.terminate()
         launcher.wait()
-    print(json.dumps({"median_s": statistics.median(pauses), "longest_s": max(pauses), "pauses_s": pauses}))
+    print(
+        json.dumps(
+            {
+                "median_s": statistics.median(pauses),
+                "longest_s": max(pauses),
+                "pauses_s": pauses,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Fills the tables of docs/results.md from what `streamer compare` and `streamer sweep` have found.
+"""Fills the tables of docs/results.md from what `streamer compare` and `streamer sweep`
+have found.
 
     python benchmarks/results_page.py OUT_DIR [OUT_DIR ...]
 
-Each directory is an `--out` of a comparison. What stands between one of these marks and `<!-- end -->` is replaced:
+Each directory is an `--out` of a comparison. What stands between one of these marks and
+`<!-- end -->` is replaced:
 
     <!-- table: LOG PROTOCOL -->     methods and floors with the defaults
     <!-- slices: LOG PROTOCOL -->    the default method beside the best floor of each slice
@@ -10,8 +12,8 @@ Each directory is an `--out` of a comparison. What stands between one of these m
     <!-- paper: LOG PROTOCOL -->     methods with the epochs of the paper
     <!-- sweep: LOG PARAMETER -->    one parameter
 
-All other text is kept, and so is a table without a run. The rows behind the tables are written beside the page, to
-docs/results.json; those of other runs stay there.
+All other text is kept, and so is a table without a run. The rows behind the tables are
+written beside the page, to docs/results.json; those of other runs stay there.
 """
 
 from __future__ import annotations
@@ -40,11 +42,26 @@ from streamer.replay.evaluation.tables import (
 )
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-MARK = re.compile(r"(<!-- (table|slices|towers|paper|sweep): (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARK = re.compile(
+    r"(<!-- (table|slices|towers|paper|sweep): (\S+) (\S+) -->\n)(.*?)(<!-- end -->)",
+    re.DOTALL,
+)
 TIMED = "draws"
-"""The sweep run on a quiet machine: times of other offline runs are left out; those of streams are CPU time."""
-KEPT = {"recall": (10, 20), "ndcg": (10, 20), "authors-ndcg": (10, 20), "hr": (10, *RETRIEVED)}
-KEPT |= {"step-ms": (0,), "events-per-second": (0,), "hr-without-towers": (10,), "towers-recall": RETRIEVED}
+"""The sweep run on a quiet machine: times of other offline runs are left out; those of
+streams are CPU time.
+"""
+KEPT = {
+    "recall": (10, 20),
+    "ndcg": (10, 20),
+    "authors-ndcg": (10, 20),
+    "hr": (10, *RETRIEVED),
+}
+KEPT |= {
+    "step-ms": (0,),
+    "events-per-second": (0,),
+    "hr-without-towers": (10,),
+    "towers-recall": RETRIEVED,
+}
 DEFAULT = "xir"
 SLICES = ("all", "new", *(SECOND_HALF + slice_ for _, slice_ in STREAM_FIGURES))
 PAPER_EPOCHS = "100"
@@ -70,7 +87,12 @@ def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
     ours = [r for r in records if r.protocol == what and _belongs(kind, r.settings)]
     if not ours:
         return ""
-    makers = {"slices": slices_table, "towers": towers_table, "table": main_table, "paper": main_table}
+    makers = {
+        "slices": slices_table,
+        "towers": towers_table,
+        "table": main_table,
+        "paper": main_table,
+    }
     return f"{about(ours)}\n\n{makers[kind](ours)}"
 
 
@@ -82,11 +104,15 @@ def _belongs(kind: str, settings: dict[str, Any]) -> bool:
 
 def _untimed(record: Record) -> Record:
     kept = {"events-per-second"} if record.protocol == "prequential" else set()
-    return msgspec.structs.replace(record, measures=[m for m in record.measures if m.k or m.metric in kept])
+    return msgspec.structs.replace(
+        record, measures=[m for m in record.measures if m.k or m.metric in kept]
+    )
 
 
 def slices_table(records: Sequence[Record]) -> str:
-    """Of each slice of the second half: the default method, the best floor, and the ratio; means over seeds."""
+    """Of each slice of the second half: the default method, the best floor, and the
+    ratio; means over seeds.
+    """
     figures = Figures(records)
     group = next(group_of(r) for r in records if r.method == DEFAULT)
     floors = {floor: group_of(r, floor) for r in records for floor in r.floors}
@@ -95,23 +121,43 @@ def slices_table(records: Sequence[Record]) -> str:
         if metric != "hr":
             continue
         at = ("hr", 10, SECOND_HALF + slice_)
-        found = {floor: mean for floor, where in floors.items() if (mean := figures.of(where, *at))}
-        ours, best = figures.of(group, *at), max(found, key=lambda floor: found[floor].mean)
+        found = {
+            floor: mean
+            for floor, where in floors.items()
+            if (mean := figures.of(where, *at))
+        }
+        ours = figures.of(group, *at)
+        best = max(found, key=lambda floor: found[floor].mean)
         assert ours is not None
         ratio = f"{ours.mean / found[best].mean:.3f}"
-        lines.append(f"| {slice_title(slice_)} | {ours} | {found[best]} {best} | {ratio} |")
+        lines.append(
+            f"| {slice_title(slice_)} | {ours} | {found[best]} {best} | {ratio} |"
+        )
     return "\n".join(lines)
 
 
 def towers_table(records: Sequence[Record]) -> str:
     """What the towers' own lists hold of the second half, means over seeds."""
-    shown = [(k, SECOND_HALF + slice_) for slice_ in ("all", "new", "new/tail") for k in RETRIEVED]
-    head = ["batch", "method", *(f"Recall@{k} {slice_title(slice_)}" for k, slice_ in shown)]
-    figures, rows = Figures(records), {}
+    shown = [
+        (k, SECOND_HALF + slice_)
+        for slice_ in ("all", "new", "new/tail")
+        for k in RETRIEVED
+    ]
+    head = [
+        "batch",
+        "method",
+        *(f"Recall@{k} {slice_title(slice_)}" for k, slice_ in shown),
+    ]
+    figures = Figures(records)
+    rows = {}
     for r in records:
         batch = str(r.settings.get("batch_size", 512))
         means = [figures.of(group_of(r), "hr", k, slice_) for k, slice_ in shown]
-        rows[by_number(batch), r.method] = [batch, f"`{r.method}`", *(str(mean or "") for mean in means)]
+        rows[by_number(batch), r.method] = [
+            batch,
+            f"`{r.method}`",
+            *(str(mean or "") for mean in means),
+        ]
     lines = [head, ["---"] * len(head), *(rows[key] for key in sorted(rows))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
@@ -119,21 +165,40 @@ def towers_table(records: Sequence[Record]) -> str:
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The rows that the tables are made of."""
     untimed = [r if TIMED in r.settings else _untimed(r) for r in records]
-    return [r for r in result_rows(untimed) if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES]
+    return [
+        r
+        for r in result_rows(untimed)
+        if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES
+    ]
 
 
 def _comparison(row: dict[str, Any]) -> tuple[str, ...]:
-    return row["data"], row["protocol"], json.dumps(row.get("settings", {}), sort_keys=True)
+    return (
+        row["data"],
+        row["protocol"],
+        json.dumps(row.get("settings", {}), sort_keys=True),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directories", type=Path, nargs="+")
-    records = [record for directory in parser.parse_args().directories for record in Records(directory).all()]
+    records = [
+        record
+        for directory in parser.parse_args().directories
+        for record in Records(directory).all()
+    ]
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), records), encoding="utf-8")
-    made, file = rows(records), PAGE.with_suffix(".json")
+    made = rows(records)
+    file = PAGE.with_suffix(".json")
     anew = {_comparison(row) for row in made}
-    kept = [row for row in json.loads(file.read_text(encoding="utf-8")) if _comparison(row) not in anew]
+    kept = [
+        row
+        for row in json.loads(file.read_text(encoding="utf-8"))
+        if _comparison(row) not in anew
+    ]
     lines = ",\n".join(json.dumps(row) for row in [*kept, *made])
     file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 

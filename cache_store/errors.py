@@ -24,14 +24,17 @@ class StoreRefused(StoreError):  # noqa: N818  (reads as a state, like Connectio
 
 
 class Damaged(StoreRefused):
-    """The keys of a model hold something that no trainer wrote, or some of it is missing."""
+    """The keys of a model hold something that no trainer wrote, or some of it is
+    missing.
+    """
 
 
 class StoreUnavailable(StoreError):  # noqa: N818
     """The server does not respond now, or cannot write now.
 
     Args:
-        reason: a word for metrics: `unreachable`, `slow`, `full`, `read-only`, `loading`, `broken`.
+        reason: a word for metrics: `unreachable`, `slow`, `full`, `read-only`,
+            `loading`, `broken`.
         message: what happened, where, and what to try.
     """
 
@@ -41,6 +44,8 @@ class StoreUnavailable(StoreError):  # noqa: N818
 
 
 class Fenced(StoreError):  # noqa: N818
-    """Another trainer has claimed one of our partitions: this process is a zombie and must stop."""
+    """Another trainer has claimed one of our partitions: this process is a zombie and
+    must stop.
+    """
 
     reason = "fenced"

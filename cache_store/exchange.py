@@ -1,10 +1,12 @@
 """The exchange of a trainer with a server:
 
-    join (if we have not) -> claim -> push what waits, and pull what has come -> compact or snapshot (if it is due)
+    join (if we have not) -> claim -> push what waits, and pull what has come -> compact
+    or snapshot (if it is due)
 
-Usually that is a single round trip: the server adds what we push, if it has lost nothing of what we have, and returns
-what others have added. Otherwise it adds nothing, and a pull shows what has happened: it was emptied, it has lost
-entries, it has started another generation, or we were too slow.
+Usually that is a single round trip: the server adds what we push, if it has lost
+nothing of what we have, and returns what others have added. Otherwise it adds nothing,
+and a pull shows what has happened: it was emptied, it has lost entries, it has started
+another generation, or we were too slow.
 """
 
 from __future__ import annotations
@@ -17,8 +19,23 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from streamer.cache_store.codec import Delta, Malformed, fingerprint, pack_delta, pack_rows, unpack_delta, unpack_rows
-from streamer.cache_store.contribution import NO_ROWS, Counts, Increments, Rows, merged_spans, summed
+from streamer.cache_store.codec import (
+    Delta,
+    Malformed,
+    fingerprint,
+    pack_delta,
+    pack_rows,
+    unpack_delta,
+    unpack_rows,
+)
+from streamer.cache_store.contribution import (
+    NO_ROWS,
+    Counts,
+    Increments,
+    Rows,
+    merged_spans,
+    summed,
+)
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.outbox import Waiting
 from streamer.cache_store.replica import Position, Replica
@@ -44,7 +61,9 @@ HEARTBEAT_S = 2.0
 MAX_JOINS = 8
 """How often an exchange joins again because the server lacks what we left there."""
 MAX_DIVERGED = 4
-"""How often an exchange pushes again after it pulled what it lacked; the last two times it retires nothing."""
+"""How often an exchange pushes again after it pulled what it lacked; the last two times
+it retires nothing.
+"""
 NEW_GENERATION = "it has started a new generation"
 
 
@@ -56,16 +75,20 @@ class Exchange:
     """Keeps a trainer's state and a server in step. Not for several threads at once."""
 
     def __init__(self, server: Server, state: TrainerState) -> None:
-        self._server, self._state = server, state
+        self._server = server
+        self._state = state
         self.joined = False
         self._cache_chain = ""
         self._last_push: dict[str, Delta] = {}  # by its chain
-        self._to_retire: list[int] = []  # our rows of items that this exchange is to retire
+        self._to_retire: list[
+            int
+        ] = []  # our rows of items that this exchange is to retire
         self._caught_up = False  # whether the replica held all of the log when the server last responded
         self._heartbeat_at = -np.inf
 
     def run(self) -> None:
-        """Exchange once; join again and start over if the server lacks what we left there.
+        """Exchange once; join again and start over if the server lacks what we left
+        there.
 
         Raises:
             StoreError: the server cannot be used now, or not at all.
@@ -107,15 +130,20 @@ class Exchange:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        state, status = self._state, self._state.status
-        started, cpu = state.clock(), time.thread_time()
+        state = self._state
+        status = self._state.status
+        started = state.clock()
+        cpu = time.thread_time()
         with state.lock:
             waited = state.outbox.events if status.problem is not None else 0
         try:
             yield
             with state.changed:
                 if status.problem is not None:
-                    logger.warning("The store responds again; %s events had waited for it", f"{waited:,}")
+                    logger.warning(
+                        "The store responds again; %s events had waited for it",
+                        f"{waited:,}",
+                    )
                 status.problem = None
                 status.exchanges += 1
                 status.round_trip_s = state.clock() - started
@@ -126,7 +154,9 @@ class Exchange:
     # 1. join ----------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Continue from our replica if it is of this generation; else load the server's state, or seed the server."""
+        """Continue from our replica if it is of this generation; else load the server's
+        state, or seed the server.
+        """
         state = self._state
         head = self._server.pull(state.replica.position, 0, self._cache_chain).head
         if head is not None and not state.generation:
@@ -140,18 +170,32 @@ class Exchange:
             state.status.joins += 1
 
     def _seed(self, replaces: str = "", head: str = "") -> None:
-        """Seed the server with our state, without retired rows; load the server's state if that is to stay.
+        """Seed the server with our state, without retired rows; load the server's state
+        if that is to stay.
 
-        With `head`, the server has all that we have, and only if that is the chain of its newest entry.
+        With `head`, the server has all that we have, and only if that is the chain of
+        its newest entry.
         """
-        state, beginning = self._state, Position.beginning(secrets.token_hex(8))
+        state = self._state
+        beginning = Position.beginning(secrets.token_hex(8))
         replica = state.replica
         origin = replica.position if state.generation else None
-        next_offsets, epochs = replica.next_offsets, state.partitions.epochs
+        next_offsets = replica.next_offsets
+        epochs = state.partitions.epochs
         with state.lock:
-            compact, ids = replica.without_retired(beginning), [raw for raw in state.row_map.ids if raw is not None]
+            compact = replica.without_retired(beginning)
+            ids = [raw for raw in state.row_map.ids if raw is not None]
             packed = compact.pack()
-        state_of = (beginning.generation, packed, ids, next_offsets, epochs, origin, replaces, replica.events)
+        state_of = (
+            beginning.generation,
+            packed,
+            ids,
+            next_offsets,
+            epochs,
+            origin,
+            replaces,
+            replica.events,
+        )
         if not self._server.seed(Seed(*state_of, head)):
             self._load()
             return
@@ -164,21 +208,34 @@ class Exchange:
             state.row_map.forget_unconfirmed()
             state.status.seeds += 1
             for waiting in state.outbox.waiting:
-                waiting.attempts, waiting.accepted = 0, False
+                waiting.attempts = 0
+                waiting.accepted = False
         if origin is not None:
-            logger.warning("The store was empty or had lost entries: seeded it with %s events", f"{replica.events:,}")
+            logger.warning(
+                "The store was empty or had lost entries: seeded it with %s events",
+                f"{replica.events:,}",
+            )
 
     def _load(self) -> None:
         """Load the server's state; what it lacks of ours is sent again."""
         packed = self._server.snapshot()
         if packed is None:
-            raise StoreUnavailable("broken", "the store has no snapshot; `streamer store reset` removes the model")
+            raise StoreUnavailable(
+                "broken",
+                "the store has no snapshot; `streamer store reset` removes the model",
+            )
         try:
             replica = Replica.unpack(packed)
         except Malformed as error:
-            raise StoreUnavailable("broken", f"the snapshot in the store cannot be read: {error}") from error
+            raise StoreUnavailable(
+                "broken", f"the snapshot in the store cannot be read: {error}"
+            ) from error
         head = self._server.pull(replica.position, 0, "").head
-        if head is None or head.generation != replica.position.generation or head.items < replica.size:
+        if (
+            head is None
+            or head.generation != replica.position.generation
+            or head.items < replica.size
+        ):
             raise _Rejoin(NEW_GENERATION)
         ids = self._ids_from(0, head)
         with self._state.lock:
@@ -188,7 +245,8 @@ class Exchange:
     # 2. claim ---------------------------------------------------------------------------------------------------------
 
     def _claim(self) -> None:
-        state, unclaimed = self._state, self._state.partitions.unclaimed
+        state = self._state
+        unclaimed = self._state.partitions.unclaimed
         with state.lock:
             requests = dict(unclaimed)
         if not requests:
@@ -208,13 +266,20 @@ class Exchange:
     # 3. push ----------------------------------------------------------------------------------------------------------
 
     def _push_all(self) -> None:
-        """Push what was sent before and did not come back, one by one as it was; then all the rest in one entry."""
-        state, diverged = self._state, 0
+        """Push what was sent before and did not come back, one by one as it was; then
+        all the rest in one entry.
+        """
+        state = self._state
+        diverged = 0
         self._caught_up = False
         with state.lock:
-            upto = state.outbox.last_number  # what comes meanwhile goes with the next exchange
+            upto = (
+                state.outbox.last_number
+            )  # what comes meanwhile goes with the next exchange
             for waiting in state.outbox.waiting:
-                waiting.accepted = False  # the server may have lost it since an earlier exchange
+                waiting.accepted = (
+                    False  # the server may have lost it since an earlier exchange
+                )
             self._to_retire = list(state.retiring)[:IDS_AT_ONCE]
         while (chosen := self._next_to_send(upto)) or self._to_retire:
             try:
@@ -231,10 +296,14 @@ class Exchange:
 
     def _next_to_send(self, upto: int) -> list[Waiting]:
         with self._state.lock:
-            self._to_retire = [item for item in self._to_retire if item in self._state.retiring]
+            self._to_retire = [
+                item for item in self._to_retire if item in self._state.retiring
+            ]
             waiting = self._state.outbox.waiting
             doubtful = [w for w in waiting if w.attempts and not w.accepted]
-            chosen = doubtful[:1] or [w for w in waiting if not w.attempts and w.number <= upto]
+            chosen = doubtful[:1] or [
+                w for w in waiting if not w.attempts and w.number <= upto
+            ]
             for one in chosen:
                 one.attempts += 1
             return chosen
@@ -246,47 +315,84 @@ class Exchange:
                 one.attempts -= 1
 
     def _packed(self, waiting: list[Waiting]) -> Push:
-        """One entry for several contributions: they are added up, and our rows become the store's.
+        """One entry for several contributions: they are added up, and our rows become
+        the store's.
 
-        With the last of them go the items that are to be retired, once all that we contributed to them is in the log.
+        With the last of them go the items that are to be retired, once all that we
+        contributed to them is in the log.
         """
-        state, row_map = self._state, self._state.row_map
+        state = self._state
+        row_map = self._state.row_map
         retire = [] if waiting and waiting[0].attempts > 1 else self._to_retire
         self._assign_missing(waiting, retire)
         with state.lock:
             contributions = [w.contribution for w in waiting]
-            items, drawn = summed([c.item_counts for c in contributions]), summed([c.drawn for c in contributions])
-            cache = next((c.cache for c in reversed(contributions) if c.cache is not None), NO_ROWS)
+            items = summed([c.item_counts for c in contributions])
+            drawn = summed([c.drawn for c in contributions])
+            cache = next(
+                (c.cache for c in reversed(contributions) if c.cache is not None),
+                NO_ROWS,
+            )
             cache = row_map.rows_of(cache)
             cache = cache[cache >= 0]
-            retiring = np.array([item for item in retire if item in state.retiring], np.int64)
+            retiring = np.array(
+                [item for item in retire if item in state.retiring], np.int64
+            )
             retired = np.unique(row_map.rows_of(retiring))
             retired_ids = [row_map.own_ids[item] for item in retiring.tolist()]
-            items, drawn = (_ascending(row_map.rows_of(part.rows), part.counts) for part in (items, drawn))
+            items, drawn = (
+                _ascending(row_map.rows_of(part.rows), part.counts)
+                for part in (items, drawn)
+            )
         spans = merged_spans(span for c in contributions for span in c.spans)
         last = waiting[-1].number if waiting else 0
-        delta = Delta(state.trainer, last, int(items.counts.sum()), spans, items, drawn, retired)
+        delta = Delta(
+            state.trainer, last, int(items.counts.sum()), spans, items, drawn, retired
+        )
         with state.lock:
-            epochs = [(span, state.partitions.epochs.get(span.partition, 0)) for span in spans]
-            known = (len(state.row_map.ids), state.row_map.fingerprint, self._cache_chain)
+            epochs = [
+                (span, state.partitions.epochs.get(span.partition, 0)) for span in spans
+            ]
+            known = (
+                len(state.row_map.ids),
+                state.row_map.fingerprint,
+                self._cache_chain,
+            )
         cursor = Cursor(state.replica.position, *known, ENTRIES_AT_ONCE)
-        size = 1 + max(int(r.max(initial=-1)) for r in (items.rows, drawn.rows, cache, retired))
-        packed, packed_cache = pack_delta(delta), pack_rows(cache) if len(cache) else None
-        push = Push(state.generation, cursor, secrets.token_hex(8), packed, epochs, packed_cache, size, retired_ids)
+        size = 1 + max(
+            int(r.max(initial=-1)) for r in (items.rows, drawn.rows, cache, retired)
+        )
+        packed = pack_delta(delta)
+        packed_cache = pack_rows(cache) if len(cache) else None
+        push = Push(
+            state.generation,
+            cursor,
+            secrets.token_hex(8),
+            packed,
+            epochs,
+            packed_cache,
+            size,
+            retired_ids,
+        )
         self._last_push = {push.chain: delta}
         state.status.sent_bytes += len(packed) + len(packed_cache or b"")
         return push
 
     def _assign_missing(self, waiting: list[Waiting], retire: Sequence[int]) -> None:
         """Have the server assign the store's rows of ours that have none yet."""
-        state, row_map = self._state, self._state.row_map
+        state = self._state
+        row_map = self._state.row_map
         if not self._without_row(waiting, retire):
             return
         self._pull_all()  # only a server that has lost nothing assigns rows that will last
-        unknown = self._without_row(waiting, retire)  # of what others have retired nothing waits any more
+        unknown = self._without_row(
+            waiting, retire
+        )  # of what others have retired nothing waits any more
         for start in range(0, len(unknown), IDS_AT_ONCE):
             some = unknown[start : start + IDS_AT_ONCE]
-            assigned = self._server.assign(state.generation, [row_map.own_ids[row] for row in some])
+            assigned = self._server.assign(
+                state.generation, [row_map.own_ids[row] for row in some]
+            )
             if assigned is None:
                 raise _Rejoin(NEW_GENERATION)
             with state.lock:
@@ -296,16 +402,27 @@ class Exchange:
         """Our rows of items that have no row of the store yet."""
         state = self._state
         with state.lock:
-            parts = [part for w in waiting for part in (w.contribution.items, w.contribution.drawn.rows)]
-            parts += [w.contribution.cache for w in waiting[-1:] if w.contribution.cache is not None]
-            parts.append(np.array([item for item in retire if item in state.retiring], np.int64))
+            parts = [
+                part
+                for w in waiting
+                for part in (w.contribution.items, w.contribution.drawn.rows)
+            ]
+            parts += [
+                w.contribution.cache
+                for w in waiting[-1:]
+                if w.contribution.cache is not None
+            ]
+            parts.append(
+                np.array([item for item in retire if item in state.retiring], np.int64)
+            )
             own = np.unique(np.concatenate(parts))
             found: list[int] = own[state.row_map.rows_of(own) < 0].tolist()
             return found
 
     def _handle(self, result: PushResult, waiting: list[Waiting]) -> bool:
         """Act on the outcome of a push; returns whether there may be more to push."""
-        state, partition = self._state, result.partition
+        state = self._state
+        partition = result.partition
         self._caught_up = False
         state.status.log_length = result.length or state.status.log_length
         match result.outcome:
@@ -317,7 +434,9 @@ class Exchange:
                     self._apply(result.pulled)
             case Outcome.OVERLAP:
                 with state.lock:
-                    state.cut(waiting, lambda contribution: contribution.since(result.next))
+                    state.cut(
+                        waiting, lambda contribution: contribution.since(result.next)
+                    )
             case Outcome.FENCED:
                 with state.lock:
                     if state.partitions.is_claimed(partition):
@@ -336,7 +455,9 @@ class Exchange:
         return True
 
     def _drop_duplicates(self) -> None:
-        """Drop what the server has accepted without adding it to its log: others have contributed the same events."""
+        """Drop what the server has accepted without adding it to its log: others have
+        contributed the same events.
+        """
         with self._state.lock:
             duplicates = [w for w in self._state.outbox.waiting if w.accepted]
             if duplicates:
@@ -348,7 +469,9 @@ class Exchange:
         """Pull up to the head of the log."""
         self._caught_up = False
         while not self._caught_up:
-            pulled = self._server.pull(self._state.replica.position, ENTRIES_AT_ONCE, self._cache_chain)
+            pulled = self._server.pull(
+                self._state.replica.position, ENTRIES_AT_ONCE, self._cache_chain
+            )
             if pulled.head is None:
                 raise _Rejoin("it is empty")
             if pulled.head.generation != self._state.generation:
@@ -357,7 +480,8 @@ class Exchange:
 
     def _apply(self, pulled: Pulled) -> None:
         """Add the entries that follow on ours, new item ids and the newest cache."""
-        state, head = self._state, pulled.head
+        state = self._state
+        head = pulled.head
         assert head is not None
         self._check_chain(pulled, head)
         ids = self._ids_from(len(state.row_map.ids), head)
@@ -366,12 +490,18 @@ class Exchange:
             self._load()
             raise _Rejoin("it has lost items, and given their rows to others")
         items = len(state.row_map.ids) + len(ids)
-        deltas = [(self._delta(entry, items), entry.position) for entry in pulled.entries]
+        deltas = [
+            (self._delta(entry, items), entry.position) for entry in pulled.entries
+        ]
         cache = None
         try:
-            cache = unpack_rows(pulled.cache, items) if pulled.cache is not None else None
+            cache = (
+                unpack_rows(pulled.cache, items) if pulled.cache is not None else None
+            )
         except Malformed as error:  # the next that a trainer sends takes its place
-            logger.warning("Ignored the cache in the store, which cannot be read: %s", error)
+            logger.warning(
+                "Ignored the cache in the store, which cannot be read: %s", error
+            )
         received = sum(len(entry.packed) for entry in pulled.entries)
         if pulled.cache is not None and pulled.cache_chain not in self._last_push:
             received += len(pulled.cache)
@@ -389,8 +519,9 @@ class Exchange:
                 state.caught_up_at = state.clock()
 
     def _check_chain(self, pulled: Pulled, head: LogHead) -> None:
-        """Raise `_Rejoin` if something is missing between what we have and what was pulled: the server has lost what
-        we have, and was seeded; or the log was trimmed, and we have loaded."""
+        """Raise `_Rejoin` if something is missing between what we have and what was
+        pulled: the server has lost what we have, and was seeded; or the log was
+        trimmed, and we have loaded."""
         _, number, chain, _ = self._state.replica.position
         first = pulled.entries[0] if pulled.entries else None
         lost = head.number < number or (head.number == number and head.chain != chain)
@@ -400,17 +531,23 @@ class Exchange:
         if lost:
             self._seed(replaces=head.generation)
             raise _Rejoin("it had lost what we still have")
-        if head.number > number and (first is None or first.position.number > number + 1):
+        if head.number > number and (
+            first is None or first.position.number > number + 1
+        ):
             self._load()
             raise _Rejoin("the log was trimmed before we read it")
 
     def _delta(self, entry: LogEntry, items: int) -> Delta:
         try:
-            return self._last_push.get(entry.position.chain) or unpack_delta(entry.packed, items)
+            return self._last_push.get(entry.position.chain) or unpack_delta(
+                entry.packed, items
+            )
         except Malformed as error:
             place = f"entry {entry.position.stream_id} of the store's log"
             advice = "do all trainers have the same version? `streamer store reset` removes the model"
-            raise StoreUnavailable("broken", f"{place} cannot be read: {error}; {advice}") from error
+            raise StoreUnavailable(
+                "broken", f"{place} cannot be read: {error}; {advice}"
+            ) from error
 
     def _ids_from(self, first: int, head: LogHead) -> list[str]:
         ids = ids_between(self._server, head.generation, first, head.items)
@@ -421,11 +558,14 @@ class Exchange:
     # 5. snapshot ------------------------------------------------------------------------------------------------------
 
     def _compact_if_due(self) -> None:
-        """Begin a generation without the retired rows, when they are more than those that have an item.
+        """Begin a generation without the retired rows, when they are more than those
+        that have an item.
 
-        Meanwhile nothing is added to the log, so that nothing is lost: what waits in the trainers is sent afterwards.
+        Meanwhile nothing is added to the log, so that nothing is lost: what waits in
+        the trainers is sent afterwards.
         """
-        state, retired = self._state, int(self._state.replica.retired.sum())
+        state = self._state
+        retired = int(self._state.replica.retired.sum())
         if retired <= max(state.settings.retired_rows, state.replica.size // 2):
             return
         if self._server.pause(state.trainer):
@@ -434,20 +574,27 @@ class Exchange:
             raise _Rejoin("its retired rows are removed")
 
     def _snapshot_if_due(self) -> None:
-        state, replica = self._state, self._state.replica
+        state = self._state
+        replica = self._state.replica
         due = state.status.log_length >= state.settings.soft_log_length
         if due and self._server.may_snapshot(state.trainer):
             with state.lock:
                 packed = replica.pack()
-            state.status.snapshots += self._server.save_snapshot(state.trainer, replica.position, packed)
+            state.status.snapshots += self._server.save_snapshot(
+                state.trainer, replica.position, packed
+            )
             state.status.log_length = 0
 
     def _heartbeat(self) -> None:
         if self._state.clock() - self._heartbeat_at >= HEARTBEAT_S:
             self._heartbeat_at = self._state.clock()
-            self._server.heartbeat(self._state.trainer, ", ".join(sorted(self._state.partitions.owned)))
+            self._server.heartbeat(
+                self._state.trainer, ", ".join(sorted(self._state.partitions.owned))
+            )
 
 
 def _ascending(rows: Rows, counts: Counts) -> Increments:
-    order = np.argsort(rows, kind="stable")  # quick where they ascend already, as most do
+    order = np.argsort(
+        rows, kind="stable"
+    )  # quick where they ascend already, as most do
     return Increments(rows[order], counts[order])

@@ -19,8 +19,9 @@ MAX_UNADDED = 32
 class Position(NamedTuple):
     """A place in the log.
 
-    A generation begins when a server is seeded. The entries of a generation are numbered and chained: each has a random
-    token, `chain`, and names that of the entry before, so that a reader notices whatever was lost between two of them.
+    A generation begins when a server is seeded. The entries of a generation are
+    numbered and chained: each has a random token, `chain`, and names that of the entry
+    before, so that a reader notices whatever was lost between two of them.
     """
 
     generation: str
@@ -36,11 +37,13 @@ class Position(NamedTuple):
 
 
 class Replica:
-    """Counts and occurrence by the store's rows, up to a position of the log. Not for several threads at once.
+    """Counts and occurrence by the store's rows, up to a position of the log. Not for
+    several threads at once.
 
-    `next_offsets` has for each partition the offset up to which its events are counted, `events` how many are counted,
-    those of items that were retired since among them. There must be as many counts as draws. A row that is retired has
-    no item any more, and counts nothing: what comes for it later in the log is dropped.
+    `next_offsets` has for each partition the offset up to which its events are counted,
+    `events` how many are counted, those of items that were retired since among them.
+    There must be as many counts as draws. A row that is retired has no item any more,
+    and counts nothing: what comes for it later in the log is dropped.
     """
 
     def __init__(
@@ -52,8 +55,14 @@ class Replica:
         events: int = 0,
         retired: Rows = NO_ROWS,
     ) -> None:
-        self.position, self.next_offsets, self.events = position, dict(next_offsets or {}), events
-        given = np.empty((2, 0)) if counts is None or drawn is None else np.stack([counts, drawn])
+        self.position = position
+        self.next_offsets = dict(next_offsets or {})
+        self.events = events
+        given = (
+            np.empty((2, 0))
+            if counts is None or drawn is None
+            else np.stack([counts, drawn])
+        )
         self._totals = given.astype(np.int64)  # [2, capacity]
         self.size = self._totals.shape[1]
         self._retired = np.zeros(self.size, np.bool_)  # [capacity]
@@ -76,13 +85,24 @@ class Replica:
         return self._retired[: self.size]
 
     def apply(self, delta: Delta, position: Position) -> Delta:
-        """Add the entry that follows in the log, and return it without what came too late for its rows.
+        """Add the entry that follows in the log, and return it without what came too
+        late for its rows.
 
         Several are added at once, while the counters are in the caches.
         """
-        self.grow(1 + max(int(rows.max(initial=-1)) for rows in (delta.items.rows, delta.drawn.rows, delta.retired)))
-        items, drawn = (part.only(~self._retired[part.rows]) for part in (delta.items, delta.drawn))
-        if len(items.rows) + len(drawn.rows) < len(delta.items.rows) + len(delta.drawn.rows):
+        self.grow(
+            1
+            + max(
+                int(rows.max(initial=-1))
+                for rows in (delta.items.rows, delta.drawn.rows, delta.retired)
+            )
+        )
+        items, drawn = (
+            part.only(~self._retired[part.rows]) for part in (delta.items, delta.drawn)
+        )
+        if len(items.rows) + len(drawn.rows) < len(delta.items.rows) + len(
+            delta.drawn.rows
+        ):
             delta = msgspec.structs.replace(delta, items=items, drawn=drawn)
         self._unadded.append(delta)
         if len(self._unadded) == MAX_UNADDED or len(delta.retired):
@@ -108,17 +128,27 @@ class Replica:
         if missing > 0:
             more = np.zeros((2, max(missing, self._totals.shape[1], 1024)), np.int64)
             self._totals = np.concatenate([self._totals, more], axis=1)
-            self._retired = np.concatenate([self._retired, np.zeros(more.shape[1], np.bool_)])
+            self._retired = np.concatenate(
+                [self._retired, np.zeros(more.shape[1], np.bool_)]
+            )
         self.size = max(self.size, size)
 
     def pack(self, position: Position | None = None) -> bytes:
         """A snapshot, at another position if one is given."""
-        values = {"position": position or self.position, "next": self.next_offsets, "events": self.events}
+        values = {
+            "position": position or self.position,
+            "next": self.next_offsets,
+            "events": self.events,
+        }
         retired = np.flatnonzero(self.retired)
-        return pack(values, [*self.totals(), retired] if len(retired) else self.totals())
+        return pack(
+            values, [*self.totals(), retired] if len(retired) else self.totals()
+        )
 
     def without_retired(self, position: Position) -> Replica:
-        """The same state at another position, with the rows that have an item, in their order."""
+        """The same state at another position, with the rows that have an item, in their
+        order.
+        """
         counts, drawn = (total[~self.retired] for total in self.totals())
         return Replica(position, counts, drawn, self.next_offsets, self.events)
 
@@ -131,7 +161,22 @@ class Replica:
             retired = more.pop() if more else NO_ROWS
             if more or int(retired.max(initial=-1)) >= len(counts):
                 raise ValueError(f"{len(arrays)} arrays, {len(counts)} rows")
-            next_offsets = {str(name): int(offset) for name, offset in values["next"].items()}
-            return cls(Position(*values["position"]), counts, drawn, next_offsets, int(values["events"]), retired)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            next_offsets = {
+                str(name): int(offset) for name, offset in values["next"].items()
+            }
+            return cls(
+                Position(*values["position"]),
+                counts,
+                drawn,
+                next_offsets,
+                int(values["events"]),
+                retired,
+            )
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OverflowError,
+        ) as error:
             raise Malformed(f"not a snapshot: {error}") from error

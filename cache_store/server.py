@@ -1,6 +1,7 @@
 """The atomic operations of a server that holds the shared state of one model.
 
-`memory.MemoryServer` and `redis.server.RedisServer` have them; the trainer's side (`store`) is the same for both.
+`memory.MemoryServer` and `redis.server.RedisServer` have them; the trainer's side
+(`store`) is the same for both.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ RESEED_S = 20.0
 class ClaimRequest(NamedTuple):
     """A partition to claim.
 
-    A server that has more of it than `end` forgets that: the partition was deleted and created again. One that was not
-    `assigned` to us now was ours before, and is refused if others have claimed it since.
+    A server that has more of it than `end` forgets that: the partition was deleted and
+    created again. One that was not `assigned` to us now was ours before, and is refused
+    if others have claimed it since.
     """
 
     epoch: int  # the last one that we know
@@ -43,7 +45,9 @@ class Claim(NamedTuple):
     """The state of a partition after a claim."""
 
     epoch: int
-    next: int | None  # the offset up to which the store has contributions; None if it has none
+    next: (
+        int | None
+    )  # the offset up to which the store has contributions; None if it has none
     ours: bool = True
 
 
@@ -88,16 +92,26 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """An entry to add, if the server has lost nothing of what the cursor has; the result holds what has come since."""
+    """An entry to add, if the server has lost nothing of what the cursor has; the
+    result holds what has come since.
+    """
 
     generation: str  # that its rows belong to
     cursor: Cursor  # what we have
     chain: str  # a new token for the entry
     packed: bytes  # the entry
-    spans: Sequence[tuple[Span, int]]  # where its events come from, with the epoch in which we claimed each partition
-    cache: bytes | None = None  # the next cache, packed; None leaves the one that is there
-    items: int = 0  # the server must have this many rows: all that the entry names are below
-    retired: Sequence[str] = ()  # ids that lose their row; only if the log has nothing that the cursor has not
+    spans: Sequence[
+        tuple[Span, int]
+    ]  # where its events come from, with the epoch in which we claimed each partition
+    cache: bytes | None = (
+        None  # the next cache, packed; None leaves the one that is there
+    )
+    items: int = (
+        0  # the server must have this many rows: all that the entry names are below
+    )
+    retired: Sequence[
+        str
+    ] = ()  # ids that lose their row; only if the log has nothing that the cursor has not
 
 
 class Outcome(StrEnum):
@@ -115,8 +129,8 @@ class Outcome(StrEnum):
     WRONG_GENERATION = "wrong generation"
     """The server is in another generation, or lacks rows that the entry names."""
     DIVERGED = "diverged"
-    """The log or the items do not continue from the cursor, or there is more, and ids are to be retired: a pull shows
-    why."""
+    """The log or the items do not continue from the cursor, or there is more, and ids
+    are to be retired: a pull shows why."""
     EMPTY = "empty"
 
 
@@ -125,18 +139,23 @@ class PushResult:
     """The outcome of a push."""
 
     outcome: Outcome
-    next: Mapping[str, int] = field(default_factory=dict)  # for `OVERLAP`: offset up to which each is counted
+    next: Mapping[str, int] = field(
+        default_factory=dict
+    )  # for `OVERLAP`: offset up to which each is counted
     partition: str = ""  # for `FENCED`
     length: int = 0  # entries in the log
-    pulled: Pulled | None = None  # for `ADDED`: what has come since the cursor, itself included up to `max_entries`
+    pulled: Pulled | None = (
+        None  # for `ADDED`: what has come since the cursor, itself included up to `max_entries`
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
     """State for a server that has none, or less than we have.
 
-    A server that was seeded from an earlier position of the same origin takes ours instead. Of two states of a model
-    the one with more events knows more, whatever their generations: one may come from an old checkpoint.
+    A server that was seeded from an earlier position of the same origin takes ours
+    instead. Of two states of a model the one with more events knows more, whatever
+    their generations: one may come from an old checkpoint.
     """
 
     generation: str  # the new one
@@ -150,8 +169,12 @@ class Seed:
     head: str = ""  # if given: `replaces` must have an entry with this chain as its newest; its epochs stay
 
 
-def ids_between(server: Server, generation: str, first: int, stop: int) -> list[str] | None:
-    """The item ids of these rows, read in parts. None if the server lacks some, or the generation is another one."""
+def ids_between(
+    server: Server, generation: str, first: int, stop: int
+) -> list[str] | None:
+    """The item ids of these rows, read in parts. None if the server lacks some, or the
+    generation is another one.
+    """
     found: list[str] = []
     while (row := first + len(found)) < stop:
         part = server.ids(generation, row, min(stop - row, IDS_AT_ONCE))
@@ -164,41 +187,55 @@ def ids_between(server: Server, generation: str, first: int, stop: int) -> list[
 class Server(Protocol):
     """Atomic operations on the shared state of one model.
 
-    Every one of them raises `StoreUnavailable` if it cannot be done now, `StoreRefused` if it never can.
+    Every one of them raises `StoreUnavailable` if it cannot be done now, `StoreRefused`
+    if it never can.
     """
 
     kind: str
 
     def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
-        """The row of each id; new ids get the next rows. None if the generation is another one."""
+        """The row of each id; new ids get the next rows. None if the generation is
+        another one.
+        """
 
     def ids(self, generation: str, first: int, count: int) -> list[str] | None:
-        """At most `count` ids of rows from `first` on. None if the generation is another one."""
+        """At most `count` ids of rows from `first` on. None if the generation is
+        another one.
+        """
 
-    def claim(self, generation: str, trainer: str, requests: Mapping[str, ClaimRequest]) -> dict[str, Claim] | None:
+    def claim(
+        self, generation: str, trainer: str, requests: Mapping[str, ClaimRequest]
+    ) -> dict[str, Claim] | None:
         """Raise the epochs of partitions. None if the generation is another one.
 
-        The epoch of a partition that was assigned to us now is no less than the server's time in milliseconds: it is
-        beyond all that there ever were, also those that a server has lost and that we never knew.
+        The epoch of a partition that was assigned to us now is no less than the
+        server's time in milliseconds: it is beyond all that there ever were, also those
+        that a server has lost and that we never knew.
         """
 
     def push(self, push: Push) -> PushResult:
         """Add an entry to the log, once."""
 
     def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
-        """At most `count` entries after a position; the cache too, unless its chain is `cache_chain`."""
+        """At most `count` entries after a position; the cache too, unless its chain is
+        `cache_chain`.
+        """
 
     def snapshot(self) -> bytes | None:
         """The newest snapshot."""
 
     def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
-        """Keep this snapshot, and trim the log at its position. False if the log does not have the position."""
+        """Keep this snapshot, and trim the log at its position. False if the log does
+        not have the position.
+        """
 
     def may_snapshot(self, trainer: str) -> bool:
         """Whether it is our turn to write a snapshot: one trainer at a time."""
 
     def pause(self, trainer: str) -> bool:
-        """Let nothing be added to the log for `PAUSE_S`, or until a generation begins. False if somebody else did."""
+        """Let nothing be added to the log for `PAUSE_S`, or until a generation begins.
+        False if somebody else did.
+        """
 
     def seed(self, seed: Seed) -> bool:
         """Begin a new generation; False if there is a state that is not to be replaced."""

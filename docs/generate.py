@@ -31,7 +31,10 @@ def metrics() -> str:
         return f"`{label.name}`: {', '.join(f'`{value}`' for value in label.values) or label.bound}"
 
     head = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n\n".join("\n".join([f"### {title}", "", *head, *map(row, found)]) for title, found in GROUPS.items())
+    return "\n\n".join(
+        "\n".join([f"### {title}", "", *head, *map(row, found)])
+        for title, found in GROUPS.items()
+    )
 
 
 def escaped(text: str) -> str:
@@ -39,17 +42,33 @@ def escaped(text: str) -> str:
     return text.replace("|", "&#124;").replace("<", "&lt;")
 
 
-def settings(kind: type[Settings], known: type[Settings] | None = None, given: str = "--") -> str:
+def settings(
+    kind: type[Settings], known: type[Settings] | None = None, given: str = "--"
+) -> str:
     """All settings of a class, a table for each heading, but for those that another class has with the same default.
 
     `given` is how they are given on the command line.
     """
     rows = set(setting_rows(known)) if known is not None else set()
     tables = []
-    for heading, group in itertools.groupby((r for r in setting_rows(kind) if r not in rows), key=lambda r: r[0]):
-        head = [f"### {heading}", "", "| option | in Python | default | values | meaning |", "|---|---|---|---|---|"]
+    for heading, group in itertools.groupby(
+        (r for r in setting_rows(kind) if r not in rows), key=lambda r: r[0]
+    ):
+        head = [
+            f"### {heading}",
+            "",
+            "| option | in Python | default | values | meaning |",
+            "|---|---|---|---|---|",
+        ]
         cells = ([f"`{given}{o}`", f"`{n}`", d, v, m] for _, o, n, d, v, m in group)
-        tables.append("\n".join([*head, *(f"| {' | '.join(escaped(c) for c in row)} |" for row in cells)]))
+        tables.append(
+            "\n".join(
+                [
+                    *head,
+                    *(f"| {' | '.join(escaped(c) for c in row)} |" for row in cells),
+                ]
+            )
+        )
     return "\n\n".join(tables)
 
 
@@ -74,15 +93,25 @@ def generated(name: str) -> str:
         before, begin, rest = text.partition(f"<!-- {mark}: begin -->")
         _, end, after = rest.partition(f"<!-- {mark}: end -->")
         if not begin or not end:
-            raise SystemExit(f"docs/{name} has no marks <!-- {mark}: begin --> and <!-- {mark}: end -->")
+            raise SystemExit(
+                f"docs/{name} has no marks <!-- {mark}: begin --> and <!-- {mark}: end -->"
+            )
         text = f"{before}{begin}\n\n{table()}\n\n{end}{after}"
     return text
 
 
 def main() -> None:
-    stale = [name for name in TABLES if generated(name) != (DOCS / name).read_text(encoding="utf-8")]
+    stale = [
+        name
+        for name in TABLES
+        if generated(name) != (DOCS / name).read_text(encoding="utf-8")
+    ]
     if "--check" in sys.argv[1:]:
-        sys.exit(f"stale: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`" if stale else 0)
+        sys.exit(
+            f"stale: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`"
+            if stale
+            else 0
+        )
     for name in stale:
         (DOCS / name).write_text(generated(name), encoding="utf-8")
         print(f"docs/{name} is written")

@@ -18,13 +18,28 @@ def write_some(directory: Path, topic: str) -> None:
     with EmbeddedLog(directory) as log:
         log.create_topic(topic, 2)
         for k in range(2000):
-            event = {"user_id": f"u{k % 90}", "item_id": f"i{(k * 7 + k % 90) % 60}", "timestamp": 1_700_000_000 + k}
-            log.append(topic, [(event["user_id"].encode(), json.dumps(event).encode(), event["timestamp"] * 1000)])
+            event = {
+                "user_id": f"u{k % 90}",
+                "item_id": f"i{(k * 7 + k % 90) % 60}",
+                "timestamp": 1_700_000_000 + k,
+            }
+            log.append(
+                topic,
+                [
+                    (
+                        event["user_id"].encode(),
+                        json.dumps(event).encode(),
+                        event["timestamp"] * 1000,
+                    )
+                ],
+            )
 
 
 directory = Path(tempfile.mkdtemp(prefix="streamer-example-"))
 if len(sys.argv) > 2:
-    settings = RunSettings(bootstrap_servers=sys.argv[1], topics=(sys.argv[2],), data_dir=directory)
+    settings = RunSettings(
+        bootstrap_servers=sys.argv[1], topics=(sys.argv[2],), data_dir=directory
+    )
 else:
     write_some(directory, "clicks")
     settings = RunSettings(topics=("clicks",), data_dir=directory, until_end=True)
@@ -34,7 +49,9 @@ pipeline = build_pipeline(settings)
 
 def after_batch(batch):
     user = batch.users[-1]
-    best = ", ".join(found.item for found in pipeline.learner.recommend(user, k=3, exclude_seen=True))
+    best = ", ".join(
+        found.item for found in pipeline.learner.recommend(user, k=3, exclude_seen=True)
+    )
     print(f"{pipeline.accounting.trained:,} events trained; next for {user}: {best}")
 
 

@@ -19,7 +19,9 @@ def made_up(events: int = 20_000) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     user = rng.integers(0, 500, events)
     item = (user % 20) * 50 + np.minimum(rng.geometric(0.1, events), 50) - 1
-    return pd.DataFrame({"user": user, "item": item, "time": 1_700_000_000 + np.arange(events)})
+    return pd.DataFrame(
+        {"user": user, "item": item, "time": 1_700_000_000 + np.arange(events)}
+    )
 
 
 frame = pd.read_csv(sys.argv[1]) if len(sys.argv) > 1 else made_up()
@@ -27,11 +29,15 @@ frame = frame.sort_values("time", kind="stable")
 
 learner = Learner(dim=32)  # everything else as in `streamer run`
 count = learner.learn(zip(frame["user"], frame["item"], frame["time"], strict=True))
-print(f"learned from {count:,} events: {len(learner.users):,} users, {len(learner.items):,} items")
+print(
+    f"learned from {count:,} events: {len(learner.users):,} users, {len(learner.items):,} items"
+)
 
 with tempfile.TemporaryDirectory() as directory:
     learner.save(directory)
     served = Learner.load(directory)
 user = frame["user"].iloc[-1]
 for item, score, recent in served.recommend(user, k=5):
-    print(f"user {user}: item {item}, score {score:.2f}{', had it lately' if recent else ''}")
+    print(
+        f"user {user}: item {item}, score {score:.2f}{', had it lately' if recent else ''}"
+    )

@@ -1,5 +1,7 @@
-"""The retriever and how it learns: towers, methods, resampling, popularity, occurrence, the training step.
+"""The retriever and how it learns: towers, methods, resampling, popularity, occurrence,
+the training step.
 
-Belongs here: whatever computes with rows and tensors. Ids, files, streams and servers do not: no I/O happens here.
-May import: torch, numpy and numba; nothing else of Streamer.
+Belongs here: whatever computes with rows and tensors. Ids, files, streams and servers
+do not: no I/O happens here. May import: torch, numpy and numba; nothing else of
+Streamer.
 """

@@ -1,4 +1,6 @@
-"""What a training step is given: a micro-batch, and the view of the stream that its sampler needs. All on the host."""
+"""What a training step is given: a micro-batch, and the view of the stream that its
+sampler needs. All on the host.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class Batch:
     Args:
         users: [B] user rows.
         items: [B] item rows: the positives.
-        recent: [B, L] the last distinct items of each event's user, as of the event; None if the towers use none.
+        recent: [B, L] the last distinct items of each event's user, as of the event;
+            None if the towers use none.
         times_s: [B] seconds since the epoch; None if nobody needs them.
-        user_codes: [B, C] categories of each event's user; None: look them up by the user's row.
+        user_codes: [B, C] categories of each event's user; None: look them up by the
+            user's row.
     """
 
     users: Rows
@@ -60,7 +64,8 @@ class StreamState:
     Args:
         popularity: corrects the sampling bias.
         cache: [C] item rows of the cache, with repetitions; may be empty.
-        cache_draws: log of the probability with which items are drawn into the cache; None if it is not known.
+        cache_draws: log of the probability with which items are drawn into the cache;
+            None if it is not known.
         is_used: which of some item rows have an item; None if all have.
     """
 

@@ -1,4 +1,6 @@
-"""State that is kept by rows, so that any rows of it can be copied, put into another learner, and forgotten."""
+"""State that is kept by rows, so that any rows of it can be copied, put into another
+learner, and forgotten.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class ByRows:
-    """A part of a learner whose state belongs to rows, but for a little that is `dense`.
+    """A part of a learner whose state belongs to rows, but for a little that is
+    `dense`.
 
-    To copy a part: `put` all rows that `take` returned, in any order and in slices if wanted, then `load_dense`.
+    To copy a part: `put` all rows that `take` returned, in any order and in slices if
+    wanted, then `load_dense`.
     """
 
     size: int
@@ -47,7 +51,9 @@ class ByRows:
         raise NotImplementedError
 
     def forget(self, rows: Rows) -> None:
-        """Retire rows, as if they had never been used; those beyond the end have nothing to forget."""
+        """Retire rows, as if they had never been used; those beyond the end have
+        nothing to forget.
+        """
         raise NotImplementedError
 
     def clear(self) -> None:

@@ -1,7 +1,9 @@
-"""Which rows were written, recorded once for everybody who copies what changed: checkpoints, and servers that follow.
+"""Which rows were written, recorded once for everybody who copies what changed:
+checkpoints, and servers that follow.
 
-Everything that is learned belongs to rows of a kind (`users`, `items`, `pairs`, ...), but for a little that is copied
-whole. Whoever writes rows marks them *before*, so that a copy under way can take what they held.
+Everything that is learned belongs to rows of a kind (`users`, `items`, `pairs`, ...),
+but for a little that is copied whole. Whoever writes rows marks them *before*, so that
+a copy under way can take what they held.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Changes:
     def __init__(self) -> None:
         self.before_write: list[Callable[[str, Rows], None]] = []
         """Called with rows that are about to be written; they may repeat."""
-        self._flags: dict[str, NDArray[np.uint8]] = defaultdict(lambda: np.zeros(0, np.uint8))
+        self._flags: dict[str, NDArray[np.uint8]] = defaultdict(
+            lambda: np.zeros(0, np.uint8)
+        )
         self._readers = 0
 
     def mark(self, kind: str, rows: Rows) -> None:
@@ -58,7 +62,8 @@ class ChangedRows:
     """What has changed for one reader since it last looked."""
 
     def __init__(self, flags: dict[str, NDArray[np.uint8]], bit: np.uint8) -> None:
-        self._flags, self._bit = flags, bit
+        self._flags = flags
+        self._bit = bit
         for marked in flags.values():
             marked &= ~bit
 
@@ -76,7 +81,9 @@ class ChangedRows:
 
 @compiled
 def _count(flags: NDArray[np.uint8], bit: np.uint8) -> int:
-    """Rows that have the bit; sixteen million are counted in a few milliseconds, while training waits."""
+    """Rows that have the bit; sixteen million are counted in a few milliseconds, while
+    training waits.
+    """
     count = 0
     for row in range(len(flags)):
         count += (flags[row] & bit) != 0
@@ -84,8 +91,12 @@ def _count(flags: NDArray[np.uint8], bit: np.uint8) -> int:
 
 
 @compiled
-def _take(flags: NDArray[np.uint8], eights: NDArray[np.uint64], bit: np.uint8, rows: Rows) -> None:
-    """Write the rows that have the bit, as many as `rows` takes, and clear it; most eights of rows have none."""
+def _take(
+    flags: NDArray[np.uint8], eights: NDArray[np.uint64], bit: np.uint8, rows: Rows
+) -> None:
+    """Write the rows that have the bit, as many as `rows` takes, and clear it; most
+    eights of rows have none.
+    """
     found = 0
     for eight in range(len(eights) + 1):
         if eight == len(eights) or eights[eight]:

@@ -12,13 +12,19 @@ from torch import Tensor
 
 
 def in_host_memory(tensor: Tensor) -> bool:
-    """Whether compiled loops can work on it: an ordinary tensor on the CPU, not a fake one that only has a shape."""
+    """Whether compiled loops can work on it: an ordinary tensor on the CPU, not a fake
+    one that only has a shape.
+    """
     return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter)
 
 
 def to_device(value: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     """An array or a host tensor on a device; the copy to a GPU does not wait for it."""
-    host = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    host = (
+        value
+        if isinstance(value, Tensor)
+        else torch.from_numpy(np.ascontiguousarray(value))
+    )
     if device.type != "cuda":
         return host
     if torch.cuda.is_available():
@@ -40,5 +46,7 @@ def resolve_device(name: str) -> torch.device:
     if kind == "cuda":
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if found <= int(number or 0):
-            raise ValueError(f"{name} was asked for, but torch sees {found} GPUs; try auto or cpu")
+            raise ValueError(
+                f"{name} was asked for, but torch sees {found} GPUs; try auto or cpu"
+            )
     return torch.device(kind, int(number)) if number else torch.device(kind)

@@ -1,8 +1,9 @@
-"""Features of users or items, by row: small integers for categories, numbers for the rest. On the host.
+"""Features of users or items, by row: small integers for categories, numbers for the
+rest. On the host.
 
-A tower gets numbers in standard deviations from their mean, at most `LIMIT` of them. Both are those of the latest
-`SAMPLE` numbers of the feature without the outermost ones, so that a few absurd numbers change neither, and a feature
-that drifts is followed.
+A tower gets numbers in standard deviations from their mean, at most `LIMIT` of them.
+Both are those of the latest `SAMPLE` numbers of the feature without the outermost ones,
+so that a few absurd numbers change neither, and a feature that drifts is followed.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ class FeatureStore(ByRows):
         numeric: names of the numeric features.
     """
 
-    def __init__(self, categorical: Sequence[str] = (), numeric: Sequence[str] = ()) -> None:
-        self.categorical, self.numeric = tuple(categorical), tuple(numeric)
+    def __init__(
+        self, categorical: Sequence[str] = (), numeric: Sequence[str] = ()
+    ) -> None:
+        self.categorical = tuple(categorical)
+        self.numeric = tuple(numeric)
         self.size = 0
         self._codes = np.zeros((0, len(self.categorical)), np.int32)
-        self._numbers = np.zeros((0, len(self.numeric)), np.float32)  # NaN where it is unknown
+        self._numbers = np.zeros(
+            (0, len(self.numeric)), np.float32
+        )  # NaN where it is unknown
         self._sample = np.zeros((SAMPLE, len(self.numeric)), np.float32)
-        self._sampled = np.zeros(len(self.numeric), np.int64)  # numbers that ever went into each column
-        self._mean, self._deviation = np.zeros(len(self.numeric)), np.ones(len(self.numeric))
+        self._sampled = np.zeros(
+            len(self.numeric), np.int64
+        )  # numbers that ever went into each column
+        self._mean = np.zeros(len(self.numeric))
+        self._deviation = np.ones(len(self.numeric))
 
     def set(
         self,
@@ -54,7 +63,8 @@ class FeatureStore(ByRows):
             rows: [n] rows.
             codes: [n, categorical] number of each category, from 1; 0 means unknown.
             numbers: [n, numeric]; NaN leaves what is known.
-            sample: [m, numeric] what numbers are standardised by from now on, if that is more than those of the rows.
+            sample: [m, numeric] what numbers are standardised by from now on, if that
+                is more than those of the rows.
         """
         if sample is not None:
             self._standardise_by(sample)
@@ -62,34 +72,46 @@ class FeatureStore(ByRows):
             return
         self.grow(int(rows.max()) + 1)
         distinct, from_end = np.unique(rows[::-1], return_index=True)
-        last = len(rows) - 1 - from_end  # numpy promises no order where an index occurs twice
+        last = (
+            len(rows) - 1 - from_end
+        )  # numpy promises no order where an index occurs twice
         if codes is not None:
             self._codes[distinct] = codes[last]
         if numbers is not None:
             new = numbers[last]
-            self._numbers[distinct] = np.where(np.isnan(new), self._numbers[distinct], new)
+            self._numbers[distinct] = np.where(
+                np.isnan(new), self._numbers[distinct], new
+            )
             if sample is None:
                 self._standardise_by(new)
 
     def _standardise_by(self, numbers: Floats) -> None:
         for feature in range(len(self.numeric)):
             given = numbers[~np.isnan(numbers[:, feature]), feature][-SAMPLE:]
-            self._sample[(self._sampled[feature] + np.arange(len(given))) % SAMPLE, feature] = given
+            self._sample[
+                (self._sampled[feature] + np.arange(len(given))) % SAMPLE, feature
+            ] = given
             self._sampled[feature] += len(given)
             self._standardise(feature)
 
     def _standardise(self, feature: int) -> None:
-        """Mean and standard deviation of the sample; those of a feature that is nearly constant count every number."""
-        ordered = np.sort(self._sample[: self._sampled[feature], feature]).astype(np.float64)
+        """Mean and standard deviation of the sample; those of a feature that is nearly
+        constant count every number.
+        """
+        ordered = np.sort(self._sample[: self._sampled[feature], feature]).astype(
+            np.float64
+        )
         if not len(ordered):
             return
         outermost = int(OUTERMOST * len(ordered))
         inner = ordered.clip(ordered[outermost], ordered[-1 - outermost])
-        self._mean[feature], self._deviation[feature] = inner.mean(), inner.std() or ordered.std() or 1.0
+        self._mean[feature] = inner.mean()
+        self._deviation[feature] = inner.std() or ordered.std() or 1.0
 
     def grow(self, size: int) -> None:
         """Make room for rows 0 .. size - 1, all unknown."""
-        self._codes, self._numbers = grown(self._codes, size), grown(self._numbers, size, np.nan)
+        self._codes = grown(self._codes, size)
+        self._numbers = grown(self._numbers, size, np.nan)
         self.size = max(self.size, size)
 
     def codes(self, rows: Rows, feature: int) -> Rows:
@@ -100,17 +122,23 @@ class FeatureStore(ByRows):
         return found
 
     def numbers(self, rows: Rows) -> Floats:
-        """[n, numeric] the numbers of each row in standard deviations from the mean, 0 where they are unknown."""
+        """[n, numeric] the numbers of each row in standard deviations from the mean, 0
+        where they are unknown.
+        """
         found = np.full((len(rows), len(self.numeric)), np.nan)
         known = rows < self.size
         found[known] = (self._numbers[rows[known]] - self._mean) / self._deviation
-        standardised: Floats = np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(np.float32)
+        standardised: Floats = np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(
+            np.float32
+        )
         return standardised
 
     def are_known(self, rows: Rows) -> NDArray[np.bool_]:
         """[n] whether anything is known of each row."""
         numbers = held(self._numbers, rows, np.nan)
-        found: NDArray[np.bool_] = (held(self._codes, rows) > 0).any(-1) | ~np.isnan(numbers).all(-1)
+        found: NDArray[np.bool_] = (held(self._codes, rows) > 0).any(-1) | ~np.isnan(
+            numbers
+        ).all(-1)
         return found
 
     def categories(self, feature: int) -> int:
@@ -125,7 +153,14 @@ class FeatureStore(ByRows):
 
     def with_codes(self, feature: int, codes: Rows) -> Rows:
         """Rows that have one of these categories (looks at all rows)."""
-        gone = np.zeros(max(int(codes.max(initial=0)), int(self._codes[: self.size, feature].max(initial=0))) + 1, bool)
+        gone = np.zeros(
+            max(
+                int(codes.max(initial=0)),
+                int(self._codes[: self.size, feature].max(initial=0)),
+            )
+            + 1,
+            bool,
+        )
         gone[codes] = True
         return np.flatnonzero(gone[self._codes[: self.size, feature]])
 
@@ -140,7 +175,11 @@ class FeatureStore(ByRows):
     def take(self, rows: Rows) -> Arrays:
         """The features as they were given."""
         numbers = held(self._numbers, rows, np.nan)
-        return {"codes": held(self._codes, rows), "numbers": np.nan_to_num(numbers), "known": ~np.isnan(numbers)}
+        return {
+            "codes": held(self._codes, rows),
+            "numbers": np.nan_to_num(numbers),
+            "known": ~np.isnan(numbers),
+        }
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Make rows hold what `take` returned of them.
@@ -160,15 +199,22 @@ class FeatureStore(ByRows):
 
     def dense(self) -> Arrays:
         """What numbers are standardised by."""
-        return super().dense() | {"sample": self._sample.copy(), "sampled": self._sampled.copy()}
+        return super().dense() | {
+            "sample": self._sample.copy(),
+            "sampled": self._sampled.copy(),
+        }
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
         self.grow(self.size)
-        self._sample, self._sampled = arrays["sample"].copy(), arrays["sampled"].copy()
-        self._mean, self._deviation = np.zeros(len(self.numeric)), np.ones(len(self.numeric))
+        self._sample = arrays["sample"].copy()
+        self._sampled = arrays["sampled"].copy()
+        self._mean = np.zeros(len(self.numeric))
+        self._deviation = np.ones(len(self.numeric))
         for feature in range(len(self.numeric)):
             self._standardise(feature)
 
     def clear(self) -> None:
-        self.size, self._codes, self._numbers = 0, self._codes[:0], self._numbers[:0]
+        self.size = 0
+        self._codes = self._codes[:0]
+        self._numbers = self._numbers[:0]

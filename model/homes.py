@@ -1,4 +1,6 @@
-"""Which partition each user's events came from last: where the user's state belongs when trainers share partitions."""
+"""Which partition each user's events came from last: where the user's state belongs
+when trainers share partitions.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Homes(ByRows):
         self._partition[rows[rows < self.size]] = UNKNOWN
 
     def _grow(self, size: int) -> None:
-        self._partition, self.size = grown(self._partition, size, fill=UNKNOWN), max(self.size, size)
+        self._partition = grown(self._partition, size, fill=UNKNOWN)
+        self.size = max(self.size, size)
 
     @property
     def nbytes(self) -> int:

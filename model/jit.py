@@ -1,7 +1,8 @@
 """Compiled loops: numba behind one typed decorator.
 
-The flags allow the compiler to fuse and reorder sums (needed to vectorise them), but not to assume that infinities and
-NaNs never occur. The same machine code runs every time, so results are repeatable bit for bit.
+The flags allow the compiler to fuse and reorder sums (needed to vectorise them), but
+not to assume that infinities and NaNs never occur. The same machine code runs every
+time, so results are repeatable bit for bit.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _OPTIONS: dict[str, Any] = {
 
 
 def compiled(function: F) -> F:
-    """Compile a loop over numpy arrays; it runs without the interpreter lock and is cached on disk.
+    """Compile a loop over numpy arrays; it runs without the interpreter lock and is
+    cached on disk.
 
-    It works on arrays that its caller holds: references to them are not counted, which would take longer than many a
-    loop. One that makes arrays is `making_arrays`.
+    It works on arrays that its caller holds: references to them are not counted, which
+    would take longer than many a loop. One that makes arrays is `making_arrays`.
     """
     return cast(F, njit(**_OPTIONS, _nrt=False)(function))  # type: ignore[call-overload]
 

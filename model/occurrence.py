@@ -1,7 +1,9 @@
-"""The occurrence vector: how often each item was resampled, and drawing the cache from it.
+"""The occurrence vector: how often each item was resampled, and drawing the cache from
+it.
 
-Drawing with weight o_j among N items must not cost O(N) a step. The counters are the leaves of a tree of sums with 64
-children a node: adding touches one node a level, drawing descends from the root, and ten million items are four levels.
+Drawing with weight o_j among N items must not cost O(N) a step. The counters are the
+leaves of a tree of sums with 64 children a node: adding touches one node a level,
+drawing descends from the root, and ten million items are four levels.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _LARGEST_GROWTH = 2.0**200
 class Occurrence(ByRows):
     """o_j, grown by what each step resampled.
 
-    With a half-life, what was resampled that many steps ago counts half. Nothing is scaled down for that: new
-    increments weigh more and more instead, and only ratios are ever used.
+    With a half-life, what was resampled that many steps ago counts half. Nothing is
+    scaled down for that: new increments weigh more and more instead, and only ratios
+    are ever used.
 
     Args:
         half_life_steps: None keeps every count for ever.
@@ -48,9 +51,13 @@ class Occurrence(ByRows):
 
     def __init__(self, half_life_steps: float | None = None) -> None:
         if half_life_steps is not None and not half_life_steps > 0:
-            raise ValueError(f"half_life_steps is {half_life_steps}: choose a positive number, or None for no ageing")
+            raise ValueError(
+                f"half_life_steps is {half_life_steps}: choose a positive number, or None for no ageing"
+            )
         self.half_life_steps = half_life_steps
-        self._growth = 1.0 if half_life_steps is None else 2.0 ** (1.0 / half_life_steps)
+        self._growth = (
+            1.0 if half_life_steps is None else 2.0 ** (1.0 / half_life_steps)
+        )
         self.before_rescaling: Callable[[], None] = lambda: None
         """Called when all rows are about to be written at once."""
         self._weight = 1.0  # of an increment that comes now
@@ -61,11 +68,18 @@ class Occurrence(ByRows):
         if not len(rows):
             return
         self._grow(int(rows.max()) + 1)
-        _add(self._tree, self._starts, rows, counts.astype(np.float64, copy=False), self._weight)
+        _add(
+            self._tree,
+            self._starts,
+            rows,
+            counts.astype(np.float64, copy=False),
+            self._weight,
+        )
 
     def replace(self, rows: Rows, counts: NDArray[Any]) -> None:
         """Forget everything, and take in so much of each row."""
-        self.size, self._weight = 0, 1.0
+        self.size = 0
+        self._weight = 1.0
         size = int(rows.max(initial=-1)) + 1
         leaves = np.zeros(capacity_for(size, SMALLEST_CAPACITY))
         np.add.at(leaves, rows, counts)
@@ -81,7 +95,8 @@ class Occurrence(ByRows):
             self._weight = 1.0
 
     def draw(self, count: int, rng: np.random.Generator, known_items: int) -> Rows:
-        """Draw `count` item rows with weight o_j, with replacement; uniformly if nothing was counted yet.
+        """Draw `count` item rows with weight o_j, with replacement; uniformly if
+        nothing was counted yet.
 
         The draws come in ascending order: neighbours share their way down the tree.
         """
@@ -94,7 +109,8 @@ class Occurrence(ByRows):
         return rows
 
     def draw_among(self, rows: Rows, count: int, rng: np.random.Generator) -> Rows:
-        """The authors' code: draw only among the items touched in this step, with weight 1 + o_j.
+        """The authors' code: draw only among the items touched in this step, with
+        weight 1 + o_j.
 
         An item that occurs twice among `rows` counts once.
         """
@@ -102,16 +118,22 @@ class Occurrence(ByRows):
             return np.empty(0, np.int64)
         touched = np.unique(rows)
         bounds = np.cumsum(self.values(touched) + 1.0)
-        drawn: Rows = touched[np.searchsorted(bounds, rng.random(count) * bounds[-1], side="right")]
+        drawn: Rows = touched[
+            np.searchsorted(bounds, rng.random(count) * bounds[-1], side="right")
+        ]
         return drawn
 
     def values(self, rows: Rows) -> Doubles:
         """o_j of these items, in counts of today."""
         known = rows < self.size
-        return np.where(known, self._leaves[np.where(known, rows, 0)], 0.0) / self._weight
+        return (
+            np.where(known, self._leaves[np.where(known, rows, 0)], 0.0) / self._weight
+        )
 
     def log_pop(self, rows: Rows) -> Floats:
-        """log of the probability with which each item is drawn into the cache; finite also where o_j is 0."""
+        """log of the probability with which each item is drawn into the cache; finite
+        also where o_j is 0.
+        """
         values = np.maximum(self.values(rows), _LEAST)
         return np.log(values / max(self.total(), _LEAST)).astype(np.float32)
 
@@ -120,7 +142,9 @@ class Occurrence(ByRows):
         return float(self._tree[-1] / self._weight)
 
     def forget(self, rows: Rows) -> None:
-        """Retire items. Sums above them are added up anew: what subtraction leaves over would still be drawn."""
+        """Retire items. Sums above them are added up anew: what subtraction leaves over
+        would still be drawn.
+        """
         rows = rows[rows < self.size]
         self._leaves[rows] = 0.0
         _sum_up(self._tree, self._starts, rows)
@@ -155,7 +179,8 @@ class Occurrence(ByRows):
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
-        self._weight, capacity = float(arrays["weight"][0]), capacity_for(self.size, SMALLEST_CAPACITY)
+        self._weight = float(arrays["weight"][0])
+        capacity = capacity_for(self.size, SMALLEST_CAPACITY)
         if capacity != len(self._leaves):
             leaves = np.zeros(capacity)
             leaves[: self.size] = held(self._leaves, np.arange(self.size))
@@ -167,7 +192,8 @@ class Occurrence(ByRows):
             self._tree, self._starts = _tree_of(self._leaves.copy())
 
     def clear(self) -> None:
-        self.size, self._weight = 0, 1.0
+        self.size = 0
+        self._weight = 1.0
         self._tree, self._starts = _tree_of(np.zeros(SMALLEST_CAPACITY))
 
 
@@ -180,18 +206,26 @@ def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
     tree = np.zeros(starts[-1])
     tree[: len(leaves)] = leaves
     for below, start, end in zip(starts, starts[1:], starts[2:], strict=False):
-        tree[start:end] = np.add.reduceat(tree[below:start], np.arange(0, start - below, _FAN))
+        tree[start:end] = np.add.reduceat(
+            tree[below:start], np.arange(0, start - below, _FAN)
+        )
     return tree, starts
 
 
 @compiled
-def _add(tree: Doubles, starts: Rows, rows: Rows, counts: Doubles, weight: float) -> None:
-    """What comes in a row under one node is added up before it is carried on; rows in ascending order are the best."""
-    parent, carried = -1, 0.0
+def _add(
+    tree: Doubles, starts: Rows, rows: Rows, counts: Doubles, weight: float
+) -> None:
+    """What comes in a row under one node is added up before it is carried on; rows in
+    ascending order are the best.
+    """
+    parent = -1
+    carried = 0.0
     for i in range(len(rows)):
         if rows[i] >> _BITS != parent:
             _carry(tree, starts, parent, carried)
-            parent, carried = rows[i] >> _BITS, 0.0
+            parent = rows[i] >> _BITS
+            carried = 0.0
         tree[rows[i]] += weight * counts[i]
         carried += weight * counts[i]
     _carry(tree, starts, parent, carried)
@@ -222,7 +256,9 @@ def _sum_up(tree: Doubles, starts: Rows, rows: Rows) -> None:
 
 @compiled
 def _descend(tree: Doubles, starts: Rows, uniform: Doubles, out: Rows) -> None:
-    """For each uniform number, the leaf at that share of the total; never a leaf of weight zero."""
+    """For each uniform number, the leaf at that share of the total; never a leaf of
+    weight zero.
+    """
     depth = len(starts) - 1
     for i in range(len(uniform)):
         left = uniform[i] * tree[starts[depth] - 1]

@@ -1,4 +1,5 @@
-"""Optimizers of embedding tables. Each applies the gradients of the rows that a step touched.
+"""Optimizers of embedding tables. Each applies the gradients of the rows that a step
+touched.
 
 | name            | state a row | cost a step  | for                                                                |
 |-----------------|-------------|--------------|--------------------------------------------------------------------|
@@ -26,15 +27,23 @@ from streamer.model.device import in_host_memory
 from streamer.model.jit import compiled, making_arrays
 from streamer.model.tables import Table
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+BETA1 = 0.9
+BETA2 = 0.999
+EPSILON = 1e-8
 MAX_NORM = 10.0
-"""Of the gradients of all parameters that are no tables, together; usually it is below 1."""
+"""Of the gradients of all parameters that are no tables, together; usually it is below
+1.
+"""
 
 
 def _bias_corrections(updates: int) -> NDArray[np.float32]:
-    """[updates, 2] what Adam multiplies m and sqrt(v) by after t updates; constant to float32 after the last."""
+    """[updates, 2] what Adam multiplies m and sqrt(v) by after t updates; constant to
+    float32 after the last.
+    """
     t = np.maximum(np.arange(updates, dtype=np.float64), 1)
-    return np.stack([1 / (1 - BETA1**t), 1 / np.sqrt(1 - BETA2**t)], axis=1).astype(np.float32)
+    return np.stack([1 / (1 - BETA1**t), 1 / np.sqrt(1 - BETA2**t)], axis=1).astype(
+        np.float32
+    )
 
 
 _CORRECTIONS = _bias_corrections(1 << 15)
@@ -56,8 +65,9 @@ class RowOptimizer(Protocol):
 class Adam:
     """Adam on touched rows only, each with its own step count.
 
-    A row's moments do not decay while it is not touched, and its bias correction counts its own updates: an item that
-    appears for the first time after a million steps starts like one of the first step.
+    A row's moments do not decay while it is not touched, and its bias correction counts
+    its own updates: an item that appears for the first time after a million steps
+    starts like one of the first step.
     """
 
     slots = 2
@@ -65,7 +75,9 @@ class Adam:
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         if in_host_memory(table.lines):
-            _adam_rows(table.lines.numpy(), rows.numpy(), gradient.numpy(), rate, _CORRECTIONS)
+            _adam_rows(
+                table.lines.numpy(), rows.numpy(), gradient.numpy(), rate, _CORRECTIONS
+            )
         else:
             _adam_gathered(table, rows, gradient, rate)
 
@@ -74,11 +86,16 @@ def _adam_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float) ->
     """On any device: gather the lines, update them, put them back."""
     d = table.dim
     lines = table.lines.index_select(0, rows)  # [T, width]
-    w, m, v, t = lines[:, :d], lines[:, d : 2 * d], lines[:, 2 * d : 3 * d], lines[:, -1:]
+    w = lines[:, :d]
+    m = lines[:, d : 2 * d]
+    v = lines[:, 2 * d : 3 * d]
+    t = lines[:, -1:]
     t.add_(1)
     m.lerp_(gradient, 1 - BETA1)
     v.lerp_(gradient * gradient, 1 - BETA2)
-    unbiased = v / -torch.expm1(t * math.log(BETA2))  # 1 - beta^t, exact also for the first updates
+    unbiased = v / -torch.expm1(
+        t * math.log(BETA2)
+    )  # 1 - beta^t, exact also for the first updates
     step = rate / -torch.expm1(t * math.log(BETA1))
     w.sub_(step * m / (unbiased.sqrt_().add_(EPSILON)))
     table.lines.index_copy_(0, rows, lines)
@@ -93,8 +110,12 @@ def _adam_rows(
     corrections: NDArray[np.float32],
 ) -> None:
     d = gradient.shape[1]
-    b1, b2, one = np.float32(BETA1), np.float32(BETA2), np.float32(1)
-    a1, a2 = np.float32(1 - BETA1), np.float32(1 - BETA2)  # rounded once: 1 - float32(0.999) is off by 1e-5
+    b1 = np.float32(BETA1)
+    b2 = np.float32(BETA2)
+    one = np.float32(1)
+    # rounded once: 1 - float32(0.999) is off by 1e-5
+    a1 = np.float32(1 - BETA1)
+    a2 = np.float32(1 - BETA2)
     eps = np.float32(EPSILON)
     last = lines.shape[1] - 1
     for i in range(len(rows)):
@@ -114,11 +135,13 @@ def _adam_rows(
 
 
 class Adagrad:
-    """Adagrad on touched rows: the rate of a coordinate falls with the squares it has seen.
+    """Adagrad on touched rows: the rate of a coordinate falls with the squares it has
+    seen.
 
-    A new row moves fast, a row that has been seen often moves slowly: what one pass over a stream needs. On an endless
-    stream the rate must not fall to zero, so the squares fade: G = (1 - 1 / memory) G + g^2, and a row that is updated
-    for ever keeps at least rate / sqrt(memory). Without fading it is torch's Adagrad.
+    A new row moves fast, a row that has been seen often moves slowly: what one pass
+    over a stream needs. On an endless stream the rate must not fall to zero, so the
+    squares fade: G = (1 - 1 / memory) G + g^2, and a row that is updated for ever keeps
+    at least rate / sqrt(memory). Without fading it is torch's Adagrad.
 
     Args:
         memory: updates of a row after which a square counts 1 / e; None never forgets.
@@ -132,17 +155,21 @@ class Adagrad:
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         if in_host_memory(table.lines):
-            lines, gradients = table.lines.numpy(), gradient.contiguous().numpy()
+            lines = table.lines.numpy()
+            gradients = gradient.contiguous().numpy()
             _adagrad_rows(lines, rows.numpy(), gradients, rate, self.keep)
         else:
             _adagrad_gathered(table, rows, gradient, rate, self.keep)
 
 
-def _adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float) -> None:
+def _adagrad_gathered(
+    table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float
+) -> None:
     """On any device: gather the lines, update them, put them back."""
     d = table.dim
     lines = table.lines.index_select(0, rows)  # [T, width]
-    w, v = lines[:, :d], lines[:, d : 2 * d]
+    w = lines[:, :d]
+    v = lines[:, d : 2 * d]
     v.mul_(keep).addcmul_(gradient, gradient)
     w.sub_(rate * gradient / (v.sqrt() + EPSILON))
     table.lines.index_copy_(0, rows, lines)
@@ -150,10 +177,16 @@ def _adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float,
 
 @compiled
 def _adagrad_rows(
-    lines: NDArray[np.float32], rows: NDArray[np.int64], gradient: NDArray[np.float32], rate: float, keep: float
+    lines: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    gradient: NDArray[np.float32],
+    rate: float,
+    keep: float,
 ) -> None:
     d = gradient.shape[1]
-    step, kept, eps = np.float32(rate), np.float32(keep), np.float32(EPSILON)
+    step = np.float32(rate)
+    kept = np.float32(keep)
+    eps = np.float32(EPSILON)
     for i in range(len(rows)):
         row = rows[i]
         for k in range(d):
@@ -164,9 +197,11 @@ def _adagrad_rows(
 
 
 class RowAdagrad:
-    """Adagrad with one sum of squares a row, the mean over its coordinates: all of them have the same rate.
+    """Adagrad with one sum of squares a row, the mean over its coordinates: all of them
+    have the same rate.
 
-    What FBGEMM and TorchRec call exact row-wise Adagrad; the squares fade as those of `Adagrad` do.
+    What FBGEMM and TorchRec call exact row-wise Adagrad; the squares fade as those of
+    `Adagrad` do.
     """
 
     slots = 0
@@ -177,13 +212,16 @@ class RowAdagrad:
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         if in_host_memory(table.lines):
-            lines, gradients = table.lines.numpy(), gradient.contiguous().numpy()
+            lines = table.lines.numpy()
+            gradients = gradient.contiguous().numpy()
             _row_adagrad_rows(lines, rows.numpy(), gradients, rate, self.keep)
         else:
             _row_adagrad_gathered(table, rows, gradient, rate, self.keep)
 
 
-def _row_adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float) -> None:
+def _row_adagrad_gathered(
+    table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float
+) -> None:
     """On any device: gather the lines, update them, put them back."""
     lines = table.lines.index_select(0, rows)  # [T, width]
     v = lines[:, -1:]
@@ -194,12 +232,19 @@ def _row_adagrad_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: fl
 
 @compiled
 def _row_adagrad_rows(
-    lines: NDArray[np.float32], rows: NDArray[np.int64], gradient: NDArray[np.float32], rate: float, keep: float
+    lines: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    gradient: NDArray[np.float32],
+    rate: float,
+    keep: float,
 ) -> None:
     d = gradient.shape[1]
-    kept, eps, last = np.float32(keep), np.float32(EPSILON), lines.shape[1] - 1
+    kept = np.float32(keep)
+    eps = np.float32(EPSILON)
+    last = lines.shape[1] - 1
     for i in range(len(rows)):
-        row, squares = rows[i], np.float32(0)
+        row = rows[i]
+        squares = np.float32(0)
         for k in range(d):
             squares += gradient[i, k] * gradient[i, k]
         v = kept * lines[row, last] + squares / np.float32(d)
@@ -220,7 +265,8 @@ class Sgd:
 
 
 class DenseAdam:
-    """torch's Adam with L2 regularisation, on every row at every step, as in the paper's protocol.
+    """torch's Adam with L2 regularisation, on every row at every step, as in the
+    paper's protocol.
 
     All rows share the table's step count.
 
@@ -236,17 +282,23 @@ class DenseAdam:
 
     def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
         table.steps += 1  # counted on the host: never read from the device
-        step, unbias = rate / (1 - BETA1**table.steps), 1 / math.sqrt(1 - BETA2**table.steps)
+        step = rate / (1 - BETA1**table.steps)
+        unbias = 1 / math.sqrt(1 - BETA2**table.steps)
         if in_host_memory(table.lines):
-            lines, gradients = table.lines[: table.size].numpy(), gradient.contiguous().numpy()
+            lines = table.lines[: table.size].numpy()
+            gradients = gradient.contiguous().numpy()
             _dense_adam(lines, rows.numpy(), gradients, step, unbias, self.l2)
         else:
             _dense_adam_whole(table, rows, gradient, step, unbias, self.l2)
 
 
-def _dense_adam_whole(table: Table, rows: Tensor, gradient: Tensor, step: float, unbias: float, l2: float) -> None:
+def _dense_adam_whole(
+    table: Table, rows: Tensor, gradient: Tensor, step: float, unbias: float, l2: float
+) -> None:
     """On any device: one operation after another, each on the whole table."""
-    w, m, v = table.weight, table.slot(0), table.slot(1)
+    w = table.weight
+    m = table.slot(0)
+    v = table.slot(1)
     full = w * l2
     full.index_add_(0, rows, gradient)
     m.lerp_(full, 1 - BETA1)
@@ -263,11 +315,18 @@ def _dense_adam(
     unbias: float,
     l2: float,
 ) -> None:
-    """Line by line: everything that a row needs is read and written once. Rows are distinct."""
+    """Line by line: everything that a row needs is read and written once. Rows are
+    distinct.
+    """
     d = gradient.shape[1]
-    b1, b2 = np.float32(BETA1), np.float32(BETA2)
-    a1, a2 = np.float32(1 - BETA1), np.float32(1 - BETA2)
-    decay, rate, factor, eps = np.float32(l2), np.float32(step), np.float32(unbias), np.float32(EPSILON)
+    b1 = np.float32(BETA1)
+    b2 = np.float32(BETA2)
+    a1 = np.float32(1 - BETA1)
+    a2 = np.float32(1 - BETA2)
+    decay = np.float32(l2)
+    rate = np.float32(step)
+    factor = np.float32(unbias)
+    eps = np.float32(EPSILON)
     place = np.full(len(lines), -1, np.int64)
     for i in range(len(rows)):
         place[rows[i]] = i
@@ -275,7 +334,9 @@ def _dense_adam(
     for row in range(len(lines)):
         i = place[row]
         for k in range(d):
-            full[k] = decay * lines[row, k] + (gradient[i, k] if i >= 0 else np.float32(0))
+            full[k] = decay * lines[row, k] + (
+                gradient[i, k] if i >= 0 else np.float32(0)
+            )
         for k in range(d):
             g = full[k]
             m = b1 * lines[row, d + k] + a1 * g
@@ -288,16 +349,19 @@ def _dense_adam(
 class ParameterAdam:
     """Adam for the few parameters that are no tables; torch's own formula.
 
-    torch.optim would do, but making one of its optimizers loads torch's compiler, which takes seconds.
+    torch.optim would do, but making one of its optimizers loads torch's compiler, which
+    takes seconds.
 
     Args:
         parameters: by name.
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        self.parameters, self.steps = parameters, 0
+        self.parameters = parameters
+        self.steps = 0
         self.moments = {
-            name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach())) for name, p in parameters.items()
+            name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach()))
+            for name, p in parameters.items()
         }
 
     def clear_gradients(self) -> None:
@@ -310,7 +374,8 @@ class ParameterAdam:
         """Update every parameter that has a gradient."""
         self._clip()
         self.steps += 1
-        step, unbias = rate / (1 - BETA1**self.steps), math.sqrt(1 - BETA2**self.steps)
+        step = rate / (1 - BETA1**self.steps)
+        unbias = math.sqrt(1 - BETA2**self.steps)
         for name, parameter in self.parameters.items():
             g = parameter.grad
             if g is None:
@@ -321,7 +386,9 @@ class ParameterAdam:
             parameter.addcdiv_(m, (v.sqrt() / unbias).add_(EPSILON), value=-step)
 
     def _clip(self) -> None:
-        """Scale the gradients down to `MAX_NORM`, to zero if one is not finite. A GPU is not waited for."""
+        """Scale the gradients down to `MAX_NORM`, to zero if one is not finite. A GPU
+        is not waited for.
+        """
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         total = sum_of_squares(gradients)
         if total is not None and total <= MAX_NORM**2:
@@ -333,7 +400,11 @@ class ParameterAdam:
 
     def state(self) -> dict[str, Tensor]:
         """Moments by name, and the number of steps; a view."""
-        found = {f"{name}.{k}": moment for name, pair in self.moments.items() for k, moment in enumerate(pair)}
+        found = {
+            f"{name}.{k}": moment
+            for name, pair in self.moments.items()
+            for k, moment in enumerate(pair)
+        }
         return {**found, "steps": torch.tensor(self.steps)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -345,7 +416,9 @@ class ParameterAdam:
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:
-    """Finite only if every number is, and its square; None for tensors of a GPU, which is not waited for."""
+    """Finite only if every number is, and its square; None for tensors of a GPU, which
+    is not waited for.
+    """
     if not all(in_host_memory(tensor) for tensor in tensors):
         return None
     return math.fsum(_squares(tensor.numpy().reshape(-1)) for tensor in tensors)
@@ -367,7 +440,14 @@ def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:
     """
     if name == "dense-adam":
         return DenseAdam(l2)
-    kinds: dict[str, type[RowOptimizer]] = {"adam": Adam, "adagrad": Adagrad, "row-adagrad": RowAdagrad, "sgd": Sgd}
+    kinds: dict[str, type[RowOptimizer]] = {
+        "adam": Adam,
+        "adagrad": Adagrad,
+        "row-adagrad": RowAdagrad,
+        "sgd": Sgd,
+    }
     if name not in kinds:
-        raise ValueError(f"no optimizer {name!r}; there are {', '.join([*kinds, 'dense-adam'])}")
+        raise ValueError(
+            f"no optimizer {name!r}; there are {', '.join([*kinds, 'dense-adam'])}"
+        )
     return kinds[name]()

@@ -1,7 +1,9 @@
-"""The host's part of a step: which item rows are touched, and which candidates stand in which column.
+"""The host's part of a step: which item rows are touched, and which candidates stand in
+which column.
 
-Equal candidates share one column with a multiplicity c, which enters the weights as + log c. Sums over candidates stay
-exactly the same, the matrices become smaller, and an item has at most one column: what masks need.
+Equal candidates share one column with a multiplicity c, which enters the weights as +
+log c. Sums over candidates stay exactly the same, the matrices become smaller, and an
+item has at most one column: what masks need.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Plan:
     """Everything about a step that does not depend on weights.
 
     Args:
-        items: [T] distinct item rows: those of the batch, then other extra candidates, then other recent items.
+        items: [T] distinct item rows: those of the batch, then other extra candidates,
+            then other recent items.
         in_batch: how many of them are positives of the batch.
         in_pools: how many of them are candidates of any kind.
         positive: [B] place of each event's item in `items`.
@@ -76,8 +79,12 @@ class Plan:
         times += np.bincount(self.extra, minlength=self.in_pools)
         return self._candidates(None, np.minimum(times, 1) if once else times, None)
 
-    def _candidates(self, at: Rows | None, count: NDArray[np.int64], column: Ints | None) -> Candidates:
-        own = self.positive.astype(np.int32) if column is None else column[self.positive]
+    def _candidates(
+        self, at: Rows | None, count: NDArray[np.int64], column: Ints | None
+    ) -> Candidates:
+        own = (
+            self.positive.astype(np.int32) if column is None else column[self.positive]
+        )
         return Candidates(at, count.astype(np.float32), own)
 
 
@@ -85,7 +92,9 @@ class Planner:
     """Makes plans; keeps the scratch memory that makes them cheap."""
 
     def __init__(self) -> None:
-        self._place = np.full(0, -1, np.int32)  # place in the plan of each item row; -1 between plans
+        self._place = np.full(
+            0, -1, np.int32
+        )  # place in the plan of each item row; -1 between plans
 
     def plan(self, batch: Batch, extra: Rows, known_items: int) -> Plan:
         """Lay out a step.
@@ -96,9 +105,22 @@ class Planner:
             known_items: all rows are below this.
         """
         self._place = grown(self._place, known_items, fill=-1)
-        recent = batch.recent if batch.recent is not None else np.empty((len(batch), 0), np.int32)
-        items, in_batch, in_pools, at_items, at_extra, at_recent = _lay_out(batch.items, extra, recent, self._place)
-        return Plan(items, in_batch, in_pools, at_items, at_extra, at_recent if batch.recent is not None else None)
+        recent = (
+            batch.recent
+            if batch.recent is not None
+            else np.empty((len(batch), 0), np.int32)
+        )
+        items, in_batch, in_pools, at_items, at_extra, at_recent = _lay_out(
+            batch.items, extra, recent, self._place
+        )
+        return Plan(
+            items,
+            in_batch,
+            in_pools,
+            at_items,
+            at_extra,
+            at_recent if batch.recent is not None else None,
+        )
 
 
 @inlined
@@ -112,8 +134,12 @@ def _number(item: int, place: Ints, items: Rows, n: int) -> int:
 
 
 @making_arrays
-def _lay_out(positives: Rows, extra: Rows, recent: Recent, place: Ints) -> tuple[Rows, int, int, Rows, Rows, Ints]:
-    """Number the distinct items in order of appearance; `place` is all -1 before and after."""
+def _lay_out(
+    positives: Rows, extra: Rows, recent: Recent, place: Ints
+) -> tuple[Rows, int, int, Rows, Rows, Ints]:
+    """Number the distinct items in order of appearance; `place` is all -1 before and
+    after.
+    """
     B, L = recent.shape
     items = np.empty(len(positives) + len(extra) + B * L, np.int64)
     at_positive = np.empty(len(positives), np.int64)

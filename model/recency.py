@@ -1,9 +1,10 @@
 """When rows were last seen: which of them go first, and how old they are.
 
-Every step has a number, and a row keeps that of the last step that saw it, in 32 bits. Rows stand in a doubly linked
-list in the order in which they were last seen, those of one step in the order of their numbers: to see a row, and to
-find those that were not seen for longest, costs the same however many there are. The links are not saved: the numbers
-determine them.
+Every step has a number, and a row keeps that of the last step that saw it, in 32 bits.
+Rows stand in a doubly linked list in the order in which they were last seen, those of
+one step in the order of their numbers: to see a row, and to find those that were not
+seen for longest, costs the same however many there are. The links are not saved: the
+numbers determine them.
 """
 
 from __future__ import annotations
@@ -20,25 +21,30 @@ from streamer.model.jit import compiled
 
 MOST_MARKS = 1024
 _NONE = -1
-_OLDER, _NEWER = 0, 1
+_OLDER = 0
+_NEWER = 1
 
 
 class StepClock:
-    """Numbers steps, and knows the event time of each: of the latest exactly, of older ones to 1% of the whole.
+    """Numbers steps, and knows the event time of each: of the latest exactly, of older
+    ones to 1% of the whole.
 
-    The event time is the median of a step's events, and never goes back: a few events with absurd times change
-    nothing.
+    The event time is the median of a step's events, and never goes back: a few events
+    with absurd times change nothing.
     """
 
     def __init__(self) -> None:
-        self.step, self.now_s = 0, 0
+        self.step = 0
+        self.now_s = 0
         self._steps: list[int] = []
         self._times_s: list[int] = []
 
     def tick(self, times_s: Rows) -> int:
         """A step begins, with events of these times; returns its number, from 1."""
         self.step += 1
-        self.now_s = max(self.now_s, int(np.median(times_s))) if len(times_s) else self.now_s
+        self.now_s = (
+            max(self.now_s, int(np.median(times_s))) if len(times_s) else self.now_s
+        )
         if not self._steps or self.now_s > self._times_s[-1]:
             self._steps.append(self.step)
             self._times_s.append(self.now_s)
@@ -49,10 +55,13 @@ class StepClock:
     def _thin_out(self) -> None:
         """Leave half as many marks, evenly in time, and the latest."""
         times_s = np.array(self._times_s)
-        slots = (times_s - times_s[0]) * (MOST_MARKS // 2 - 1) // (times_s[-1] - times_s[0])
+        slots = (
+            (times_s - times_s[0]) * (MOST_MARKS // 2 - 1) // (times_s[-1] - times_s[0])
+        )
         kept = np.concatenate([[True], np.diff(slots) > 0])
         kept[-1] = True
-        self._times_s, self._steps = times_s[kept].tolist(), np.array(self._steps)[kept].tolist()
+        self._times_s = times_s[kept].tolist()
+        self._steps = np.array(self._steps)[kept].tolist()
 
     def time_of(self, step: int) -> int:
         """The event time of a step."""
@@ -93,7 +102,9 @@ class Recency(ByRows):
     def clear(self) -> None:
         self.size = 0
         self._last_step = np.zeros(0, np.int32)  # 0: not in the list
-        self._links = np.full((0, 2), _NONE, np.int32)  # the row seen just before, and just after
+        self._links = np.full(
+            (0, 2), _NONE, np.int32
+        )  # the row seen just before, and just after
         self._ends = np.full(2, _NONE)  # the newest row, and the oldest
         self._linked = True
 
@@ -113,7 +124,9 @@ class Recency(ByRows):
 
     @property
     def step_of_oldest(self) -> int | None:
-        """The step that last saw the row that was not seen for longest; None if there is no row."""
+        """The step that last saw the row that was not seen for longest; None if there
+        is no row.
+        """
         self._link()
         row = int(self._ends[_NEWER])
         return None if row == _NONE else int(self._last_step[row])
@@ -128,7 +141,8 @@ class Recency(ByRows):
         _forget(self._last_step, self._links, self._ends, rows[rows < self.size])
 
     def _grow(self, size: int) -> None:
-        self._last_step, self._links = grown(self._last_step, size), grown(self._links, size, _NONE)
+        self._last_step = grown(self._last_step, size)
+        self._links = grown(self._links, size, _NONE)
         self.size = max(self.size, size)
 
     def _link(self) -> None:
@@ -138,8 +152,10 @@ class Recency(ByRows):
         last = self._last_step[: self.size]
         rows = np.argsort(last, kind="stable")
         rows = rows[last[rows] > 0]
-        self._links[:], self._ends[:] = _NONE, _NONE
-        self._links[rows[1:], _OLDER], self._links[rows[:-1], _NEWER] = rows[:-1], rows[1:]
+        self._links[:] = _NONE
+        self._ends[:] = _NONE
+        self._links[rows[1:], _OLDER] = rows[:-1]
+        self._links[rows[:-1], _NEWER] = rows[1:]
         if len(rows):
             self._ends[:] = rows[-1], rows[0]
         self._linked = True
@@ -162,22 +178,31 @@ class Recency(ByRows):
 
 
 @compiled
-def _see(last_step: NDArray[np.int32], links: NDArray[np.int32], ends: Rows, rows: Rows, step: int) -> None:
+def _see(
+    last_step: NDArray[np.int32],
+    links: NDArray[np.int32],
+    ends: Rows,
+    rows: Rows,
+    step: int,
+) -> None:
     for row in rows:
         if last_step[row] > 0:
             _unlink(links, ends, row)
         newest = ends[0]
-        links[row, _OLDER], links[row, _NEWER] = newest, _NONE
+        links[row, _OLDER] = newest
+        links[row, _NEWER] = _NONE
         if newest >= 0:
             links[newest, _NEWER] = row
         else:
             ends[1] = row
-        ends[0], last_step[row] = row, step
+        ends[0] = row
+        last_step[row] = step
 
 
 @compiled
 def _unlink(links: NDArray[np.int32], ends: Rows, row: int) -> None:
-    older, newer = links[row, _OLDER], links[row, _NEWER]
+    older = links[row, _OLDER]
+    newer = links[row, _NEWER]
     if newer >= 0:
         links[newer, _OLDER] = older
     else:
@@ -189,7 +214,9 @@ def _unlink(links: NDArray[np.int32], ends: Rows, row: int) -> None:
 
 
 @compiled
-def _forget(last_step: NDArray[np.int32], links: NDArray[np.int32], ends: Rows, rows: Rows) -> None:
+def _forget(
+    last_step: NDArray[np.int32], links: NDArray[np.int32], ends: Rows, rows: Rows
+) -> None:
     for row in rows:
         if last_step[row] > 0:
             _unlink(links, ends, row)
@@ -198,7 +225,8 @@ def _forget(last_step: NDArray[np.int32], links: NDArray[np.int32], ends: Rows, 
 
 @compiled
 def _oldest(links: NDArray[np.int32], ends: Rows, found: Rows) -> int:
-    row, count = ends[1], 0
+    row = ends[1]
+    count = 0
     while row >= 0 and count < len(found):
         found[count] = row
         row = links[row, _NEWER]

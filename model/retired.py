@@ -1,9 +1,10 @@
 """Items that were retired, and whose rows something may still refer to.
 
-Other items' neighbours, users' recent items and what users had hold rows of items. To take a retired item out of all of
-them at once would mean to look at everything. Instead a retired item is passed over wherever it is met, and lists are
-swept bit by bit: each retired item pays for a few of them. Its row is used again when a sweep that began after it was
-retired has come to its end.
+Other items' neighbours, users' recent items and what users had hold rows of items. To
+take a retired item out of all of them at once would mean to look at everything. Instead
+a retired item is passed over wherever it is met, and lists are swept bit by bit: each
+retired item pays for a few of them. Its row is used again when a sweep that began after
+it was retired has come to its end.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from streamer.model.jit import inlined, making_arrays
 
 Flags = NDArray[np.uint8]
 
-BEFORE, SINCE = 1, 2
+BEFORE = 1
+SINCE = 2
 """Retired before the sweep that is under way began, or since."""
 PACE = 32
-"""Each retired item pays for the lists of this many items, and for as large a share of the users' lists."""
+"""Each retired item pays for the lists of this many items, and for as large a share of
+the users' lists.
+"""
 _NONE = np.empty(0, np.uint8)
 
 
@@ -58,10 +62,15 @@ class RetiredItems(ByRows):
         self.count += len(rows)
 
     def share(self, retired: int, items: int, users: int) -> tuple[Rows, Rows]:
-        """The lists of items and of users to be swept, when this many further items were retired."""
+        """The lists of items and of users to be swept, when this many further items
+        were retired.
+        """
         self.swept += retired
         done = min(self.swept * self.pace / max(items, 1), 1.0)
-        before, self.at = self.at, np.maximum(self.at, np.ceil(np.multiply(done, (items, users))).astype(np.int64))
+        before = self.at
+        self.at = np.maximum(
+            self.at, np.ceil(np.multiply(done, (items, users))).astype(np.int64)
+        )
         return np.arange(before[0], self.at[0]), np.arange(before[1], self.at[1])
 
     def is_swept(self, items: int) -> bool:
@@ -76,14 +85,16 @@ class RetiredItems(ByRows):
         """The rows that are not referenced may be used again; the next sweep begins."""
         self._flags >>= 1
         self.count = int(np.count_nonzero(self._flags))
-        self.swept, self.at = 0, np.zeros(2, np.int64)
+        self.swept = 0
+        self.at = np.zeros(2, np.int64)
 
     def rows(self) -> Rows:
         """Rows that are retired, ascending."""
         return np.flatnonzero(self._flags)
 
     def _grow(self, size: int) -> None:
-        self._flags, self.size = grown(self._flags, size), max(self.size, size)
+        self._flags = grown(self._flags, size)
+        self.size = max(self.size, size)
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +105,9 @@ class RetiredItems(ByRows):
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)
-        self.count += int(np.count_nonzero(arrays["flags"])) - int(np.count_nonzero(self._flags[rows]))
+        self.count += int(np.count_nonzero(arrays["flags"])) - int(
+            np.count_nonzero(self._flags[rows])
+        )
         self._flags[rows] = arrays["flags"]
 
     def dense(self) -> Arrays:
@@ -103,7 +116,8 @@ class RetiredItems(ByRows):
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
         self._grow(self.size)
-        self.swept, self.at = int(arrays["sweep"][0]), arrays["sweep"][1:].copy()
+        self.swept = int(arrays["sweep"][0])
+        self.at = arrays["sweep"][1:].copy()
 
 
 @inlined
@@ -114,10 +128,15 @@ def is_retired(flags: Flags, item: int) -> bool:
 
 @making_arrays
 def rows_with_retired(
-    flags: Flags, rows: Rows, start: NDArray[np.int32], length: NDArray[Any], items: NDArray[np.int32]
+    flags: Flags,
+    rows: Rows,
+    start: NDArray[np.int32],
+    length: NDArray[Any],
+    items: NDArray[np.int32],
 ) -> Rows:
     """Those of some rows whose lists hold a retired item."""
-    found, count = np.empty(len(rows), np.int64), 0
+    found = np.empty(len(rows), np.int64)
+    count = 0
     for row in rows:
         for m in range(start[row], start[row] + length[row]):
             if is_retired(flags, items[m]):

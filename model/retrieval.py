@@ -1,4 +1,6 @@
-"""Retrieval by the towers alone: scores against all known items in blocks, so that no users x items matrix is held."""
+"""Retrieval by the towers alone: scores against all known items in blocks, so that no
+users x items matrix is held.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,16 @@ BLOCK_CELLS = 1 << 22
 CHUNK_ITEMS = 1 << 12
 SIMILARITIES = 3
 LARGEST_PRODUCT = np.float32(50)
-"""An inner product beyond this is cut to it, and one that is not a number is zero: neither ruins a ranker."""
+"""An inner product beyond this is cut to it, and one that is not a number is zero:
+neither ruins a ranker.
+"""
 COSINE = np.float32(4)
 """What a cosine of 1 is as a feature: the size of an inner product of trained vectors."""
-RUN, MOST_INSERTED = 64, 256
-"""Of this many scores in a row the best is looked at first; up to this many are kept in order by insertion."""
+RUN = 64
+MOST_INSERTED = 256
+"""Of this many scores in a row the best is looked at first; up to this many are kept in
+order by insertion.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,9 @@ class Excluded(NamedTuple):
         sizes = self.first[users + 1] - self.first[users]
         rows = np.repeat(np.arange(len(users)), sizes)
         before = np.cumsum(sizes) - sizes
-        return rows, self.items[np.arange(len(rows)) - before[rows] + self.first[users][rows]]
+        return rows, self.items[
+            np.arange(len(rows)) - before[rows] + self.first[users][rows]
+        ]
 
 
 class Retriever:
@@ -79,14 +88,19 @@ class Retriever:
         unused: returns the rows that have no item.
     """
 
-    def __init__(self, trainer: Trainer, unused: Callable[[], Rows] | None = None) -> None:
-        self.trainer, self._unused = trainer, unused
+    def __init__(
+        self, trainer: Trainer, unused: Callable[[], Rows] | None = None
+    ) -> None:
+        self.trainer = trainer
+        self._unused = unused
         self._scratch: Tensor | None = None
         self._vectors: Tensor | None = None
 
     @torch.no_grad()
     def items(self, size: int | None = None) -> Items:
-        """The vectors of all known items, or of the first `size`; the memory is used again by the next call."""
+        """The vectors of all known items, or of the first `size`; the memory is used
+        again by the next call.
+        """
         size = self.trainer.model.item.size if size is None else size
         if self._vectors is None or len(self._vectors) < size:
             shape = (capacity_for(size, 0), self.trainer.settings.item_tower.out_dim)
@@ -108,38 +122,66 @@ class Retriever:
         """Vectors of users [B, d], to be multiplied with those of `items`.
 
         Args:
-            users: [B] user rows; one that the tables do not have yet is served by its recent items alone.
+            users: [B] user rows; one that the tables do not have yet is served by its
+                recent items alone.
             recent: [B, L] recent items of each.
         """
-        model, touched = self.trainer.model, TouchedRows(self.trainer.device)
+        model = self.trainer.model
+        touched = TouchedRows(self.trainer.device)
         model.user.grow(int(users.max(initial=-1)) + 1)
         distinct, place = np.unique(users, return_inverse=True)
         if recent is None or model.recency is None:
-            return model.queries(touched, distinct, self._to_device(place), torch.empty(0), None)
-        used, at = np.unique(recent[:, : model.settings.recent_items], return_inverse=True)
+            return model.queries(
+                touched, distinct, self._to_device(place), torch.empty(0), None
+            )
+        used, at = np.unique(
+            recent[:, : model.settings.recent_items], return_inverse=True
+        )
         offset = int(len(used) > 0 and used[0] == -1)
         vectors = self._item_vectors(used[offset:].astype(np.int64))
         at = (at.reshape(len(users), -1) - offset).astype(np.int32)
-        return model.queries(touched, distinct, self._to_device(place), vectors, self._to_device(at))
+        return model.queries(
+            touched, distinct, self._to_device(place), vectors, self._to_device(at)
+        )
 
     @torch.no_grad()
-    def nearest_among(self, items: Rows, users: Rows, recent: Recent | None, count: int) -> Rows:
-        """[B, min(count, N)] those of some items that are nearest to each user, nearest first."""
+    def nearest_among(
+        self, items: Rows, users: Rows, recent: Recent | None, count: int
+    ) -> Rows:
+        """[B, min(count, N)] those of some items that are nearest to each user, nearest
+        first.
+        """
         scores = torch.mm(self.queries(users, recent), self._item_vectors(items).T)
-        best: Rows = items[scores.topk(min(count, len(items)), dim=1).indices.cpu().numpy()]
+        best: Rows = items[
+            scores.topk(min(count, len(items)), dim=1).indices.cpu().numpy()
+        ]
         return best
 
     @torch.no_grad()
-    def similarities(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
-        """[c, 3] of each user and the items from `first[k]` to `first[k + 1]`: see `compare`."""
+    def similarities(
+        self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]
+    ) -> Floats:
+        """[c, 3] of each user and the items from `first[k]` to `first[k + 1]`: see
+        `compare`.
+        """
         queries = self.queries(users, recent).cpu().numpy()
         recent = np.empty((len(users), 0), np.int32) if recent is None else recent
-        rows, at = np.unique(np.concatenate([items, recent.reshape(-1)]), return_inverse=True)
+        rows, at = np.unique(
+            np.concatenate([items, recent.reshape(-1)]), return_inverse=True
+        )
         none = int(len(rows) > 0 and rows[0] == -1)
         vectors = self._item_vectors(rows[none:].astype(np.int64)).cpu().numpy()
         found = np.empty((len(items), SIMILARITIES), np.float32)
         of_items, of_recent = np.split(at - none, [len(items)])
-        compare(queries, vectors, lengths_of(vectors), of_recent.reshape(recent.shape), first, of_items, found)
+        compare(
+            queries,
+            vectors,
+            lengths_of(vectors),
+            of_recent.reshape(recent.shape),
+            first,
+            of_items,
+            found,
+        )
         return found
 
     @torch.no_grad()
@@ -151,7 +193,8 @@ class Retriever:
         recent: Recent | None = None,
         excluded: list[Rows] | None = None,
     ) -> NDArray[np.int64]:
-        """The rank of each user's target among all known items, from 1; ties count against it.
+        """The rank of each user's target among all known items, from 1; ties count
+        against it.
 
         Args:
             items: from `items()`.
@@ -161,7 +204,9 @@ class Retriever:
             excluded: items left out of each user's ranking (not the target).
         """
         left_out = None if excluded is None else Excluded.of(excluded)
-        return self.ranks_with_and_without(items, users, targets, recent, left_out)[excluded is not None]
+        return self.ranks_with_and_without(items, users, targets, recent, left_out)[
+            excluded is not None
+        ]
 
     @torch.no_grad()
     def ranks_with_and_without(
@@ -172,9 +217,11 @@ class Retriever:
         recent: Recent | None = None,
         left_out: Excluded | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ranks among all known items, and among them without some, from the same scores.
+        """The ranks among all known items, and among them without some, from the same
+        scores.
 
-        The second is the first less the items left out that stand before the target: nothing is scored twice.
+        The second is the first less the items left out that stand before the target:
+        nothing is scored twice.
 
         Args:
             items: see `ranks`; so are `users`, `targets` and `recent`.
@@ -183,7 +230,9 @@ class Retriever:
         with_all = np.full(len(users), len(items) + 1, np.int64)
         without = with_all.copy()
         known = np.flatnonzero(targets < len(items))
-        for part, scores in self._blocks(items, users[known], recent[known] if recent is not None else None):
+        for part, scores in self._blocks(
+            items, users[known], recent[known] if recent is not None else None
+        ):
             rows = known[part]
             own = scores.gather(1, _at(targets[rows], scores).unsqueeze(1))  # [R, 1]
             found = _not_below(scores, own)
@@ -195,32 +244,51 @@ class Retriever:
 
     @torch.no_grad()
     def top(
-        self, items: Items, users: Rows, count: int, recent: Recent | None = None, excluded: list[Rows] | None = None
+        self,
+        items: Items,
+        users: Rows,
+        count: int,
+        recent: Recent | None = None,
+        excluded: list[Rows] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The best items of each user and their scores, [B, min(count, N)]; what is excluded has the score -inf."""
+        """The best items of each user and their scores, [B, min(count, N)]; what is
+        excluded has the score -inf.
+        """
         count = min(count, len(items))
-        rows, values = np.empty((len(users), count), np.int64), np.empty((len(users), count), np.float32)
+        rows = np.empty((len(users), count), np.int64)
+        values = np.empty((len(users), count), np.float32)
         left_out = None if excluded is None else Excluded.of(excluded)
         for part, scores in self._blocks(items, users, recent):
             if left_out is not None:
-                scores.view(-1)[_cells(scores, *left_out.of_users(np.arange(len(users))[part]))] = -torch.inf
-            if scores.device.type == "cpu" and count <= min(len(items) // RUN, MOST_INSERTED):
+                scores.view(-1)[
+                    _cells(scores, *left_out.of_users(np.arange(len(users))[part]))
+                ] = -torch.inf
+            if scores.device.type == "cpu" and count <= min(
+                len(items) // RUN, MOST_INSERTED
+            ):
                 _top(scores.numpy(), rows[part], values[part])
                 continue
             best = scores.topk(count, dim=1)
-            rows[part], values[part] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+            rows[part] = best.indices.cpu().numpy()
+            values[part] = best.values.cpu().numpy()
         return rows, values
 
-    def _blocks(self, items: Items, users: Rows, recent: Recent | None) -> Iterator[tuple[slice, Tensor]]:
+    def _blocks(
+        self, items: Items, users: Rows, recent: Recent | None
+    ) -> Iterator[tuple[slice, Tensor]]:
         """Scores of some users at a time, [R, N]; a block is overwritten by the next."""
         if not len(users):
             return
         queries = self.queries(users, recent)
         size = max(1, BLOCK_CELLS // max(len(items), 1))
-        block = self._memory(queries, min(size, len(users)) * len(items)).view(-1, len(items))
+        block = self._memory(queries, min(size, len(users)) * len(items)).view(
+            -1, len(items)
+        )
         for start in range(0, len(users), size):
             part = slice(start, min(start + size, len(users)))
-            scores = torch.mm(queries[part], items.vectors.T, out=block[: part.stop - start])
+            scores = torch.mm(
+                queries[part], items.vectors.T, out=block[: part.stop - start]
+            )
             if len(items.unused):
                 scores[:, _at(items.unused, scores)] = -torch.inf
             yield part, scores
@@ -251,7 +319,9 @@ def _not_below(scores: Tensor, own: Tensor) -> NDArray[np.int64]:
     return found
 
 
-def _not_below_among(scores: Tensor, own: Tensor, left_out: Excluded, users: Rows) -> NDArray[np.int64]:
+def _not_below_among(
+    scores: Tensor, own: Tensor, left_out: Excluded, users: Rows
+) -> NDArray[np.int64]:
     """[R] the same of what is left out."""
     if scores.device.type != "cpu":
         cells = _cells(scores, *left_out.of_users(users))
@@ -259,13 +329,17 @@ def _not_below_among(scores: Tensor, own: Tensor, left_out: Excluded, users: Row
         before = scores.view(-1)[cells] >= own.view(-1)[rows]
         return torch.bincount(rows[before], minlength=len(scores)).cpu().numpy()
     found = np.empty(len(scores), np.int64)
-    _count_not_below_among(scores.numpy(), own.numpy()[:, 0], left_out.first, left_out.items, users, found)
+    _count_not_below_among(
+        scores.numpy(), own.numpy()[:, 0], left_out.first, left_out.items, users, found
+    )
     return found
 
 
 @making_arrays
 def _top(scores: Floats, rows: Rows, values: Floats) -> None:
-    """As `topk`: the n-th best of the runs' best scores is a bound that at least n scores reach, and few others."""
+    """As `topk`: the n-th best of the runs' best scores is a bound that at least n
+    scores reach, and few others.
+    """
     most = rows.shape[1]
     best = np.empty(-(-scores.shape[1] // RUN), np.float32)
     for b in range(len(scores)):
@@ -285,9 +359,11 @@ def _top(scores: Floats, rows: Rows, values: Floats) -> None:
                 found = min(found + 1, most)
                 at = found - 1
                 while at > 0 and score > values[b, at - 1]:
-                    rows[b, at], values[b, at] = rows[b, at - 1], values[b, at - 1]
+                    rows[b, at] = rows[b, at - 1]
+                    values[b, at] = values[b, at - 1]
                     at -= 1
-                rows[b, at], values[b, at] = item, score
+                rows[b, at] = item
+                values[b, at] = score
 
 
 @compiled
@@ -301,7 +377,12 @@ def _count_not_below(scores: Floats, own: Floats, found: NDArray[np.int64]) -> N
 
 @compiled
 def _count_not_below_among(
-    scores: Floats, own: Floats, first: Rows, items: NDArray[Any], users: Rows, found: NDArray[np.int64]
+    scores: Floats,
+    own: Floats,
+    first: Rows,
+    items: NDArray[Any],
+    users: Rows,
+    found: NDArray[np.int64],
 ) -> None:
     known = scores.shape[1]
     for row in range(len(scores)):
@@ -331,12 +412,15 @@ def compare(
     at: NDArray[np.integer[Any]],
     found: Floats,
 ) -> None:
-    """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner product, cosine, and largest cosine
-    with a vector of the user's recent items, `recent[q]` (-1 after the last); 0 without any."""
+    """Write of each query q and each vector at `at[first[q]:first[q + 1]]`: inner
+    product, cosine, and largest cosine with a vector of the user's recent items,
+    `recent[q]` (-1 after the last); 0 without any."""
     for q in range(len(queries)):
         length = _length(queries[q])
         for c in range(first[q], first[q + 1]):
-            vector, product, most = vectors[at[c]], _dot(queries[q], vectors[at[c]]), np.float32(0)
+            vector = vectors[at[c]]
+            product = _dot(queries[q], vectors[at[c]])
+            most = np.float32(0)
             for r in recent[q]:
                 if r < 0:
                     break

@@ -1,7 +1,8 @@
-"""What a setting is: a field of a dataclass that carries its default, range, unit and help.
+"""What a setting is: a field of a dataclass that carries its default, range, unit and
+help.
 
-Options of the command line, files, environment variables, `compare --set` and the Python API all read them there, so
-that a default exists once:
+Options of the command line, files, environment variables, `compare --set` and the
+Python API all read them there, so that a default exists once:
 
     class ModelSettings(Settings):
         dim: int = setting(64, "Size of the embeddings.", at_least=1)
@@ -19,7 +20,16 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 
@@ -63,17 +73,25 @@ def setting(
         at_most: largest value.
         unit: what the number counts, for help and documentation.
         if_none: what None stands for.
-        option: its name outside of Python, if that is not the field's without `_s` (seconds) or a plural's `s`.
+        option: its name outside of Python, if that is not the field's without `_s`
+            (seconds) or a plural's `s`.
         also: a second name on the command line.
         metavar: what help shows in place of a value.
         fixed: whether a checkpoint cannot be continued with another value.
     """
-    return _field(default, _About(help, at_least, above, at_most, unit, if_none, option, also, metavar, fixed))
+    return _field(
+        default,
+        _About(
+            help, at_least, above, at_most, unit, if_none, option, also, metavar, fixed
+        ),
+    )
 
 
 def _field(default: Any, about: _About) -> Any:
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata={"about": about})
+        return dataclasses.field(
+            default_factory=lambda: dict(default), metadata={"about": about}
+        )
     return dataclasses.field(default=default, metadata={"about": about})
 
 
@@ -94,33 +112,55 @@ class Setting:
 
     def __init__(self, field: dataclasses.Field[Any], type_: Any, heading: str) -> None:
         about: _About = field.metadata["about"]
-        self.name, self.type, self.heading, self.about = field.name, type_, heading, about
-        self.default: Any = field.default_factory() if callable(field.default_factory) else field.default
-        inner = [a for a in get_args(type_) if a is not types.NoneType] if _is_union(type_) else [type_]
+        self.name = field.name
+        self.type = type_
+        self.heading = heading
+        self.about = about
+        self.default: Any = (
+            field.default_factory()
+            if callable(field.default_factory)
+            else field.default
+        )
+        inner = (
+            [a for a in get_args(type_) if a is not types.NoneType]
+            if _is_union(type_)
+            else [type_]
+        )
         self.base = inner[0]
         """The type without `| None`."""
-        self.choices: tuple[str, ...] = get_args(self.base) if get_origin(self.base) is Literal else ()
+        self.choices: tuple[str, ...] = (
+            get_args(self.base) if get_origin(self.base) is Literal else ()
+        )
         self.is_list = get_origin(self.base) is tuple
         self.is_mapping = get_origin(self.base) is Mapping
-        self.option = about.option or _option_name(field.name, plural=self.is_list and self._element() is str)
+        self.option = about.option or _option_name(
+            field.name, plural=self.is_list and self._element() is str
+        )
 
     def _element(self) -> Any:
         return get_args(self.base)[0] if self.is_list else self.base
 
     def parse(self, value: Any) -> Any:
-        """A value of the setting's type from text, a file or Python; text may hold several, separated by commas.
+        """A value of the setting's type from text, a file or Python; text may hold
+        several, separated by commas.
 
         Raises:
             ValueError: it is not such a value; the message says what is wanted.
         """
-        if isinstance(value, str) and value.lower() == "none" and self.type is not self.base:
+        if (
+            isinstance(value, str)
+            and value.lower() == "none"
+            and self.type is not self.base
+        ):
             return None
         if self.is_mapping and not isinstance(value, Mapping):
             value = parse_pairs([value] if isinstance(value, str) else value)
         if self.is_list and isinstance(value, str):
             value = [part.strip() for part in value.split(",")] if value.strip() else []
         try:
-            found = msgspec.convert(value, self.type, strict=False, dec_hook=lambda kind, given: kind(given))
+            found = msgspec.convert(
+                value, self.type, strict=False, dec_hook=lambda kind, given: kind(given)
+            )
         except (msgspec.ValidationError, TypeError) as error:
             raise ValueError(self.wanted()) from error
         if problem := self.problem(found):
@@ -139,10 +179,13 @@ class Setting:
         return "" if all(self._fits(v) for v in values) else self.wanted()
 
     def _fits(self, value: Any) -> bool:
-        kind, about = self._element(), self.about
+        kind = self._element()
+        about = self.about
         if kind not in (int, float):
             return not (kind is str and not isinstance(value, str))
-        if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        if isinstance(value, bool) or not isinstance(
+            value, int if kind is int else int | float
+        ):
             return False
         return (
             math.isfinite(value)
@@ -152,20 +195,42 @@ class Setting:
         )
 
     def wanted(self) -> str:
-        """What a value must be, as the end of a message: `it must be a whole number of at least 1`."""
+        """What a value must be, as the end of a message: `it must be a whole number of
+        at least 1`.
+        """
         if self.choices:
             return f"choose {', '.join(self.choices[:-1])} or {self.choices[-1]}"
         if self.is_mapping:
             return "write NAME=VALUE"
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+        kinds = {
+            int: "a whole number",
+            float: "a number",
+            bool: "true or false",
+            str: "text",
+            Path: "a path",
+        }
         several = "each must be" if self.is_list else "it must be"
-        return " ".join(part for part in (several, kinds.get(self._element(), "another value"), self.range()) if part)
+        return " ".join(
+            part
+            for part in (
+                several,
+                kinds.get(self._element(), "another value"),
+                self.range(),
+            )
+            if part
+        )
 
     def range(self) -> str:
         """Its range in words; empty if there is none."""
         about = self.about
-        bounds = {"of at least": about.at_least, "above": about.above, "at most": about.at_most}
-        return ", ".join(f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None)
+        bounds = {
+            "of at least": about.at_least,
+            "above": about.above,
+            "at most": about.at_most,
+        }
+        return ", ".join(
+            f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None
+        )
 
     def default_text(self) -> str:
         """Its default as a person writes it; empty if it is nothing."""
@@ -179,30 +244,50 @@ class Setting:
 
 
 class Settings:
-    """Base of all settings: a frozen dataclass whose fields are made by `setting`, all given by name."""
+    """Base of all settings: a frozen dataclass whose fields are made by `setting`, all
+    given by name.
+    """
 
     heading: ClassVar[str] = "Options"
 
     @classmethod
     @functools.cache
     def all(cls) -> dict[str, Setting]:
-        """Every setting by its name in Python, in the order of the classes and their fields."""
+        """Every setting by its name in Python, in the order of the classes and their
+        fields.
+        """
         hints = typing.get_type_hints(cls)
         headings: dict[str, str] = {}
-        for owner in reversed(cls.__mro__):  # the first class that has a field gives its heading
-            headings |= {n: getattr(owner, "heading", "") for n in inspect.get_annotations(owner) if n not in headings}
-        return {f.name: Setting(f, hints[f.name], headings[f.name]) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for owner in reversed(
+            cls.__mro__
+        ):  # the first class that has a field gives its heading
+            headings |= {
+                n: getattr(owner, "heading", "")
+                for n in inspect.get_annotations(owner)
+                if n not in headings
+            }
+        return {
+            f.name: Setting(f, hints[f.name], headings[f.name])
+            for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        }
 
     @classmethod
     def named(cls, name: str) -> Setting | None:
         """The setting of a name in Python or outside of it; None if there is none."""
         names = (name, name.replace("_", "-"))
-        return next((s for s in cls.all().values() if s.name in names or s.option in names), None)
+        return next(
+            (s for s in cls.all().values() if s.name in names or s.option in names),
+            None,
+        )
 
     def problems(self) -> list[str]:
         """What is wrong with these settings, a sentence each; empty if nothing is."""
         values = [(s, getattr(self, s.name)) for s in self.all().values()]
-        return [f"{s.option} is {value!r}: {problem}" for s, value in values if (problem := s.problem(value))]
+        return [
+            f"{s.option} is {value!r}: {problem}"
+            for s, value in values
+            if (problem := s.problem(value))
+        ]
 
     def only(self, kind: type[T]) -> T:
         """Those of these settings that a base class has."""
@@ -210,12 +295,18 @@ class Settings:
 
     def fixed(self) -> dict[str, Any]:
         """What may not change between a checkpoint and the run that continues it."""
-        found = {name: getattr(self, name) for name, s in self.all().items() if s.about.fixed}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        found = {
+            name: getattr(self, name) for name, s in self.all().items() if s.about.fixed
+        }
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in found.items()
+        }
 
 
 def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
-    """Settings from text or other plain values, by their names in Python or outside of it.
+    """Settings from text or other plain values, by their names in Python or outside of
+    it.
 
     Args:
         kind: which settings.
@@ -225,11 +316,14 @@ def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
     Raises:
         ValueError: with a list of every problem as its argument.
     """
-    values, problems = dict(fixed), []
+    values = dict(fixed)
+    problems = []
     for name, value in given.items():
         setting_ = kind.named(name)
         if setting_ is None:
-            problems.append(f"there is no setting {name!r}: choose among {', '.join(kind.all())}")
+            problems.append(
+                f"there is no setting {name!r}: choose among {', '.join(kind.all())}"
+            )
             continue
         try:
             values[setting_.name] = setting_.parse(value)
@@ -266,8 +360,21 @@ def parse_pairs(pairs: Any) -> dict[str, str]:
 
 
 def setting_rows(kind: type[Settings]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """For documentation: heading, option, name in Python, default, range and help of each setting."""
+    """For documentation: heading, option, name in Python, default, range and help of
+    each setting.
+    """
     for s in kind.all().values():
-        allowed = ", ".join(part for part in (*s.choices, s.range().removeprefix("of "), s.about.unit) if part)
+        allowed = ", ".join(
+            part
+            for part in (*s.choices, s.range().removeprefix("of "), s.about.unit)
+            if part
+        )
         default = s.default_text() or ("no" if s.base is bool else "")
-        yield s.heading, s.option, s.name, default, allowed, s.about.help + (" *Fixed.*" if s.about.fixed else "")
+        yield (
+            s.heading,
+            s.option,
+            s.name,
+            default,
+            allowed,
+            s.about.help + (" *Fixed.*" if s.about.fixed else ""),
+        )

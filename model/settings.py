@@ -1,4 +1,6 @@
-"""Settings of the model, its method and its learning; nothing here imports torch, so that `--help` is quick."""
+"""Settings of the model, its method and its learning; nothing here imports torch, so
+that `--help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ class TowerShape:
     Args:
         dim: size of each embedding.
         ids: whether rows have an id embedding.
-        categorical: names of categorical features, each with an embedding table of its own.
+        categorical: names of categorical features, each with an embedding table of its
+            own.
         numeric: names of numeric features.
-        layers: units of the fully connected layers, ReLU between them. Without layers the embeddings are added up;
-            with layers they are concatenated.
+        layers: units of the fully connected layers, ReLU between them. Without layers
+            the embeddings are added up; with layers they are concatenated.
     """
 
     dim: int
@@ -41,13 +44,24 @@ class ModelSettings(Settings):
 
     dim: int = setting(64, "Size of the embeddings.", at_least=1, fixed=True)
     recent_items: int = setting(
-        10, "Number of a user's last distinct items that make up the user's vector.", at_least=0, fixed=True
+        10,
+        "Number of a user's last distinct items that make up the user's vector.",
+        at_least=0,
+        fixed=True,
     )
-    user_ids: bool = setting(False, "Give each user an embedding of its own in addition.", fixed=True)
-    item_ids: bool = setting(True, "Give each item an embedding of its own.", fixed=True)
+    user_ids: bool = setting(
+        False, "Give each user an embedding of its own in addition.", fixed=True
+    )
+    item_ids: bool = setting(
+        True, "Give each item an embedding of its own.", fixed=True
+    )
     init_std: float = setting(0.03, "Standard deviation of new embeddings.", above=0)
-    item_features: tuple[str, ...] = setting((), "Categorical item feature to use; repeat it for several.", fixed=True)
-    user_features: tuple[str, ...] = setting((), "Categorical user feature to use; repeat it for several.", fixed=True)
+    item_features: tuple[str, ...] = setting(
+        (), "Categorical item feature to use; repeat it for several.", fixed=True
+    )
+    user_features: tuple[str, ...] = setting(
+        (), "Categorical user feature to use; repeat it for several.", fixed=True
+    )
     item_numeric_features: tuple[str, ...] = setting(
         (), "Numeric item feature to use; repeat it for several.", fixed=True
     )
@@ -55,36 +69,63 @@ class ModelSettings(Settings):
         (), "Numeric user feature to use; repeat it for several.", fixed=True
     )
     item_layers: tuple[int, ...] = setting(
-        (), "Fully connected layers of the item tower, e.g. 32,16.", at_least=1, metavar="UNITS", fixed=True
+        (),
+        "Fully connected layers of the item tower, e.g. 32,16.",
+        at_least=1,
+        metavar="UNITS",
+        fixed=True,
     )
     user_layers: tuple[int, ...] = setting(
-        (), "Fully connected layers of the user tower.", at_least=1, metavar="UNITS", fixed=True
+        (),
+        "Fully connected layers of the user tower.",
+        at_least=1,
+        metavar="UNITS",
+        fixed=True,
     )
     seed: int = setting(0, "Seed of all initial weights and draws.", at_least=0)
 
     @property
     def item_tower(self) -> TowerShape:
         """Shape of the item tower."""
-        return TowerShape(self.dim, self.item_ids, self.item_features, self.item_numeric_features, self.item_layers)
+        return TowerShape(
+            self.dim,
+            self.item_ids,
+            self.item_features,
+            self.item_numeric_features,
+            self.item_layers,
+        )
 
     @property
     def user_tower(self) -> TowerShape:
-        """Shape of the user tower: without layers of its own it has the size of the item tower's vectors."""
+        """Shape of the user tower: without layers of its own it has the size of the
+        item tower's vectors.
+        """
         dim = self.dim if self.user_layers else self.item_tower.out_dim
-        return TowerShape(dim, self.user_ids, self.user_features, self.user_numeric_features, self.user_layers)
+        return TowerShape(
+            dim,
+            self.user_ids,
+            self.user_features,
+            self.user_numeric_features,
+            self.user_layers,
+        )
 
     def problems(self) -> list[str]:
         found = super().problems()
-        user, item = self.user_tower, self.item_tower
+        user = self.user_tower
+        item = self.item_tower
         if user.out_dim != item.out_dim:
             found.append(
                 f"the user tower's vectors have {user.out_dim} numbers, the item tower's {item.out_dim}: "
                 "make the last of user-layers and item-layers (or dim) equal"
             )
         if not (user.ids or user.categorical or user.numeric or self.recent_items):
-            found.append("the user tower has no input: turn on user-ids, user features or recent-items")
+            found.append(
+                "the user tower has no input: turn on user-ids, user features or recent-items"
+            )
         if not (item.ids or item.categorical or item.numeric):
-            found.append("the item tower has no input: turn on item-ids or item features")
+            found.append(
+                "the item tower has no input: turn on item-ids or item features"
+            )
         return found
 
 
@@ -94,23 +135,35 @@ class MethodSettings(Settings):
 
     heading: ClassVar[str] = "Method"
 
-    method: Literal["ssl", "ssl-pop", "mns", "g-tower", "bir", "xir", "full-softmax"] = setting(
-        "xir", "How negatives are chosen and weighted; full-softmax is the slow reference."
+    method: Literal[
+        "ssl", "ssl-pop", "mns", "g-tower", "bir", "xir", "full-softmax"
+    ] = setting(
+        "xir",
+        "How negatives are chosen and weighted; full-softmax is the slow reference.",
     )
     cache_size: int = setting(2048, "Number of items in the cache (xir).", at_least=0)
-    cache_weight: float = setting(0.05, "Lambda: the cache's share of the loss (xir).", at_least=0, at_most=1)
+    cache_weight: float = setting(
+        0.05, "Lambda: the cache's share of the loss (xir).", at_least=0, at_most=1
+    )
     cache_correction: Literal["occurrence", "popularity"] = setting(
         "occurrence",
         "Correct cached items by the probability with which they were drawn, or by popularity as in the paper (xir).",
     )
     cache_scope: Literal["all", "touched"] = setting(
-        "all", "Draw the cache among all items, or among those touched in the step as the authors' code does (xir)."
+        "all",
+        "Draw the cache among all items, or among those touched in the step as the authors' code does (xir).",
     )
     draws: int | None = setting(
-        None, "|R_u|: number of negatives that a query draws (bir, xir).", at_least=1, if_none="the batch size"
+        None,
+        "|R_u|: number of negatives that a query draws (bir, xir).",
+        at_least=1,
+        if_none="the batch size",
     )
     uniform_negatives: int | None = setting(
-        None, "Number of uniformly drawn items in addition to the batch (mns).", at_least=0, if_none="the batch size"
+        None,
+        "Number of uniformly drawn items in addition to the batch (mns).",
+        at_least=0,
+        if_none="the batch size",
     )
     resampler: Literal["systematic", "multinomial"] = setting(
         "systematic", "How negatives are drawn; multinomial as in the paper (bir, xir)."
@@ -120,18 +173,31 @@ class MethodSettings(Settings):
         "Whether an event's in-batch negatives come from the whole batch, or only from the events that one trainer of "
         "a group computes together with it: cheaper, the more trainers there are.",
     )
-    mask_positive: bool = setting(False, "Remove a query's own positive from its candidates.")
+    mask_positive: bool = setting(
+        False, "Remove a query's own positive from its candidates."
+    )
     occurrence_half_life: float = setting(
-        0.0, "After this many steps a draw counts half; 0: never (xir).", at_least=0, unit="steps"
+        0.0,
+        "After this many steps a draw counts half; 0: never (xir).",
+        at_least=0,
+        unit="steps",
     )
     popularity: Literal["auto", "exact", "hash"] = setting(
-        "auto", "Estimate of popularity that corrects the sampling bias; auto: the method's own."
+        "auto",
+        "Estimate of popularity that corrects the sampling bias; auto: the method's own.",
     )
     popularity_half_life: float = setting(
-        5000.0, "After this many events an event counts half in the correction; 0: never.", at_least=0, unit="events"
+        5000.0,
+        "After this many events an event counts half in the correction; 0: never.",
+        at_least=0,
+        unit="events",
     )
-    hash_slots: int = setting(1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True)
-    hash_alpha: float = setting(0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1)
+    hash_slots: int = setting(
+        1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True
+    )
+    hash_alpha: float = setting(
+        0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1
+    )
     hash_clock: Literal["event", "batch"] = setting(
         "event", "Unit in which G-Tower counts gaps; batch as in the paper.", fixed=True
     )
@@ -150,7 +216,11 @@ class RankingSettings(Settings):
         fixed=True,
     )
     history: int = setting(
-        30, "How many of a user's last distinct items bring up candidates.", at_least=1, at_most=255, fixed=True
+        30,
+        "How many of a user's last distinct items bring up candidates.",
+        at_least=1,
+        at_most=255,
+        fixed=True,
     )
     co_occurring_items: int = setting(
         200,
@@ -159,8 +229,12 @@ class RankingSettings(Settings):
         at_most=4096,
         fixed=True,
     )
-    retrieved_items: int = setting(50, "How many items nearest by the towers are candidates.", at_least=0)
-    ranker_events: int = setting(512, "Events of a batch that the ranker learns from, at most.", at_least=1)
+    retrieved_items: int = setting(
+        50, "How many items nearest by the towers are candidates.", at_least=0
+    )
+    ranker_events: int = setting(
+        512, "Events of a batch that the ranker learns from, at most.", at_least=1
+    )
     ranker_learning_rate: float = setting(0.3, "Learning rate of the ranker.", above=0)
 
 
@@ -171,36 +245,66 @@ class LearningSettings(Settings):
     heading: ClassVar[str] = "Learning"
 
     optimizer: Literal["adagrad", "row-adagrad", "adam", "sgd", "dense-adam"] = setting(
-        "adagrad", "Optimizer of the embedding tables; dense-adam moves all rows at every step.", fixed=True
+        "adagrad",
+        "Optimizer of the embedding tables; dense-adam moves all rows at every step.",
+        fixed=True,
     )
-    learning_rate: float = setting(0.2, "Learning rate of the embedding tables.", above=0)
-    dense_learning_rate: float = setting(0.02, "Learning rate of everything else: layers and recency weights.", above=0)
+    learning_rate: float = setting(
+        0.2, "Learning rate of the embedding tables.", above=0
+    )
+    dense_learning_rate: float = setting(
+        0.02, "Learning rate of everything else: layers and recency weights.", above=0
+    )
     learning_rate_decay: float = setting(
-        1.0, "Factor for both learning rates after every `decay-every` steps.", above=0, at_most=1
+        1.0,
+        "Factor for both learning rates after every `decay-every` steps.",
+        above=0,
+        at_most=1,
     )
-    decay_every: int = setting(0, "Steps between decays of the learning rates; 0: never.", at_least=0, unit="steps")
+    decay_every: int = setting(
+        0,
+        "Steps between decays of the learning rates; 0: never.",
+        at_least=0,
+        unit="steps",
+    )
     l2: float = setting(0.0, "L2 coefficient of the tables (dense-adam).", at_least=0)
     device: str = setting("auto", "Device to train on: auto, cpu, cuda or cuda:N.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings(Settings):
-    """How many ids are kept, and for how long; those that were not seen for longest go first."""
+    """How many ids are kept, and for how long; those that were not seen for longest go
+    first.
+    """
 
     heading: ClassVar[str] = "Limits"
 
     max_users: int | None = setting(
-        None, "Users that are kept, at most.", at_least=1, if_none="what fits the machine's memory"
+        None,
+        "Users that are kept, at most.",
+        at_least=1,
+        if_none="what fits the machine's memory",
     )
     max_items: int | None = setting(
-        None, "Items that are kept, at most.", at_least=1, if_none="what fits the machine's memory"
+        None,
+        "Items that are kept, at most.",
+        at_least=1,
+        if_none="what fits the machine's memory",
     )
-    max_categories: int = setting(100_000, "Categories that are kept of each feature, at most.", at_least=1)
+    max_categories: int = setting(
+        100_000, "Categories that are kept of each feature, at most.", at_least=1
+    )
     user_ttl_s: float = setting(
-        0.0, "Users that had no event for longer are forgotten, by event time; 0: never.", at_least=0, unit="seconds"
+        0.0,
+        "Users that had no event for longer are forgotten, by event time; 0: never.",
+        at_least=0,
+        unit="seconds",
     )
     item_ttl_s: float = setting(
-        0.0, "Items that had no event for longer are forgotten, by event time; 0: never.", at_least=0, unit="seconds"
+        0.0,
+        "Items that had no event for longer are forgotten, by event time; 0: never.",
+        at_least=0,
+        unit="seconds",
     )
     admit_after: int = setting(
         1,
@@ -217,11 +321,20 @@ class LimitSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerSettings(LimitSettings, LearningSettings, RankingSettings, ModelSettings, MethodSettings):
+class LearnerSettings(
+    LimitSettings, LearningSettings, RankingSettings, ModelSettings, MethodSettings
+):
     """What is learned, and how."""
 
 
 def id_towers(**changes: Any) -> LearnerSettings:
-    """Settings of two plain id towers, the paper's model: the score is the inner product and nothing else."""
-    plain: dict[str, Any] = {"user_ids": True, "recent_items": 0, "rerank": False, "init_std": 0.1}
+    """Settings of two plain id towers, the paper's model: the score is the inner
+    product and nothing else.
+    """
+    plain: dict[str, Any] = {
+        "user_ids": True,
+        "recent_items": 0,
+        "rerank": False,
+        "init_std": 0.1,
+    }
     return LearnerSettings(**(plain | changes))

@@ -1,6 +1,8 @@
-"""Popularity and cache of a stream for training loops of your own: tensors of ids in, tensors out.
+"""Popularity and cache of a stream for training loops of your own: tensors of ids in,
+tensors out.
 
-Ids are rows of your item table, from 0; memory grows with the largest one (but for popularity by hash arrays).
+Ids are rows of your item table, from 0; memory grows with the largest one (but for
+popularity by hash arrays).
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ class StreamingPopularity:
     """Each item's share of the events seen so far.
 
     Args:
-        half_life: after this many events an event counts half; 0: never. Exact counts only.
-        hash_slots: estimate by G-Tower's hash arrays of this size instead, in memory that does not grow; 0: exact.
+        half_life: after this many events an event counts half; 0: never. Exact counts
+            only.
+        hash_slots: estimate by G-Tower's hash arrays of this size instead, in memory
+            that does not grow; 0: exact.
         seed: of the hash functions.
 
     Examples:
@@ -32,7 +36,9 @@ class StreamingPopularity:
         tensor([0.7500, 0.2500])
     """
 
-    def __init__(self, half_life: float = 0.0, hash_slots: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, half_life: float = 0.0, hash_slots: int = 0, seed: int = 0
+    ) -> None:
         self._estimate: Popularity = ExactPopularity(half_life or None)
         if hash_slots:
             self._estimate = HashPopularity(slots=hash_slots, seed=seed)
@@ -42,20 +48,28 @@ class StreamingPopularity:
         self._estimate.observe(_rows(ids))
 
     def log_share(self, ids: Tensor) -> Tensor:
-        """log of each item's share of the events, on the device of the ids; finite for every id, seen or not."""
+        """log of each item's share of the events, on the device of the ids; finite for
+        every id, seen or not.
+        """
         return torch.from_numpy(self._estimate.log_pop(_rows(ids))).to(ids.device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors."""
-        return {name: torch.from_numpy(np.array(value)) for name, value in self._estimate.state().items()}
+        return {
+            name: torch.from_numpy(np.array(value))
+            for name, value in self._estimate.state().items()
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._estimate.load_state({name: value.cpu().numpy() for name, value in state.items()})
+        self._estimate.load_state(
+            {name: value.cpu().numpy() for name, value in state.items()}
+        )
 
 
 class OccurrenceCache:
-    """A cache of items that were often drawn as negatives: C items, drawn anew with weight o_j after every update.
+    """A cache of items that were often drawn as negatives: C items, drawn anew with
+    weight o_j after every update.
 
     Args:
         size: C.
@@ -71,7 +85,12 @@ class OccurrenceCache:
         tensor([7, 7, 7])
     """
 
-    def __init__(self, size: int = MethodSettings.cache_size, half_life: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        size: int = MethodSettings.cache_size,
+        half_life: float = 0.0,
+        seed: int = 0,
+    ) -> None:
         self.size = size
         self._occurrence = Occurrence(half_life or None)
         self._rng = np.random.default_rng(seed)
@@ -84,7 +103,9 @@ class OccurrenceCache:
         ids = _rows(draws.ids)
         self._occurrence.add(ids, draws.counts.detach().cpu().numpy())
         known = max(self._occurrence.size, int(ids.max(initial=-1)) + 1)
-        self.ids = torch.from_numpy(self._occurrence.draw(self.size, self._rng, known)).to(draws.ids.device)
+        self.ids = torch.from_numpy(
+            self._occurrence.draw(self.size, self._rng, known)
+        ).to(draws.ids.device)
 
     def log_probability(self, ids: Tensor) -> Tensor:
         """log of the probability with which each item is drawn into the cache."""

@@ -1,8 +1,10 @@
 """Embedding tables that grow, each row with its optimizer state beside its weights.
 
-A step touches a few thousand rows out of perhaps ten million, in no order. Weights and optimizer state of a row
-therefore stand together in one line of memory: one miss instead of three. A new row's weights depend only on the
-table's seed and the row's number, not on when the table grew, so that a restart or another trainer makes the same row.
+A step touches a few thousand rows out of perhaps ten million, in no order. Weights and
+optimizer state of a row therefore stand together in one line of memory: one miss
+instead of three. A new row's weights depend only on the table's seed and the row's
+number, not on when the table grew, so that a restart or another trainer makes the same
+row.
 """
 
 from __future__ import annotations
@@ -33,11 +35,25 @@ class Table(ByRows):
         device: where the table lives.
     """
 
-    def __init__(self, dim: int, slots: int, std: float, seed: int, device: torch.device, numbers: int = 0) -> None:
-        self.dim, self.slots, self.std, self.seed = dim, slots, std, seed
-        self.size, self._key = 0, seed % (1 << 63)
+    def __init__(
+        self,
+        dim: int,
+        slots: int,
+        std: float,
+        seed: int,
+        device: torch.device,
+        numbers: int = 0,
+    ) -> None:
+        self.dim = dim
+        self.slots = slots
+        self.std = std
+        self.seed = seed
+        self.size = 0
+        self._key = seed % (1 << 63)
         self.steps = 0  # of an optimizer that moves all rows at every step
-        self.lines = torch.zeros(0, (1 + slots) * dim + numbers, device=device)  # [capacity, width]
+        self.lines = torch.zeros(
+            0, (1 + slots) * dim + numbers, device=device
+        )  # [capacity, width]
 
     @property
     def weight(self) -> Tensor:
@@ -50,11 +66,14 @@ class Table(ByRows):
         return self.lines[: self.size, start : start + self.dim]
 
     def grow(self, size: int) -> None:
-        """Make room for rows 0 .. size - 1. Existing rows keep weights and optimizer state."""
+        """Make room for rows 0 .. size - 1. Existing rows keep weights and optimizer
+        state.
+        """
         if size <= self.size:
             return
         self._reserve(size)
-        new, self.size = np.arange(self.size, size), size
+        new = np.arange(self.size, size)
+        self.size = size
         self._begin(new)
 
     def _reserve(self, size: int) -> None:
@@ -64,29 +83,48 @@ class Table(ByRows):
         if in_host_memory(self.lines):
             self.lines = torch.from_numpy(grown(self.lines.numpy(), size))
             return
-        lines = self.lines.new_zeros(capacity_for(size, len(self.lines)), self.lines.shape[1])
+        lines = self.lines.new_zeros(
+            capacity_for(size, len(self.lines)), self.lines.shape[1]
+        )
         lines[: self.size] = self.lines[: self.size]
         self.lines = lines
 
     def _begin(self, rows: Rows) -> None:
         """First weights, and no optimizer state."""
         if in_host_memory(self.lines):
-            _begin_rows(self.lines.numpy(), rows, rows, self.dim, np.float32(self.std), self._key, _quantiles())
+            _begin_rows(
+                self.lines.numpy(),
+                rows,
+                rows,
+                self.dim,
+                np.float32(self.std),
+                self._key,
+                _quantiles(),
+            )
         else:
             self.begin(rows, rows)
 
     def begin(self, rows: Rows, numbers: Rows) -> None:
-        """First weights by other numbers than those of the rows: the same wherever a row stands."""
-        lines, at = np.empty((len(rows), self.lines.shape[1]), np.float32), np.arange(len(rows))
-        _begin_rows(lines, at, numbers, self.dim, np.float32(self.std), self._key, _quantiles())
-        self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
+        """First weights by other numbers than those of the rows: the same wherever a
+        row stands.
+        """
+        lines = np.empty((len(rows), self.lines.shape[1]), np.float32)
+        at = np.arange(len(rows))
+        _begin_rows(
+            lines, at, numbers, self.dim, np.float32(self.std), self._key, _quantiles()
+        )
+        self.lines[to_device(rows, self.lines.device)] = to_device(
+            lines, self.lines.device
+        )
 
     def begin_at_zero(self, rows: Rows) -> None:
         """First weights of zero, and no optimizer state."""
         self.lines[to_device(rows, self.lines.device)] = 0
 
     def forget(self, rows: Rows) -> None:
-        """Retire rows: their weights are those of a new row again, their optimizer state is gone."""
+        """Retire rows: their weights are those of a new row again, their optimizer
+        state is gone.
+        """
         self._begin(rows[rows < self.size])
 
     @property
@@ -94,11 +132,19 @@ class Table(ByRows):
         return 4 * self.lines.shape[1] * self.size
 
     def take(self, rows: Rows) -> Arrays:
-        """A copy of rows with their optimizer state; rows that the table does not have yet are made."""
+        """A copy of rows with their optimizer state; rows that the table does not have
+        yet are made.
+        """
         self.grow(int(rows.max(initial=-1)) + 1)
-        if self.lines.device.type == "cpu":  # a few rows: not worth waking torch's threads
+        if (
+            self.lines.device.type == "cpu"
+        ):  # a few rows: not worth waking torch's threads
             return {"lines": self.lines.numpy()[rows]}
-        return {"lines": self.lines.index_select(0, to_device(rows, self.lines.device)).cpu().numpy()}
+        return {
+            "lines": self.lines.index_select(0, to_device(rows, self.lines.device))
+            .cpu()
+            .numpy()
+        }
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Make rows hold what `take` returned of them.
@@ -106,20 +152,28 @@ class Table(ByRows):
         Raises:
             ValueError: those rows are of another shape.
         """
-        lines, width = arrays["lines"], self.lines.shape[1]
+        lines = arrays["lines"]
+        width = self.lines.shape[1]
         if lines.shape[1] != width:
             raise ValueError(self._misfit(f"rows of width {lines.shape[1]}"))
-        if len(rows) and rows[0] == self.size and rows[-1] - rows[0] + 1 == len(rows):  # no first weights are needed
+        if (
+            len(rows) and rows[0] == self.size and rows[-1] - rows[0] + 1 == len(rows)
+        ):  # no first weights are needed
             self._reserve(int(rows[-1]) + 1)
             self.size = int(rows[-1]) + 1
         self.grow(int(rows.max(initial=-1)) + 1)
         if in_host_memory(self.lines):
             self.lines.numpy()[rows] = lines
         else:
-            self.lines[to_device(rows, self.lines.device)] = to_device(lines, self.lines.device)
+            self.lines[to_device(rows, self.lines.device)] = to_device(
+                lines, self.lines.device
+            )
 
     def dense(self) -> Arrays:
-        return super().dense() | {"dim": np.array(self.dim), "steps": np.array(self.steps)}
+        return super().dense() | {
+            "dim": np.array(self.dim),
+            "steps": np.array(self.steps),
+        }
 
     def load_dense(self, arrays: Arrays) -> None:
         """Take over what `dense` returned, when all rows are there.
@@ -151,14 +205,24 @@ def _quantiles() -> NDArray[np.float32]:
 
 @compiled
 def _begin_rows(
-    lines: NDArray[np.float32], at: Rows, rows: Rows, dim: int, std: np.float32, key: int, normal: NDArray[np.float32]
+    lines: NDArray[np.float32],
+    at: Rows,
+    rows: Rows,
+    dim: int,
+    std: np.float32,
+    key: int,
+    normal: NDArray[np.float32],
 ) -> None:
-    """Write the lines of new rows: normal numbers by key, row and place in it; splitmix64, four numbers of each."""
+    """Write the lines of new rows: normal numbers by key, row and place in it;
+    splitmix64, four numbers of each.
+    """
     golden = np.uint64(0x9E3779B97F4A7C15)
     for i in range(len(rows)):
         line = lines[at[i]]
         line[:] = 0
-        state = (np.uint64(key) * golden) ^ (np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03))
+        state = (np.uint64(key) * golden) ^ (
+            np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03)
+        )
         for k in range(0, dim, 4):
             state += golden
             z = mixed(state)

@@ -18,7 +18,9 @@ from streamer.model.tables import Table
 
 @dataclass(slots=True)
 class TouchedTable:
-    """Distinct rows of a table that a step uses, and their weights as a leaf of the autograd graph."""
+    """Distinct rows of a table that a step uses, and their weights as a leaf of the
+    autograd graph.
+    """
 
     name: str
     rows: Tensor  # [T]
@@ -27,7 +29,9 @@ class TouchedTable:
 
 
 class TouchedRows:
-    """Collects the rows that a step touches, so that their gradients can be gathered and applied."""
+    """Collects the rows that a step touches, so that their gradients can be gathered
+    and applied.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -67,23 +71,37 @@ class Tower(nn.Module):
         numbers: int = 0,
     ) -> None:
         super().__init__()
-        self.name, self.settings = name, settings
+        self.name = name
+        self.settings = settings
         self.features = FeatureStore(settings.categorical, settings.numeric)
         self.tables: dict[str, Table] = {}
         if settings.ids:
-            self.tables[f"{name}.id"] = Table(settings.dim, slots, std, seed, device, numbers)
+            self.tables[f"{name}.id"] = Table(
+                settings.dim, slots, std, seed, device, numbers
+            )
         for k, feature in enumerate(settings.categorical):
-            self.tables[f"{name}.{feature}"] = Table(settings.dim, slots, std, seed + 101 + k, device, numbers)
+            self.tables[f"{name}.{feature}"] = Table(
+                settings.dim, slots, std, seed + 101 + k, device, numbers
+            )
         generator = torch.Generator().manual_seed(seed + 7)
-        self.numeric = _linear(len(settings.numeric), settings.dim, generator, device) if settings.numeric else None
+        self.numeric = (
+            _linear(len(settings.numeric), settings.dim, generator, device)
+            if settings.numeric
+            else None
+        )
         parts = len(self.tables) + (1 if settings.numeric else 0)
         widths = (settings.dim * parts + extra, *settings.layers)
-        self.layers = nn.ModuleList(_linear(a, b, generator, device) for a, b in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(
+            _linear(a, b, generator, device) for a, b in itertools.pairwise(widths)
+        )
 
     @property
     def size(self) -> int:
         """Known rows."""
-        return max([t.size for n, t in self.tables.items() if n.endswith(".id")], default=self.features.size)
+        return max(
+            [t.size for n, t in self.tables.items() if n.endswith(".id")],
+            default=self.features.size,
+        )
 
     def grow(self, size: int) -> None:
         """Make room for rows 0 .. size - 1."""
@@ -93,32 +111,43 @@ class Tower(nn.Module):
 
     def codes(self, rows: Rows) -> Rows:
         """[n, C] the categories of rows."""
-        found = [self.features.codes(rows, k) for k in range(len(self.settings.categorical))]
+        found = [
+            self.features.codes(rows, k) for k in range(len(self.settings.categorical))
+        ]
         return np.stack(found, axis=1) if found else np.empty((len(rows), 0), np.int64)
 
     def categories(self, touched: TouchedRows, codes: Rows) -> dict[str, TouchedTable]:
         """The rows of each table of categories that some [n, C] need."""
         found = {}
         for k, feature in enumerate(self.settings.categorical):
-            self._take_categories(touched, name := f"{self.name}.{feature}", np.unique(codes[:, k]))
+            self._take_categories(
+                touched, name := f"{self.name}.{feature}", np.unique(codes[:, k])
+            )
             found[name] = touched.tables[-1]
         return found
 
     def parts(
-        self, touched: TouchedRows, rows: Rows, categories: dict[str, tuple[Rows, Tensor]] | None = None
+        self,
+        touched: TouchedRows,
+        rows: Rows,
+        categories: dict[str, tuple[Rows, Tensor]] | None = None,
     ) -> list[Tensor]:
         """The embeddings of distinct rows, one [T, dim] tensor for each source.
 
         Args:
             touched: takes note of them.
             rows: [T] distinct.
-            categories: rows of the tables of categories, ascending, and their weights, if these are taken already.
+            categories: rows of the tables of categories, ascending, and their weights,
+                if these are taken already.
         """
         found = []
         if self.settings.ids:
-            found.append(touched.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows))
+            found.append(
+                touched.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows)
+            )
         for k, feature in enumerate(self.settings.categorical):
-            name, codes = f"{self.name}.{feature}", self.features.codes(rows, k)
+            name = f"{self.name}.{feature}"
+            codes = self.features.codes(rows, k)
             if categories is None:
                 distinct = np.unique(codes)
                 weight = self._take_categories(touched, name, distinct)
@@ -127,7 +156,9 @@ class Tower(nn.Module):
             place = np.searchsorted(distinct, codes)
             found.append(weight.index_select(0, to_device(place, touched.device)))
         if self.numeric is not None:
-            found.append(self.numeric(to_device(self.features.numbers(rows), touched.device)))
+            found.append(
+                self.numeric(to_device(self.features.numbers(rows), touched.device))
+            )
         return found
 
     def _take_categories(self, touched: TouchedRows, name: str, rows: Rows) -> Tensor:
@@ -153,7 +184,9 @@ class Tower(nn.Module):
         return self.combine(self.parts(touched, rows))
 
 
-def _linear(inputs: int, outputs: int, generator: torch.Generator, device: torch.device) -> nn.Linear:
+def _linear(
+    inputs: int, outputs: int, generator: torch.Generator, device: torch.device
+) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, device=device)
     weight = nn.init.xavier_uniform_(torch.empty(outputs, inputs), generator=generator)
     with torch.no_grad():

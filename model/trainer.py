@@ -1,4 +1,6 @@
-"""The training step: a micro-batch and a view of the stream in, updated towers and a report out. No I/O."""
+"""The training step: a micro-batch and a view of the stream in, updated towers and a
+report out. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class RowGradient:
 
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """How often each candidate was drawn in a step: the increments of the occurrence vector."""
+    """How often each candidate was drawn in a step: the increments of the occurrence
+    vector.
+    """
 
     items: Rows  # [K] item rows, distinct
     counts: Tensor  # [K]
@@ -55,7 +59,8 @@ class StepResult:
     Args:
         loss: the loss that was minimised, [].
         parts: what each candidate set contributed, by name (`batch`, `cache`).
-        resampled: increments of the occurrence vector, one for each candidate set that was drawn from.
+        resampled: increments of the occurrence vector, one for each candidate set that
+            was drawn from.
         gradients: gradients of the touched rows, before they were applied.
     """
 
@@ -70,7 +75,9 @@ class StepResult:
         return cls(torch.zeros(()), {}, [], [])
 
     def occurrence(self) -> tuple[Rows, NDArray[np.float32]]:
-        """Items and increments of all candidate sets; an item of both occurs twice. Waits for the device."""
+        """Items and increments of all candidate sets; an item of both occurs twice.
+        Waits for the device.
+        """
         if not self.resampled:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         items = np.concatenate([r.items for r in self.resampled])
@@ -92,7 +99,9 @@ class Prepared:
     local: bool  # whether an event competes with its own part of the batch, instead of all of it
 
     def touched_by(self, events: Rows) -> Rows:
-        """Places of the items in which the shares of these events may differ from zero, ascending."""
+        """Places of the items in which the shares of these events may differ from zero,
+        ascending.
+        """
         plan = self.plan
         mask = np.zeros(len(plan.items), np.bool_)
         if self.local:
@@ -108,7 +117,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What some events add to a step: sums over events, whose order does not depend on who computes them."""
+    """What some events add to a step: sums over events, whose order does not depend on
+    who computes them.
+    """
 
     rows: Tensor  # [T, d] gradient of the items' vectors
     vector: Tensor  # gradients of dense parameters, draws of each candidate, loss and figures
@@ -121,7 +132,8 @@ class Trainer:
         settings: shape of the model, and how it learns.
         device: where the step runs.
 
-    Its `changes` say which rows of the tables were written; the rows of categories are of the kind of their table.
+    Its `changes` say which rows of the tables were written; the rows of categories are
+    of the kind of their table.
 
     Raises:
         ValueError: settings are wrong; the message lists every problem.
@@ -130,18 +142,29 @@ class Trainer:
     def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
         if problems := settings.problems():
             raise ValueError("; ".join(problems))
-        self.settings, self.device = settings, device
+        self.settings = settings
+        self.device = device
         self.method = method_named(settings.method)
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
-        self.model = TwoTower(settings, self.optimizer.slots, device, self.optimizer.numbers)
-        self.dense_adam = ParameterAdam({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+        self.model = TwoTower(
+            settings, self.optimizer.slots, device, self.optimizer.numbers
+        )
+        self.dense_adam = ParameterAdam(
+            {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        )
         self.planner = Planner()
         self.changes = Changes()
         self.steps = 0
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)
-        """Rows of all steps that were not updated, because a number of theirs was not finite."""
-        self._draws = torch.Generator().manual_seed(settings.seed)  # on the host: the same draws on every device
-        self._device_draws = _generator(device, settings.seed) if device.type == "cuda" else self._draws
+        """Rows of all steps that were not updated, because a number of theirs was not
+        finite.
+        """
+        self._draws = torch.Generator().manual_seed(
+            settings.seed
+        )  # on the host: the same draws on every device
+        self._device_draws = (
+            _generator(device, settings.seed) if device.type == "cuda" else self._draws
+        )
         self._host_draws = np.random.default_rng([settings.seed, 1])
 
     def step(self, batch: Batch, view: StreamState) -> StepResult:
@@ -157,38 +180,61 @@ class Trainer:
         return result
 
     def gradients(self, batch: Batch, view: StreamState) -> StepResult:
-        """Steps 1 to 3: everything but the update. Dense parameters hold their gradients in `.grad`."""
+        """Steps 1 to 3: everything but the update. Dense parameters hold their
+        gradients in `.grad`.
+        """
         prepared = self.prepare(batch, view)
         share = self.share(prepared, np.arange(len(batch)))
         return self.finish(prepared, share.rows, share.vector)
 
     def prepare(self, batch: Batch, view: StreamState) -> Prepared:
-        """Step 1, on the host: who competes with whom. Draws its random numbers for the whole batch."""
+        """Step 1, on the host: who competes with whom. Draws its random numbers for the
+        whole batch.
+        """
         self._grow(batch, view)
         known = self.model.item.size
         plan = self.planner.plan(batch, self._extra(batch, view, known), known)
         proposals = self._proposals(plan, view, known)
         terms = self.method.terms(plan, proposals, self.settings)
-        drawn = [t.name for t in terms if t.draws is not None and self.settings.resampler == "systematic"]
-        offsets = {name: torch.rand(len(batch), generator=self._draws) for name in drawn}
+        drawn = [
+            t.name
+            for t in terms
+            if t.draws is not None and self.settings.resampler == "systematic"
+        ]
+        offsets = {
+            name: torch.rand(len(batch), generator=self._draws) for name in drawn
+        }
         touched = TouchedRows(self.device)
         vectors = self.model.items(touched, plan.items)  # [T, d]
-        codes = batch.user_codes if batch.user_codes is not None else self.model.user.codes(batch.users)
+        codes = (
+            batch.user_codes
+            if batch.user_codes is not None
+            else self.model.user.codes(batch.users)
+        )
         categories = self.model.user.categories(touched, codes)
         local = self.settings.negatives == "local"
-        return Prepared(batch, plan, proposals, terms, offsets, touched, vectors, categories, local)
+        return Prepared(
+            batch, plan, proposals, terms, offsets, touched, vectors, categories, local
+        )
 
     def share(self, prepared: Prepared, part: Rows) -> Share:
-        """Steps 2 and 3 for some events of the batch: what they add to the gradient of the whole batch's mean loss.
+        """Steps 2 and 3 for some events of the batch: what they add to the gradient of
+        the whole batch's mean loss.
 
         Several processes may each compute some parts; shares add up.
         """
-        # 2. vectors; gradients stop at those of items and of users' categories, and go on from their sum in `finish`
-        batch, plan, weight = prepared.batch, prepared.plan, len(part) / len(prepared.batch)
+        # 2. vectors; gradients stop at those of items and of users' categories, and go
+        # on from their sum in `finish`
+        batch = prepared.batch
+        plan = prepared.plan
+        weight = len(part) / len(prepared.batch)
         vectors = prepared.vectors.detach().requires_grad_()  # [T, d]
         users, place = np.unique(batch.users[part], return_inverse=True)
         recent = self._to_device(plan.recent[part]) if plan.recent is not None else None
-        categories = {n: (t.on_host, t.weight.detach().requires_grad_()) for n, t in prepared.categories.items()}
+        categories = {
+            n: (t.on_host, t.weight.detach().requires_grad_())
+            for n, t in prepared.categories.items()
+        }
         queries = self.model.queries(  # [b, d]
             prepared.touched, users, self._to_device(place), vectors, recent, categories
         )
@@ -198,29 +244,64 @@ class Trainer:
         # 3. loss and gradients
         if prepared.local and len(part) < len(batch):
             candidates = self.planner.plan(
-                Batch(users, plan.positive[part], plan.recent[part] if plan.recent is not None else None),
+                Batch(
+                    users,
+                    plan.positive[part],
+                    plan.recent[part] if plan.recent is not None else None,
+                ),
                 plan.extra,
                 len(plan.items),
             )
-            terms = self.method.terms(candidates, prepared.proposals.only(candidates.items), self.settings)
-            items, at = vectors.index_select(0, self._to_device(candidates.items)), candidates.items
+            terms = self.method.terms(
+                candidates, prepared.proposals.only(candidates.items), self.settings
+            )
+            items = vectors.index_select(0, self._to_device(candidates.items))
+            at = candidates.items
             own_place = candidates.positive
         else:
-            terms, items, at, own_place = [t.only(part) for t in prepared.terms], vectors, None, plan.positive[part]
+            terms = [t.only(part) for t in prepared.terms]
+            items = vectors
+            at = None
+            own_place = plan.positive[part]
         outcomes = {
-            t.name: self._outcome(t, queries, items, positive, own_place, prepared.offsets.get(t.name), part)
+            t.name: self._outcome(
+                t,
+                queries,
+                items,
+                positive,
+                own_place,
+                prepared.offsets.get(t.name),
+                part,
+            )
             for t in terms
         }
-        loss = torch.stack([outcomes[t.name].loss * t.weight for t in terms]).sum() * weight
+        loss = (
+            torch.stack([outcomes[t.name].loss * t.weight for t in terms]).sum()
+            * weight
+        )
         self.dense_adam.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        leaves = [*self._dense_of_users(), *(weight for _, weight in categories.values())]
+        leaves = [
+            *self._dense_of_users(),
+            *(weight for _, weight in categories.values()),
+        ]
         pieces = [_gradient(leaf).reshape(-1) for leaf in leaves]
         for term in prepared.terms:
             counts = outcomes[term.name].counts
-            pieces.append(counts if at is None else _spread(counts, term, prepared, terms, at))
-        pieces.append(torch.stack([loss.detach(), *(v * weight for o in outcomes.values() for v in _figures(o))]))
-        return Share(_gradient(vectors), torch.cat([piece.detach() for piece in pieces]))
+            pieces.append(
+                counts if at is None else _spread(counts, term, prepared, terms, at)
+            )
+        pieces.append(
+            torch.stack(
+                [
+                    loss.detach(),
+                    *(v * weight for o in outcomes.values() for v in _figures(o)),
+                ]
+            )
+        )
+        return Share(
+            _gradient(vectors), torch.cat([piece.detach() for piece in pieces])
+        )
 
     def finish(self, prepared: Prepared, rows: Tensor, vector: Tensor) -> StepResult:
         """Step 3 for what the shares add up to.
@@ -232,29 +313,54 @@ class Trainer:
         """
         self.dense_adam.clear_gradients()
         at = 0
-        for leaf in [*self._dense_of_users(), *(t.weight for t in prepared.categories.values())]:
+        for leaf in [
+            *self._dense_of_users(),
+            *(t.weight for t in prepared.categories.values()),
+        ]:
             leaf.grad = vector[at : at + leaf.numel()].view_as(leaf)
             at += leaf.numel()
         prepared.vectors.backward(rows)  # type: ignore[no-untyped-call]
-        gradients = [RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host) for t in prepared.touched.tables]
+        gradients = [
+            RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host)
+            for t in prepared.touched.tables
+        ]
         counts = {}
         for term in prepared.terms:
             counts[term.name] = vector[at : at + len(term.candidates.count)]
             at += len(term.candidates.count)
-        drawn = [Resampled(_items(t.candidates, prepared.plan), counts[t.name]) for t in prepared.terms if t.draws]
-        loss, figures = vector[at], vector[at + 1 :].view(len(prepared.terms), -1)
-        parts = {t.name: Outcome(f[0], counts[t.name], *f[1:]) for t, f in zip(prepared.terms, figures, strict=True)}
+        drawn = [
+            Resampled(_items(t.candidates, prepared.plan), counts[t.name])
+            for t in prepared.terms
+            if t.draws
+        ]
+        loss = vector[at]
+        figures = vector[at + 1 :].view(len(prepared.terms), -1)
+        parts = {
+            t.name: Outcome(f[0], counts[t.name], *f[1:])
+            for t, f in zip(prepared.terms, figures, strict=True)
+        }
         return StepResult(loss, parts, drawn, gradients)
 
     def vector_size(self, prepared: Prepared) -> int:
         """Numbers in the vector of a share."""
         dense = sum(p.numel() for p in self._dense_of_users())
         dense += sum(t.weight.numel() for t in prepared.categories.values())
-        return dense + sum(len(t.candidates.count) for t in prepared.terms) + 1 + FIGURES * len(prepared.terms)
+        return (
+            dense
+            + sum(len(t.candidates.count) for t in prepared.terms)
+            + 1
+            + FIGURES * len(prepared.terms)
+        )
 
     def _dense_of_users(self) -> list[torch.nn.Parameter]:
-        """Parameters whose gradients come from queries; those of the item tower come from the items' vectors."""
-        return [p for name, p in self.dense_adam.parameters.items() if not name.startswith("item.")]
+        """Parameters whose gradients come from queries; those of the item tower come
+        from the items' vectors.
+        """
+        return [
+            p
+            for name, p in self.dense_adam.parameters.items()
+            if not name.startswith("item.")
+        ]
 
     def apply(self, gradients: list[RowGradient]) -> None:
         """Step 4: update touched rows and dense parameters, but for what is not finite."""
@@ -262,41 +368,68 @@ class Trainer:
         tables = self.model.tables
         for g in gradients:
             every = self.settings.optimizer == "dense-adam"
-            self.changes.mark(KINDS.get(g.table, g.table), np.arange(tables[g.table].size) if every else g.on_host)
+            self.changes.mark(
+                KINDS.get(g.table, g.table),
+                np.arange(tables[g.table].size) if every else g.on_host,
+            )
         total = sum_of_squares([g.gradient for g in gradients])
         if total is None or not math.isfinite(total):
             gradients = [self._finite(g) for g in gradients]
         for g in gradients:
-            self.optimizer.apply(tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay)
+            self.optimizer.apply(
+                tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay
+            )
         self.dense_adam.step(self.settings.dense_learning_rate * decay)
         self.steps += 1
 
     def _finite(self, g: RowGradient) -> RowGradient:
-        """A row whose gradient is not finite gets none; one whose weights are not, begins anew at zero."""
+        """A row whose gradient is not finite gets none; one whose weights are not,
+        begins anew at zero.
+        """
         lines = self.model.tables[g.table].lines
         touched = lines.index_select(0, g.rows)
-        sound, usable = touched.isfinite().all(1), g.gradient.square().sum(1).isfinite()  # [T]
+        # [T]
+        sound = touched.isfinite().all(1)
+        usable = g.gradient.square().sum(1).isfinite()
         lines.index_copy_(0, g.rows, torch.where(sound[:, None], touched, 0.0))
         self.not_finite += (~(sound & usable)).sum()
-        return RowGradient(g.table, g.rows, torch.where(usable[:, None], g.gradient, 0.0), g.on_host)
+        return RowGradient(
+            g.table, g.rows, torch.where(usable[:, None], g.gradient, 0.0), g.on_host
+        )
 
     def dense(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of what belongs to no row and of random states: arrays, and a few plain values."""
-        tensors = {f"dense.{name}": p.detach() for name, p in self.model.named_parameters()}
+        """A copy of what belongs to no row and of random states: arrays, and a few
+        plain values.
+        """
+        tensors = {
+            f"dense.{name}": p.detach() for name, p in self.model.named_parameters()
+        }
         tensors["draws"] = self._draws.get_state()
         if self._device_draws is not None and self._device_draws is not self._draws:
             tensors["device_draws"] = self._device_draws.get_state()
-        tensors |= {f"adam.{name}": value for name, value in self.dense_adam.state().items()}
-        arrays = {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
-        return arrays, {"steps": self.steps, "host_draws": self._host_draws.bit_generator.state}
+        tensors |= {
+            f"adam.{name}": value for name, value in self.dense_adam.state().items()
+        }
+        arrays = {
+            name: tensor.to("cpu", copy=True).numpy()
+            for name, tensor in tensors.items()
+        }
+        return arrays, {
+            "steps": self.steps,
+            "host_draws": self._host_draws.bit_generator.state,
+        }
 
-    def load_dense(self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
+    def load_dense(
+        self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]
+    ) -> None:
         """Take over what `dense` returned.
 
         Raises:
             ValueError: it belongs to a model of another shape.
         """
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        tensors = {
+            name: torch.from_numpy(np.array(array)) for name, array in arrays.items()
+        }
         self.steps = values["steps"]
         self._host_draws.bit_generator.state = values["host_draws"]
         self._draws.set_state(tensors["draws"])
@@ -306,21 +439,35 @@ class Trainer:
             for name, parameter in self.model.named_parameters():
                 found = tensors.get(f"dense.{name}")
                 if found is None or found.shape != parameter.shape:
-                    raise ValueError(f"the state has no {name} of shape {tuple(parameter.shape)}: another model")
+                    raise ValueError(
+                        f"the state has no {name} of shape {tuple(parameter.shape)}: another model"
+                    )
                 parameter.copy_(found)
         prefix = "adam."
-        self.dense_adam.load_state({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+        self.dense_adam.load_state(
+            {
+                n.removeprefix(prefix): t
+                for n, t in tensors.items()
+                if n.startswith(prefix)
+            }
+        )
 
     def _to_device(self, value: NDArray[Any] | Tensor) -> Tensor:
         return to_device(value, self.device)
 
     def _decay(self) -> float:
         every = self.settings.decay_every
-        return float(self.settings.learning_rate_decay ** (self.steps // every)) if every else 1.0
+        return (
+            float(self.settings.learning_rate_decay ** (self.steps // every))
+            if every
+            else 1.0
+        )
 
     def _grow(self, batch: Batch, view: StreamState) -> None:
         users = int(batch.users.max(initial=-1)) + 1
-        items = max(int(batch.items.max(initial=-1)), int(view.cache.max(initial=-1))) + 1
+        items = (
+            max(int(batch.items.max(initial=-1)), int(view.cache.max(initial=-1))) + 1
+        )
         if batch.recent is not None:
             items = max(items, int(batch.recent.max(initial=-1)) + 1)
         self.model.grow(users, items)
@@ -331,15 +478,26 @@ class Trainer:
             return view.cache
         if kind == "uniform":
             count = self.settings.uniform_negatives
-            extra = self._host_draws.integers(0, known, len(batch) if count is None else count)
+            extra = self._host_draws.integers(
+                0, known, len(batch) if count is None else count
+            )
         else:
             extra = np.arange(known) if kind == "all" else np.empty(0, np.int64)
         return extra if view.is_used is None else extra[view.is_used(extra)]
 
     def _proposals(self, plan: Plan, view: StreamState, known: int) -> Proposals:
-        log_pop = _of_candidates(plan, view.popularity if self.method.popularity != "none" else None)
-        wanted = self.method.extra == "cache" and self.settings.cache_correction == "occurrence"
-        log_cache = _of_candidates(plan, view.cache_draws) if wanted and view.cache_draws is not None else None
+        log_pop = _of_candidates(
+            plan, view.popularity if self.method.popularity != "none" else None
+        )
+        wanted = (
+            self.method.extra == "cache"
+            and self.settings.cache_correction == "occurrence"
+        )
+        log_cache = (
+            _of_candidates(plan, view.cache_draws)
+            if wanted and view.cache_draws is not None
+            else None
+        )
         return Proposals(log_pop, log_cache, known)
 
     def _outcome(
@@ -352,7 +510,8 @@ class Trainer:
         offsets: Tensor | None,
         part: Rows,
     ) -> Outcome:
-        candidates, masked = term.candidates, self.settings.mask_positive
+        candidates = term.candidates
+        masked = self.settings.mask_positive
         if candidates.at is None:
             items = vectors[: len(candidates.count)]
         else:
@@ -364,7 +523,9 @@ class Trainer:
             draws=term.draws,
             add_positive=masked or term.draws is not None,
             own=self._to_device(candidates.own),
-            offsets=self._to_device(offsets[torch.from_numpy(part)]) if offsets is not None else None,
+            offsets=self._to_device(offsets[torch.from_numpy(part)])
+            if offsets is not None
+            else None,
             resampler=self.settings.resampler,
             generator=self._device_draws,
         )
@@ -376,12 +537,21 @@ class Trainer:
         rows = np.flatnonzero(own >= 0)
         first = np.searchsorted(rows, np.arange(len(own) + 1)).astype(np.int32)
         values = torch.full((len(rows),), float(MASKED), device=self.device)
-        return SparseScores(self._to_device(first), self._to_device(rows), self._to_device(own[rows]), values)
+        return SparseScores(
+            self._to_device(first),
+            self._to_device(rows),
+            self._to_device(own[rows]),
+            values,
+        )
 
 
 def _generator(device: torch.device, seed: int) -> torch.Generator | None:
-    """A GPU's own source of randomness, for draws that are too many to send; None where there is no GPU."""
-    return torch.Generator(device).manual_seed(seed) if torch.cuda.is_available() else None
+    """A GPU's own source of randomness, for draws that are too many to send; None where
+    there is no GPU.
+    """
+    return (
+        torch.Generator(device).manual_seed(seed) if torch.cuda.is_available() else None
+    )
 
 
 def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:
@@ -393,7 +563,11 @@ def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:
 
 
 def _items(candidates: Candidates, plan: Plan) -> Rows:
-    found: Rows = plan.items[: len(candidates.count)] if candidates.at is None else plan.items[candidates.at]
+    found: Rows = (
+        plan.items[: len(candidates.count)]
+        if candidates.at is None
+        else plan.items[candidates.at]
+    )
     return found
 
 
@@ -402,14 +576,25 @@ def _gradient(leaf: Tensor) -> Tensor:
 
 
 def _figures(outcome: Outcome) -> list[Tensor]:
-    return [outcome.loss.detach(), outcome.effective, outcome.distinct, outcome.own_share]
+    return [
+        outcome.loss.detach(),
+        outcome.effective,
+        outcome.distinct,
+        outcome.own_share,
+    ]
 
 
-def _spread(counts: Tensor, term: LossTerm, prepared: Prepared, terms: list[LossTerm], at: Rows) -> Tensor:
+def _spread(
+    counts: Tensor, term: LossTerm, prepared: Prepared, terms: list[LossTerm], at: Rows
+) -> Tensor:
     """Draws among a part's own candidates, by the candidates of the whole batch."""
     local = next(t for t in terms if t.name == term.name).candidates
     by_place = torch.zeros(len(prepared.plan.items), device=counts.device)
     places = at[: len(local.count)] if local.at is None else at[local.at]
     by_place[to_device(places, counts.device)] = counts
     wanted = term.candidates
-    return by_place[: len(wanted.count)] if wanted.at is None else by_place[to_device(wanted.at, counts.device)]
+    return (
+        by_place[: len(wanted.count)]
+        if wanted.at is None
+        else by_place[to_device(wanted.at, counts.device)]
+    )

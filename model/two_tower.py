@@ -25,18 +25,35 @@ class TwoTower(nn.Module):
         ValueError: the settings do not fit together; the message lists every problem.
     """
 
-    def __init__(self, settings: ModelSettings, slots: int, device: torch.device, numbers: int = 0) -> None:
+    def __init__(
+        self,
+        settings: ModelSettings,
+        slots: int,
+        device: torch.device,
+        numbers: int = 0,
+    ) -> None:
         super().__init__()
         if problems := settings.problems():
             raise ValueError("; ".join(problems))
         self.settings = settings
-        std, seed = settings.init_std, settings.seed * 10_007
+        std = settings.init_std
+        seed = settings.seed * 10_007
         history = settings.item_tower.out_dim if settings.recent_items else 0
-        self.user = Tower("user", settings.user_tower, slots, std, seed + 1, device, history, numbers)
-        self.item = Tower("item", settings.item_tower, slots, std, seed + 2, device, 0, numbers)
+        self.user = Tower(
+            "user", settings.user_tower, slots, std, seed + 1, device, history, numbers
+        )
+        self.item = Tower(
+            "item", settings.item_tower, slots, std, seed + 2, device, 0, numbers
+        )
         ranks = torch.arange(settings.recent_items, dtype=torch.float32, device=device)
-        self.recency = nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None  # [L]
-        self.scale = nn.Parameter(torch.ones((), device=device)) if settings.recent_items else None
+        self.recency = (
+            nn.Parameter(-torch.log1p(ranks)) if settings.recent_items else None
+        )  # [L]
+        self.scale = (
+            nn.Parameter(torch.ones((), device=device))
+            if settings.recent_items
+            else None
+        )
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -71,10 +88,17 @@ class TwoTower(nn.Module):
             recent: int32 [B, L] places of each event's recent items in `items`.
             categories: see `Tower.parts`.
         """
-        parts = [part.index_select(0, place) for part in self.user.parts(touched, users, categories)]
+        parts = [
+            part.index_select(0, place)
+            for part in self.user.parts(touched, users, categories)
+        ]
         if self.recency is not None:
             assert recent is not None
-            parts.append(self._history(items, recent[:, : self.settings.recent_items].contiguous()))
+            parts.append(
+                self._history(
+                    items, recent[:, : self.settings.recent_items].contiguous()
+                )
+            )
         return self.user.combine(parts)
 
     def _history(self, items: Tensor, recent: Tensor) -> Tensor:

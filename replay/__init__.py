@@ -1,5 +1,6 @@
 """Logs and made-up events as streams, and methods compared on them.
 
-Belongs here: what needs events from before; nothing that `streamer run` needs on a live stream.
-May import: all of Streamer. Nothing imports `replay` but the names of its commands in `streamer.cli.main`.
+Belongs here: what needs events from before; nothing that `streamer run` needs on a live
+stream. May import: all of Streamer. Nothing imports `replay` but the names of its
+commands in `streamer.cli.main`.
 """

@@ -1,4 +1,6 @@
-"""Events on their way to a topic: columns, as readers make them, records, as topics hold them, and what is neither."""
+"""Events on their way to a topic: columns, as readers make them, records, as topics
+hold them, and what is neither.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Events:
     users: list[str]
     items: list[str]
     timestamps_s: list[float] | None = None
-    """Seconds since the epoch; None if the log has no times: records then get the time of writing."""
+    """Seconds since the epoch; None if the log has no times: records then get the time
+    of writing.
+    """
     user_features: Sequence[Features | None] | None = None
     """Of each event's user; None if no event has any."""
     item_features: Sequence[Features | None] | None = None
@@ -35,26 +39,49 @@ class Events:
 
     def __getitem__(self, part: slice) -> Events:
         """Some of the events."""
-        columns = (self.timestamps_s, self.user_features, self.item_features)
-        return Events(self.users[part], self.items[part], *(None if c is None else c[part] for c in columns))  # type: ignore[arg-type]
+        times_s = self.timestamps_s
+        user_features = self.user_features
+        item_features = self.item_features
+        return Events(
+            self.users[part],
+            self.items[part],
+            None if times_s is None else times_s[part],
+            None if user_features is None else user_features[part],
+            None if item_features is None else item_features[part],
+        )
 
     def records(self, clock: Callable[[], float] = time.time) -> list[Record]:
         """Each event as a record: keyed by its user, at its time."""
         times_s = self.timestamps_s or None
-        values = encode_all(self.users, self.items, times_s, self.user_features, self.item_features)
-        return list(zip([user.encode() for user in self.users], values, self.times_ms(clock), strict=True))
+        values = encode_all(
+            self.users, self.items, times_s, self.user_features, self.item_features
+        )
+        return list(
+            zip(
+                [user.encode() for user in self.users],
+                values,
+                self.times_ms(clock),
+                strict=True,
+            )
+        )
 
     def times_ms(self, clock: Callable[[], float] = time.time) -> list[int]:
-        """The time of each event in milliseconds; that of the clock if the log has no times."""
+        """The time of each event in milliseconds; that of the clock if the log has no
+        times.
+        """
         if not self.timestamps_s:
             return [round(clock() * 1000)] * len(self)
-        found: list[int] = np.rint(np.multiply(self.timestamps_s, 1000)).astype(np.int64).tolist()
+        found: list[int] = (
+            np.rint(np.multiply(self.timestamps_s, 1000)).astype(np.int64).tolist()
+        )
         return found
 
 
 @dataclass(slots=True)
 class Malformed:
-    """What a reader found that is not an event: the number for each reason, and the first ones as examples."""
+    """What a reader found that is not an event: the number for each reason, and the
+    first ones as examples.
+    """
 
     by_reason: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)

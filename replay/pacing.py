@@ -14,7 +14,8 @@ MAX_CATCH_UP_S = 1.0
 
 
 class Pace:
-    """When events are due: some time after the one before, or all at once if neither rate nor speed is given.
+    """When events are due: some time after the one before, or all at once if neither
+    rate nor speed is given.
 
     Args:
         rate: events a second.
@@ -32,13 +33,19 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._rate, self._speed, self._max_gap_s = rate, speed, max_gap_s
-        self._clock, self._sleep = clock, sleep
-        self._last_due_s: float | None = None  # on the clock, of the last event that was due
+        self._rate = rate
+        self._speed = speed
+        self._max_gap_s = max_gap_s
+        self._clock = clock
+        self._sleep = sleep
+        self._last_due_s: float | None = (
+            None  # on the clock, of the last event that was due
+        )
         self._last_ms: int | None = None  # and its own time
 
     def due(self, timestamps_ms: Sequence[int]) -> int:
-        """Wait until the first of the events that come next is due, and return how many are, at least one.
+        """Wait until the first of the events that come next is due, and return how many
+        are, at least one.
 
         These count as written: the next call is about the events after them.
         """
@@ -46,17 +53,27 @@ class Pace:
             gaps_s = np.full(len(timestamps_ms), 1 / self._rate)
         elif self._speed is not None:
             before = timestamps_ms[0] if self._last_ms is None else self._last_ms
-            gaps_s = np.diff(np.asarray(timestamps_ms, np.float64), prepend=before) / 1000 / self._speed
-            gaps_s = gaps_s.clip(0, self._max_gap_s)  # an event out of order is due with the one before
+            gaps_s = (
+                np.diff(np.asarray(timestamps_ms, np.float64), prepend=before)
+                / 1000
+                / self._speed
+            )
+            gaps_s = gaps_s.clip(
+                0, self._max_gap_s
+            )  # an event out of order is due with the one before
         else:
             return len(timestamps_ms)
         if self._last_due_s is None:
-            self._last_due_s, gaps_s[0] = self._clock(), 0.0
+            self._last_due_s = self._clock()
+            gaps_s[0] = 0.0
         due_s = self._last_due_s + np.cumsum(gaps_s)
         if (wait_s := due_s[0] - self._clock()) > 0:
             self._sleep(float(wait_s))
         elif wait_s < -MAX_CATCH_UP_S:
             due_s += -wait_s - MAX_CATCH_UP_S
-        count = max(1, int(np.searchsorted(due_s, self._clock() + TICK_S, side="right")))
-        self._last_due_s, self._last_ms = float(due_s[count - 1]), timestamps_ms[count - 1]
+        count = max(
+            1, int(np.searchsorted(due_s, self._clock() + TICK_S, side="right"))
+        )
+        self._last_due_s = float(due_s[count - 1])
+        self._last_ms = timestamps_ms[count - 1]
         return count

@@ -1,6 +1,8 @@
-"""Settings of `streamer replay`, `evaluate`, `compare` and `sweep`: which log, where events go, and what is measured.
+"""Settings of `streamer replay`, `evaluate`, `compare` and `sweep`: which log, where
+events go, and what is measured.
 
-What a setting is, and how text becomes one: `streamer.model.setting`. Nothing here loads DuckDB or torch.
+What a setting is, and how text becomes one: `streamer.model.setting`. Nothing here
+loads DuckDB or torch.
 """
 
 from __future__ import annotations
@@ -43,14 +45,31 @@ class ReadingSettings(Settings):
         metavar="COLUMN",
     )
     user_features: tuple[str, ...] | None = setting(
-        None, "The same for the user.", if_none="those that the data set is known for", metavar="COLUMN"
+        None,
+        "The same for the user.",
+        if_none="those that the data set is known for",
+        metavar="COLUMN",
     )
-    seed: int = setting(0, "Seed for shuffling events of equal time, and for --sample-users.", at_least=0)
-    delimiter: str | None = setting(None, "Text between columns.", if_none="as the file shows")
-    header: bool | None = setting(None, "Whether the first line names the columns.", if_none="as the file shows")
-    memory_limit: str = setting("1GB", "Memory for reading and sorting; the rest goes to disk.")
-    temp_dir: Path | None = setting(None, "Directory for temporary files.", if_none="that of the system")
-    threads: int | None = setting(None, "Number of CPU threads.", at_least=1, if_none="one for each core")
+    seed: int = setting(
+        0,
+        "Seed for shuffling events of equal time, and for --sample-users.",
+        at_least=0,
+    )
+    delimiter: str | None = setting(
+        None, "Text between columns.", if_none="as the file shows"
+    )
+    header: bool | None = setting(
+        None, "Whether the first line names the columns.", if_none="as the file shows"
+    )
+    memory_limit: str = setting(
+        "1GB", "Memory for reading and sorting; the rest goes to disk."
+    )
+    temp_dir: Path | None = setting(
+        None, "Directory for temporary files.", if_none="that of the system"
+    )
+    threads: int | None = setting(
+        None, "Number of CPU threads.", at_least=1, if_none="one for each core"
+    )
 
     @property
     def known_fields(self) -> tuple[str, ...]:
@@ -58,54 +77,96 @@ class ReadingSettings(Settings):
         return FIELDS
 
     def problems(self) -> list[str]:
-        found, known = super().problems(), self.known_fields
+        found = super().problems()
+        known = self.known_fields
         for field, column in self.columns.items():
             if field not in known:
-                found.append(f"column: there is no field {field!r}, only {', '.join(known)}")
+                found.append(
+                    f"column: there is no field {field!r}, only {', '.join(known)}"
+                )
             if not column:
                 found.append(f"column: {field} needs the name of a column")
-        for option, columns in (("item-feature", self.item_features), ("user-feature", self.user_features)):
-            found += [f"{option}: {c!r} names no column" for c in columns or () if not c.removesuffix(":float")]
+        for option, columns in (
+            ("item-feature", self.item_features),
+            ("user-feature", self.user_features),
+        ):
+            found += [
+                f"{option}: {c!r} names no column"
+                for c in columns or ()
+                if not c.removesuffix(":float")
+            ]
         if self.delimiter is not None and not 1 <= len(self.delimiter.encode()) <= 4:
-            found.append(f"delimiter is {self.delimiter!r}: it must have 1 to 4 characters")
+            found.append(
+                f"delimiter is {self.delimiter!r}: it must have 1 to 4 characters"
+            )
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings(ReadingSettings):
-    """Which events of a log make the stream, and in which order; by default all of them, in the order of their times.
+    """Which events of a log make the stream, and in which order; by default all of
+    them, in the order of their times.
 
-    The filters are applied in the order in which they stand here; `limit` cuts the finished stream.
+    The filters are applied in the order in which they stand here; `limit` cuts the
+    finished stream.
     """
 
     heading: ClassVar[str] = "Filters, in this order"
 
-    event_types: tuple[str, ...] = setting((), "Only events of this type. Repeat it for several.")
-    min_rating: float | None = setting(None, "Only events with at least this rating.", if_none="as the data set says")
+    event_types: tuple[str, ...] = setting(
+        (), "Only events of this type. Repeat it for several."
+    )
+    min_rating: float | None = setting(
+        None, "Only events with at least this rating.", if_none="as the data set says"
+    )
     since: str | None = setting(
-        None, "Only events at this time or later: ISO 8601 (UTC unless it says otherwise), or seconds.", metavar="TIME"
+        None,
+        "Only events at this time or later: ISO 8601 (UTC unless it says otherwise), or seconds.",
+        metavar="TIME",
     )
     until: str | None = setting(None, "Only events before this time.", metavar="TIME")
     sample_users: float | None = setting(
-        None, "Only this number of users, or this share of them (0.1), chosen by the seed.", above=0, metavar="N"
+        None,
+        "Only this number of users, or this share of them (0.1), chosen by the seed.",
+        above=0,
+        metavar="N",
     )
     k_core: int = setting(
-        0, "Only users and items with at least K events each among the events that remain.", at_least=0, metavar="K"
+        0,
+        "Only users and items with at least K events each among the events that remain.",
+        at_least=0,
+        metavar="K",
     )
-    min_user_events: int | None = setting(None, "Only users with at least this many events.", at_least=0, if_none="K")
-    min_item_events: int | None = setting(None, "Only items with at least this many events.", at_least=0, if_none="K")
-    limit: int | None = setting(None, "Only the first events, up to this number.", at_least=1)
+    min_user_events: int | None = setting(
+        None, "Only users with at least this many events.", at_least=0, if_none="K"
+    )
+    min_item_events: int | None = setting(
+        None, "Only items with at least this many events.", at_least=0, if_none="K"
+    )
+    limit: int | None = setting(
+        None, "Only the first events, up to this number.", at_least=1
+    )
 
     @property
     def min_events(self) -> dict[str, int]:
         """Column of ids -> the smallest number of events that an id of it may have."""
         own = {"user_id": self.min_user_events, "item_id": self.min_item_events}
-        return {column: self.k_core if least is None else least for column, least in own.items()}
+        return {
+            column: self.k_core if least is None else least
+            for column, least in own.items()
+        }
 
     def problems(self) -> list[str]:
-        found, sample = super().problems(), self.sample_users
-        if sample is not None and 1 <= sample < math.inf and not float(sample).is_integer():
-            found.append(f"sample-users is {sample}: it must be a share below 1, or a whole number of users")
+        found = super().problems()
+        sample = self.sample_users
+        if (
+            sample is not None
+            and 1 <= sample < math.inf
+            and not float(sample).is_integer()
+        ):
+            found.append(
+                f"sample-users is {sample}: it must be a share below 1, or a whole number of users"
+            )
         return [*found, *self._time_problems()]
 
     def _time_problems(self) -> Iterator[str]:
@@ -117,14 +178,19 @@ class LogSettings(ReadingSettings):
                 times[name] = parse_time(text)
             except ValueError:
                 yield f"{name} is {text!r}: write 2014-11-11, 2014-11-11T08:30:00+08:00 or seconds since the epoch"
-            if text.isdecimal() and len(text) in (4, 6, 8):  # 2014, 1111, 201411, 20141111
+            if text.isdecimal() and len(text) in (
+                4,
+                6,
+                8,
+            ):  # 2014, 1111, 201411, 20141111
                 yield f"{name} is {text!r}, a date or seconds? Write 2014-11-11, or {text}.0 for seconds"
         if len(times) == 2 and times["since"] >= times["until"]:
             yield f"since is {self.since!r} and until is {self.until!r}: no time lies between"
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch of a text that is a number of them, or ISO 8601 (UTC unless it says otherwise).
+    """Seconds since the epoch of a text that is a number of them, or ISO 8601 (UTC
+    unless it says otherwise).
 
     Raises:
         ValueError: it is neither.
@@ -146,28 +212,56 @@ class WriteSettings(Settings):
     heading: ClassVar[str] = "Writing"
 
     topic: str = setting("interactions", "Topic to write to.")
-    data_dir: Path = changed(StreamSettings, "data_dir", StreamSettings.data_dir, help="Directory of the embedded log.")
+    data_dir: Path = changed(
+        StreamSettings,
+        "data_dir",
+        StreamSettings.data_dir,
+        help="Directory of the embedded log.",
+    )
     partitions: int | None = setting(
-        None, "Partitions of a new topic of the embedded log.", at_least=1, if_none=str(DEFAULT_PARTITIONS)
+        None,
+        "Partitions of a new topic of the embedded log.",
+        at_least=1,
+        if_none=str(DEFAULT_PARTITIONS),
     )
     bootstrap_servers: str | None = changed(
-        StreamSettings, "bootstrap_servers", None, help="Write to Kafka instead: host:port[,host:port]."
+        StreamSettings,
+        "bootstrap_servers",
+        None,
+        help="Write to Kafka instead: host:port[,host:port].",
     )
     kafka: Mapping[str, str] = changed(StreamSettings, "kafka", {})
     kafka_config: Path | None = changed(StreamSettings, "kafka_config", None)
-    restart: bool = setting(False, "Write all events again, also those that the same command has written before.")
+    restart: bool = setting(
+        False,
+        "Write all events again, also those that the same command has written before.",
+    )
     resume: bool = setting(
         True,
         "Continue after the events that the same command has written before. --no-resume writes all again and records "
         "no progress: it needs neither transactions nor rights to Kafka's group and transactional ids "
         "streamer-replay-<name>.",
     )
-    rate: float | None = setting(None, "Events per second.", above=0, if_none="as fast as possible")
-    speed: float | None = setting(None, "Multiple of real time: 60 writes an hour of events in a minute.", above=0)
-    max_gap_s: float | None = setting(None, "With --speed: the longest pause between events.", above=0, unit="seconds")
+    rate: float | None = setting(
+        None, "Events per second.", above=0, if_none="as fast as possible"
+    )
+    speed: float | None = setting(
+        None, "Multiple of real time: 60 writes an hour of events in a minute.", above=0
+    )
+    max_gap_s: float | None = setting(
+        None, "With --speed: the longest pause between events.", above=0, unit="seconds"
+    )
 
-    ENVIRONMENT: ClassVar[tuple[str, ...]] = ("topic", "data_dir", "bootstrap_servers", "kafka", "kafka_config")
-    """Settings that environment variables may set, as for `streamer run`: they say where, not how fast."""
+    ENVIRONMENT: ClassVar[tuple[str, ...]] = (
+        "topic",
+        "data_dir",
+        "bootstrap_servers",
+        "kafka",
+        "kafka_config",
+    )
+    """Settings that environment variables may set, as for `streamer run`: they say
+    where, not how fast.
+    """
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -184,7 +278,9 @@ class PathSettings(Settings):
 
     heading: ClassVar[str] = "Log"
 
-    path: str = setting("", "File, directory or pattern; plain or compressed. Required.", metavar="PATH")
+    path: str = setting(
+        "", "File, directory or pattern; plain or compressed. Required.", metavar="PATH"
+    )
     catalogue_topic: str | None = setting(
         None,
         "First write catalogue events of the items that a file beside the log describes, to this topic; it may be that "
@@ -192,11 +288,17 @@ class PathSettings(Settings):
         metavar="TOPIC",
     )
     passes: int = setting(
-        1, "Number of times that the log is written; each pass shuffles equal times anew, with later times.", at_least=1
+        1,
+        "Number of times that the log is written; each pass shuffles equal times anew, with later times.",
+        at_least=1,
     )
 
     def problems(self) -> list[str]:
-        return super().problems() + ([] if self.path else ["path is not given: name a file, a directory or a pattern"])
+        return super().problems() + (
+            []
+            if self.path
+            else ["path is not given: name a file, a directory or a pattern"]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,15 +313,21 @@ class JsonLinesSettings(ReplaySettings):
     heading: ClassVar[str] = "Log"
 
     path: str = changed(
-        ReplaySettings, "path", "", help="File of JSON lines, plain or compressed; - for standard input. Required."
+        ReplaySettings,
+        "path",
+        "",
+        help="File of JSON lines, plain or compressed; - for standard input. Required.",
     )
     in_order: bool = setting(
-        False, "Keep the lines as they are and in their order; only --limit, and only plain files or .gz."
+        False,
+        "Keep the lines as they are and in their order; only --limit, and only plain files or .gz.",
     )
 
     @property
     def as_they_are(self) -> bool:
-        """Whether lines are written as they come; then they cannot be sorted, filtered, or written twice."""
+        """Whether lines are written as they come; then they cannot be sorted, filtered,
+        or written twice.
+        """
         return self.in_order or self.path == "-"
 
     @property
@@ -230,9 +338,14 @@ class JsonLinesSettings(ReplaySettings):
         found = super().problems()
         if self.as_they_are:
             names = (*LogSettings.all(), "passes", "catalogue_topic")
-            of_logs = [self.all()[name] for name in names if name not in ("columns", "limit")]
+            of_logs = [
+                self.all()[name] for name in names if name not in ("columns", "limit")
+            ]
             given = [s.option for s in of_logs if getattr(self, s.name) != s.default]
-            found += [f"{name} needs all events at once: not with --in-order, or --path -" for name in given]
+            found += [
+                f"{name} needs all events at once: not with --in-order, or --path -"
+                for name in given
+            ]
         return found
 
 
@@ -242,10 +355,20 @@ class EvaluationSettings(LogSettings):
 
     heading: ClassVar[str] = "Runs"
 
-    data: tuple[str, ...] = setting((), "Log to read; repeat it for several. Required.", option="data", metavar="PATH")
-    format: str | None = setting(None, "Format of the log, one that `streamer replay --help` lists.", if_none="guessed")
+    data: tuple[str, ...] = setting(
+        (),
+        "Log to read; repeat it for several. Required.",
+        option="data",
+        metavar="PATH",
+    )
+    format: str | None = setting(
+        None,
+        "Format of the log, one that `streamer replay --help` lists.",
+        if_none="guessed",
+    )
     names: tuple[str, ...] = setting(
-        (), "Name of the log in all figures, one for each --data; by default the name of the file."
+        (),
+        "Name of the log in all figures, one for each --data; by default the name of the file.",
     )
     protocol: Literal["offline", "prequential"] = setting(
         "prequential",
@@ -266,11 +389,20 @@ class EvaluationSettings(LogSettings):
         if not self.data:
             found.append("data is not given: name a log")
         if len(self.log_names) != len(self.data):
-            found.append(f"name is given {len(self.names)} times: give one for each of the {len(self.data)} --data")
-        alike = dict.fromkeys(name for name in self.log_names if self.log_names.count(name) > 1)
-        return found + [f"data: several logs are called {name!r}: give each its own --name" for name in alike]
+            found.append(
+                f"name is given {len(self.names)} times: give one for each of the {len(self.data)} --data"
+            )
+        alike = dict.fromkeys(
+            name for name in self.log_names if self.log_names.count(name) > 1
+        )
+        return found + [
+            f"data: several logs are called {name!r}: give each its own --name"
+            for name in alike
+        ]
 
     @property
     def log_names(self) -> tuple[str, ...]:
-        """What figures call the logs: `logs/gowalla.inter.gz` is gowalla, unless `names` says otherwise."""
+        """What figures call the logs: `logs/gowalla.inter.gz` is gowalla, unless
+        `names` says otherwise.
+        """
         return self.names or tuple(Path(path).name.split(".")[0] for path in self.data)

@@ -31,16 +31,20 @@ class Stream:
     total: int | None
     """Number of events, if that is known."""
     has_time: bool
-    """Whether events have times; if not, their records get the time at which they are written."""
+    """Whether events have times; if not, their records get the time at which they are
+    written.
+    """
     chunks: Callable[[int], Iterator[Sequence[Record]]]
     """The events from a number on, in chunks."""
 
 
 def log_stream(log: Log, name: str | None, passes: int = 1, seed: int = 0) -> Stream:
-    """The events of a log, one or several times, the times of a pass after those of the pass before.
+    """The events of a log, one or several times, the times of a pass after those of the
+    pass before.
 
-    Each pass shuffles anew what the log itself does not order: events of equal time, or all of them if it has no times.
-    The first pass has the seed, each of the next ones the next number.
+    Each pass shuffles anew what the log itself does not order: events of equal time, or
+    all of them if it has no times. The first pass has the seed, each of the next ones
+    the next number.
     """
 
     def chunks(start: int) -> Iterator[Sequence[Record]]:
@@ -49,10 +53,17 @@ def log_stream(log: Log, name: str | None, passes: int = 1, seed: int = 0) -> St
             delay_s = 0.0
             if number and log.has_time:
                 described = log.describe()
-                delay_s = number * (described["last_s"] - described["first_s"] + PASS_GAP_S)
+                delay_s = number * (
+                    described["last_s"] - described["first_s"] + PASS_GAP_S
+                )
             for events in log.batches(pass_seed=seed + number, start=skipped):
                 if delay_s and events.timestamps_s is not None:
-                    events = replace(events, timestamps_s=[time_s + delay_s for time_s in events.timestamps_s])
+                    events = replace(
+                        events,
+                        timestamps_s=[
+                            time_s + delay_s for time_s in events.timestamps_s
+                        ],
+                    )
                 yield events.records()
             skipped = 0
 
@@ -61,11 +72,17 @@ def log_stream(log: Log, name: str | None, passes: int = 1, seed: int = 0) -> St
 
 def catalogue_stream(records: Sequence[Record], name: str) -> Stream:
     """Catalogue events."""
-    return Stream(name, len(records), True, lambda start: iter([records[start:]] if start < len(records) else []))
+    return Stream(
+        name,
+        len(records),
+        True,
+        lambda start: iter([records[start:]] if start < len(records) else []),
+    )
 
 
 def synthetic_stream(events: int, seed: int = 0) -> Stream:
-    """A synthetic stream, up to a number of events; with more of them it is the same replay, and goes on.
+    """A synthetic stream, up to a number of events; with more of them it is the same
+    replay, and goes on.
 
     Its events happen as they are written: their own times only set the pace.
     """
@@ -79,7 +96,9 @@ def synthetic_stream(events: int, seed: int = 0) -> Stream:
     return Stream(replay_name("synthetic", {"seed": seed}), events, False, chunks)
 
 
-def lines_stream(lines: JsonLines, name: str | None, limit: int | None = None) -> Stream:
+def lines_stream(
+    lines: JsonLines, name: str | None, limit: int | None = None
+) -> Stream:
     """Events of JSON lines in the order of the file, or of standard input."""
 
     def chunks(start: int) -> Iterator[Sequence[Record]]:
@@ -90,27 +109,43 @@ def lines_stream(lines: JsonLines, name: str | None, limit: int | None = None) -
 
 
 def log_name(log: Log, settings: LogSettings, passes: int = 1) -> str:
-    """The name of the replay of a log. Settings that change neither events nor order do not count: memory, threads.
+    """The name of the replay of a log. Settings that change neither events nor order do
+    not count: memory, threads.
 
     Raises:
         SourceError: one of its files cannot be read.
     """
-    determining = asdict(settings.only(LogSettings)) | {"passes": passes, "min_events": settings.min_events}
-    for name in ("memory_limit", "temp_dir", "threads", "k_core", "min_user_events", "min_item_events"):
+    determining = asdict(settings.only(LogSettings)) | {
+        "passes": passes,
+        "min_events": settings.min_events,
+    }
+    for name in (
+        "memory_limit",
+        "temp_dir",
+        "threads",
+        "k_core",
+        "min_user_events",
+        "min_item_events",
+    ):
         del determining[name]
     return replay_name(log.name, determining, log.files)
 
 
-def replay_name(kind: str, settings: Mapping[str, Any], files: Iterable[Path] = ()) -> str:
-    """The name of a replay, by what determines its events and their order: `gowalla-` and 16 hexadecimal digits.
+def replay_name(
+    kind: str, settings: Mapping[str, Any], files: Iterable[Path] = ()
+) -> str:
+    """The name of a replay, by what determines its events and their order: `gowalla-`
+    and 16 hexadecimal digits.
 
-    The same command has the same name and goes on; another seed is another replay. A file is known by all that is in
-    it, wherever it lies.
+    The same command has the same name and goes on; another seed is another replay. A
+    file is known by all that is in it, wherever it lies.
 
     Raises:
         SourceError: a file cannot be read.
     """
-    digest = hashlib.sha256(msgspec.json.encode([kind, settings], order="deterministic", enc_hook=str))
+    digest = hashlib.sha256(
+        msgspec.json.encode([kind, settings], order="deterministic", enc_hook=str)
+    )
     for path in files:
         try:
             with path.open("rb") as file:
@@ -134,7 +169,10 @@ def up_to(limit: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[R
 def _untimed(events: Events) -> list[Record]:
     """Records whose events have no times; the times of the records set the pace."""
     records = Events(events.users, events.items).records()
-    return [(key, value, time_ms) for (key, value, _), time_ms in zip(records, events.times_ms(), strict=True)]
+    return [
+        (key, value, time_ms)
+        for (key, value, _), time_ms in zip(records, events.times_ms(), strict=True)
+    ]
 
 
 def _skip(chunks: Iterable[Any], start: int) -> Iterator[Any]:

@@ -2,11 +2,11 @@
 
     from streamer import Learner
 
-    learner = Learner(dim=32)
-    learner.learn([("ann", "tea", 1731700000), ("ann", "milk", 1731700060), ("bob", "tea", 1731700090)])
-    learner.recommend("bob", k=3)
+    learner = Learner(dim=32) learner.learn([("ann", "tea", 1731700000), ("ann", "milk",
+    1731700060), ("bob", "tea", 1731700090)]) learner.recommend("bob", k=3)
 
-`docs/python.md` describes the public names below. They are imported when they are used: `import streamer` is quick.
+`docs/python.md` describes the public names below. They are imported when they are used:
+`import streamer` is quick.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
-        raise AttributeError(f"module 'streamer' has no attribute {name!r}; public are {', '.join(PUBLIC)}")
+        raise AttributeError(
+            f"module 'streamer' has no attribute {name!r}; public are {', '.join(PUBLIC)}"
+        )
     return getattr(importlib.import_module(PUBLIC[name]), name)
 
 

@@ -22,7 +22,9 @@ class Accounting:
     """Among them those that are `not_admitted`, and `catalogue`."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost: int = 0
-    """Records that were removed by retention before they were read; they were never consumed."""
+    """Records that were removed by retention before they were read; they were never
+    consumed.
+    """
     not_admitted: int = 0
     """Events of users or items that had not come often enough to get a row."""
     catalogue: int = 0
@@ -49,13 +51,28 @@ class Accounting:
 
     def counts(self) -> NDArray[np.int64]:
         """Numbers that add up over trainers; the first is that of consumed events."""
-        own = [self.trained, self.filtered, self.lost, self.not_admitted, self.catalogue]
-        return np.array([self.consumed, *own, *(self.dead_letters[str(reason)] for reason in Reason)], np.int64)
+        own = [
+            self.trained,
+            self.filtered,
+            self.lost,
+            self.not_admitted,
+            self.catalogue,
+        ]
+        return np.array(
+            [
+                self.consumed,
+                *own,
+                *(self.dead_letters[str(reason)] for reason in Reason),
+            ],
+            np.int64,
+        )
 
     def plus(self, counts: NDArray[np.int64]) -> Accounting:
         """These totals and those of `counts`."""
         _, trained, filtered, lost, not_admitted, catalogue, *letters = counts.tolist()
-        more = Counter({str(reason): n for reason, n in zip(Reason, letters, strict=True) if n})
+        more = Counter(
+            {str(reason): n for reason, n in zip(Reason, letters, strict=True) if n}
+        )
         return Accounting(
             self.trained + trained,
             self.filtered + filtered,
@@ -81,5 +98,11 @@ class Accounting:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Accounting:
         """Return what `to_json` has put into a checkpoint."""
-        letters, more = Counter(value["dead_letters"]), ("lost", "not_admitted", "catalogue")
-        return cls(value["trained"], value["filtered"], letters, *(value.get(name, 0) for name in more))
+        letters = Counter(value["dead_letters"])
+        more = ("lost", "not_admitted", "catalogue")
+        return cls(
+            value["trained"],
+            value["filtered"],
+            letters,
+            *(value.get(name, 0) for name in more),
+        )

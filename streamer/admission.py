@@ -1,8 +1,10 @@
 """Which new ids get a row: those that have come often enough.
 
-How often an id without a row has come is counted in a sketch of fixed size, two counters an id, of which the smaller
-holds: what shares a counter with others is admitted too early, never too late. After an eighth as many events as there
-are counters everything is halved, so that what came once long ago counts no more.
+How often an id without a row has come is counted in a sketch of fixed size, two
+counters an id, of which the smaller
+holds: what shares a counter with others is admitted too early, never too late. After an
+eighth as many events as there are counters everything is halved, so that what came once
+long ago counts no more.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Admission(ByRows):
     """
 
     def __init__(self, after: int, slots: int = SLOTS) -> None:
-        self.after, self.size = after, slots
+        self.after = after
+        self.size = slots
         self.clear()
 
     def clear(self) -> None:
@@ -92,10 +95,16 @@ def _slots(utf8: Bytes, offsets: Rows, slots: int) -> Rows:
 
 
 @compiled
-def _count(counts: NDArray[np.uint8], slots: Rows, after: int, admitted: NDArray[np.bool_]) -> None:
+def _count(
+    counts: NDArray[np.uint8], slots: Rows, after: int, admitted: NDArray[np.bool_]
+) -> None:
     for i in range(len(admitted)):
-        one, two = slots[2 * i], slots[2 * i + 1]
+        one = slots[2 * i]
+        two = slots[2 * i + 1]
         least = min(counts[one], counts[two])
         admitted[i] = least + 1 >= after
         if least < MOST:
-            counts[one], counts[two] = max(counts[one], least + 1), max(counts[two], least + 1)
+            counts[one], counts[two] = (
+                max(counts[one], least + 1),
+                max(counts[two], least + 1),
+            )

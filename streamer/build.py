@@ -1,6 +1,8 @@
-"""From settings to parts: the only place that knows which source, sink and store belong to which settings.
+"""From settings to parts: the only place that knows which source, sink and store belong
+to which settings.
 
-Heavy modules are imported where they are needed: a run on a file loads neither Kafka nor Redis.
+Heavy modules are imported where they are needed: a run on a file loads neither Kafka
+nor Redis.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ import msgspec
 
 from streamer.dead_letters.base import DeadLetters, FileDeadLetters
 from streamer.errors import SettingsError
-from streamer.settings import FIELDS, RunSettings, ServeSettings, SharingSettings, StreamSettings
+from streamer.settings import (
+    FIELDS,
+    RunSettings,
+    ServeSettings,
+    SharingSettings,
+    StreamSettings,
+)
 from streamer.sources.base import Partition, Source
 
 if TYPE_CHECKING:
@@ -34,14 +42,17 @@ if TYPE_CHECKING:
 
 
 def build_pipeline(settings: RunSettings) -> Pipeline:
-    """The pipeline that the settings describe; nothing is read or joined before it runs.
+    """The pipeline that the settings describe; nothing is read or joined before it
+    runs.
 
     Raises:
         SettingsError: with the problems of all parts.
     """
     if problems := settings.problems():
         raise SettingsError(problems)
-    if settings.threads or settings.trainers:  # in a group one thread each, so that sums do not depend on the machine
+    if (
+        settings.threads or settings.trainers
+    ):  # in a group one thread each, so that sums do not depend on the machine
         import torch
 
         torch.set_num_threads(settings.threads or 1)
@@ -51,11 +62,15 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.pipeline import Pipeline
     from streamer.prequential import LINE_FLOORS, Prequential
 
-    kafka_settings(settings)  # raises what is wrong with them, before the directory is made
+    kafka_settings(
+        settings
+    )  # raises what is wrong with them, before the directory is made
     if settings.trainers is not None:
         return _rank_pipeline(settings)
-    decoder, learner = EventDecoder(settings, settings.catalogue_topic), Learner(settings)
-    letters, checkpoints = dead_letters(settings), CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
+    decoder = EventDecoder(settings, settings.catalogue_topic)
+    learner = Learner(settings)
+    letters = dead_letters(settings)
+    checkpoints = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
     return Pipeline(
         learner,
         source_factory(settings, checkpoints.trainer),
@@ -71,8 +86,11 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     )
 
 
-def publisher(settings: RunSettings, learner: Learner, group: Group | None = None) -> Publisher | None:
-    """What brings servers the changes of a learner, from rank 0 of its group; None if nothing is published.
+def publisher(
+    settings: RunSettings, learner: Learner, group: Group | None = None
+) -> Publisher | None:
+    """What brings servers the changes of a learner, from rank 0 of its group; None if
+    nothing is published.
 
     Raises:
         SettingsError: a topic is given, and no Kafka.
@@ -92,9 +110,15 @@ def publisher(settings: RunSettings, learner: Learner, group: Group | None = Non
         from streamer.publish.topic import KafkaWriter
 
         if (kafka := kafka_settings(settings)) is None:
-            raise SettingsError(["publish-topic needs bootstrap-servers; without Kafka, give a publish-dir"])
+            raise SettingsError(
+                [
+                    "publish-topic needs bootstrap-servers; without Kafka, give a publish-dir"
+                ]
+            )
         writer = KafkaWriter(kafka, settings.publish_topic)
-    return Publisher(learner, writer, settings.publish_every_s, settings.publish_base_every_s, group)
+    return Publisher(
+        learner, writer, settings.publish_every_s, settings.publish_base_every_s, group
+    )
 
 
 def point_reader(settings: ServeSettings) -> PointReader:
@@ -106,10 +130,13 @@ def point_reader(settings: ServeSettings) -> PointReader:
     from streamer.publish.topic import TopicReader
     from streamer.sources.kafka.tail import KafkaTail
 
-    kafka, topic = kafka_settings(settings), settings.publish_topic
+    kafka = kafka_settings(settings)
+    topic = settings.publish_topic
     assert kafka is not None
     assert topic is not None
-    ours = replace(kafka, topics=topic, auto_offset_reset="earliest", start_timestamp_ms=None)
+    ours = replace(
+        kafka, topics=topic, auto_offset_reset="earliest", start_timestamp_ms=None
+    )
     return TopicReader(lambda: KafkaTail(ours))
 
 
@@ -121,22 +148,32 @@ def event_tail(settings: ServeSettings) -> Callable[[], Source]:
         return lambda: KafkaTail(kafka)
     from streamer.sources.embedded.source import EmbeddedSource
 
-    return lambda: EmbeddedSource(settings.data_dir, settings.all_topics, wait_for_topic=True)
+    return lambda: EmbeddedSource(
+        settings.data_dir, settings.all_topics, wait_for_topic=True
+    )
 
 
 def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:
-    """Writes an event of a user and an item, which happened now, to the stream that a server tails.
+    """Writes an event of a user and an item, which happened now, to the stream that a
+    server tails.
 
     It connects when it is used for the first time. It may raise `SourceError`.
     """
-    topic, names = settings.topics[0], {ours: settings.name_of(ours) for ours in FIELDS}
-    kind = {names["event_type"]: settings.event_types[0]} if settings.event_types else {}
+    topic = settings.topics[0]
+    names = {ours: settings.name_of(ours) for ours in FIELDS}
+    kind = (
+        {names["event_type"]: settings.event_types[0]} if settings.event_types else {}
+    )
     append: Callable[[bytes, bytes], None] | None = None
 
     def write(user: str, item: str) -> None:
         nonlocal append
         append = append or _appender(settings, topic)
-        event = {names["user_id"]: user, names["item_id"]: item, names["timestamp"]: time.time()}
+        event = {
+            names["user_id"]: user,
+            names["item_id"]: item,
+            names["timestamp"]: time.time(),
+        }
         append(user.encode(), msgspec.json.encode(event | kind))
 
     return write
@@ -149,7 +186,9 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
 
         from streamer.sources.kafka.client import connect, explained
 
-        producer = connect(KafkaProducer, {"max_block_ms": 5_000} | kafka.producer_config())
+        producer = connect(
+            KafkaProducer, {"max_block_ms": 5_000} | kafka.producer_config()
+        )
 
         def send(key: bytes, value: bytes) -> None:
             with explained(f"topic {topic!r} of Kafka"):
@@ -167,7 +206,9 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
 
 
 def _rank_pipeline(settings: RunSettings) -> Pipeline:
-    """The pipeline of one rank of a group, as the environment says which; waits for the others to come."""
+    """The pipeline of one rank of a group, as the environment says which; waits for the
+    others to come.
+    """
     from streamer.checkpoint.rank import rank_store
     from streamer.event import EventDecoder
     from streamer.group.group import connect
@@ -186,7 +227,9 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         dead_letters(settings, group.rank),
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group),
-        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS) if evaluated else None,
+        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS)
+        if evaluated
+        else None,
         NoStore() if group.rank and settings.redis_url else shared_store(settings),
         publisher(settings, learner, group),
         lockstep=lockstep_of(settings, group),
@@ -200,7 +243,11 @@ def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
     if (kafka := kafka_settings(settings)) is not None:
         from streamer.sources.kafka import assigned
 
-        return Lockstep(group, partial(assigned.AssignedKafkaSource, kafka), assigned.all_partitions(kafka))
+        return Lockstep(
+            group,
+            partial(assigned.AssignedKafkaSource, kafka),
+            assigned.all_partitions(kafka),
+        )
     from streamer.sources.assigned import AssignedSource
     from streamer.sources.embedded.source import EmbeddedSource, all_partitions
 
@@ -213,11 +260,18 @@ def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
             start_timestamp_ms=settings.start_timestamp_ms,
         )
 
-    listed = partial(all_partitions, settings.data_dir, settings.all_topics, wait=not settings.until_end)
+    listed = partial(
+        all_partitions,
+        settings.data_dir,
+        settings.all_topics,
+        wait=not settings.until_end,
+    )
     return Lockstep(group, partial(AssignedSource, open_one), listed)
 
 
-def source_factory(settings: RunSettings, trainer: str | None = None) -> Callable[[], Source]:
+def source_factory(
+    settings: RunSettings, trainer: str | None = None
+) -> Callable[[], Source]:
     """Makes the source that the settings describe, for the trainer of this id."""
     if settings.source:
         from streamer.sources.files import FileSource
@@ -249,9 +303,15 @@ def kafka_settings(settings: StreamSettings) -> KafkaSettings | None:
     """
     if not settings.bootstrap_servers:
         return None
-    from streamer.sources.kafka.settings import KafkaSettings, settings_from_environment, settings_from_file
+    from streamer.sources.kafka.settings import (
+        KafkaSettings,
+        settings_from_environment,
+        settings_from_file,
+    )
 
-    client = settings_from_environment({n: v for n, v in os.environ.items() if n != "STREAMER_KAFKA_CONFIG"})
+    client = settings_from_environment(
+        {n: v for n, v in os.environ.items() if n != "STREAMER_KAFKA_CONFIG"}
+    )
     if settings.kafka_config:
         client = settings_from_file(settings.kafka_config) | client
     return KafkaSettings(
@@ -266,13 +326,17 @@ def kafka_settings(settings: StreamSettings) -> KafkaSettings | None:
 
 
 def dead_letters(settings: RunSettings, rank: int = 0) -> DeadLetters:
-    """Where records go that are not valid events: a topic beside the first one, or a file of each rank."""
+    """Where records go that are not valid events: a topic beside the first one, or a
+    file of each rank.
+    """
     kafka = kafka_settings(settings) if not settings.source else None
     name = dead_letters_name(settings)
     if kafka is not None and not is_file(name):
         from streamer.dead_letters.kafka import KafkaDeadLetters
 
-        return KafkaDeadLetters(kafka, name, refused=settings.checkpoints / f"{name}.jsonl")
+        return KafkaDeadLetters(
+            kafka, name, refused=settings.checkpoints / f"{name}.jsonl"
+        )
     path = Path(settings.dead_letters or settings.data_dir / f"{name}.jsonl")
     return FileDeadLetters(path.with_suffix(f".{rank}{path.suffix}") if rank else path)
 
@@ -283,7 +347,9 @@ def dead_letters_name(settings: RunSettings) -> str:
 
 
 def is_file(name: str) -> bool:
-    """Whether dead letters of this name are a file: topics have no slash, and ours do not end like files of them."""
+    """Whether dead letters of this name are a file: topics have no slash, and ours do
+    not end like files of them.
+    """
     return "/" in name or name.endswith(".jsonl")
 
 

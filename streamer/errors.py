@@ -12,8 +12,8 @@ StreamerError
     ├── IncompatibleCheckpoint  it was written by other settings or another version
     └── Superseded           a newer start of the trainer uses the directory
 
-A message says what happened, where, and what to try. The command line shows it as one line and exits with 1
-(2 for SettingsError, as click does for wrong options).
+A message says what happened, where, and what to try. The command line shows it as one
+line and exits with 1 (2 for SettingsError, as click does for wrong options).
 """
 
 from __future__ import annotations
@@ -70,4 +70,6 @@ class IncompatibleCheckpoint(CheckpointError):  # noqa: N818
 
 
 class Superseded(CheckpointError):  # noqa: N818
-    """A newer start of the trainer uses the directory: this one must neither save nor commit any more."""
+    """A newer start of the trainer uses the directory: this one must neither save nor
+    commit any more.
+    """

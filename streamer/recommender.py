@@ -1,4 +1,6 @@
-"""Recommendations from what was learned: for a user by id, or for a session of recent items without a user."""
+"""Recommendations from what was learned: for a user by id, or for a session of recent
+items without a user.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,13 @@ class Reasons(NamedTuple):
     """What made a recommendation."""
 
     parts: dict[str, float]
-    """What each kind of evidence adds to the score; the rest is the same for all items of the query."""
+    """What each kind of evidence adds to the score; the rest is the same for all items
+    of the query.
+    """
     recent: list[tuple[str, float]]
-    """Recent items that users had shortly before or after it, and how near each is; the nearest first."""
+    """Recent items that users had shortly before or after it, and how near each is; the
+    nearest first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +108,34 @@ class Recommender:
 
         Args:
             user: id.
-            events: the user's events since what was learned: item and time in seconds each, in their order.
+            events: the user's events since what was learned: item and time in seconds
+                each, in their order.
         """
         learner = self.learner
         row = learner.users.row_of(user)
-        rows = [(item, time_s) for name, time_s in events if (item := learner.items.row_of(name)) is not None]
+        rows = [
+            (item, time_s)
+            for name, time_s in events
+            if (item := learner.items.row_of(name)) is not None
+        ]
         if row is None and not rows:
             return self._without_history(user, f"user {_printable(user)} is not known")
         at = np.array([learner.users.size if row is None else row])
-        history, seen = learner.recent.of(at), learner.seen.of(int(at[0]))
+        history = learner.recent.of(at)
+        seen = learner.seen.of(int(at[0]))
         if rows:
-            items, times_s = np.array([item for item, _ in rows]), np.array([time_s for _, time_s in rows])
+            items = np.array([item for item, _ in rows])
+            times_s = np.array([time_s for _, time_s in rows])
             one = RecentItems(learner.recent.length, learner.retired)
             one.put(np.zeros(1, np.int64), learner.recent.take(at))
             one.observe(np.zeros(len(items), np.int64), items, times_s.clip(0, LAST_S))
-            history, seen = one.of(np.zeros(1, np.int64)), np.union1d(seen, items)
+            history = one.of(np.zeros(1, np.int64))
+            seen = np.union1d(seen, items)
         return Query(user, int(at[0]), history, seen)
 
-    def session(self, items: Sequence[str], features: Mapping[str, str | float] | None = None) -> Query:
+    def session(
+        self, items: Sequence[str], features: Mapping[str, str | float] | None = None
+    ) -> Query:
         """The query for the items of a session, oldest first.
 
         Args:
@@ -134,19 +150,33 @@ class Recommender:
             raise StreamerError(
                 "this model does not use recent items: ask for a user, or train with --recent-items above 0"
             )
-        rows = {item: learner.items.row_of(item) for item in reversed(items)}  # each once, most recent first
+        rows = {
+            item: learner.items.row_of(item) for item in reversed(items)
+        }  # each once, most recent first
         known = tuple(row for row in rows.values() if row is not None)
         described = learner.user_features(dict(features)) if features else None
         if not known:
             query = self._without_history(None, "none of these items is known")
             return dataclasses.replace(query, features=described)
-        unknown = ", ".join(_printable(item) for item, row in rows.items() if row is None)
+        unknown = ", ".join(
+            _printable(item) for item, row in rows.items() if row is None
+        )
         note = f"ignored, because they are not known: {unknown}" if unknown else ""
         history = learner.recent.of(np.array([learner.users.size]))
         count = min(len(known), learner.recent.length)
-        history.items[0, :count], history.counts[0, :count] = known[:count], 1
-        history.times_s[0, :count] = learner.evidence.now_s - np.arange(count)  # in this order, and just now
-        return Query(None, learner.users.size, history, np.unique(known), note=note, features=described)
+        history.items[0, :count] = known[:count]
+        history.counts[0, :count] = 1
+        history.times_s[0, :count] = learner.evidence.now_s - np.arange(
+            count
+        )  # in this order, and just now
+        return Query(
+            None,
+            learner.users.size,
+            history,
+            np.unique(known),
+            note=note,
+            features=described,
+        )
 
     def recommend(
         self,
@@ -170,40 +200,73 @@ class Recommender:
         return self.recommend_each(wanted, exclude_seen=exclude_seen, among=among)
 
     def recommend_each(
-        self, wanted: Sequence[Wanted], *, exclude_seen: bool = False, among: Rows | None = None
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        exclude_seen: bool = False,
+        among: Rows | None = None,
     ) -> list[list[Recommendation]]:
-        """As `recommend`, with a length and exclusions for each query: many at once cost less than one by one.
+        """As `recommend`, with a length and exclusions for each query: many at once
+        cost less than one by one.
 
         Args:
             wanted: queries, from `user` and `session`, and what to recommend for each.
             exclude_seen: see `recommend`; so is `among`.
         """
-        left_out = [np.concatenate([w.query.seen, w.exclude]) if exclude_seen else w.exclude for w in wanted]
+        left_out = [
+            np.concatenate([w.query.seen, w.exclude]) if exclude_seen else w.exclude
+            for w in wanted
+        ]
         found = []
         for (query, k, _), out, (items, scores) in zip(
-            wanted, left_out, self._scored(wanted, left_out, exclude_seen, among), strict=True
+            wanted,
+            left_out,
+            self._scored(wanted, left_out, exclude_seen, among),
+            strict=True,
         ):
             if among is not None:
                 scores = np.where(np.isin(items, among), scores, np.float32(-np.inf))
             best = np.empty(k, np.int64)
             best = best[: _best(items, scores, out, best)]
-            rows, recent = items[best].tolist(), set(query.recent)
-            ranked = zip(self.learner.items.ids_of(rows), scores[best].tolist(), rows, strict=True)
-            found.append([Recommendation(item, score, row in recent) for item, score, row in ranked])
+            rows = items[best].tolist()
+            recent = set(query.recent)
+            ranked = zip(
+                self.learner.items.ids_of(rows),
+                scores[best].tolist(),
+                rows,
+                strict=True,
+            )
+            found.append(
+                [
+                    Recommendation(item, score, row in recent)
+                    for item, score, row in ranked
+                ]
+            )
         return found
 
     def _scored(
-        self, wanted: Sequence[Wanted], left_out: Sequence[Rows], exclude_seen: bool, among: Rows | None
+        self,
+        wanted: Sequence[Wanted],
+        left_out: Sequence[Rows],
+        exclude_seen: bool,
+        among: Rows | None,
     ) -> Iterator[tuple[ItemRows, Floats]]:
         """Items and scores for each query, from which the best are chosen."""
         learner = self.learner
         if not learner.settings.rerank:
             for (query, k, _), out in zip(wanted, left_out, strict=True):
-                yield self._retrieved(query, k, out) if query.known else self._most_popular()
+                yield (
+                    self._retrieved(query, k, out)
+                    if query.known
+                    else self._most_popular()
+                )
             return
-        least = np.array([w.k + len(out) for w, out in zip(wanted, left_out, strict=True)])
+        least = np.array(
+            [w.k + len(out) for w, out in zip(wanted, left_out, strict=True)]
+        )
         candidates = self._candidates([w.query for w in wanted], least, among)
-        scores, items = learner.ranker.scores(candidates, _purpose(exclude_seen)), candidates.items
+        scores = learner.ranker.scores(candidates, _purpose(exclude_seen))
+        items = candidates.items
         for begin, end in itertools.pairwise(candidates.first.tolist()):
             yield items[begin:end], scores[begin:end]
 
@@ -211,9 +274,13 @@ class Recommender:
         items = self.learner.items.used
         items = items[self.learner.are_reachable(items)]
         counts = self.learner.exact.counts(items)
-        return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(np.float32)
+        return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(
+            np.float32
+        )
 
-    def reasons(self, query: Query, items: Sequence[str], *, exclude_seen: bool = False) -> list[Reasons]:
+    def reasons(
+        self, query: Query, items: Sequence[str], *, exclude_seen: bool = False
+    ) -> list[Reasons]:
         """What made the score of each of these items, which must be known."""
         learner = self.learner
         rows = np.array([learner.items.row_of(item) for item in items], np.int64)
@@ -221,34 +288,57 @@ class Recommender:
         if learner.settings.rerank:
             candidates = self._candidates([query], np.zeros(1, np.int64), rows)
             place = {row: at for at, row in enumerate(candidates.items.tolist())}
-            parts = learner.ranker.parts(candidates, _purpose(exclude_seen))[[place[row] for row in rows.tolist()]]
+            parts = learner.ranker.parts(candidates, _purpose(exclude_seen))[
+                [place[row] for row in rows.tolist()]
+            ]
         near: list[list[tuple[str, float]]] = [[] for _ in rows]
         pairs = learner.evidence.co_occurrence
         for k, recent in enumerate(query.recent):
-            neighbours, share = pairs.of(recent), max(pairs.total(recent), 1.0) ** -0.5 / (k + 1)
+            neighbours = pairs.of(recent)
+            share = max(pairs.total(recent), 1.0) ** -0.5 / (k + 1)
             for of_item, row in zip(near, rows.tolist(), strict=True):
                 if row in neighbours:
-                    of_item.append((learner.items.id_of(recent), share * neighbours[row]))
+                    of_item.append(
+                        (learner.items.id_of(recent), share * neighbours[row])
+                    )
         return [
-            Reasons(dict(zip(KINDS, of_kinds.tolist(), strict=True)), sorted(of_recent, key=lambda r: -r[1]))
+            Reasons(
+                dict(zip(KINDS, of_kinds.tolist(), strict=True)),
+                sorted(of_recent, key=lambda r: -r[1]),
+            )
             for of_kinds, of_recent in zip(parts, near, strict=True)
         ]
 
-    def _candidates(self, queries: Sequence[Query], least: Rows, among: Rows | None) -> Candidates:
+    def _candidates(
+        self, queries: Sequence[Query], least: Rows, among: Rows | None
+    ) -> Candidates:
         extra = np.tile(among, (len(queries), 1)) if among is not None else None
-        history = History(*map(np.concatenate, zip(*(query.history for query in queries), strict=True)))
+        history = History(
+            *map(
+                np.concatenate, zip(*(query.history for query in queries), strict=True)
+            )
+        )
         with self._described(queries):
-            return self.learner.candidates(_batch(queries), history, extra, least, [query.seen for query in queries])
+            return self.learner.candidates(
+                _batch(queries),
+                history,
+                extra,
+                least,
+                [query.seen for query in queries],
+            )
 
     @contextlib.contextmanager
     def _described(self, queries: Sequence[Query]) -> Iterator[None]:
-        """The row that a new user would get has the features of a query meanwhile; there must be no other then."""
+        """The row that a new user would get has the features of a query meanwhile;
+        there must be no other then.
+        """
         query = next((query for query in queries if query.features is not None), None)
         if query is None:
             yield
             return
         assert len(queries) == 1, "a session with features is asked for alone"
-        store, row = self.learner.trainer.model.user.features, np.array([query.row])
+        store = self.learner.trainer.model.user.features
+        row = np.array([query.row])
         size = store.size
         assert query.features is not None
         store.put(row, query.features)
@@ -260,12 +350,15 @@ class Recommender:
 
     def _retrieved(self, query: Query, k: int, left_out: Rows) -> tuple[Rows, Floats]:
         """The best items by the towers alone, with their inner products."""
-        learner, rows = self.learner, _batch([query])
+        learner = self.learner
+        rows = _batch([query])
         items = learner.retriever.items(learner.items.size)
         recent = learner.recent_items(query.history)
         count = len(items) if k > len(items) else k
         with self._described([query]):
-            best, scores = learner.retriever.top(items, rows.users, count, recent, [left_out])
+            best, scores = learner.retriever.top(
+                items, rows.users, count, recent, [left_out]
+            )
         return best[0], np.where(learner.are_reachable(best[0]), scores[0], -np.inf)
 
     def _without_history(self, user: str | None, why: str) -> Query:
@@ -277,7 +370,12 @@ class Recommender:
         )
         row = learner.users.size
         return Query(
-            user, row, learner.recent.of(np.array([row])), np.empty(0, np.int64), known=False, note=f"{why}: {what}"
+            user,
+            row,
+            learner.recent.of(np.array([row])),
+            np.empty(0, np.int64),
+            known=False,
+            note=f"{why}: {what}",
         )
 
 
@@ -304,11 +402,15 @@ def _holds(rows: Rows, row: int) -> bool:
 
 @compiled
 def _best(items: ItemRows, scores: Floats, left_out: Rows, best: Rows) -> int:
-    """Write where the best items that are not left out are, best first, ties in their order; returns how many."""
+    """Write where the best items that are not left out are, best first, ties in their
+    order; returns how many.
+    """
     found = 0
     for place in range(len(items)):
         score = scores[place]
-        if not np.isfinite(score) or (found == len(best) and score <= scores[best[found - 1]]):
+        if not np.isfinite(score) or (
+            found == len(best) and score <= scores[best[found - 1]]
+        ):
             continue
         if _holds(left_out, items[place]):
             continue

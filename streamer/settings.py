@@ -1,7 +1,9 @@
-"""Settings of a run: `RunSettings` holds all settings of `streamer run`, by the same names everywhere.
+"""Settings of a run: `RunSettings` holds all settings of `streamer run`, by the same
+names everywhere.
 
-Each group is a class of its own, so that a part of the line asks for its own settings only. The model's groups are in
-`streamer.model.settings`. What a setting is, and how text becomes one: `streamer.model.setting`.
+Each group is a class of its own, so that a part of the line asks for its own settings
+only. The model's groups are in `streamer.model.settings`. What a setting is, and how
+text becomes one: `streamer.model.setting`.
 """
 
 from __future__ import annotations
@@ -31,14 +33,18 @@ class StreamSettings(Settings):
 
     heading: ClassVar[str] = "Stream"
 
-    topics: tuple[str, ...] = setting(("interactions",), "Topic to read; repeat it for several.")
+    topics: tuple[str, ...] = setting(
+        ("interactions",), "Topic to read; repeat it for several."
+    )
     catalogue_topic: str | None = setting(
         None,
         "Topic of catalogue events: each creates, describes or deletes an item. Read from its beginning.",
         metavar="TOPIC",
     )
     bootstrap_servers: str | None = setting(
-        None, "Kafka brokers, host:port[,host:port]; without it the embedded log is read.", option="bootstrap-servers"
+        None,
+        "Kafka brokers, host:port[,host:port]; without it the embedded log is read.",
+        option="bootstrap-servers",
     )
     group_id: str = setting("streamer", "Kafka consumer group.")
     kafka: Mapping[str, str] = setting(
@@ -46,18 +52,26 @@ class StreamSettings(Settings):
         "Any setting of the Kafka client, e.g. sasl_mechanism=PLAIN; also as STREAMER_KAFKA_<NAME>.",
         metavar="NAME=VALUE",
     )
-    kafka_config: Path | None = setting(None, "File with settings of the Kafka client (.properties or .toml).")
+    kafka_config: Path | None = setting(
+        None, "File with settings of the Kafka client (.properties or .toml)."
+    )
     start: Literal["earliest", "latest", "error"] = setting(
         "earliest", "Where to begin in a partition without a committed offset."
     )
     start_timestamp: str | None = setting(
-        None, "Begin at this time instead: seconds or milliseconds since the epoch, or ISO 8601.", metavar="TIME"
+        None,
+        "Begin at this time instead: seconds or milliseconds since the epoch, or ISO 8601.",
+        metavar="TIME",
     )
     source: str | None = setting(
-        None, "Read JSON lines from a file instead; - for standard input.", metavar="FILE", option="source"
+        None,
+        "Read JSON lines from a file instead; - for standard input.",
+        metavar="FILE",
+        option="source",
     )
     data_dir: Path = setting(
-        Path("streamer-data"), "Directory of the embedded log, and of checkpoints unless --checkpoint-dir is given."
+        Path("streamer-data"),
+        "Directory of the embedded log, and of checkpoints unless --checkpoint-dir is given.",
     )
 
     @property
@@ -77,13 +91,21 @@ class StreamSettings(Settings):
         Raises:
             ValueError: it is not a valid time.
         """
-        return None if self.start_timestamp is None else _milliseconds(self.start_timestamp)
+        return (
+            None
+            if self.start_timestamp is None
+            else _milliseconds(self.start_timestamp)
+        )
 
     def described(self) -> str:
         """Where events come from, for a person."""
         if self.source:
             return "standard input" if self.source == "-" else self.source
-        where = f"at {self.bootstrap_servers}" if self.bootstrap_servers else f"in the embedded log {self.data_dir}"
+        where = (
+            f"at {self.bootstrap_servers}"
+            if self.bootstrap_servers
+            else f"in the embedded log {self.data_dir}"
+        )
         return f"{', '.join(self.all_topics)} {where}"
 
     def problems(self) -> list[str]:
@@ -91,7 +113,9 @@ class StreamSettings(Settings):
         try:
             _ = self.start_timestamp_ms
         except ValueError:
-            found.append(f"start-timestamp is {self.start_timestamp!r}: give seconds since the epoch or ISO 8601")
+            found.append(
+                f"start-timestamp is {self.start_timestamp!r}: give seconds since the epoch or ISO 8601"
+            )
         if self.catalogue_topic in self.topics:
             found.append(
                 f"catalogue-topic is {self.catalogue_topic!r}, and so is topic: in a topic of both, name the type of "
@@ -102,7 +126,9 @@ class StreamSettings(Settings):
                 "catalogue-topic: a file has no topics; name the type of its catalogue events by --catalogue-type"
             )
         if self.start == "error" and not self.bootstrap_servers and not self.source:
-            found.append("start is 'error': that is for Kafka only; the embedded log has earliest and latest")
+            found.append(
+                "start is 'error': that is for Kafka only; the embedded log has earliest and latest"
+            )
         return found
 
 
@@ -111,13 +137,17 @@ def _milliseconds(time: str) -> int:
         number = float(time)
     except ValueError:
         moment = datetime.datetime.fromisoformat(time)
-        number = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+        number = (
+            moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        ).timestamp()
     return int(number if abs(number) >= 1e11 else number * 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventSettings(Settings):
-    """What the events of a topic look like, which of them count, and how large they may be."""
+    """What the events of a topic look like, which of them count, and how large they may
+    be.
+    """
 
     heading: ClassVar[str] = "Events"
 
@@ -127,7 +157,9 @@ class EventSettings(Settings):
         metavar="OURS=THEIRS",
         option="field",
     )
-    event_types: tuple[str, ...] = setting((), "Train only on events of this type; repeat it for several.")
+    event_types: tuple[str, ...] = setting(
+        (), "Train only on events of this type; repeat it for several."
+    )
     deletion_types: tuple[str, ...] = setting(
         (),
         "Events of this type, e.g. item_deleted, say that their item does not exist any more: it is forgotten. They "
@@ -138,16 +170,33 @@ class EventSettings(Settings):
         "Events of this type, e.g. item, are catalogue events: they create, describe or delete their item, and need no "
         "user; repeat it for several.",
     )
-    min_rating: float | None = setting(None, "Train only on events with at least this rating.")
-    max_id_length: int = setting(256, "Maximum length of an id.", at_least=1, unit="characters")
-    max_features: int = setting(64, "Maximum number of features of a user, and of an item, in one event.", at_least=1)
+    min_rating: float | None = setting(
+        None, "Train only on events with at least this rating."
+    )
+    max_id_length: int = setting(
+        256, "Maximum length of an id.", at_least=1, unit="characters"
+    )
+    max_features: int = setting(
+        64,
+        "Maximum number of features of a user, and of an item, in one event.",
+        at_least=1,
+    )
     max_feature_length: int = setting(
-        256, "Maximum length of a feature's name or category.", at_least=1, unit="characters"
+        256,
+        "Maximum length of a feature's name or category.",
+        at_least=1,
+        unit="characters",
     )
     max_record_bytes: int = setting(
-        1 << 20, "Maximum size of a record's value.", at_least=1, at_most=MOST_RECORD_BYTES, unit="bytes"
+        1 << 20,
+        "Maximum size of a record's value.",
+        at_least=1,
+        at_most=MOST_RECORD_BYTES,
+        unit="bytes",
     )
-    max_events_per_record: int = setting(10_000, "Maximum number of events in one record (an array).", at_least=1)
+    max_events_per_record: int = setting(
+        10_000, "Maximum number of events in one record (an array).", at_least=1
+    )
 
     def name_of(self, field: str) -> str:
         """What the topic calls one of our fields."""
@@ -156,11 +205,18 @@ class EventSettings(Settings):
     def problems(self) -> list[str]:
         found = [*super().problems(), *self._field_problems()]
         if not all(self.event_types):
-            found.append(f"event-type is {self.event_types!r}: each must be text that is not empty")
+            found.append(
+                f"event-type is {self.event_types!r}: each must be text that is not empty"
+            )
         taken = set(self.event_types)
-        for option, given in (("deletion-type", self.deletion_types), ("catalogue-type", self.catalogue_types)):
+        for option, given in (
+            ("deletion-type", self.deletion_types),
+            ("catalogue-type", self.catalogue_types),
+        ):
             if not all(given) or set(given) & taken:
-                found.append(f"{option} is {given!r}: each must be text that is not empty, and of no other kind")
+                found.append(
+                    f"{option} is {given!r}: each must be text that is not empty, and of no other kind"
+                )
             taken |= set(given)
         return found
 
@@ -168,7 +224,11 @@ class EventSettings(Settings):
         for ours, theirs in self.fields.items():
             if ours not in FIELDS:
                 yield f"field: there is no field {ours!r}, only {', '.join(FIELDS)}"
-            if not isinstance(theirs, str) or not theirs or any(c in '"\\' or c < " " for c in theirs):
+            if (
+                not isinstance(theirs, str)
+                or not theirs
+                or any(c in '"\\' or c < " " for c in theirs)
+            ):
                 yield f"field: {ours} cannot be called {theirs!r}: no quotes, backslashes or control characters"
         ours_of: dict[str, list[str]] = {}
         for ours in FIELDS:
@@ -184,30 +244,44 @@ class PipelineSettings(Settings):
 
     heading: ClassVar[str] = "Run"
     save_at_start: ClassVar[bool] = False
-    """Whether a checkpoint is saved before anything is trained, as a start from nothing would begin elsewhere."""
+    """Whether a checkpoint is saved before anything is trained, as a start from nothing
+    would begin elsewhere.
+    """
 
     batch_size: int = setting(512, "Number of events in a micro-batch.", at_least=1)
     max_age_s: float = setting(
         1.0, "A batch that is not full is trained when its oldest event has waited this long; 0: never.",
         at_least=0, unit="seconds",
     )  # fmt: skip
-    max_queued_events: int = setting(16_384, "Reading ahead pauses while this many events wait.", at_least=1)
+    max_queued_events: int = setting(
+        16_384, "Reading ahead pauses while this many events wait.", at_least=1
+    )
     until_end: bool = setting(
-        False, "Stop at the end that the stream has now, in all partitions that no other trainer reads."
+        False,
+        "Stop at the end that the stream has now, in all partitions that no other trainer reads.",
     )
     max_events: int | None = setting(None, "Stop after this many events.", at_least=1)
     evaluation_share: float = setting(
-        0.02, "Share of the time spent on ranking events before they are trained; 0: none.", at_least=0, at_most=1
+        0.02,
+        "Share of the time spent on ranking events before they are trained; 0: none.",
+        at_least=0,
+        at_most=1,
     )
-    checkpoint_every_s: float = setting(60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds")
-    checkpoint_every_events: int | None = setting(None, "Events between checkpoints.", at_least=1)
+    checkpoint_every_s: float = setting(
+        60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds"
+    )
+    checkpoint_every_events: int | None = setting(
+        None, "Events between checkpoints.", at_least=1
+    )
     keep_checkpoints: int = setting(3, "Number of checkpoints to keep.", at_least=1)
     from_checkpoint: Path | None = setting(
         None,
         "Checkpoint to start from, a .base or .delta file, instead of the newest; later ones are superseded.",
         if_none="the newest",
     )
-    checkpoint_dir: Path | None = setting(None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints")
+    checkpoint_dir: Path | None = setting(
+        None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints"
+    )
     dead_letters: str | None = setting(
         None,
         "Topic (Kafka) or file (a name with a slash, or that ends with .jsonl) for records that are not valid events.",
@@ -215,7 +289,12 @@ class PipelineSettings(Settings):
         metavar="NAME",
         option="dead-letters",
     )
-    threads: int | None = setting(None, "Number of CPU threads of the training step.", at_least=1, if_none="all cores")
+    threads: int | None = setting(
+        None,
+        "Number of CPU threads of the training step.",
+        at_least=1,
+        if_none="all cores",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,10 +304,17 @@ class SharingSettings(Settings):
     heading: ClassVar[str] = "Sharing"
 
     redis_url: str | None = setting(
-        None, "Redis through which trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."
+        None,
+        "Redis through which trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
     )
-    model_name: str = setting("default", "Name of the model; several models may share a Redis.", option="model")
-    redis_namespace: str = setting("streamer", "Prefix of all keys in Redis, without colons.")
+    model_name: str = setting(
+        "default",
+        "Name of the model; several models may share a Redis.",
+        option="model",
+    )
+    redis_namespace: str = setting(
+        "streamer", "Prefix of all keys in Redis, without colons."
+    )
     share_every_s: float = setting(
         1.0, "Time between exchanges with Redis; limits how old the view of other trainers is.",
         at_least=0.001, at_most=10, unit="seconds",
@@ -242,48 +328,88 @@ class PublishSettings(Settings):
     heading: ClassVar[str] = "Publishing"
 
     publish_dir: Path | None = setting(
-        None, "Directory to publish changes to, for `streamer serve --from`.", option="publish-dir"
+        None,
+        "Directory to publish changes to, for `streamer serve --from`.",
+        option="publish-dir",
     )
-    publish_topic: str | None = setting(None, "Kafka topic to publish changes to, of one partition.", metavar="TOPIC")
-    publish_every_s: float = setting(0.5, "Time between published deltas.", at_least=0.01, unit="seconds")
+    publish_topic: str | None = setting(
+        None, "Kafka topic to publish changes to, of one partition.", metavar="TOPIC"
+    )
+    publish_every_s: float = setting(
+        0.5, "Time between published deltas.", at_least=0.01, unit="seconds"
+    )
     publish_base_every_s: float = setting(
-        300.0, "Time between published bases, from which servers can start.", at_least=1, unit="seconds"
+        300.0,
+        "Time between published bases, from which servers can start.",
+        at_least=1,
+        unit="seconds",
     )
 
     def problems(self) -> list[str]:
         both = self.publish_dir is not None and self.publish_topic is not None
-        return super().problems() + (["publish-dir and publish-topic: give one of them"] if both else [])
+        return super().problems() + (
+            ["publish-dir and publish-topic: give one of them"] if both else []
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(EventSettings, StreamSettings):
     """All settings of `streamer serve`."""
 
-    from_dir: Path | None = setting(None, "Directory that the trainer publishes to.", option="from")
-    publish_topic: str | None = setting(None, "Instead: Kafka topic that it publishes to.", metavar="TOPIC")
-    tail: bool = setting(True, "Read the events themselves, too, so that a user's latest ones count at once.")
-    host: str = setting("127.0.0.1", "Address to listen on; another than this machine's own needs a token.")
-    port: int = setting(8080, "Port to listen on; 0 for any free one.", at_least=0, at_most=65_535)
-    token: str | None = setting(None, "Requests must carry it: `Authorization: Bearer TOKEN`.")
+    from_dir: Path | None = setting(
+        None, "Directory that the trainer publishes to.", option="from"
+    )
+    publish_topic: str | None = setting(
+        None, "Instead: Kafka topic that it publishes to.", metavar="TOPIC"
+    )
+    tail: bool = setting(
+        True,
+        "Read the events themselves, too, so that a user's latest ones count at once.",
+    )
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on; another than this machine's own needs a token.",
+    )
+    port: int = setting(
+        8080, "Port to listen on; 0 for any free one.", at_least=0, at_most=65_535
+    )
+    token: str | None = setting(
+        None, "Requests must carry it: `Authorization: Bearer TOKEN`."
+    )
     hidden_file: Path | None = setting(
-        None, "File of the items that are never recommended.", if_none="<data-dir>/hidden.json"
+        None,
+        "File of the items that are never recommended.",
+        if_none="<data-dir>/hidden.json",
     )
     exact_items: int = setting(
-        200_000, "Up to this many items, all are scored at every request; above, an index of faiss.", at_least=0
+        200_000,
+        "Up to this many items, all are scored at every request; above, an index of faiss.",
+        at_least=0,
     )
-    clicks: bool = setting(False, "Let visitors of the page write events to the topic by clicking on items.")
-    max_connections: int = setting(256, "Connections at a time; more are refused.", at_least=1)
+    clicks: bool = setting(
+        False,
+        "Let visitors of the page write events to the topic by clicking on items.",
+    )
+    max_connections: int = setting(
+        256, "Connections at a time; more are refused.", at_least=1
+    )
 
     def problems(self) -> list[str]:
         found = super().problems()
         if (self.from_dir is None) == (self.publish_topic is None):
-            found.append("from and publish-topic: give one of them, as `streamer run` publishes")
+            found.append(
+                "from and publish-topic: give one of them, as `streamer run` publishes"
+            )
         if self.publish_topic is not None and not self.bootstrap_servers:
             found.append("publish-topic needs bootstrap-servers")
         if self.token is not None and len(self.token) < LEAST_TOKEN:
-            found.append(f"token has {len(self.token)} characters: give at least {LEAST_TOKEN}")
+            found.append(
+                f"token has {len(self.token)} characters: give at least {LEAST_TOKEN}"
+            )
         if self.token is None and not is_loopback(self.host):
-            found.append(f"host is {self.host!r}: without a token only this machine may ask; give a token")
+            found.append(
+                f"host is {self.host!r}: without a token only this machine may ask; give a token"
+            )
         return found
 
 
@@ -312,7 +438,10 @@ class GroupSettings(Settings):
         at_least=1, at_most=1024,
     )  # fmt: skip
     group_timeout_s: float = setting(
-        15.0, "A trainer that the others have not heard of for this long is given up.", at_least=1, unit="seconds"
+        15.0,
+        "A trainer that the others have not heard of for this long is given up.",
+        at_least=1,
+        unit="seconds",
     )
 
     def problems(self) -> list[str]:
@@ -320,18 +449,27 @@ class GroupSettings(Settings):
         if self.parts & (self.parts - 1):
             found.append(f"parts is {self.parts}: choose a power of two")
         if self.trainers is not None and self.trainers > self.parts:
-            found.append(f"parts is {self.parts}: there must be at least as many as trainers ({self.trainers})")
+            found.append(
+                f"parts is {self.parts}: there must be at least as many as trainers ({self.trainers})"
+            )
         return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(
-    LearnerSettings, PublishSettings, GroupSettings, SharingSettings, PipelineSettings, EventSettings, StreamSettings
+    LearnerSettings,
+    PublishSettings,
+    GroupSettings,
+    SharingSettings,
+    PipelineSettings,
+    EventSettings,
+    StreamSettings,
 ):
     """All settings of `streamer run`."""
 
     def problems(self) -> list[str]:
-        found, catalogue = super().problems(), self.catalogue_topic or self.catalogue_types
+        found = super().problems()
+        catalogue = self.catalogue_topic or self.catalogue_types
         if catalogue and self.redis_url:
             found.append(
                 "redis-url: each trainer would read a part of the catalogue only; train with one, or without it"
@@ -339,9 +477,13 @@ class RunSettings(
         if self.trainers is None:
             return found
         if self.source:
-            found.append("trainers: a file cannot be read by several; write it into a topic with `streamer replay`")
+            found.append(
+                "trainers: a file cannot be read by several; write it into a topic with `streamer replay`"
+            )
         if self.resampler == "multinomial":
-            found.append("trainers: a group draws by systematic resampling only; leave out resampler")
+            found.append(
+                "trainers: a group draws by systematic resampling only; leave out resampler"
+            )
         return found
 
     @property

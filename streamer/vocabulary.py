@@ -1,8 +1,10 @@
 """Raw ids and table rows, without a Python object for any id.
 
-The bytes of all ids lie in one arena, in the order in which they came; an open-addressing hash table leads from an id
-to its row. About 25 bytes an id and its text, where a dict of strings takes 130. Rows are given back and used again: a
-new id gets the lowest row that is free, so that which rows are in use determines what comes next.
+The bytes of all ids lie in one arena, in the order in which they came; an
+open-addressing hash table leads from an id to its row. About 25 bytes an id and its
+text, where a dict of strings takes 130. Rows are given back and used again: a new id
+gets the lowest row that is free, so that which rows are in use determines what comes
+next.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from streamer.model.jit import compiled, inlined, making_arrays
 
 Bytes = NDArray[np.uint8]
 
-FREE, RETIRED = -1, -2
-"""Lengths that stand for no id: the row may be used, or it waits until nothing refers to it any more."""
-_EMPTY, _LEFT = -1, -2
+FREE = -1
+RETIRED = -2
+"""Lengths that stand for no id: the row may be used, or it waits until nothing refers
+to it any more.
+"""
+_EMPTY = -1
+_LEFT = -2
 _FIRST_SLOTS = 1024
 
 
@@ -34,8 +40,10 @@ class Ids(NamedTuple):
         arena: [A] the bytes of all ids.
         start: [R] where the id of each row begins.
         length: [R] its bytes; `FREE` or `RETIRED` if the row has no id.
-        slots: [S] the hash table: rows; -1 where it is empty, -2 where an id was forgotten.
-        at: [4] end of the arena, ids in use, slots that are not empty, lowest row that may be free.
+        slots: [S] the hash table: rows; -1 where it is empty, -2 where an id was
+            forgotten.
+        at: [4] end of the arena, ids in use, slots that are not empty, lowest row that
+            may be free.
     """
 
     arena: Bytes
@@ -46,11 +54,13 @@ class Ids(NamedTuple):
 
 
 class Vocabulary(ByRows):
-    """Gives every raw id a row: the lowest free one. The same stream gives the same rows.
+    """Gives every raw id a row: the lowest free one. The same stream gives the same
+    rows.
 
     Args:
         first: the first row to give; rows below it are reserved.
-        reuse: whether the row of an id that was forgotten is free at once; else when `give_back` says so.
+        reuse: whether the row of an id that was forgotten is free at once; else when
+            `give_back` says so.
 
     Examples:
         >>> items = Vocabulary()
@@ -64,7 +74,8 @@ class Vocabulary(ByRows):
     """
 
     def __init__(self, first: int = 0, *, reuse: bool = True) -> None:
-        self.first, self._reuse = first, reuse
+        self.first = first
+        self._reuse = reuse
         self.clear()
 
     def clear(self) -> None:
@@ -83,9 +94,15 @@ class Vocabulary(ByRows):
     @property
     def nbytes(self) -> int:
         ids = self._ids
-        return int(ids.at[0]) + self.size * (ids.start.itemsize + ids.length.itemsize) + ids.slots.nbytes
+        return (
+            int(ids.at[0])
+            + self.size * (ids.start.itemsize + ids.length.itemsize)
+            + ids.slots.nbytes
+        )
 
-    def rows(self, ids: Sequence[str], before_write: Callable[[Rows], None] | None = None) -> Rows:  # type: ignore[override]
+    def rows(  # type: ignore[override]
+        self, ids: Sequence[str], before_write: Callable[[Rows], None] | None = None
+    ) -> Rows:
         """The row of each id; a new id gets the lowest free row.
 
         Args:
@@ -110,10 +127,14 @@ class Vocabulary(ByRows):
         return found
 
     def _reserve(self, ids: int, utf8: int) -> None:
-        """Make room for this many further ids with this many bytes; what forgotten ids left is used again."""
+        """Make room for this many further ids with this many bytes; what forgotten ids
+        left is used again.
+        """
         have, (end, used, filled, _) = self._ids, self._ids.at.tolist()
         rows = self.size + ids
-        self._ids = have._replace(start=grown(have.start, rows), length=grown(have.length, rows, FREE))
+        self._ids = have._replace(
+            start=grown(have.start, rows), length=grown(have.length, rows, FREE)
+        )
         if end + utf8 > len(have.arena):
             if end > 2 * int(np.maximum(have.length[: self.size], 0).sum()):
                 end = self._compact()
@@ -125,7 +146,8 @@ class Vocabulary(ByRows):
 
     def _compact(self) -> int:
         """Leave out of the arena what forgotten ids left; returns its new end."""
-        rows, start = self.used, np.zeros_like(self._ids.start)
+        rows = self.used
+        start = np.zeros_like(self._ids.start)
         utf8, length = self.take(rows).values()
         start[rows] = np.cumsum(length, dtype=np.int64) - length
         self._ids = self._ids._replace(arena=utf8, start=start)
@@ -151,11 +173,16 @@ class Vocabulary(ByRows):
         Raises:
             IndexError: a row has none.
         """
-        ids, at = self._ids, np.array(rows, np.int64)
+        ids = self._ids
+        at = np.array(rows, np.int64)
         if not (used := self.is_used(at)).all():
             raise IndexError(f"row {at[~used][0]} has no id")
-        places, arena = zip(ids.start[at].tolist(), ids.length[at].tolist(), strict=True), ids.arena.data
-        return [str(arena[start : start + length], "utf-8", "surrogatepass") for start, length in places]
+        places = zip(ids.start[at].tolist(), ids.length[at].tolist(), strict=True)
+        arena = ids.arena.data
+        return [
+            str(arena[start : start + length], "utf-8", "surrogatepass")
+            for start, length in places
+        ]
 
     @property
     def used(self) -> Rows:
@@ -188,14 +215,18 @@ class Vocabulary(ByRows):
 
     def forget(self, rows: Rows) -> None:
         """Retire rows: their ids are not known any more."""
-        _forget_all(self._ids, rows[self.is_used(rows)], FREE if self._reuse else RETIRED)
+        _forget_all(
+            self._ids, rows[self.is_used(rows)], FREE if self._reuse else RETIRED
+        )
 
     def give_back(self, rows: Rows) -> None:
         """Rows whose ids were forgotten may be used again."""
         _give_back(self._ids, rows)
 
     def take(self, rows: Rows) -> Arrays:
-        """The bytes of the ids of some rows, one after the other, and the length of each; below 0 if it has none."""
+        """The bytes of the ids of some rows, one after the other, and the length of
+        each; below 0 if it has none.
+        """
         length = held(self._ids.length, rows, FREE)
         utf8 = np.empty(int(np.maximum(length, 0).sum()), np.uint8)
         _copy_out(self._ids, rows, length, utf8)
@@ -208,7 +239,8 @@ class Vocabulary(ByRows):
     def put(self, rows: Rows, arrays: Arrays) -> None:
         if not len(rows):
             return
-        utf8, length = arrays["utf8"], arrays["length"]
+        utf8 = arrays["utf8"]
+        length = arrays["length"]
         inside = rows[rows < self.size]
         _forget_all(self._ids, inside[self.is_used(inside)], FREE)
         self._reserve(max(len(rows), int(rows.max()) + 1 - self.size), len(utf8))
@@ -231,7 +263,8 @@ class Titles(ByRows):
         self.clear()
 
     def clear(self) -> None:
-        self.size, self._bytes = 0, 0
+        self.size = 0
+        self._bytes = 0
         self._utf8: dict[int, bytes] = {}
 
     def set(self, titles: Mapping[int, str]) -> None:
@@ -264,15 +297,25 @@ class Titles(ByRows):
         return self._bytes + 150 * len(self._utf8)  # what Python takes for each
 
     def take(self, rows: Rows) -> Arrays:
-        """The bytes of the titles of some rows, one after the other, and the length of each."""
+        """The bytes of the titles of some rows, one after the other, and the length of
+        each.
+        """
         utf8 = [self._utf8.get(row, b"") for row in rows.tolist()] if self._utf8 else []
-        length = np.fromiter(map(len, utf8), np.int32, len(utf8)) if utf8 else np.zeros(len(rows), np.int32)
+        length = (
+            np.fromiter(map(len, utf8), np.int32, len(utf8))
+            if utf8
+            else np.zeros(len(rows), np.int32)
+        )
         return {"utf8": np.frombuffer(b"".join(utf8), np.uint8), "length": length}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        utf8, ends = arrays["utf8"].tobytes(), np.cumsum(arrays["length"]).tolist()
+        utf8 = arrays["utf8"].tobytes()
+        ends = np.cumsum(arrays["length"]).tolist()
         if utf8 or self._utf8:
-            self._set(rows, [utf8[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+            self._set(
+                rows,
+                [utf8[start:end] for start, end in zip([0, *ends], ends, strict=False)],
+            )
 
 
 class IdsByRow(Sequence[str]):
@@ -312,15 +355,19 @@ def _home(h: np.uint64, slots: int) -> np.int64:
 
 @compiled
 def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
-    """The slot that holds the row of an id; if none does, -1 minus the slot where it belongs."""
-    length, slot = stop - start, _home(hash_of(utf8, start, stop), len(ids.slots))
+    """The slot that holds the row of an id; if none does, -1 minus the slot where it
+    belongs.
+    """
+    length = stop - start
+    slot = _home(hash_of(utf8, start, stop), len(ids.slots))
     left = np.int64(-1)
     while ids.slots[slot] != _EMPTY:
         row = ids.slots[slot]
         if row == _LEFT:
             left = slot if left < 0 else left
         elif ids.length[row] == length:
-            begin, k = ids.start[row], 0
+            begin = ids.start[row]
+            k = 0
             while k < length and ids.arena[begin + k] == utf8[start + k]:
                 k += 1
             if k == length:
@@ -349,7 +396,8 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
 @making_arrays
 def _free(ids: Ids, count: int) -> Rows:
     """The rows that the next new ids get; there is room for them."""
-    found, row = np.empty(count, np.int64), ids.at[3]
+    found = np.empty(count, np.int64)
+    row = ids.at[3]
     for k in range(count):
         while ids.length[row] != FREE:
             row += 1
@@ -361,7 +409,8 @@ def _free(ids: Ids, count: int) -> Rows:
 @compiled
 def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> None:
     end = ids.at[0]
-    ids.start[row], ids.length[row] = end, stop - start
+    ids.start[row] = end
+    ids.length[row] = stop - start
     for k in range(stop - start):
         ids.arena[end + k] = utf8[start + k]
     ids.at[0] += stop - start

@@ -1,6 +1,8 @@
-"""What an operator does with the shared state of a model in Redis: look at it, export it, import it, remove it.
+"""What an operator does with the shared state of a model in Redis: look at it, export
+it, import it, remove it.
 
-Nothing here takes part in the exchange between trainers, or makes them wait for long: what is large is read in parts.
+Nothing here takes part in the exchange between trainers, or makes them wait for long:
+what is large is read in parts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ import numpy as np
 
 from streamer.cache_store.codec import Malformed, pack_rows, unpack_delta, unpack_rows
 from streamer.cache_store.contribution import Counts, Rows
-from streamer.cache_store.errors import Damaged, StoreError, StoreRefused, StoreUnavailable
+from streamer.cache_store.errors import (
+    Damaged,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from streamer.cache_store.redis.schema import PUT_CACHE, SUMMARY, TYPES, Keys
 from streamer.cache_store.redis.server import RedisServer, check_format
 from streamer.cache_store.replica import Position, Replica
@@ -26,8 +33,11 @@ ACTIVE_S = 10.0
 """A trainer with a younger heartbeat is active; it sends one every two seconds."""
 ATTEMPTS = 8
 """How often reading starts over because the log was trimmed meanwhile."""
-IMPORTED, MAX_EVENTS = "import", 2**53 - 1
-"""Origin and events of an imported state. No trainer has that origin, or more events: none replaces it by its own."""
+IMPORTED = "import"
+MAX_EVENTS = 2**53 - 1
+"""Origin and events of an imported state. No trainer has that origin, or more events:
+none replaces it by its own.
+"""
 
 
 class Heartbeat(NamedTuple):
@@ -40,15 +50,21 @@ class Heartbeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """What there is of a model besides its items. All of it is of one moment; times are seconds since the epoch."""
+    """What there is of a model besides its items. All of it is of one moment; times are
+    seconds since the epoch.
+    """
 
     generation: str
     number: int  # of the newest entry of the log
     chain: str  # of the newest entry
     rows: int  # that were given to items, those of retired items included
     items: int  # that are not retired
-    next: Mapping[str, int]  # partition -> offset up to which its contributions are counted
-    epochs: Mapping[str, int]  # partition -> epoch of its last claim: when it was assigned, milliseconds since 1970
+    next: Mapping[
+        str, int
+    ]  # partition -> offset up to which its contributions are counted
+    epochs: Mapping[
+        str, int
+    ]  # partition -> epoch of its last claim: when it was assigned, milliseconds since 1970
     owners: Mapping[str, str]  # partition -> the trainer that claimed it last
     trainers: Sequence[Heartbeat]  # those of the last hour
     log_length: int
@@ -74,7 +90,9 @@ class Contents:
     ids: Sequence[str]  # of all items that are not retired, by row
     counts: Counts  # [N] events of each item
     drawn: Counts  # [N] how often each item was resampled
-    next: Mapping[str, int]  # partition -> offset up to which its contributions are counted
+    next: Mapping[
+        str, int
+    ]  # partition -> offset up to which its contributions are counted
     epochs: Mapping[str, int]  # partition -> epoch of its last claim
     cache: Rows | None  # item rows; None if there is none yet, or it cannot be read
     note: str = ""  # what cannot be read, for a person
@@ -85,7 +103,8 @@ class StoreAdmin:
 
     def __init__(self, url: str, keys: Keys, timeout_s: float = 10.0) -> None:
         self._server = RedisServer(url, keys, timeout_s)
-        self.url, self.keys = self._server.url, keys
+        self.url = self._server.url
+        self.keys = keys
 
     def close(self) -> None:
         """Close the connection."""
@@ -95,16 +114,31 @@ class StoreAdmin:
 
     def models(self) -> list[str]:
         """Names of all models of the namespace."""
-        return sorted(name.decode(errors="replace") for name in self._server.call("smembers", self.keys.models))
+        return sorted(
+            name.decode(errors="replace")
+            for name in self._server.call("smembers", self.keys.models)
+        )
 
     def summary(self, *, whole: bool = False) -> ModelSummary | None:
-        """What there is of the model; None if there is nothing. `whole` adds snapshot and cache.
+        """What there is of the model; None if there is nothing. `whole` adds snapshot
+        and cache.
 
         Raises:
             Damaged: no trainer writes what is there.
             StoreRefused: a newer version wrote it.
         """
-        keys = ("meta", "log", "snapshot", "items", "next", "epochs", "owners", "cache", "rows", "trainers")
+        keys = (
+            "meta",
+            "log",
+            "snapshot",
+            "items",
+            "next",
+            "epochs",
+            "owners",
+            "cache",
+            "rows",
+            "trainers",
+        )
         found = self._server.run(SUMMARY, keys, [int(whole)])
         if found == [0]:
             return None
@@ -114,19 +148,27 @@ class StoreAdmin:
             check_format(_pairs(found[0]).get("format", "1"), self._which)
             return _summary(*found)
         except (KeyError, ValueError) as error:
-            raise self._damaged(f"its hashes hold values that no trainer writes ({error!r})") from error
+            raise self._damaged(
+                f"its hashes hold values that no trainer writes ({error!r})"
+            ) from error
 
     def exists(self) -> bool:
-        """Whether any key of the model exists, or its name is among those of all models."""
+        """Whether any key of the model exists, or its name is among those of all
+        models.
+        """
         named = self._server.call("sismember", self.keys.models, self.keys.model)
         return bool(named or self._server.call("exists", *self.keys.all()))
 
     def active_trainers(self) -> tuple[float, list[Heartbeat]]:
-        """The server's clock, and the active trainers also of a damaged model, as far as they can be read."""
+        """The server's clock, and the active trainers also of a damaged model, as far
+        as they can be read.
+        """
         try:
             now_s = float(self._server.call("time")[0])
             found = self._server.call("hgetall", self.keys.trainers)
-            return now_s, _active(_heartbeats([part for pair in found.items() for part in pair]), now_s)
+            return now_s, _active(
+                _heartbeats([part for pair in found.items() for part in pair]), now_s
+            )
         except (Damaged, ValueError):
             return 0.0, []
 
@@ -143,7 +185,8 @@ class StoreAdmin:
         return found
 
     def contents(self) -> tuple[ModelSummary, Contents]:
-        """Everything at one moment, and its summary. A cache that cannot be read counts as none, with a note.
+        """Everything at one moment, and its summary. A cache that cannot be read counts
+        as none, with a note.
 
         Raises:
             StoreRefused: there is no model, it is damaged, or a newer version wrote it.
@@ -153,7 +196,9 @@ class StoreAdmin:
             # 1. head of the log, snapshot and cache, at once
             summary = self.summary(whole=True)
             if summary is None:
-                raise StoreRefused(f"there is no model {self.keys.model!r} in {self.url}")
+                raise StoreRefused(
+                    f"there is no model {self.keys.model!r} in {self.url}"
+                )
             # 2. the entries between snapshot and head
             replica = self._replica(summary)
             # 3. the item ids that there are at the head: they never change
@@ -161,7 +206,9 @@ class StoreAdmin:
             if replica is None or ids is None:
                 continue
             if replica.size > len(ids):
-                raise self._damaged(f"{self.keys.items} has {len(ids):,} items, {replica.size:,} are counted")
+                raise self._damaged(
+                    f"{self.keys.items} has {len(ids):,} items, {replica.size:,} are counted"
+                )
             replica.grow(len(ids))
             # 4. without what is retired
             kept = ~replica.retired
@@ -172,56 +219,100 @@ class StoreAdmin:
             ids = [raw for raw, keep in zip(ids, kept.tolist(), strict=True) if keep]
             state = (live.position, live.events, ids, live.counts, live.drawn)
             return summary, Contents(*state, summary.next, summary.epochs, cache, note)
-        problem = "is trimmed faster than it can be read, or has lost entries: try again"
-        raise StoreUnavailable("broken", f"the log {self.keys.log} in {self.url} {problem}")
+        problem = (
+            "is trimmed faster than it can be read, or has lost entries: try again"
+        )
+        raise StoreUnavailable(
+            "broken", f"the log {self.keys.log} in {self.url} {problem}"
+        )
 
     def _cache(self, summary: ModelSummary) -> tuple[Rows | None, str]:
         """The cache, and a note if it cannot be read."""
         try:
             rows = unpack_rows(summary.cache, summary.rows) if summary.cache else None
         except Malformed as error:
-            return None, f"{self.keys.cache} cannot be read and counts as no cache: {error}"
+            return (
+                None,
+                f"{self.keys.cache} cannot be read and counts as no cache: {error}",
+            )
         return rows, ""
 
     def _replica(self, summary: ModelSummary) -> Replica | None:
-        """The snapshot, and every entry after it up to the head; None if some entries are gone."""
+        """The snapshot, and every entry after it up to the head; None if some entries
+        are gone.
+        """
         if not summary.snapshot:
             raise self._damaged(f"{self.keys.snapshot} is missing")
         with self._readable(self.keys.snapshot):
             replica = Replica.unpack(summary.snapshot)
         while replica.position.number < summary.number:
             pulled = self._server.pull(replica.position, ENTRIES_AT_ONCE, "")
-            if pulled.head is None or pulled.head.generation != summary.generation or not pulled.entries:
+            if (
+                pulled.head is None
+                or pulled.head.generation != summary.generation
+                or not pulled.entries
+            ):
                 return None
             for entry in pulled.entries[: summary.number - replica.position.number]:
                 if entry.previous_chain != replica.position.chain:
                     return None
                 place = f"entry {entry.position.stream_id} of {self.keys.log}"
-                with self._readable(f"beside {self.keys.items} of {summary.rows:,} items, {place}"):
-                    replica.apply(unpack_delta(entry.packed, summary.rows), entry.position)
-        return replica if replica.position[:3] == (summary.generation, summary.number, summary.chain) else None
+                with self._readable(
+                    f"beside {self.keys.items} of {summary.rows:,} items, {place}"
+                ):
+                    replica.apply(
+                        unpack_delta(entry.packed, summary.rows), entry.position
+                    )
+        return (
+            replica
+            if replica.position[:3]
+            == (summary.generation, summary.number, summary.chain)
+            else None
+        )
 
     # change -----------------------------------------------------------------------------------------------------------
 
     def reset(self) -> int:
-        """Remove every key of the model, whatever it holds; returns how many there were."""
-        self._server.call("sismember", self.keys.models, self.keys.model)  # fails before anything is removed
+        """Remove every key of the model, whatever it holds; returns how many there
+        were.
+        """
+        self._server.call(
+            "sismember", self.keys.models, self.keys.model
+        )  # fails before anything is removed
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", self.keys.tag) + ":new:*"
-        removed = int(self._server.call("unlink", *self.keys.all(), *self._server.scan(pattern)))
+        removed = int(
+            self._server.call("unlink", *self.keys.all(), *self._server.scan(pattern))
+        )
         self._server.call("srem", self.keys.models, self.keys.model)
         return removed
 
     def put(self, contents: Contents, replaces: str = "") -> str:
-        """Begin a generation with this state, and return its name; `StoreRefused` if one but `replaces` is there."""
-        summary, beginning = self.summary(), Position.beginning(secrets.token_hex(8))
+        """Begin a generation with this state, and return its name; `StoreRefused` if
+        one but `replaces` is there.
+        """
+        summary = self.summary()
+        beginning = Position.beginning(secrets.token_hex(8))
         if summary is not None and summary.generation != replaces:
-            raise StoreRefused(f"{self._which} exists already, or has started a new generation")
-        packed = Replica(beginning, contents.counts, contents.drawn, contents.next, contents.events).pack()
-        state, origin = (beginning.generation, packed, contents.ids), Position(IMPORTED, 0, "", "")
-        if not self._server.seed(Seed(*state, contents.next, contents.epochs, origin, replaces, MAX_EVENTS)):
-            raise StoreRefused(f"{self._which} has started a new generation meanwhile: try again")
+            raise StoreRefused(
+                f"{self._which} exists already, or has started a new generation"
+            )
+        packed = Replica(
+            beginning, contents.counts, contents.drawn, contents.next, contents.events
+        ).pack()
+        state = (beginning.generation, packed, contents.ids)
+        origin = Position(IMPORTED, 0, "", "")
+        if not self._server.seed(
+            Seed(*state, contents.next, contents.epochs, origin, replaces, MAX_EVENTS)
+        ):
+            raise StoreRefused(
+                f"{self._which} has started a new generation meanwhile: try again"
+            )
         if contents.cache is not None:
-            self._server.run(PUT_CACHE, ("meta", "cache"), [beginning.generation, pack_rows(contents.cache)])
+            self._server.run(
+                PUT_CACHE,
+                ("meta", "cache"),
+                [beginning.generation, pack_rows(contents.cache)],
+            )
         return beginning.generation
 
     @contextmanager
@@ -232,7 +323,9 @@ class StoreAdmin:
             raise self._damaged(f"{what} cannot be read: {error}") from error
 
     def _damaged(self, problem: str) -> Damaged:
-        return Damaged(f"{self._which} is damaged: {problem}. `streamer store reset` removes it")
+        return Damaged(
+            f"{self._which} is damaged: {problem}. `streamer store reset` removes it"
+        )
 
     @property
     def _which(self) -> str:
@@ -241,7 +334,19 @@ class StoreAdmin:
 
 def _summary(*found: Any) -> ModelSummary:
     """The result of the script `SUMMARY`."""
-    meta, following, epochs, owners, trainers, rows, length, now, snapshot, cache, items = found
+    (
+        meta,
+        following,
+        epochs,
+        owners,
+        trainers,
+        rows,
+        length,
+        now,
+        snapshot,
+        cache,
+        items,
+    ) = found
     about = _pairs(meta)
     seeded = float(about.get("seeded", 0))
     written_ms = int(about.get("snapshot_id", "0-0").partition("-")[0])
@@ -273,7 +378,13 @@ def _heartbeats(flat: Sequence[bytes]) -> list[Heartbeat]:
     found = []
     for trainer, value in sorted(_pairs(flat).items()):
         at_s, _, partitions = value.partition(" ")
-        found.append(Heartbeat(trainer, float(at_s), tuple(name for name in partitions.split(", ") if name)))
+        found.append(
+            Heartbeat(
+                trainer,
+                float(at_s),
+                tuple(name for name in partitions.split(", ") if name),
+            )
+        )
     return found
 
 

@@ -1,7 +1,8 @@
-"""Every key in Redis with its type, and the Lua scripts that change several of them at once.
+"""Every key in Redis with its type, and the Lua scripts that change several of them at
+once.
 
-All keys of a model have the hash tag `{<namespace>:<model>}`, so that a Redis Cluster keeps them on one node, and
-several models share a server. `K` stands for it here:
+All keys of a model have the hash tag `{<namespace>:<model>}`, so that a Redis Cluster
+keeps them on one node, and several models share a server. `K` stands for it here:
 
 | key        | type   | holds                                                             | written by                |
 |------------|--------|-------------------------------------------------------------------|---------------------------|
@@ -26,10 +27,12 @@ several models share a server. `K` stands for it here:
 | K:new:*    | list,  | items and rows of a generation that is about to begin, and parts  | seed, save_snapshot       |
 |            | hash   | of a snapshot that is being written; expire                       |                           |
 
-`{<namespace>}:models` (a set, under a tag of its own) holds the names of all models. Trainers seed, and so does
-`streamer store import`, which also writes a cache; `streamer store reset` removes all of it.
+`{<namespace>}:models` (a set, under a tag of its own) holds the names of all models.
+Trainers seed, and so does `streamer store import`, which also writes a cache; `streamer
+store reset` removes all of it.
 
-A script gets all keys that it touches as KEYS. Offsets and numbers stay below 2^53, which Lua's numbers hold exactly.
+A script gets all keys that it touches as KEYS. Offsets and numbers stay below 2^53,
+which Lua's numbers hold exactly.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ TYPES = {
 class Keys:
     """The keys of one model; a namespace is that of all models that belong together.
 
-    A `ValueError` says that a name is empty or has braces, which mean something to Redis; or that the namespace has a
+    A `ValueError` says that a name is empty or has braces, which mean something to
+    Redis; or that the namespace has a
     colon: then two models could have the same keys.
 
     Examples:
@@ -73,7 +77,9 @@ class Keys:
             if not name or set(name) & set("{}"):
                 raise ValueError(f"{what} is {name!r}: give a name without braces")
         if ":" in self.namespace:
-            raise ValueError(f"namespace is {self.namespace!r}: give a name without colons; a model may have them")
+            raise ValueError(
+                f"namespace is {self.namespace!r}: give a name without colons; a model may have them"
+            )
 
     def __getattr__(self, name: str) -> str:
         if name not in TYPES:
@@ -91,7 +97,9 @@ class Keys:
         return f"{{{self.namespace}}}:models"
 
     def new(self, name: str, token: str) -> str:
-        """A key under which something is written before it takes the place of what is there; the token is random."""
+        """A key under which something is written before it takes the place of what is
+        there; the token is random.
+        """
         return f"{self.tag}:new:{token}:{name}"
 
     def all(self) -> list[str]:
@@ -100,7 +108,9 @@ class Keys:
 
     def types(self) -> dict[str, str]:
         """The type of every key that stays, and of the names of all models."""
-        return {getattr(self, name): kind for name, kind in TYPES.items()} | {self.models: "set"}
+        return {getattr(self, name): kind for name, kind in TYPES.items()} | {
+            self.models: "set"
+        }
 
 
 # Scripts --------------------------------------------------------------------------------------------------------------

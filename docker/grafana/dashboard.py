@@ -62,10 +62,16 @@ class Panel:
 
 
 def number(
-    title: str, query: str, about: str = "", unit: str = "short", limits: tuple[float, float] | None = None
+    title: str,
+    query: str,
+    about: str = "",
+    unit: str = "short",
+    limits: tuple[float, float] | None = None,
 ) -> Panel:
     """What there is now, in large letters."""
-    return Panel(title, {"": query}, about, unit, kind="stat", width=3, height=4, limits=limits)
+    return Panel(
+        title, {"": query}, about, unit, kind="stat", width=3, height=4, limits=limits
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,9 @@ ROWS = (
         "At a glance",
         (
             number("Trainers that answer", 'sum(up{job="streamer"})'),
-            number("Trained", rate("streamer_events_trained_total"), "Events a second."),
+            number(
+                "Trained", rate("streamer_events_trained_total"), "Events a second."
+            ),
             number("Lag", total("streamer_lag_records"), "Records that wait."),
             number(
                 "Hit rate",
@@ -220,7 +228,9 @@ ROWS = (
             ),
             Panel(
                 "Largest shares of single items",
-                {"{{rank}}": f"sort_desc({mean('streamer_cache_top_slot_share', 'rank')})"},
+                {
+                    "{{rank}}": f"sort_desc({mean('streamer_cache_top_slot_share', 'rank')})"
+                },
                 "Of the item that holds the most slots, the second most, and so on; a trainer's live page names them.",
                 unit="percentunit",
                 kind="bargauge",
@@ -242,7 +252,9 @@ ROWS = (
                 "Change",
                 {
                     "turnover of a refresh": mean("streamer_cache_turnover_share"),
-                    "overlap with the batch": mean("streamer_cache_batch_overlap_share"),
+                    "overlap with the batch": mean(
+                        "streamer_cache_batch_overlap_share"
+                    ),
                 },
                 "Share of the slots that the latest refresh gave other items, and whose item is in the latest batch.",
                 unit="percentunit",
@@ -272,10 +284,18 @@ ROWS = (
                 "A second; the first three are all that were taken in.",
                 stacked=True,
             ),
-            Panel("Trained by", {"{{instance}}": rate("streamer_events_trained_total", "instance")}, stacked=True),
+            Panel(
+                "Trained by",
+                {"{{instance}}": rate("streamer_events_trained_total", "instance")},
+                stacked=True,
+            ),
             Panel(
                 "Lag by partition",
-                {"{{topic}} {{partition}}": total("streamer_lag_records", "topic, partition")},
+                {
+                    "{{topic}} {{partition}}": total(
+                        "streamer_lag_records", "topic, partition"
+                    )
+                },
                 "Records that are not trained yet.",
                 stacked=True,
             ),
@@ -297,7 +317,9 @@ ROWS = (
             Panel(
                 "From the event to trained",
                 {
-                    "half of the events": quantile(0.5, "streamer_event_to_trained_seconds"),
+                    "half of the events": quantile(
+                        0.5, "streamer_event_to_trained_seconds"
+                    ),
                     "95%": quantile(0.95, "streamer_event_to_trained_seconds"),
                     "newest, {{instance}}": each("streamer_event_delay_seconds"),
                 },
@@ -313,10 +335,17 @@ ROWS = (
                 },
                 "Small batches: the stream is slow. A full queue: training is.",
             ),
-            Panel("Partitions", {"{{instance}}": each("streamer_partitions")}, stacked=True, width=6),
+            Panel(
+                "Partitions",
+                {"{{instance}}": each("streamer_partitions")},
+                stacked=True,
+                width=6,
+            ),
             Panel(
                 "Rebalances",
-                {"{{instance}}": f"increase(streamer_rebalances_total{OURS}[$__rate_interval])"},
+                {
+                    "{{instance}}": f"increase(streamer_rebalances_total{OURS}[$__rate_interval])"
+                },
                 "Times that partitions were assigned. Many of them: trainers come and go.",
                 width=6,
             ),
@@ -326,7 +355,9 @@ ROWS = (
                     "alive, {{instance}}": each("streamer_alive"),
                     "ready, {{instance}}": each("streamer_ready"),
                     "source responds, {{instance}}": each("streamer_source_live"),
-                    "checkpoints are written, {{instance}}": each("streamer_checkpoint_writable"),
+                    "checkpoints are written, {{instance}}": each(
+                        "streamer_checkpoint_writable"
+                    ),
                 },
                 "What /healthz and /readyz answer. Ready: source, store and checkpoints work, with partitions, and "
                 "recent steps or nothing to do.",
@@ -335,7 +366,9 @@ ROWS = (
             ),
             Panel(
                 "Since the latest step",
-                {"{{instance}}": f"time() - {each('streamer_last_step_timestamp_seconds')}"},
+                {
+                    "{{instance}}": f"time() - {each('streamer_last_step_timestamp_seconds')}"
+                },
                 "Long is fine while nothing waits.",
                 unit="s",
                 width=6,
@@ -347,7 +380,11 @@ ROWS = (
         (
             Panel(
                 "Hit rate, ranked before trained",
-                {"{{recommender}}": mean("streamer_prequential_hit_rate", "recommender")},
+                {
+                    "{{recommender}}": mean(
+                        "streamer_prequential_hit_rate", "recommender"
+                    )
+                },
                 "Share of the latest ranked events whose item was among the first k; of the model, of the model whose "
                 "ranker reads zero for the towers' inner product, and of trivial recommenders.",
                 unit="percentunit",
@@ -364,7 +401,11 @@ ROWS = (
             ),
             Panel(
                 "What decides the ranking",
-                {"{{evidence}}, {{history}}": mean("streamer_ranker_influence_share", "history, evidence")},
+                {
+                    "{{evidence}}, {{history}}": mean(
+                        "streamer_ranker_influence_share", "history, evidence"
+                    )
+                },
                 "Share of each kind of evidence in what tells a user's candidates apart, by the number of the user's "
                 "recent items. Whether the towers help is seen above: the hit rate of the model beside that of the "
                 "model without towers.",
@@ -373,10 +414,17 @@ ROWS = (
                 width=24,
                 height=9,
             ),
-            Panel("Loss", {"{{instance}}": each("streamer_loss")}, "Mean over the latest events.", bottom=None),
+            Panel(
+                "Loss",
+                {"{{instance}}": each("streamer_loss")},
+                "Mean over the latest events.",
+                bottom=None,
+            ),
             Panel(
                 "Rows that were not finite",
-                {"{{instance}}": f"increase(streamer_not_finite_rows_total{OURS}[$__rate_interval])"},
+                {
+                    "{{instance}}": f"increase(streamer_not_finite_rows_total{OURS}[$__rate_interval])"
+                },
                 "Weights or gradients; such rows are not updated.",
             ),
             Panel(
@@ -398,8 +446,12 @@ ROWS = (
                 {
                     "users of {{instance}}": each("streamer_users"),
                     "items of {{instance}}": each("streamer_items"),
-                    "items that {{instance}} has counted": each("streamer_popularity_items"),
-                    "items of {{instance}} that nobody has had yet": each("streamer_untouched_items"),
+                    "items that {{instance}} has counted": each(
+                        "streamer_popularity_items"
+                    ),
+                    "items of {{instance}} that nobody has had yet": each(
+                        "streamer_untouched_items"
+                    ),
                 },
                 "That the models know. What other trainers have seen is counted too.",
             ),
@@ -413,14 +465,22 @@ ROWS = (
             ),
             Panel(
                 "Forgotten",
-                {"{{side}}: {{reason}}": rate("streamer_evicted_total", "side, reason")},
+                {
+                    "{{side}}: {{reason}}": rate(
+                        "streamer_evicted_total", "side, reason"
+                    )
+                },
                 "Users and items a second: over the limit, not seen for longer than the TTL, or deleted.",
             ),
             Panel(
                 "Age of the oldest",
                 {
-                    "kept {{side}} of {{instance}}": each("streamer_oldest_age_seconds"),
-                    "{{side}} of {{instance}} that a limit made go": each("streamer_evicted_age_seconds"),
+                    "kept {{side}} of {{instance}}": each(
+                        "streamer_oldest_age_seconds"
+                    ),
+                    "{{side}} of {{instance}} that a limit made go": each(
+                        "streamer_evicted_age_seconds"
+                    ),
                     "too young": each("streamer_young_age_seconds"),
                 },
                 "Since they were last seen, by event time.",
@@ -434,7 +494,11 @@ ROWS = (
             ),
             Panel(
                 "Events that were not admitted",
-                {"{{instance}}": rate("streamer_events_not_admitted_total", "instance")},
+                {
+                    "{{instance}}": rate(
+                        "streamer_events_not_admitted_total", "instance"
+                    )
+                },
                 "A second; of users or items that have not come often enough.",
             ),
             Panel(
@@ -490,7 +554,9 @@ ROWS = (
             Panel(
                 "Popularity estimate",
                 {
-                    "error of the hashed logarithm": mean("streamer_popularity_hash_log_error"),
+                    "error of the hashed logarithm": mean(
+                        "streamer_popularity_hash_log_error"
+                    ),
                     "collisions": mean("streamer_popularity_hash_collision_share"),
                 },
                 "Against exact counts; 0.7 is a factor of two. Collisions: how likely a new item meets a used slot in "
@@ -503,7 +569,9 @@ ROWS = (
         (
             Panel(
                 "Where the time goes",
-                {"{{phase}}": f"avg by (phase) (rate(streamer_phase_seconds_sum{OURS}[$__rate_interval]))"},
+                {
+                    "{{phase}}": f"avg by (phase) (rate(streamer_phase_seconds_sum{OURS}[$__rate_interval]))"
+                },
                 "Share of a trainer's time. Poll (with the wait for records) and decode run beside the others.",
                 unit="percentunit",
                 width=12,
@@ -520,7 +588,11 @@ ROWS = (
                 {"{{instance}}": rate("process_cpu_seconds_total", "instance")},
                 "Cores that are busy.",
             ),
-            Panel("Memory", {"{{instance}}": each("process_resident_memory_bytes")}, unit="bytes"),
+            Panel(
+                "Memory",
+                {"{{instance}}": each("process_resident_memory_bytes")},
+                unit="bytes",
+            ),
             Panel(
                 "Price of the metrics",
                 {"{{instance}}": rate("streamer_metrics_seconds_total", "instance")},
@@ -532,8 +604,19 @@ ROWS = (
     Row(
         "Store",
         (
-            Panel("Live", {"{{instance}}": each("streamer_store_live")}, "1 while the store responds.", width=6, top=1),
-            Panel("Round trip", {"{{instance}}": each("streamer_store_round_trip_seconds")}, unit="s", width=6),
+            Panel(
+                "Live",
+                {"{{instance}}": each("streamer_store_live")},
+                "1 while the store responds.",
+                width=6,
+                top=1,
+            ),
+            Panel(
+                "Round trip",
+                {"{{instance}}": each("streamer_store_round_trip_seconds")},
+                unit="s",
+                width=6,
+            ),
             Panel(
                 "Staleness",
                 {"{{instance}}": each("streamer_store_staleness_seconds")},
@@ -549,7 +632,11 @@ ROWS = (
             ),
             Panel(
                 "Processor time of exchanges",
-                {"{{instance}}": rate("streamer_store_exchange_cpu_seconds_total", "instance")},
+                {
+                    "{{instance}}": rate(
+                        "streamer_store_exchange_cpu_seconds_total", "instance"
+                    )
+                },
                 "Share of one core.",
                 unit="percentunit",
                 width=6,
@@ -557,7 +644,9 @@ ROWS = (
             Panel(
                 "Backlog",
                 {
-                    "contributions of {{instance}}": each("streamer_store_backlog_contributions"),
+                    "contributions of {{instance}}": each(
+                        "streamer_store_backlog_contributions"
+                    ),
                     "events of {{instance}}": each("streamer_store_backlog_events"),
                 },
                 "What is not in the store yet.",
@@ -577,15 +666,21 @@ ROWS = (
                 {
                     "exchanges a second": rate("streamer_store_exchanges_total"),
                     "entries of the log": f"max({each('streamer_store_log_entries')})",
-                    "refused events a second": rate("streamer_store_refused_events_total"),
-                    "duplicate events a second": rate("streamer_store_duplicate_events_total"),
+                    "refused events a second": rate(
+                        "streamer_store_refused_events_total"
+                    ),
+                    "duplicate events a second": rate(
+                        "streamer_store_duplicate_events_total"
+                    ),
                 },
                 width=6,
             ),
             Panel(
                 "Joins, seeds and snapshots",
                 {
-                    "events of retired items": total("streamer_store_retired_events_total"),
+                    "events of retired items": total(
+                        "streamer_store_retired_events_total"
+                    ),
                     "joins": total("streamer_store_joins_total"),
                     "seeds": total("streamer_store_seeds_total"),
                     "snapshots": total("streamer_store_snapshots_total"),
@@ -597,7 +692,12 @@ ROWS = (
     Row(
         "Checkpoints",
         (
-            Panel("Age", {"{{instance}}": each("streamer_checkpoint_age_seconds")}, unit="s", width=6),
+            Panel(
+                "Age",
+                {"{{instance}}": each("streamer_checkpoint_age_seconds")},
+                unit="s",
+                width=6,
+            ),
             Panel(
                 "Unsaved events",
                 {"{{instance}}": each("streamer_checkpoint_unsaved_events")},
@@ -628,10 +728,16 @@ ROWS = (
                 "A checkpoint holds what changed; when the deltas outweigh the base, a new base is written.",
                 unit="bytes",
             ),
-            Panel("Deltas since the base", {"{{instance}}": each("streamer_checkpoint_deltas")}, width=6),
+            Panel(
+                "Deltas since the base",
+                {"{{instance}}": each("streamer_checkpoint_deltas")},
+                width=6,
+            ),
             Panel(
                 "Written",
-                {"{{instance}} {{result}}": f"increase(streamer_checkpoints_total{OURS}[$__rate_interval])"},
+                {
+                    "{{instance}} {{result}}": f"increase(streamer_checkpoints_total{OURS}[$__rate_interval])"
+                },
                 width=6,
             ),
             Panel(
@@ -648,12 +754,21 @@ ROWS = (
         (
             Panel(
                 "Age of what is published",
-                {"{{instance}}": each("streamer_published_age_seconds"), "live": each("streamer_publish_live")},
+                {
+                    "{{instance}}": each("streamer_published_age_seconds"),
+                    "live": each("streamer_publish_live"),
+                },
                 "Grows while the directory or the topic is away; what changes meanwhile waits as rows.",
                 unit="s",
             ),
-            Panel("Points a second", {"points": rate("streamer_published_points_total")}),
-            Panel("Bytes a second", {"bytes": rate("streamer_published_bytes_total")}, unit="Bps"),
+            Panel(
+                "Points a second", {"points": rate("streamer_published_points_total")}
+            ),
+            Panel(
+                "Bytes a second",
+                {"bytes": rate("streamer_published_bytes_total")},
+                unit="Bps",
+            ),
         ),
     ),
     Row(
@@ -667,18 +782,32 @@ ROWS = (
                 },
                 "0 if this one trains alone. A topic must be keyed by user, or users have a history in each partition.",
             ),
-            Panel("Partitions of each", {"{{trainer}}": each("streamer_group_partitions")}),
+            Panel(
+                "Partitions of each", {"{{trainer}}": each("streamer_group_partitions")}
+            ),
             Panel(
                 "Waiting for others",
-                {"{{trainer}}": rate("streamer_group_waiting_seconds_total", "trainer")},
+                {
+                    "{{trainer}}": rate(
+                        "streamer_group_waiting_seconds_total", "trainer"
+                    )
+                },
                 "Seconds a second, at the beginning of steps.",
             ),
             Panel(
                 "Time in exchanges",
-                {"{{trainer}}": rate("streamer_group_exchange_seconds_total", "trainer")},
+                {
+                    "{{trainer}}": rate(
+                        "streamer_group_exchange_seconds_total", "trainer"
+                    )
+                },
                 "Seconds a second.",
             ),
-            Panel("Bytes sent", {"{{trainer}}": rate("streamer_group_sent_bytes_total", "trainer")}, unit="Bps"),
+            Panel(
+                "Bytes sent",
+                {"{{trainer}}": rate("streamer_group_sent_bytes_total", "trainer")},
+                unit="Bps",
+            ),
         ),
     ),
     Row(
@@ -738,7 +867,13 @@ ROWS = (
                     "events not learned yet": "streamer_server_events_not_learned",
                 },
             ),
-            Panel("Generation and step", {"generation": "streamer_server_generation", "step": "streamer_server_step"}),
+            Panel(
+                "Generation and step",
+                {
+                    "generation": "streamer_server_generation",
+                    "step": "streamer_server_step",
+                },
+            ),
         ),
     ),
 )
@@ -800,7 +935,14 @@ def _placed() -> Iterator[Json]:
 
 def _heading(title: str, number: int, y: int) -> Json:
     place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-    return {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+    return {
+        "id": number,
+        "type": "row",
+        "title": title,
+        "collapsed": False,
+        "gridPos": place,
+        "panels": [],
+    }
 
 
 def _panel(panel: Panel, number: int, x: int, y: int) -> Json:
@@ -811,8 +953,13 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> Json:
         "description": panel.about,
         "datasource": SOURCE,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": panel.height},
-        "targets": [_target(panel, k, *query) for k, query in enumerate(panel.queries.items())],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": [_colored(*c) for c in panel.colors.items()]},
+        "targets": [
+            _target(panel, k, *query) for k, query in enumerate(panel.queries.items())
+        ],
+        "fieldConfig": {
+            "defaults": _defaults(panel),
+            "overrides": [_colored(*c) for c in panel.colors.items()],
+        },
         "options": OPTIONS[panel.kind],
     }
 
@@ -862,18 +1009,35 @@ def _drawing(stacked: bool) -> Json:
 def _colored(series: str, color: str) -> Json:
     return {
         "matcher": {"id": "byName", "options": series},
-        "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}],
+        "properties": [
+            {"id": "color", "value": {"mode": "fixed", "fixedColor": color}}
+        ],
     }
 
 
 _NOW = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 OPTIONS: dict[str, Json] = {
     "timeseries": {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "legend": {
+            "displayMode": "list",
+            "placement": "bottom",
+            "showLegend": True,
+            "calcs": [],
+        },
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
-    "stat": {"reduceOptions": _NOW, "colorMode": "value", "graphMode": "none", "textMode": "value"},
-    "bargauge": {"reduceOptions": _NOW, "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True},
+    "stat": {
+        "reduceOptions": _NOW,
+        "colorMode": "value",
+        "graphMode": "none",
+        "textMode": "value",
+    },
+    "bargauge": {
+        "reduceOptions": _NOW,
+        "displayMode": "basic",
+        "orientation": "horizontal",
+        "showUnfilled": True,
+    },
     "table": {"showHeader": True},
 }
 

@@ -16,24 +16,43 @@ EMPTY = -1e29
 
 
 def block_rows(device: torch.device, candidates: int) -> int:
-    """How many rows to compute at once: what stays in a core's cache, or what keeps a GPU busy."""
+    """How many rows to compute at once: what stays in a core's cache, or what keeps a
+    GPU busy.
+    """
     cells = 1 << 24 if device.type == "cuda" else 1 << 18
     return max(16, min(8192, cells // max(1, candidates)))
 
 
-def compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None) -> Computed:
+def compute(
+    Q: Tensor,
+    E: Tensor,
+    positive: Tensor,
+    sampling: Sampling,
+    entries: SparseScores | None,
+) -> Computed:
     """Losses and gradients of all rows, a block at a time."""
-    B, K = Q.shape[0], E.shape[0]
+    B = Q.shape[0]
+    K = E.shape[0]
     rows = _empty_rows(Q, E, entries)
     factor = torch.exp(-sampling.log_weight)  # [K]
     size = block_rows(Q.device, K)
     for start in range(0, B, size):
-        _block(rows, slice(start, min(start + size, B)), Q, E, positive, factor, sampling, entries)
+        _block(
+            rows,
+            slice(start, min(start + size, B)),
+            Q,
+            E,
+            positive,
+            factor,
+            sampling,
+            entries,
+        )
     return rows
 
 
 def _empty_rows(Q: Tensor, E: Tensor, entries: SparseScores | None) -> Computed:
-    B, K = Q.shape[0], E.shape[0]
+    B = Q.shape[0]
+    K = E.shape[0]
     values = entries.values if entries is not None else None
     return Computed(
         loss=Q.new_empty(B),
@@ -58,7 +77,8 @@ def _block(
     sampling: Sampling,
     entries: SparseScores | None,
 ) -> None:
-    B, K = Q.shape[0], E.shape[0]
+    B = Q.shape[0]
+    K = E.shape[0]
     q = Q[part]  # [R, d]
     R = q.shape[0]
 
@@ -88,7 +108,11 @@ def _block(
     mass = x.sum(1, keepdim=True)  # [R, 1]
     t = (top + mass.log() - positive[part].unsqueeze(1)).squeeze(1)
     present = present & (mass > 0)
-    loss, share = (torch.nn.functional.softplus(t), t.sigmoid()) if sampling.add_positive else (t, 1.0)
+    loss, share = (
+        (torch.nn.functional.softplus(t), t.sigmoid())
+        if sampling.add_positive
+        else (t, 1.0)
+    )
     zero = torch.zeros_like(t)
     here = present.squeeze(1)
     share = torch.where(here, share / B, zero)
@@ -114,7 +138,9 @@ def _counts(x: Tensor, present: Tensor, part: slice, sampling: Sampling) -> Tens
 
 
 def _inside(entries: SparseScores, part: slice, columns: int) -> tuple[Tensor, Tensor]:
-    """Flat places of all entries in a block, and which of them lie in it; those outside are sent to cell 0."""
+    """Flat places of all entries in a block, and which of them lie in it; those outside
+    are sent to cell 0.
+    """
     row = entries.rows - part.start
     inside = (row >= 0) & (row < part.stop - part.start)
     place = torch.where(inside, row * columns + entries.columns, 0)
@@ -123,11 +149,19 @@ def _inside(entries: SparseScores, part: slice, columns: int) -> tuple[Tensor, T
 
 def _add_entries(z: Tensor, entries: SparseScores, part: slice) -> None:
     place, inside = _inside(entries, part, z.shape[1])
-    z.view(-1).index_add_(0, place, torch.where(inside, entries.values.detach().to(z.dtype), 0.0))
+    z.view(-1).index_add_(
+        0, place, torch.where(inside, entries.values.detach().to(z.dtype), 0.0)
+    )
 
 
 def _take_entries(
-    out: Tensor, x: Tensor, scale: Tensor, entries: SparseScores, part: slice, rows: int, columns: int
+    out: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    entries: SparseScores,
+    part: slice,
+    rows: int,
+    columns: int,
 ) -> None:
     place, inside = _inside(entries, part, columns)
     row = (entries.rows - part.start).clamp(0, rows - 1)

@@ -1,4 +1,6 @@
-"""The weighted mean of a few rows of a matrix for each query, without ever forming the [B, L, d] tensor on a CPU."""
+"""The weighted mean of a few rows of a matrix for each query, without ever forming the
+[B, L, d] tensor on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Ints = NDArray[np.int32]
 
 
 def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
-    """sum_l weight[b, l] items[at[b, l]], [B, d]; places of -1 are left out (their weights must be 0).
+    """sum_l weight[b, l] items[at[b, l]], [B, d]; places of -1 are left out (their
+    weights must be 0).
 
     Args:
         items: [T, d] vectors.
@@ -27,7 +30,9 @@ def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
     if in_host_memory(items) and items.dtype == torch.float32:
         result: Tensor = _Pooled.apply(items, at, weight)  # type: ignore[no-untyped-call]
         return result
-    chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(*at.shape, -1)  # [B, L, d]
+    chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(
+        *at.shape, -1
+    )  # [B, L, d]
     return torch.einsum("bl,bld->bd", weight, chosen)
 
 
@@ -36,7 +41,12 @@ class _Pooled(torch.autograd.Function):
     def forward(ctx: Any, items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(items, at, weight)
         out = np.zeros((at.shape[0], items.shape[1]), np.float32)
-        _gather(items.detach().contiguous().numpy(), at.numpy(), weight.detach().contiguous().numpy(), out)
+        _gather(
+            items.detach().contiguous().numpy(),
+            at.numpy(),
+            weight.detach().contiguous().numpy(),
+            out,
+        )
         return torch.from_numpy(out)
 
     @staticmethod
@@ -66,7 +76,14 @@ def _gather(items: Floats, at: Ints, weight: Floats, out: Floats) -> None:
 
 
 @compiled
-def _scatter(items: Floats, at: Ints, weight: Floats, gradient: Floats, of_items: Floats, of_weight: Floats) -> None:
+def _scatter(
+    items: Floats,
+    at: Ints,
+    weight: Floats,
+    gradient: Floats,
+    of_items: Floats,
+    of_weight: Floats,
+) -> None:
     for b in range(at.shape[0]):
         for k in range(at.shape[1]):
             t = at[b, k]

@@ -1,7 +1,9 @@
-"""The row pass on a CPU: from scores to weights, counts and gradient in three sweeps over a block that stays in cache.
+"""The row pass on a CPU: from scores to weights, counts and gradient in three sweeps
+over a block that stays in cache.
 
-The block is transposed, one query a lane: every sweep runs over candidates while neighbouring queries sit in
-neighbouring lanes of a vector register, so that even the cumulative sum along the candidates is vectorised.
+The block is transposed, one query a lane: every sweep runs over candidates while
+neighbouring queries sit in neighbouring lanes of a vector register, so that even the
+cumulative sum along the candidates is vectorised.
 """
 
 from __future__ import annotations
@@ -19,11 +21,18 @@ _LOG2_E = f32(1.4426950408889634)
 _LN2_HIGH = f32(0.693359375)
 _LN2_LOW = f32(-2.12194440e-4)
 # exp(x) = 1 + x + x^2 P(x) on [-ln2 / 2, ln2 / 2], relative error below 1e-7
-_P0, _P1, _P2 = f32(1.9875691500e-4), f32(1.3981999507e-3), f32(8.3334519073e-3)
-_P3, _P4, _P5 = f32(4.1665795894e-2), f32(1.6666665459e-1), f32(5.0000001201e-1)
+_P0 = f32(1.9875691500e-4)
+_P1 = f32(1.3981999507e-3)
+_P2 = f32(8.3334519073e-3)
+_P3 = f32(4.1665795894e-2)
+_P4 = f32(1.6666665459e-1)
+_P5 = f32(5.0000001201e-1)
 _SMALLEST_EXPONENT = f32(-87.0)
-_ZERO, _ONE, _HALF = f32(0), f32(1), f32(0.5)
-_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+_ZERO = f32(0)
+_ONE = f32(1)
+_HALF = f32(0.5)
+_BIAS = np.int32(127)
+_MANTISSA_BITS = np.int32(23)
 
 MASKED = f32(-1e30)
 """Added to a score, it takes the candidate out of the row."""
@@ -32,7 +41,9 @@ _EMPTY = f32(-1e29)
 
 @inlined
 def exp_of_non_positive(x: np.float32) -> np.float32:
-    """exp(x) for x <= 0, zero below the smallest normal number; pure arithmetic, so that it vectorises."""
+    """exp(x) for x <= 0, zero below the smallest normal number; pure arithmetic, so
+    that it vectorises.
+    """
     t = x if x > _SMALLEST_EXPONENT else _SMALLEST_EXPONENT
     k = np.floor(t * _LOG2_E + _HALF)
     t = t - k * _LN2_HIGH - k * _LN2_LOW
@@ -44,7 +55,13 @@ def exp_of_non_positive(x: np.float32) -> np.float32:
 
 @compiled
 def weigh(
-    z: Floats, log_weight: Floats, top: Floats, total: Floats, squares: Floats, own: Ints, own_share: Floats
+    z: Floats,
+    log_weight: Floats,
+    top: Floats,
+    total: Floats,
+    squares: Floats,
+    own: Ints,
+    own_share: Floats,
 ) -> None:
     """Turn scores into unnormalised weights, in place.
 
@@ -75,7 +92,9 @@ def weigh(
             total[r] += v
             squares[r] += v * v
     for r in range(R):
-        own_share[r] = z[own[r], r] / total[r] if own[r] >= 0 and top[r] > _EMPTY else _ZERO
+        own_share[r] = (
+            z[own[r], r] / total[r] if own[r] >= 0 and top[r] > _EMPTY else _ZERO
+        )
 
 
 @making_arrays
@@ -90,10 +109,12 @@ def resample(
     distinct: Floats,
     counts: Floats,
 ) -> None:
-    """Systematic resampling of each row, and the weight n e^s of each candidate in the loss, in place.
+    """Systematic resampling of each row, and the weight n e^s of each candidate in the
+    loss, in place.
 
-    n_j = floor(m c_j + r) - floor(m c_{j-1} + r), where c is the cumulative share of the weights. The running sum adds
-    in the order in which `weigh` formed `total`, so it ends exactly there, and the counts of a row sum to m.
+    n_j = floor(m c_j + r) - floor(m c_{j-1} + r), where c is the cumulative share of
+    the weights. The running sum adds in the order in which `weigh` formed `total`, so
+    it ends exactly there, and the counts of a row sum to m.
 
     Args:
         z: [K, R] weights in, n e^(s - top) out.
@@ -142,10 +163,12 @@ def finish(
     scale: Floats,
     positive_gradient: Floats,
 ) -> None:
-    """Close each row: its loss, the factor that turns the block into gradients, the gradient of its positive's score.
+    """Close each row: its loss, the factor that turns the block into gradients, the
+    gradient of its positive's score.
 
-    With t = log(sum of the candidates) - positive, the loss is log(1 + e^t) if the positive stands beside the
-    candidates, and t if it is one of them. All gradients are those of the mean over `rows` rows.
+    With t = log(sum of the candidates) - positive, the loss is log(1 + e^t) if the
+    positive stands beside the candidates, and t if it is one of them. All gradients are
+    those of the mean over `rows` rows.
     """
     for r in range(top.shape[0]):
         if mass[r] > _ZERO and top[r] > _EMPTY:
@@ -164,7 +187,9 @@ def finish(
 
 
 @compiled
-def add_entries(z: Floats, first: Ints, columns: Ints, values: Floats, start: int) -> None:
+def add_entries(
+    z: Floats, first: Ints, columns: Ints, values: Floats, start: int
+) -> None:
     """Add the sparse terms of rows start .. start + R to a transposed block of scores."""
     for r in range(z.shape[1]):
         for k in range(first[start + r], first[start + r + 1]):
@@ -172,7 +197,9 @@ def add_entries(z: Floats, first: Ints, columns: Ints, values: Floats, start: in
 
 
 @compiled
-def take_entries(z: Floats, first: Ints, columns: Ints, scale: Floats, start: int, out: Floats) -> None:
+def take_entries(
+    z: Floats, first: Ints, columns: Ints, scale: Floats, start: int, out: Floats
+) -> None:
     """Read the gradient of those sparse terms from the block, each row times its scale."""
     for r in range(z.shape[1]):
         for k in range(first[start + r], first[start + r + 1]):
@@ -183,8 +210,11 @@ _CHUNK = 16
 
 
 @compiled
-def collect_draws(z: Floats, bits: Ints, columns: Ints, rows: Ints, values: Floats) -> int:
-    """List the cells of a block that are not zero, looking at whole chunks of rows at once.
+def collect_draws(
+    z: Floats, bits: Ints, columns: Ints, rows: Ints, values: Floats
+) -> int:
+    """List the cells of a block that are not zero, looking at whole chunks of rows at
+    once.
 
     Args:
         z: [K, R] non-negative, mostly zeros.
@@ -203,7 +233,9 @@ def collect_draws(z: Floats, bits: Ints, columns: Ints, rows: Ints, values: Floa
             for k in range(_CHUNK):
                 any_bit |= bits[j, start + k]
             if any_bit != 0:
-                for k in range(_CHUNK):  # writes every cell, keeps those that count: nothing to mispredict
+                for k in range(
+                    _CHUNK
+                ):  # writes every cell, keeps those that count: nothing to mispredict
                     columns[n] = j
                     rows[n] = start + k
                     values[n] = z[j, start + k]
@@ -217,11 +249,19 @@ def collect_draws(z: Floats, bits: Ints, columns: Ints, rows: Ints, values: Floa
 
 
 @compiled
-def add_products(out: Floats, out_at: Ints, source: Floats, source_at: Ints, values: Floats, count: int) -> None:
+def add_products(
+    out: Floats,
+    out_at: Ints,
+    source: Floats,
+    source_at: Ints,
+    values: Floats,
+    count: int,
+) -> None:
     """out[out_at[i]] += values[i] source[source_at[i]] for the first `count` i."""
     for i in range(count):
         g = values[i]
-        line, added = out[out_at[i]], source[source_at[i]]
+        line = out[out_at[i]]
+        added = source[source_at[i]]
         for k in range(out.shape[1]):
             line[k] += g * added[k]
 
@@ -247,19 +287,26 @@ def block(
     """All that happens to a block between its two matrix products.
 
     Args:
-        z: [K, R] scores in; out: gradient of the loss by each score, but for the row's scale.
+        z: [K, R] scores in; out: gradient of the loss by each score, but for the row's
+            scale.
         start: the block's first row.
         draws: m, or 0 to take every candidate once.
         rows: [9, B] one line for each of `ROW_LINES`.
         queries: [B, d].
-        scaled_queries: [R, d] out: the block's queries times their scale, for the item gradient.
+        scaled_queries: [R, d] out: the block's queries times their scale, for the item
+            gradient.
     """
     R = z.shape[1]
     stop = start + R
-    positive, offsets = rows[0, start:stop], rows[1, start:stop]
-    loss, scale, positive_gradient = rows[2, start:stop], rows[3, start:stop], rows[4, start:stop]
-    total, squares = rows[5, start:stop], rows[6, start:stop]
-    distinct, own_share = rows[7, start:stop], rows[8, start:stop]
+    positive = rows[0, start:stop]
+    offsets = rows[1, start:stop]
+    loss = rows[2, start:stop]
+    scale = rows[3, start:stop]
+    positive_gradient = rows[4, start:stop]
+    total = rows[5, start:stop]
+    squares = rows[6, start:stop]
+    distinct = rows[7, start:stop]
+    own_share = rows[8, start:stop]
     top = np.empty(R, np.float32)
     mass = total.copy()
     if len(values):
@@ -269,7 +316,9 @@ def block(
         resample(z, factor, draws, offsets, top, total, mass, distinct, counts)
     else:
         mass[:] = total
-    finish(top, mass, positive, add_positive, rows.shape[1], loss, scale, positive_gradient)
+    finish(
+        top, mass, positive, add_positive, rows.shape[1], loss, scale, positive_gradient
+    )
     if len(values):
         take_entries(z, first, columns, scale, start, entry_gradient)
     for r in range(R):

@@ -1,14 +1,16 @@
 """The loss of a candidate set and its gradient, computed block by block.
 
-For a query u with positive i, candidates j, s the score and b the correction (`Sampling.log_weight`):
+For a query u with positive i, candidates j, s the score and b the correction
+(`Sampling.log_weight`):
 
     w(j|u) = softmax over j of (s(u, j) + b(j))
     n(u, j) = how often j is drawn in m draws from w(.|u)
     loss(u) = -log( e^s(u,i) / (e^s(u,i) + sum_j n(u, j) e^s(u,j)) )              with draws
     loss(u) = -log( e^positive / sum_j e^(s(u,j) + b(j)) )                         without
 
-Gradients flow through s only, never through w or n. The forward pass computes them while a block of rows is in the
-cache; the backward pass only scales them. No B x K matrix is ever stored.
+Gradients flow through s only, never through w or n. The forward pass computes them
+while a block of rows is in the cache; the backward pass only scales them. No B x K
+matrix is ever stored.
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ __all__ = ["Outcome", "Sampling", "SparseScores", "sampled_softmax"]
 
 
 def sampled_softmax(
-    queries: Tensor, items: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None = None
+    queries: Tensor,
+    items: Tensor,
+    positive: Tensor,
+    sampling: Sampling,
+    entries: SparseScores | None = None,
 ) -> Outcome:
     """Mean loss of B queries over K candidates.
 
     Args:
         queries: [B, d] query vectors.
         items: [K, d] candidate vectors.
-        positive: [B] score of each query's own positive (corrected, if nothing is drawn).
+        positive: [B] score of each query's own positive (corrected, if nothing is
+            drawn).
         sampling: correction and draws.
         entries: sparse terms of the score matrix.
     """
@@ -43,7 +50,13 @@ def sampled_softmax(
     return Outcome(loss, counts, effective.mean(), distinct.mean(), own_share.mean())
 
 
-def _compute(Q: Tensor, E: Tensor, positive: Tensor, sampling: Sampling, entries: SparseScores | None) -> Computed:
+def _compute(
+    Q: Tensor,
+    E: Tensor,
+    positive: Tensor,
+    sampling: Sampling,
+    entries: SparseScores | None,
+) -> Computed:
     if blocks_numba.fits(Q, sampling):
         return blocks_numba.compute(Q, E, positive, sampling, entries)
     return blocks_torch.compute(Q, E, positive, sampling, entries)
@@ -60,8 +73,15 @@ class _SampledSoftmax(torch.autograd.Function):
         sampling: Sampling,
         entries: SparseScores | None,
     ) -> tuple[Tensor, ...]:
-        rows = _compute(queries.detach(), items.detach(), positive.detach(), sampling, entries)
-        ctx.save_for_backward(rows.query_gradient, rows.item_gradient, rows.positive_gradient, rows.entry_gradient)
+        rows = _compute(
+            queries.detach(), items.detach(), positive.detach(), sampling, entries
+        )
+        ctx.save_for_backward(
+            rows.query_gradient,
+            rows.item_gradient,
+            rows.positive_gradient,
+            rows.entry_gradient,
+        )
         extras = (rows.counts, rows.effective, rows.distinct, rows.own_share)
         ctx.mark_non_differentiable(*extras)
         return (rows.loss.mean(), *extras)

@@ -13,12 +13,14 @@ Resampler = str
 
 @dataclass(frozen=True, slots=True)
 class SparseScores:
-    """Sparse terms of the score matrix, sorted by row: the repeat bias, the nearness of candidates, and masks.
+    """Sparse terms of the score matrix, sorted by row: the repeat bias, the nearness of
+    candidates, and masks.
 
     Args:
         first: int32 [B + 1] where each row's entries begin.
         rows: int64 [nnz] the row of each entry.
-        columns: int32 [nnz] the candidate of each entry; a pair (row, column) may occur more than once.
+        columns: int32 [nnz] the candidate of each entry; a pair (row, column) may occur
+            more than once.
         values: [nnz] what is added to the score; may require a gradient.
     """
 
@@ -33,10 +35,14 @@ class Sampling:
     """How one candidate set is weighted and drawn from.
 
     Args:
-        log_weight: [K] log(multiplicity) - log(proposal probability) of each candidate: the correction.
-        draws: m, how often each query draws; None takes every candidate once, as plain in-batch softmax does.
-        add_positive: the positive's e^s is added to the denominator (else it is already among the candidates).
-        own: int32 [B] the column of each query's own positive, -1 where it is not a candidate.
+        log_weight: [K] log(multiplicity) - log(proposal probability) of each candidate:
+            the correction.
+        draws: m, how often each query draws; None takes every candidate once, as plain
+            in-batch softmax does.
+        add_positive: the positive's e^s is added to the denominator (else it is already
+            among the candidates).
+        own: int32 [B] the column of each query's own positive, -1 where it is not a
+            candidate.
         offsets: [B] one uniform number of each query, for systematic resampling.
         resampler: `systematic` or `multinomial`.
         generator: randomness of the multinomial draws.
@@ -53,7 +59,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a backend returns: losses, gradients of their mean, and what the draws looked like."""
+    """What a backend returns: losses, gradients of their mean, and what the draws
+    looked like.
+    """
 
     loss: Tensor  # [B]
     query_gradient: Tensor  # [B, d]
@@ -68,7 +76,9 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mean loss (differentiable) and what the draws looked like (not differentiable)."""
+    """The mean loss (differentiable) and what the draws looked like (not
+    differentiable).
+    """
 
     loss: Tensor  # []
     counts: Tensor  # [K]

@@ -1,7 +1,9 @@
-"""The training methods by name, one file each over one formula (`base`), and as plain functions (`functional`).
+"""The training methods by name, one file each over one formula (`base`), and as plain
+functions (`functional`).
 
-Belongs here: which candidates a method has, how they are corrected, and whether they are resampled.
-May import: `model.batch`, `model.kernels`, `model.plan`, `model.settings`; no towers and no optimizer.
+Belongs here: which candidates a method has, how they are corrected, and whether they
+are resampled. May import: `model.batch`, `model.kernels`, `model.plan`,
+`model.settings`; no towers and no optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from streamer.model.losses.ssl_pop import SslPop
 from streamer.model.losses.xir import Xir
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (Ssl(), SslPop(), Mns(), GTower(), Bir(), Xir(), FullSoftmax())
+    method.name: method
+    for method in (Ssl(), SslPop(), Mns(), GTower(), Bir(), Xir(), FullSoftmax())
 }
 
 

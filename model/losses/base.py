@@ -1,11 +1,13 @@
-"""What a training method is: which candidates it uses, how it corrects them, and whether it resamples.
+"""What a training method is: which candidates it uses, how it corrects them, and
+whether it resamples.
 
-All methods are weighted sums of the same loss over candidate sets (`kernels.sampled_softmax`); they differ only in
-what is described here.
+All methods are weighted sums of the same loss over candidate sets
+(`kernels.sampled_softmax`); they differ only in what is described here.
 
-**The query's own positive among its candidates** (an accidental hit, when it was drawn or sampled as a negative) is
-treated in one way by all: as in the paper's code it stays a candidate like any other. With `mask_positive` it is
-removed from every candidate set of its query, all copies of it, and only the positive term of the loss remains.
+**The query's own positive among its candidates** (an accidental hit, when it was drawn
+or sampled as a negative) is treated in one way by all: as in the paper's code it stays
+a candidate like any other. With `mask_positive` it is removed from every candidate set
+of its query, all copies of it, and only the positive term of the loss remains.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Proposals:
 
     Args:
         log_pop: [T] log popularity of `plan.items`.
-        log_cache: [T] log probability of being drawn into the cache; None if it is not known.
+        log_cache: [T] log probability of being drawn into the cache; None if it is not
+            known.
         known_items: N.
     """
 
@@ -53,7 +56,8 @@ class LossTerm:
     Args:
         name: `batch` or `cache`.
         candidates: whom the positive competes with.
-        log_proposal: [T] log of the probability with which each item became a candidate.
+        log_proposal: [T] log of the probability with which each item became a
+            candidate.
         draws: draws a query, None to take every candidate once.
         weight: share of this term in the loss.
     """
@@ -66,12 +70,16 @@ class LossTerm:
 
     def log_weight(self) -> Floats:
         """[K] log multiplicity - log proposal."""
-        weight: Floats = np.log(self.candidates.count) - self.candidates.take(self.log_proposal)
+        weight: Floats = np.log(self.candidates.count) - self.candidates.take(
+            self.log_proposal
+        )
         return weight
 
     def only(self, events: Rows) -> LossTerm:
         """The same candidates, of some of the events."""
-        return replace(self, candidates=replace(self.candidates, own=self.candidates.own[events]))
+        return replace(
+            self, candidates=replace(self.candidates, own=self.candidates.own[events])
+        )
 
 
 class Method(Protocol):
@@ -89,7 +97,9 @@ class Method(Protocol):
     popularity: Literal["none", "exact", "hash"]
     resamples: bool
 
-    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
+    def terms(
+        self, plan: Plan, proposals: Proposals, settings: MethodSettings
+    ) -> list[LossTerm]:
         """The terms of the loss.
 
         Args:

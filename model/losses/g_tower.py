@@ -1,4 +1,6 @@
-"""G-Tower: SSL-Pop with the popularity estimated from a stream (Yi et al., RecSys 2019)."""
+"""G-Tower: SSL-Pop with the popularity estimated from a stream (Yi et al., RecSys
+2019).
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from streamer.model.settings import MethodSettings
 
 
 class Mns:
-    """Batch items and uniformly drawn items in one candidate set, corrected by the mixture's probability.
+    """Batch items and uniformly drawn items in one candidate set, corrected by the
+    mixture's probability.
 
     q(j) = B / (B + B') pop(j) + B' / (B + B') / N
     """
@@ -22,7 +23,19 @@ class Mns:
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = False
 
-    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
+    def terms(
+        self, plan: Plan, proposals: Proposals, settings: MethodSettings
+    ) -> list[LossTerm]:
         batch = len(plan.positive) / (len(plan.positive) + len(plan.extra))
-        mixture = batch * np.exp(proposals.log_pop) + (1 - batch) / max(proposals.known_items, 1)
-        return [LossTerm("batch", plan.all_candidates(), np.log(mixture).astype(np.float32), None, 1.0)]
+        mixture = batch * np.exp(proposals.log_pop) + (1 - batch) / max(
+            proposals.known_items, 1
+        )
+        return [
+            LossTerm(
+                "batch",
+                plan.all_candidates(),
+                np.log(mixture).astype(np.float32),
+                None,
+                1.0,
+            )
+        ]

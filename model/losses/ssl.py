@@ -19,5 +19,15 @@ class Ssl:
     popularity: Literal["none", "exact", "hash"] = "none"
     resamples = False
 
-    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
-        return [LossTerm("batch", plan.batch_candidates(), np.zeros_like(proposals.log_pop), None, 1.0)]
+    def terms(
+        self, plan: Plan, proposals: Proposals, settings: MethodSettings
+    ) -> list[LossTerm]:
+        return [
+            LossTerm(
+                "batch",
+                plan.batch_candidates(),
+                np.zeros_like(proposals.log_pop),
+                None,
+                1.0,
+            )
+        ]

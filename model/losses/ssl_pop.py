@@ -10,12 +10,18 @@ from streamer.model.settings import MethodSettings
 
 
 class SslPop:
-    """Every logit minus log pop: an item is in the batch as often as it is popular, and must not be punished for it."""
+    """Every logit minus log pop: an item is in the batch as often as it is popular, and
+    must not be punished for it.
+    """
 
     name = "ssl-pop"
     extra: Extra = "none"
     popularity: Literal["none", "exact", "hash"] = "exact"
     resamples = False
 
-    def terms(self, plan: Plan, proposals: Proposals, settings: MethodSettings) -> list[LossTerm]:
-        return [LossTerm("batch", plan.batch_candidates(), proposals.log_pop, None, 1.0)]
+    def terms(
+        self, plan: Plan, proposals: Proposals, settings: MethodSettings
+    ) -> list[LossTerm]:
+        return [
+            LossTerm("batch", plan.batch_candidates(), proposals.log_pop, None, 1.0)
+        ]

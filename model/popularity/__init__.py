@@ -1,7 +1,8 @@
-"""Streaming estimates of each item's share of the events: exact counts, or hash arrays of fixed size.
+"""Streaming estimates of each item's share of the events: exact counts, or hash arrays
+of fixed size.
 
-Belongs here: an estimate that counts items as they come and returns the logarithm of their share.
-May import: `model.batch`, `model.growing`, `model.jit`.
+Belongs here: an estimate that counts items as they come and returns the logarithm of
+their share. May import: `model.batch`, `model.growing`, `model.jit`.
 """
 
 from streamer.model.popularity.base import Popularity, estimation_error

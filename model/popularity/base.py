@@ -34,8 +34,12 @@ class Popularity(LogPopularity, Protocol):
         ...
 
 
-def estimation_error(estimate: LogPopularity, truth: LogPopularity, rows: Rows) -> float:
-    """Mean absolute error of log popularity over some items: 0.7 means off by a factor of two on average."""
+def estimation_error(
+    estimate: LogPopularity, truth: LogPopularity, rows: Rows
+) -> float:
+    """Mean absolute error of log popularity over some items: 0.7 means off by a factor
+    of two on average.
+    """
     if not len(rows):
         return 0.0
     return float(np.abs(estimate.log_pop(rows) - truth.log_pop(rows)).mean())

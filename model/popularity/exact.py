@@ -14,7 +14,9 @@ from streamer.model.growing import grown
 from streamer.model.jit import compiled
 
 MOST_EVENTS = 2**32 - 1
-"""Of an item that are counted without a half-life, in 32 bits; it counts as that many from then on."""
+"""Of an item that are counted without a half-life, in 32 bits; it counts as that many
+from then on.
+"""
 _PERIOD = 512
 """Half-lives after which weights begin anew at one."""
 
@@ -22,14 +24,17 @@ _PERIOD = 512
 class ExactPopularity(ByRows):
     """Counts every event of every item.
 
-    With a half-life, an event counts half as much once that many further events have come. Nothing is scaled down for
-    that: new events weigh more and more instead, 2^(t / half-life), and only ratios are ever used. When the weight
-    grows too large, a new period begins, and weights begin anew; a count of an earlier period is scaled down when its
-    item has its next event. So no row is ever written but those of the events.
+    With a half-life, an event counts half as much once that many further events have
+    come. Nothing is scaled down for
+    that: new events weigh more and more instead, 2^(t / half-life), and only ratios are
+    ever used. When the weight grows too large, a new period begins, and weights begin
+    anew; a count of an earlier period is scaled down when its item has its next event.
+    So no row is ever written but those of the events.
 
     Args:
         half_life_events: None keeps every event for ever.
-        floor: an item counts as at least this many events of today; keeps the logarithm finite.
+        floor: an item counts as at least this many events of today; keeps the logarithm
+            finite.
 
     Raises:
         ValueError: a number is not positive; the message lists every problem.
@@ -41,13 +46,20 @@ class ExactPopularity(ByRows):
         array([0.75, 0.25], dtype=float32)
     """
 
-    def __init__(self, half_life_events: float | None = None, floor: float = 1.0) -> None:
+    def __init__(
+        self, half_life_events: float | None = None, floor: float = 1.0
+    ) -> None:
         if problems := _problems(half_life_events, floor):
             raise ValueError("; ".join(problems))
-        self.half_life_events, self.floor = half_life_events, floor
-        self._counts: NDArray[Any] = np.zeros(0, np.uint32 if half_life_events is None else np.float64)
+        self.half_life_events = half_life_events
+        self.floor = floor
+        self._counts: NDArray[Any] = np.zeros(
+            0, np.uint32 if half_life_events is None else np.float64
+        )
         self._total = 0.0
-        self._periods, self._period = np.zeros(0, np.int32), 0  # when each count was written; now
+        # when each count was written; now
+        self._periods = np.zeros(0, np.int32)
+        self._period = 0
         self._log2_weight = 0.0  # of the newest event
         self.size = 0
 
@@ -56,13 +68,19 @@ class ExactPopularity(ByRows):
         self.add(items, None)
 
     def add(self, rows: Rows, counts: NDArray[np.float64] | None) -> None:
-        """Take in events (`counts` None), or `counts` events of each row at once, as if evenly mixed."""
+        """Take in events (`counts` None), or `counts` events of each row at once, as if
+        evenly mixed.
+        """
         events = float(len(rows)) if counts is None else float(counts.sum())
         if not events:
             return
         self._grow(int(rows.max()) + 1)
         self._age(events)
-        weights, scale = (self._weights(len(rows)), 1.0) if counts is None else (counts, self._mean_weight(events))
+        weights, scale = (
+            (self._weights(len(rows)), 1.0)
+            if counts is None
+            else (counts, self._mean_weight(events))
+        )
         if self._period:
             self._counts[rows] = self._of_this_period(rows)
             self._periods[rows] = self._period
@@ -70,14 +88,18 @@ class ExactPopularity(ByRows):
         self._total += _add_weights(self._counts, rows, weights, scale, most)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
-        """Forget everything, and take in `counts` events of each row, as if evenly mixed."""
+        """Forget everything, and take in `counts` events of each row, as if evenly
+        mixed.
+        """
         self.clear()
         if len(rows):
             self._grow(int(rows.max()) + 1)
             self.add(rows, counts)
 
     def _age(self, events: float) -> None:
-        """Note that events come; a new period before they are counted keeps their weights finite, however many come."""
+        """Note that events come; a new period before they are counted keeps their
+        weights finite, however many come.
+        """
         if self.half_life_events is None:
             return
         self._log2_weight += events / self.half_life_events
@@ -122,7 +144,11 @@ class ExactPopularity(ByRows):
     def counts(self, rows: Rows) -> NDArray[np.float64]:
         """Events of each item, in events of today."""
         known = rows < self.size
-        found = self._of_this_period(np.where(known, rows, 0)) if self.size else np.zeros(rows.shape)
+        found = (
+            self._of_this_period(np.where(known, rows, 0))
+            if self.size
+            else np.zeros(rows.shape)
+        )
         return np.where(known, found, 0.0) * self._today
 
     @property
@@ -131,7 +157,9 @@ class ExactPopularity(ByRows):
         return self._total * self._today
 
     def log_pop(self, rows: Rows) -> Floats:
-        """log of each item's share of the events; an item counts as seen `floor` times at least."""
+        """log of each item's share of the events; an item counts as seen `floor` times
+        at least.
+        """
         share = np.maximum(self.counts(rows), self.floor) / max(self.total, self.floor)
         return np.log(share).astype(np.float32)
 
@@ -147,7 +175,11 @@ class ExactPopularity(ByRows):
         return (self._counts.itemsize + periods) * self.size
 
     def take(self, rows: Rows) -> Arrays:
-        periods = {"periods": held(self._periods, rows)} if self.half_life_events is not None else {}
+        periods = (
+            {"periods": held(self._periods, rows)}
+            if self.half_life_events is not None
+            else {}
+        )
         return {"counts": held(self._counts, rows), **periods}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
@@ -171,8 +203,16 @@ class ExactPopularity(ByRows):
 
 
 @compiled
-def _add_weights(counts: NDArray[Any], rows: Rows, weights: NDArray[np.float64], scale: float, most: float) -> float:
-    """Add weights times the scale to the counts of rows, which may repeat; returns the sum of what was added."""
+def _add_weights(
+    counts: NDArray[Any],
+    rows: Rows,
+    weights: NDArray[np.float64],
+    scale: float,
+    most: float,
+) -> float:
+    """Add weights times the scale to the counts of rows, which may repeat; returns the
+    sum of what was added.
+    """
     total = 0.0
     for k in range(len(rows)):
         before = float(counts[rows[k]])
@@ -185,7 +225,11 @@ def _add_weights(counts: NDArray[Any], rows: Rows, weights: NDArray[np.float64],
 def _problems(half_life_events: float | None, floor: float) -> list[str]:
     found = []
     if half_life_events is not None and not half_life_events > 0:
-        found.append(f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing")
+        found.append(
+            f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing"
+        )
     if not floor > 0:
-        found.append(f"floor is {floor}: choose a positive number, so that no item's logarithm is infinite")
+        found.append(
+            f"floor is {floor}: choose a positive number, so that no item's logarithm is infinite"
+        )
     return found

@@ -10,7 +10,9 @@ from streamer.model.by_rows import Arrays, ByRows
 from streamer.model.jit import compiled, inlined, making_arrays, mixed
 
 _STALE = 4.0
-"""An item that has been away for this many of its gaps is estimated by its absence: e^-4 = 2% of gaps are longer."""
+"""An item that has been away for this many of its gaps is estimated by its absence:
+e^-4 = 2% of gaps are longer.
+"""
 
 _CLOCKS = ("event", "batch")
 _MOST_HITS = 1 << 30
@@ -18,19 +20,23 @@ _MOST_HITS = 1 << 30
 
 
 class HashPopularity(ByRows):
-    """Streaming frequency estimation (Yi et al., RecSys 2019): popularity = 1 / average gap between an item's events.
+    """Streaming frequency estimation (Yi et al., RecSys 2019): popularity = 1 / average
+    gap between an item's events.
 
-    Each of H independent hashes sends an item to a slot of its own array. A slot keeps when it was last hit and a
-    moving average of the gaps. An item that shares a slot makes the gap too short, never too long; the largest of the
-    H estimates is therefore the best. Memory does not grow with the number of items.
+    Each of H independent hashes sends an item to a slot of its own array. A slot keeps
+    when it was last hit and a moving average of the gaps. An item that shares a slot
+    makes the gap too short, never too long; the largest of the H estimates is therefore
+    the best. Memory does not grow with the number of items.
 
     Args:
         hashes: H.
-        slots: size of each array; collisions are rare while it is several times the number of frequent items.
-        alpha: weight of the newest gap. A slot's first 1 / alpha gaps are averaged equally, so that the start value
-            is forgotten at once.
-        clock: `event` ticks at every event; `batch` ticks once a micro-batch as in the paper, and so cannot tell an
-            item seen four times a batch from one seen once.
+        slots: size of each array; collisions are rare while it is several times the
+            number of frequent items.
+        alpha: weight of the newest gap. A slot's first 1 / alpha gaps are averaged
+            equally, so that the start value is forgotten at once.
+        clock: `event` ticks at every event; `batch` ticks once a micro-batch as in the
+            paper, and so cannot tell an item seen four times a batch from one seen
+            once.
         seed: chooses the hash functions.
 
     Raises:
@@ -44,12 +50,21 @@ class HashPopularity(ByRows):
     """
 
     def __init__(
-        self, hashes: int = 5, slots: int = 1 << 18, alpha: float = 0.02, clock: str = "event", seed: int = 0
+        self,
+        hashes: int = 5,
+        slots: int = 1 << 18,
+        alpha: float = 0.02,
+        clock: str = "event",
+        seed: int = 0,
     ) -> None:
         if problems := _problems(hashes, slots, alpha, clock):
             raise ValueError("; ".join(problems))
-        self.alpha, self.clock, self.slots = alpha, clock, slots
-        self._seeds = np.random.default_rng(seed).integers(1, 2**63, hashes, dtype=np.uint64)
+        self.alpha = alpha
+        self.clock = clock
+        self.slots = slots
+        self._seeds = np.random.default_rng(seed).integers(
+            1, 2**63, hashes, dtype=np.uint64
+        )
         self._last = np.zeros((hashes, slots), np.int64)  # tick of the last hit
         self._gap = np.zeros((hashes, slots))  # average gap, in ticks
         self._hits = np.zeros((hashes, slots), np.int32)
@@ -59,28 +74,54 @@ class HashPopularity(ByRows):
     def observe(self, items: Rows) -> None:
         """Take in a micro-batch of events, in order."""
         if self.clock == "event":
-            _hit(items, self._ticks, 1, self.alpha, self._seeds, self._last, self._gap, self._hits)
+            _hit(
+                items,
+                self._ticks,
+                1,
+                self.alpha,
+                self._seeds,
+                self._last,
+                self._gap,
+                self._hits,
+            )
             self._ticks += len(items)
         elif len(items):
-            _hit(np.unique(items), self._ticks, 0, self.alpha, self._seeds, self._last, self._gap, self._hits)
+            _hit(
+                np.unique(items),
+                self._ticks,
+                0,
+                self.alpha,
+                self._seeds,
+                self._last,
+                self._gap,
+                self._hits,
+            )
             self._ticks += 1
         self._events += len(items)
 
     def log_pop(self, rows: Rows) -> Floats:
-        """log of each item's share of the events; an item never seen counts as seen once."""
+        """log of each item's share of the events; an item never seen counts as seen
+        once.
+        """
         gaps = _gaps(rows, self._ticks, self._seeds, self._last, self._gap, self._hits)
         events_per_tick = self._events / max(self._ticks, 1)
-        return (-np.log(np.maximum(gaps * max(events_per_tick, 1.0), 1.0))).astype(np.float32)
+        return (-np.log(np.maximum(gaps * max(events_per_tick, 1.0), 1.0))).astype(
+            np.float32
+        )
 
     def collision_share(self) -> float:
         """How likely a new item meets a used slot in all of its hashes."""
         return float(np.prod((self._hits > 0).mean(axis=1)))
 
     def forget(self, rows: Rows) -> None:
-        """Retire items. Slots are shared, so nothing is cleared; a slot that is no longer hit fades by itself."""
+        """Retire items. Slots are shared, so nothing is cleared; a slot that is no
+        longer hit fades by itself.
+        """
 
     def slots_of(self, items: Rows) -> Rows:
-        """[n * H] the slots of items, numbered through all arrays: the rows of this part."""
+        """[n * H] the slots of items, numbered through all arrays: the rows of this
+        part.
+        """
         found = np.empty((len(items), len(self._seeds)), np.int64)
         _slots(items, self._seeds, self.slots, found)
         return found.ravel()
@@ -102,14 +143,21 @@ class HashPopularity(ByRows):
 
     def dense(self) -> Arrays:
         clock = np.array([self._ticks, self._events, _CLOCKS.index(self.clock)])
-        return {"shape": np.array(self._hits.shape), "seeds": self._seeds.view(np.int64).copy(), "clock": clock}
+        return {
+            "shape": np.array(self._hits.shape),
+            "seeds": self._seeds.view(np.int64).copy(),
+            "clock": clock,
+        }
 
     def load_dense(self, arrays: Arrays) -> None:
         ticks, events, clock = (int(x) for x in arrays["clock"])
         if _CLOCKS[clock] != self.clock:
-            raise ValueError(f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock")
+            raise ValueError(
+                f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock"
+            )
         self._seeds = arrays["seeds"].copy().view(np.uint64)
-        self._ticks, self._events = ticks, events
+        self._ticks = ticks
+        self._events = events
 
     def clear(self) -> None:
         for array in self._arrays().values():
@@ -123,7 +171,9 @@ class HashPopularity(ByRows):
             ValueError: its arrays have another shape, or its clock ticks otherwise.
         """
         if (shape := tuple(state["shape"].tolist())) != self._last.shape:
-            raise ValueError(f"hash arrays of {shape} do not fit {self._last.shape}: hashes or slots differ")
+            raise ValueError(
+                f"hash arrays of {shape} do not fit {self._last.shape}: hashes or slots differ"
+            )
         super().load_state(state)
 
     def _arrays(self) -> Arrays:
@@ -133,7 +183,9 @@ class HashPopularity(ByRows):
 def _problems(hashes: int, slots: int, alpha: float, clock: str) -> list[str]:
     found = []
     if hashes < 1 or slots < 1:
-        found.append(f"there are {hashes} hashes of {slots} slots: choose at least one of each")
+        found.append(
+            f"there are {hashes} hashes of {slots} slots: choose at least one of each"
+        )
     if not 0 <= alpha <= 1:
         found.append(f"alpha is {alpha}: choose a number from 0 to 1")
     if clock not in _CLOCKS:

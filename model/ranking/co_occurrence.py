@@ -1,12 +1,14 @@
 """Each item's neighbours: what users had shortly before or after it.
 
-Vectors of a few dozen numbers cannot hold which of ten thousand items go together with which; a list of each item's
-neighbours can, from the first time that a user has both. An event of item i adds 1 / (r + 1) to the pair of i and each
-of its user's last ten items, in the lists of both; r is the recency rank, and items of one second share the rank of the
-first. Beside it stands a second weight, the same times exp(-gap / 0.3 days).
+Vectors of a few dozen numbers cannot hold which of ten thousand items go together with
+which; a list of each item's neighbours can, from the first time that a user has both.
+An event of item i adds 1 / (r + 1) to the pair of i and each of its user's last ten
+items, in the lists of both; r is the recency rank, and items of one second share the
+rank of the first. Beside it stands a second weight, the same times exp(-gap / 0.3
+days).
 
-Lists take the memory that they need: they lie in one pool, in blocks of powers of two, and what a list leaves when it
-grows is given to the next of that size.
+Lists take the memory that they need: they lie in one pool, in blocks of powers of two,
+and what a list leaves when it grows is given to the next of that size.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ class Lists(NamedTuple):
         start: [N] where each item's list begins.
         length: [N] neighbours in it.
         bits: [N] log2 of the size of its block; 0 if it has none.
-        total: [N] weight of all pairs that an item was ever part of, those that no list holds any more too.
+        total: [N] weight of all pairs that an item was ever part of, those that no list
+            holds any more too.
         timed_total: [N] the same of the timed weights.
-        free: [24] by log2 of its size, a block that was left: its first neighbour leads to the next; -1 if none.
+        free: [24] by log2 of its size, a block that was left: its first neighbour leads
+            to the next; -1 if none.
         end: [1] the first place of the pool that was never part of a block.
-        retired: items that are passed over; they leave lists that are full, or when these are swept.
+        retired: items that are passed over; they leave lists that are full, or when
+            these are swept.
     """
 
     items: NDArray[np.int32]
@@ -63,7 +68,8 @@ class Lists(NamedTuple):
 
 
 class CoOccurrence(ByRows):
-    """The heaviest neighbours of each item, at most `length`; where a list is full, the lightest gives way.
+    """The heaviest neighbours of each item, at most `length`; where a list is full, the
+    lightest gives way.
 
     Args:
         length: neighbours kept of each item.
@@ -78,7 +84,8 @@ class CoOccurrence(ByRows):
     """
 
     def __init__(self, length: int, retired: RetiredItems | None = None) -> None:
-        self.length, self.retired = length, retired or RetiredItems()
+        self.length = length
+        self.retired = retired or RetiredItems()
         self.clear()
 
     def clear(self) -> None:
@@ -97,7 +104,9 @@ class CoOccurrence(ByRows):
             self.retired.flags,
         )
 
-    def observe(self, items: Rows, times_s: Rows, recent: Recent, recent_s: Seconds) -> None:
+    def observe(
+        self, items: Rows, times_s: Rows, recent: Recent, recent_s: Seconds
+    ) -> None:
         """Take in events.
 
         Args:
@@ -107,17 +116,32 @@ class CoOccurrence(ByRows):
             recent_s: [B, L] when the user had them.
         """
         self.reserve(int(max(items.max(initial=-1), recent.max(initial=-1))) + 1)
-        done, when_s = 0, times_s.astype(np.int32)
-        while (done := _observe(self.lists, self.length, items, when_s, recent, recent_s, done)) < len(items):
+        done = 0
+        when_s = times_s.astype(np.int32)
+        while (
+            done := _observe(
+                self.lists, self.length, items, when_s, recent, recent_s, done
+            )
+        ) < len(items):
             self.extend()
 
     def of(self, item: int) -> dict[int, float]:
         """An item's neighbours and their weights."""
         if item >= self.size:
             return {}
-        here = slice(self.lists.start[item], self.lists.start[item] + self.lists.length[item])
-        found = zip(self.lists.items[here].tolist(), self.lists.weights[here].tolist(), strict=True)
-        return {other: weight for other, weight in found if not is_retired(self.retired.flags, other)}
+        here = slice(
+            self.lists.start[item], self.lists.start[item] + self.lists.length[item]
+        )
+        found = zip(
+            self.lists.items[here].tolist(),
+            self.lists.weights[here].tolist(),
+            strict=True,
+        )
+        return {
+            other: weight
+            for other, weight in found
+            if not is_retired(self.retired.flags, other)
+        }
 
     def total(self, item: int) -> float:
         """The weight of all pairs that an item was ever part of."""
@@ -131,25 +155,38 @@ class CoOccurrence(ByRows):
         self.lists = self.lists._replace(**larger, retired=self.retired.flags)
 
     def extend(self, places: int | None = None) -> None:
-        """Make the pool longer, at least by what an event may need; or see that it has places."""
-        pool, end = self.lists._asdict(), int(self.lists.end[0])
+        """Make the pool longer, at least by what an event may need; or see that it has
+        places.
+        """
+        pool = self.lists._asdict()
+        end = int(self.lists.end[0])
         if places is not None and end + places <= len(self.lists.items):
             return
         size = end + max(places or 0, room_for_event(self.length))
-        self.lists = self.lists._replace(**{name: grown(pool[name], size) for name in _POOL})
+        self.lists = self.lists._replace(
+            **{name: grown(pool[name], size) for name in _POOL}
+        )
 
     @property
     def nbytes(self) -> int:
         return 12 * int(self.lists.end[0]) + 15 * self.size
 
     def forget(self, items: Rows) -> None:
-        """Retire items: they have no neighbours any more. They are in `retired` already, and so none themselves."""
+        """Retire items: they have no neighbours any more. They are in `retired`
+        already, and so none themselves.
+        """
         _leave_all(self.lists, items[items < self.size])
 
     def with_retired(self, items: Rows) -> Rows:
         """Those of some items whose lists hold a retired one."""
         lists = self.lists
-        return rows_with_retired(self.retired.flags, items[items < self.size], lists.start, lists.length, lists.items)
+        return rows_with_retired(
+            self.retired.flags,
+            items[items < self.size],
+            lists.start,
+            lists.length,
+            lists.items,
+        )
 
     def sweep(self, items: Rows) -> None:
         """Take retired items out of the lists of others."""
@@ -158,19 +195,30 @@ class CoOccurrence(ByRows):
 
     def take(self, rows: Rows) -> Arrays:
         """The lists of these items, one after the other without gaps."""
-        lists, length = self.lists, held(self.lists.length, rows)
+        lists = self.lists
+        length = held(self.lists.length, rows)
         places = int(length.sum(dtype=np.int64))
         pool = {name: np.empty(places, getattr(lists, name).dtype) for name in _POOL}
         _take(lists, rows, length, *pool.values())
-        totals = {name: held(getattr(lists, name), rows) for name in ("total", "timed_total")}
+        totals = {
+            name: held(getattr(lists, name), rows) for name in ("total", "timed_total")
+        }
         return {**pool, "length": length, **totals}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self.reserve(int(rows.max(initial=-1)) + 1)
         length = arrays["length"].astype(np.int64)
         self.extend(int((2 * np.maximum(length, 1 << _FIRST_BITS)).sum()))
-        _put(self.lists, rows, length, arrays["items"], arrays["weights"], arrays["timed"])
-        self.lists.total[rows], self.lists.timed_total[rows] = arrays["total"], arrays["timed_total"]
+        _put(
+            self.lists,
+            rows,
+            length,
+            arrays["items"],
+            arrays["weights"],
+            arrays["timed"],
+        )
+        self.lists.total[rows] = arrays["total"]
+        self.lists.timed_total[rows] = arrays["timed_total"]
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
@@ -179,7 +227,9 @@ class CoOccurrence(ByRows):
 
 @compiled
 def room_for_event(longest: int) -> int:
-    """Places of the pool that an event may need: its own list and those of its user's items may all move."""
+    """Places of the pool that an event may need: its own list and those of its user's
+    items may all move.
+    """
     block = 1
     while block < longest:
         block *= 2
@@ -188,18 +238,35 @@ def room_for_event(longest: int) -> int:
 
 @compiled
 def _observe(
-    lists: Lists, longest: int, items: Rows, times_s: Seconds, recent: Recent, recent_s: Seconds, done: int
+    lists: Lists,
+    longest: int,
+    items: Rows,
+    times_s: Seconds,
+    recent: Recent,
+    recent_s: Seconds,
+    done: int,
 ) -> int:
-    """Take in events from `done` on, as long as there is room; returns how many are done."""
+    """Take in events from `done` on, as long as there is room; returns how many are
+    done.
+    """
     room = room_for_event(longest)
     while done < len(items) and lists.end[0] + room <= len(lists.items):
-        pair_up(lists, longest, items[done], times_s[done], recent[done], recent_s[done])
+        pair_up(
+            lists, longest, items[done], times_s[done], recent[done], recent_s[done]
+        )
         done += 1
     return done
 
 
 @compiled
-def pair_up(lists: Lists, longest: int, item: int, time_s: int, recent: Recent, recent_s: Seconds) -> None:
+def pair_up(
+    lists: Lists,
+    longest: int,
+    item: int,
+    time_s: int,
+    recent: Recent,
+    recent_s: Seconds,
+) -> None:
     """An event is paired with its user's recent items."""
     rank = 0
     for k in range(min(len(recent), REACH)):
@@ -221,16 +288,28 @@ def pair_up(lists: Lists, longest: int, item: int, time_s: int, recent: Recent, 
 
 
 @compiled
-def _add(lists: Lists, longest: int, item: int, other: int, weight: np.float32, timed: np.float32) -> None:
-    """More weight for a neighbour; a new one takes the next place, or that of the lightest if the list is full."""
-    start, length = lists.start[item], lists.length[item]
+def _add(
+    lists: Lists,
+    longest: int,
+    item: int,
+    other: int,
+    weight: np.float32,
+    timed: np.float32,
+) -> None:
+    """More weight for a neighbour; a new one takes the next place, or that of the
+    lightest if the list is full.
+    """
+    start = lists.start[item]
+    length = lists.length[item]
     for m in range(start, start + length):
         if lists.items[m] == other:
             lists.weights[m] += weight
             lists.timed[m] += timed
             return
     if len(lists.retired) and (length == longest or length & (length - 1) == 0):
-        _sweep_one(lists, item)  # where the smallest block for it would be full: a copy may have a smaller one
+        _sweep_one(
+            lists, item
+        )  # where the smallest block for it would be full: a copy may have a smaller one
         length = lists.length[item]
     if length < longest:
         if length == _room(lists.bits[item]):
@@ -243,7 +322,9 @@ def _add(lists: Lists, longest: int, item: int, other: int, weight: np.float32, 
             if lists.weights[m] < lists.weights[place]:
                 place = m
     if longest > 0:
-        lists.items[place], lists.weights[place], lists.timed[place] = other, weight, timed
+        lists.items[place] = other
+        lists.weights[place] = weight
+        lists.timed[place] = timed
 
 
 @inlined
@@ -254,14 +335,17 @@ def _room(bits: int) -> int:
 @compiled
 def _move(lists: Lists, item: int) -> int:
     """Give a list a block twice as large; returns its start."""
-    bits, start = lists.bits[item], lists.start[item]
+    bits = lists.bits[item]
+    start = lists.start[item]
     larger = bits + 1 if bits > 0 else _FIRST_BITS
     to = _take_block(lists, larger)
     for m in range(lists.length[item]):
-        lists.items[to + m], lists.weights[to + m] = lists.items[start + m], lists.weights[start + m]
+        lists.items[to + m] = lists.items[start + m]
+        lists.weights[to + m] = lists.weights[start + m]
         lists.timed[to + m] = lists.timed[start + m]
     _leave_block(lists, item)
-    lists.start[item], lists.bits[item] = to, larger
+    lists.start[item] = to
+    lists.bits[item] = larger
     return int(to)
 
 
@@ -278,7 +362,8 @@ def _take_block(lists: Lists, bits: int) -> int:
 
 @compiled
 def _leave_block(lists: Lists, item: int) -> None:
-    bits, start = lists.bits[item], lists.start[item]
+    bits = lists.bits[item]
+    start = lists.start[item]
     if bits > 0:
         lists.items[start] = lists.free[bits]
         lists.free[bits] = start
@@ -299,12 +384,21 @@ def _take(
         if length[k]:
             start = lists.start[rows[k]]
             for m in range(start, start + np.int64(length[k])):
-                items[at], weights[at], timed[at] = lists.items[m], lists.weights[m], lists.timed[m]
+                items[at] = lists.items[m]
+                weights[at] = lists.weights[m]
+                timed[at] = lists.timed[m]
                 at += 1
 
 
 @compiled
-def _put(lists: Lists, rows: Rows, length: Rows, items: NDArray[np.int32], weights: Floats, timed: Floats) -> None:
+def _put(
+    lists: Lists,
+    rows: Rows,
+    length: Rows,
+    items: NDArray[np.int32],
+    weights: Floats,
+    timed: Floats,
+) -> None:
     """Replace lists; the pool has room for all of them."""
     at = 0
     for k in range(len(rows)):
@@ -314,10 +408,13 @@ def _put(lists: Lists, rows: Rows, length: Rows, items: NDArray[np.int32], weigh
             while (1 << bits) < length[k]:
                 bits += 1
             _leave_block(lists, item)
-            lists.start[item], lists.bits[item] = _take_block(lists, bits), bits
+            lists.start[item] = _take_block(lists, bits)
+            lists.bits[item] = bits
         to = lists.start[item]
         for m in range(length[k]):
-            lists.items[to + m], lists.weights[to + m], lists.timed[to + m] = items[at], weights[at], timed[at]
+            lists.items[to + m] = items[at]
+            lists.weights[to + m] = weights[at]
+            lists.timed[to + m] = timed[at]
             at += 1
         lists.length[item] = length[k]
 
@@ -326,7 +423,10 @@ def _put(lists: Lists, rows: Rows, length: Rows, items: NDArray[np.int32], weigh
 def _leave_all(lists: Lists, items: Rows) -> None:
     for item in items:
         _leave_block(lists, item)
-        lists.bits[item], lists.length[item], lists.total[item], lists.timed_total[item] = 0, 0, 0, 0
+        lists.bits[item] = 0
+        lists.length[item] = 0
+        lists.total[item] = 0
+        lists.timed_total[item] = 0
 
 
 @compiled
@@ -338,10 +438,13 @@ def _sweep(lists: Lists, items: Rows) -> None:
 @compiled
 def _sweep_one(lists: Lists, item: int) -> None:
     """Take retired items out of a list; the others move up in their order."""
-    start, left = lists.start[item], lists.start[item]
+    start = lists.start[item]
+    left = lists.start[item]
     for m in range(start, start + lists.length[item]):
         if is_retired(lists.retired, lists.items[m]):
             continue
-        lists.items[left], lists.weights[left], lists.timed[left] = lists.items[m], lists.weights[m], lists.timed[m]
+        lists.items[left] = lists.items[m]
+        lists.weights[left] = lists.weights[m]
+        lists.timed[left] = lists.timed[m]
         left += 1
     lists.length[item] = left - start

@@ -1,8 +1,10 @@
-"""Counts of pairs (row, key), in one pool of memory: which items a user had, which items were seen together.
+"""Counts of pairs (row, key), in one pool of memory: which items a user had, which
+items were seen together.
 
-Each row has a small hash table of its own, twice as large whenever it is four fifths full, so that a pair is found at
-once and a row's pairs lie side by side. Tables lie in one pool; what a table leaves when it moves is given to the
-next one of that size. No Python object is kept for any row or pair.
+Each row has a small hash table of its own, twice as large whenever it is four fifths
+full, so that a pair is found at once and a row's pairs lie side by side. Tables lie in
+one pool; what a table leaves when it moves is given to the next one of that size. No
+Python object is kept for any row or pair.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ class Pool(NamedTuple):
 
     Args:
         keys: [P] the pool: key of each slot, -1 if it is empty.
-        counts: [P] count of each slot; infinite if it is empty. Of no length if only the pairs matter.
+        counts: [P] count of each slot; infinite if it is empty. Of no length if only
+            the pairs matter.
         start: [R] where each row's table begins; -1 if it has none yet.
         bits: [R] log2 of the size of each row's table.
         used: [R] pairs of each row.
-        free: [40] for each log2 of a size, a table that was left: its first key leads to the next; -1 if there is none.
+        free: [40] for each log2 of a size, a table that was left: its first key leads
+            to the next; -1 if there is none.
         end: [1] the first slot of the pool that was never given to a table.
         most: pairs that are kept of a row.
     """
@@ -50,7 +54,8 @@ class PairCounts:
     """A sparse matrix of counts that grows by additions.
 
     Args:
-        most: pairs that are kept of a row; beyond them a new one takes the place of the one with the lowest count.
+        most: pairs that are kept of a row; beyond them a new one takes the place of the
+            one with the lowest count.
         counted: whether they are counted; else only which there are is known.
 
     Examples:
@@ -81,10 +86,14 @@ class PairCounts:
             self.extend()
 
     def put(self, rows: Rows, used: NDArray[np.int32], keys: NDArray[np.int32]) -> None:
-        """Make rows, each given once, have these keys, counted once: `used` of each row, one after the other."""
+        """Make rows, each given once, have these keys, counted once: `used` of each
+        row, one after the other.
+        """
         self.drop(rows)
         self.reserve(int(rows.max(initial=-1)) + 1)
-        self.extend((1 << _FIRST_BITS) * len(rows) + 5 * int(used.sum(dtype=np.int64)) // 2)
+        self.extend(
+            (1 << _FIRST_BITS) * len(rows) + 5 * int(used.sum(dtype=np.int64)) // 2
+        )
         _put_all(self.pool, rows, used, keys)
 
     def drop(self, rows: Rows) -> None:
@@ -95,14 +104,24 @@ class PairCounts:
         """Make room for this many rows."""
         pool = self.pool
         self.pool = pool._replace(
-            start=grown(pool.start, rows, fill=-1), bits=grown(pool.bits, rows), used=grown(pool.used, rows)
+            start=grown(pool.start, rows, fill=-1),
+            bits=grown(pool.bits, rows),
+            used=grown(pool.used, rows),
         )
 
     def extend(self, room: int | None = None) -> None:
-        """Make the pool larger: an addition found no room for its table; or see that it has room for others."""
-        size = int(self.pool.end[0]) + (room_for_one(self.pool) if room is None else room)
-        keys = grown(self.pool.keys, size)  # a table is emptied when it is given to a row
-        self.pool = self.pool._replace(keys=keys, counts=grown(self.pool.counts, len(keys) if self.counted else 0))
+        """Make the pool larger: an addition found no room for its table; or see that it
+        has room for others.
+        """
+        size = int(self.pool.end[0]) + (
+            room_for_one(self.pool) if room is None else room
+        )
+        keys = grown(
+            self.pool.keys, size
+        )  # a table is emptied when it is given to a row
+        self.pool = self.pool._replace(
+            keys=keys, counts=grown(self.pool.counts, len(keys) if self.counted else 0)
+        )
 
     def with_keys(self, rows: Rows, gone: Flags) -> Rows:
         """Those of some rows that have a pair with a marked key."""
@@ -116,16 +135,24 @@ class PairCounts:
         """The pairs of a row."""
         if row >= len(self.pool.start) or self.pool.start[row] < 0:
             return {}
-        table = slice(self.pool.start[row], self.pool.start[row] + (1 << int(self.pool.bits[row])))
+        table = slice(
+            self.pool.start[row], self.pool.start[row] + (1 << int(self.pool.bits[row]))
+        )
         keys = self.pool.keys[table]
         counts = self.pool.counts[table] if self.counted else np.ones(len(keys))
-        return {key: count for key, count in zip(keys.tolist(), counts.tolist(), strict=True) if key != _EMPTY}
+        return {
+            key: count
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True)
+            if key != _EMPTY
+        }
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
         slot = self.pool.keys.itemsize + self.counted * self.pool.counts.itemsize
-        return int(self.pool.end[0]) * slot + 9 * len(np.trim_zeros(self.pool.used, "b"))
+        return int(self.pool.end[0]) * slot + 9 * len(
+            np.trim_zeros(self.pool.used, "b")
+        )
 
 
 def room_for_one(pool: Pool) -> int:
@@ -141,7 +168,9 @@ def _home(key: int, mask: int) -> int:
 
 @compiled
 def slot_of(pool: Pool, row: int, key: int) -> int:
-    """The slot where a row's table has this key, or the empty one where it belongs; the row has a table."""
+    """The slot where a row's table has this key, or the empty one where it belongs; the
+    row has a table.
+    """
     mask = (1 << pool.bits[row]) - 1
     place = _home(key, mask)
     first = pool.start[row]
@@ -160,14 +189,18 @@ def has(pool: Pool, row: int, key: int) -> bool:
 
 @compiled
 def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
-    """Count a pair; False if the pool has no room for the table that this needs, and nothing was changed."""
+    """Count a pair; False if the pool has no room for the table that this needs, and
+    nothing was changed.
+    """
     if pool.start[row] < 0 and not _move(pool, row, _FIRST_BITS):
         return False
     slot = slot_of(pool, row, key)
     if pool.keys[slot] == _EMPTY:
         if pool.used[row] >= pool.most:
             _drop_lowest(pool, row)
-        elif 5 * (pool.used[row] + 1) > 4 << pool.bits[row] and not _move(pool, row, pool.bits[row] + 1):
+        elif 5 * (pool.used[row] + 1) > 4 << pool.bits[row] and not _move(
+            pool, row, pool.bits[row] + 1
+        ):
             return False
         slot = slot_of(pool, row, key)
         pool.keys[slot] = key
@@ -181,9 +214,14 @@ def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
 
 @compiled
 def _drop_lowest(pool: Pool, row: int) -> None:
-    """Take the pair with the lowest count out of a row's table, and close the gap for those that were pushed on."""
-    first, mask = pool.start[row], (1 << pool.bits[row]) - 1
-    bits = pool.counts[first : first + mask + 1].view(np.int32)  # in the order of the counts, as none is negative
+    """Take the pair with the lowest count out of a row's table, and close the gap for
+    those that were pushed on.
+    """
+    first = pool.start[row]
+    mask = (1 << pool.bits[row]) - 1
+    bits = pool.counts[first : first + mask + 1].view(
+        np.int32
+    )  # in the order of the counts, as none is negative
     lowest = bits[0]
     for place in range(mask + 1):
         lowest = min(lowest, bits[place])
@@ -196,10 +234,13 @@ def _drop_lowest(pool: Pool, row: int) -> None:
 @compiled
 def _take_out(pool: Pool, row: int, gap: int) -> None:
     """Empty a place of a row's table, and close the gap for those that were pushed on."""
-    first, mask = pool.start[row], (1 << pool.bits[row]) - 1
+    first = pool.start[row]
+    mask = (1 << pool.bits[row]) - 1
     place = (gap + 1) & mask
     while pool.keys[first + place] != _EMPTY:
-        if ((place - _home(pool.keys[first + place], mask)) & mask) >= ((place - gap) & mask):
+        if ((place - _home(pool.keys[first + place], mask)) & mask) >= (
+            (place - gap) & mask
+        ):
             pool.keys[first + gap] = pool.keys[first + place]
             if len(pool.counts):
                 pool.counts[first + gap] = pool.counts[first + place]
@@ -226,7 +267,8 @@ def _remove(pool: Pool, rows: Rows, gone: Flags) -> None:
 
 @making_arrays
 def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
-    found, count = np.empty(len(rows), np.int64), 0
+    found = np.empty(len(rows), np.int64)
+    count = 0
     for row in rows:
         if pool.start[row] < 0:
             continue
@@ -240,7 +282,9 @@ def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
 
 @compiled
 def _move(pool: Pool, row: int, bits: int) -> bool:
-    """Give a row a table of another size, with what its old one holds; False if the pool has no room."""
+    """Give a row a table of another size, with what its old one holds; False if the
+    pool has no room.
+    """
     size = 1 << bits
     first = pool.free[bits]
     if first >= 0:
@@ -253,8 +297,10 @@ def _move(pool: Pool, row: int, bits: int) -> bool:
     pool.keys[first : first + size] = _EMPTY
     if len(pool.counts):
         pool.counts[first : first + size] = np.inf
-    old, old_bits = pool.start[row], pool.bits[row]
-    pool.start[row], pool.bits[row] = first, bits
+    old = pool.start[row]
+    old_bits = pool.bits[row]
+    pool.start[row] = first
+    pool.bits[row] = bits
     if old >= 0:
         for slot in range(old, old + (1 << old_bits)):
             if pool.keys[slot] != _EMPTY:
@@ -273,12 +319,18 @@ def _drop(pool: Pool, rows: Rows) -> None:
         if pool.start[row] >= 0:
             pool.keys[pool.start[row]] = pool.free[pool.bits[row]]
             pool.free[pool.bits[row]] = pool.start[row]
-            pool.start[row], pool.bits[row], pool.used[row] = -1, 0, 0
+            pool.start[row] = -1
+            pool.bits[row] = 0
+            pool.used[row] = 0
 
 
 @compiled
-def _put_all(pool: Pool, rows: Rows, used: NDArray[np.int32], keys: NDArray[np.int32]) -> None:
-    """Fill tables of rows that have none, each as large as if its keys had come one by one; the pool has room."""
+def _put_all(
+    pool: Pool, rows: Rows, used: NDArray[np.int32], keys: NDArray[np.int32]
+) -> None:
+    """Fill tables of rows that have none, each as large as if its keys had come one by
+    one; the pool has room.
+    """
     at = 0
     for k in range(len(rows)):
         bits = _FIRST_BITS

@@ -2,9 +2,10 @@
 
     score(u, j) = <w[b], x> + <v, relu(U x + c[b])>
 
-with x the features of a candidate and b the user's bucket of history length. It is trained by softmax over the
-candidates among which it decides, or an even sample of them. There are two of them: one ranks all items; one ranks
-discoveries, items that the user never had, and is trained on such events alone, against such candidates alone.
+with x the features of a candidate and b the user's bucket of history length. It is
+trained by softmax over the candidates among which it decides, or an even sample of
+them. There are two of them: one ranks all items; one ranks discoveries, items that the
+user never had, and is trained on such events alone, against such candidates alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.jit import compiled, making_arrays
-from streamer.model.ranking.evidence import BUCKET_NAMES, BUCKETS, FEATURES, KINDS, Candidates
+from streamer.model.ranking.evidence import (
+    BUCKET_NAMES,
+    BUCKETS,
+    FEATURES,
+    KINDS,
+    Candidates,
+)
 
-ALL, DISCOVERY = 0, 1
+ALL = 0
+DISCOVERY = 1
 """Purposes: rank everything, or what is new to the user."""
 HIDDEN = 16
 HIDDEN_RATE = 1 / 3
@@ -54,11 +62,17 @@ class Ranker:
         self.learning_rate = learning_rate
         rng = np.random.default_rng([seed, 3])
         self.weights = [_first_weights(rng) for _ in (ALL, DISCOVERY)]
-        self._squares = [Weights(*(part + np.float32(1e-6) for part in w.zeros())) for w in self.weights]
+        self._squares = [
+            Weights(*(part + np.float32(1e-6) for part in w.zeros()))
+            for w in self.weights
+        ]
 
-    def scores(self, candidates: Candidates, purpose: int = ALL, without: Sequence[int] = ()) -> Floats:
+    def scores(
+        self, candidates: Candidates, purpose: int = ALL, without: Sequence[int] = ()
+    ) -> Floats:
         """[c] of all candidates, as if the features `without` were zero."""
-        weights, found = self.weights[purpose], np.empty(len(candidates.items), np.float32)
+        weights = self.weights[purpose]
+        found = np.empty(len(candidates.items), np.float32)
         matrix = _matrix(weights)
         if without:
             matrix[:, list(without)] = 0
@@ -71,15 +85,28 @@ class Ranker:
         self.apply(self.gradients(candidates))
 
     def gradients(self, candidates: Candidates) -> Floats:
-        """Sums of gradients over the events of these candidates, as one vector: those of several add up."""
+        """Sums of gradients over the events of these candidates, as one vector: those
+        of several add up.
+        """
         found = []
         for purpose, weights in enumerate(self.weights):
-            gradient, counts = weights.zeros(), np.zeros(len(BUCKETS), np.float32)
+            gradient = weights.zeros()
+            counts = np.zeros(len(BUCKETS), np.float32)
             some = candidates if purpose == ALL else candidates.discoveries()
-            products = _product(some.features, _matrix(weights).T)  # [c, buckets + hidden]
+            products = _product(
+                some.features, _matrix(weights).T
+            )  # [c, buckets + hidden]
             derivatives = np.zeros_like(products)
             described = (some.first, some.bucket, some.target, some.seen)
-            _derive(weights, products, *described, purpose == DISCOVERY, derivatives, gradient, counts)
+            _derive(
+                weights,
+                products,
+                *described,
+                purpose == DISCOVERY,
+                derivatives,
+                gradient,
+                counts,
+            )
             sums = _product(derivatives.T, some.features)
             found += [sums.reshape(-1), gradient.bias.reshape(-1), gradient.out, counts]
         return np.concatenate(found)
@@ -87,26 +114,57 @@ class Ranker:
     @property
     def gradient_size(self) -> int:
         """Numbers that `gradients` returns."""
-        return sum(part.size for weights in self.weights for part in weights) + 2 * len(BUCKETS)
+        return sum(part.size for weights in self.weights for part in weights) + 2 * len(
+            BUCKETS
+        )
 
     def apply(self, gradients: Floats) -> None:
         """Learn from what `gradients` returned, of all events of a step."""
-        for weights, squares, sums in zip(self.weights, self._squares, np.split(gradients, 2), strict=True):
-            ends = np.cumsum([weights.linear.size, weights.hidden.size, weights.bias.size, weights.out.size])
+        for weights, squares, sums in zip(
+            self.weights, self._squares, np.split(gradients, 2), strict=True
+        ):
+            ends = np.cumsum(
+                [
+                    weights.linear.size,
+                    weights.hidden.size,
+                    weights.bias.size,
+                    weights.out.size,
+                ]
+            )
             linear, hidden, bias, out, counts = np.split(sums, ends)
             total = np.float32(max(counts.sum(), 1))
             by_bucket: Floats = np.maximum(counts, np.float32(1))[:, None]
-            self._update(weights.linear, squares.linear, linear.reshape(weights.linear.shape) / by_bucket, 1.0)
-            self._update(weights.hidden, squares.hidden, hidden.reshape(weights.hidden.shape) / total, HIDDEN_RATE)
-            self._update(weights.bias, squares.bias, bias.reshape(weights.bias.shape) / by_bucket, HIDDEN_RATE)
+            self._update(
+                weights.linear,
+                squares.linear,
+                linear.reshape(weights.linear.shape) / by_bucket,
+                1.0,
+            )
+            self._update(
+                weights.hidden,
+                squares.hidden,
+                hidden.reshape(weights.hidden.shape) / total,
+                HIDDEN_RATE,
+            )
+            self._update(
+                weights.bias,
+                squares.bias,
+                bias.reshape(weights.bias.shape) / by_bucket,
+                HIDDEN_RATE,
+            )
             self._update(weights.out, squares.out, out / total, HIDDEN_RATE)
 
-    def influence(self, candidates: Candidates, purpose: int = ALL) -> NDArray[np.float64]:
-        """[buckets, kinds] how much of what tells a user's candidates apart comes from each kind of evidence.
+    def influence(
+        self, candidates: Candidates, purpose: int = ALL
+    ) -> NDArray[np.float64]:
+        """[buckets, kinds] how much of what tells a user's candidates apart comes from
+        each kind of evidence.
 
         By the spread of each kind's part of the score; NaN without candidates.
         """
-        parts, bucket = self.parts(candidates, purpose), np.repeat(candidates.bucket, np.diff(candidates.first))  # [c]
+        # [c]
+        parts = self.parts(candidates, purpose)
+        bucket = np.repeat(candidates.bucket, np.diff(candidates.first))
         found = np.full((len(BUCKETS), len(KINDS)), np.nan)
         for b in np.unique(bucket):
             spread = parts[bucket == b].std(0)
@@ -114,17 +172,29 @@ class Ranker:
         return found
 
     def parts(self, candidates: Candidates, purpose: int = ALL) -> Floats:
-        """[c, kinds] what each kind of evidence adds to the score, linear where the hidden units are.
+        """[c, kinds] what each kind of evidence adds to the score, linear where the
+        hidden units are.
 
         The rest of the score is what the active hidden units' biases add.
         """
-        weights, x = self.weights[purpose], candidates.features
+        weights = self.weights[purpose]
+        x = candidates.features
         bucket = np.repeat(candidates.bucket, np.diff(candidates.first))  # [c]
         active = _product(x, weights.hidden.T) + weights.bias[bucket] > 0  # [c, hidden]
-        slopes = weights.linear[bucket] + _product((active * weights.out).astype(np.float32), weights.hidden)
-        return np.stack([(slopes[:, kind] * x[:, kind]).sum(1) for kind in map(list, KINDS.values())], axis=1)
+        slopes = weights.linear[bucket] + _product(
+            (active * weights.out).astype(np.float32), weights.hidden
+        )
+        return np.stack(
+            [
+                (slopes[:, kind] * x[:, kind]).sum(1)
+                for kind in map(list, KINDS.values())
+            ],
+            axis=1,
+        )
 
-    def _update(self, weights: Floats, squares: Floats, gradient: Floats, rate: float) -> None:
+    def _update(
+        self, weights: Floats, squares: Floats, gradient: Floats, rate: float
+    ) -> None:
         squares += gradient**2
         weights -= np.float32(rate * self.learning_rate) * gradient / np.sqrt(squares)
 
@@ -146,12 +216,16 @@ class Ranker:
         """
         for name, array in self.state().items():
             if state[name].shape != array.shape:
-                raise ValueError(f"a ranker whose {name} has the shape {state[name].shape} is not one of {array.shape}")
+                raise ValueError(
+                    f"a ranker whose {name} has the shape {state[name].shape} is not one of {array.shape}"
+                )
             array[:] = state[name]
 
 
 def influence_by_name(influence: NDArray[np.float64]) -> dict[str, dict[str, float]]:
-    """What `Ranker.influence` found, by length of history and kind of evidence; of those that had candidates."""
+    """What `Ranker.influence` found, by length of history and kind of evidence; of
+    those that had candidates.
+    """
     return {
         name: dict(zip(KINDS, shares.tolist(), strict=True))
         for name, shares in zip(BUCKET_NAMES, influence, strict=True)
@@ -161,10 +235,15 @@ def influence_by_name(influence: NDArray[np.float64]) -> dict[str, dict[str, flo
 
 def _first_weights(rng: np.random.Generator) -> Weights:
     linear = np.array([_FIRST.get(name, 0.0) for name in FEATURES], np.float32)
-    hidden = rng.standard_normal((HIDDEN, len(FEATURES)), np.float32) / np.float32(len(FEATURES) ** 0.5)
+    hidden = rng.standard_normal((HIDDEN, len(FEATURES)), np.float32) / np.float32(
+        len(FEATURES) ** 0.5
+    )
     shape = (len(BUCKETS), HIDDEN)
     return Weights(
-        np.tile(linear, (len(BUCKETS), 1)), hidden, np.zeros(shape, np.float32), np.zeros(HIDDEN, np.float32)
+        np.tile(linear, (len(BUCKETS), 1)),
+        hidden,
+        np.zeros(shape, np.float32),
+        np.zeros(HIDDEN, np.float32),
     )
 
 
@@ -180,7 +259,9 @@ def _product(a: Floats, b: Floats) -> Floats:
 
 
 @compiled
-def _scores(weights: Weights, products: Floats, first: Rows, bucket: Rows, found: Floats) -> None:
+def _scores(
+    weights: Weights, products: Floats, first: Rows, bucket: Rows, found: Floats
+) -> None:
     for e in range(len(first) - 1):
         for c in range(first[e], first[e + 1]):
             found[c] = _score(weights, products[c], bucket[e])
@@ -188,7 +269,8 @@ def _scores(weights: Weights, products: Floats, first: Rows, bucket: Rows, found
 
 @compiled
 def _score(weights: Weights, products: Floats, b: int) -> np.float32:
-    score, units = products[b], products[len(BUCKETS) :]
+    score = products[b]
+    units = products[len(BUCKETS) :]
     for h in range(HIDDEN):
         score += weights.out[h] * max(units[h] + weights.bias[b, h], np.float32(0))
     return np.float32(score)
@@ -207,20 +289,26 @@ def _derive(
     gradient: Weights,
     counts: Floats,
 ) -> None:
-    """Derivatives of -log softmax at the target by `products`, and sums of those by `bias` and `out`.
+    """Derivatives of -log softmax at the target by `products`, and sums of those by
+    `bias` and `out`.
 
     Events whose target is no candidate teach nothing.
     """
     scores = np.empty(len(products), np.float32)
     for e in range(len(target)):
-        own, b, begin, end = target[e], bucket[e], first[e], first[e + 1]
+        own = target[e]
+        b = bucket[e]
+        begin = first[e]
+        end = first[e + 1]
         if own < 0:
             continue
         counts[b] += 1
         best = np.float32(-np.inf)
         for c in range(begin, end):
             hidden = discovery and seen[c]
-            scores[c] = np.float32(-np.inf) if hidden else _score(weights, products[c], b)
+            scores[c] = (
+                np.float32(-np.inf) if hidden else _score(weights, products[c], b)
+            )
             best = max(best, scores[c])
         total = np.float32(0)
         for c in range(begin, end):

@@ -36,7 +36,8 @@ class History(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What the compiled loops work on: lists of all users in one pool, in blocks of powers of two.
+    """What the compiled loops work on: lists of all users in one pool, in blocks of
+    powers of two.
 
     Args:
         items: [P] the pool: items, most recent first.
@@ -45,7 +46,8 @@ class Lists(NamedTuple):
         start: [N] where each user's list begins.
         length: [N] items in it.
         bits: [N] log2 of the size of its block; 0 if it has none.
-        free: [9] by log2 of its size, a block that was left: its first item leads to the next; -1 if none.
+        free: [9] by log2 of its size, a block that was left: its first item leads to
+            the next; -1 if none.
         end: [1] the first place of the pool that was never part of a block.
     """
 
@@ -64,7 +66,8 @@ _BY_USER = ("start", "length", "bits")
 
 
 class RecentItems(ByRows):
-    """The last `length` distinct items of each user; lists take the memory that they need.
+    """The last `length` distinct items of each user; lists take the memory that they
+    need.
 
     Args:
         length: how many items are kept of each user, at most 255.
@@ -81,7 +84,8 @@ class RecentItems(ByRows):
     """
 
     def __init__(self, length: int, retired: RetiredItems | None = None) -> None:
-        self.length, self.retired = length, retired or RetiredItems()
+        self.length = length
+        self.retired = retired or RetiredItems()
         self.clear()
 
     def clear(self) -> None:
@@ -98,7 +102,15 @@ class RecentItems(ByRows):
         self._grow(int(users.max(initial=-1)) + 1)
         self._extend(len(users) * self._largest_block)
         seen = self._nothing(len(users))
-        _observe(self._lists, self.length, users, items, times_s.astype(np.int32), self.retired.flags, seen)
+        _observe(
+            self._lists,
+            self.length,
+            users,
+            items,
+            times_s.astype(np.int32),
+            self.retired.flags,
+            seen,
+        )
         return seen
 
     def of(self, users: Rows) -> History:
@@ -110,7 +122,11 @@ class RecentItems(ByRows):
 
     def _nothing(self, users: int) -> History:
         shape = (users, self.length)
-        return History(np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.uint8))
+        return History(
+            np.full(shape, -1, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.uint8),
+        )
 
     @property
     def _largest_block(self) -> int:
@@ -118,13 +134,18 @@ class RecentItems(ByRows):
 
     def _grow(self, size: int) -> None:
         lists = self._lists
-        self._lists = lists._replace(**{name: grown(getattr(lists, name), size) for name in _BY_USER})
+        self._lists = lists._replace(
+            **{name: grown(getattr(lists, name), size) for name in _BY_USER}
+        )
         self.size = max(self.size, size)
 
     def _extend(self, places: int) -> None:
         """See that the pool has places that were never used."""
-        lists, size = self._lists, int(self._lists.end[0]) + places
-        self._lists = lists._replace(**{name: grown(getattr(lists, name), size) for name in _POOL})
+        lists = self._lists
+        size = int(self._lists.end[0]) + places
+        self._lists = lists._replace(
+            **{name: grown(getattr(lists, name), size) for name in _POOL}
+        )
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +158,13 @@ class RecentItems(ByRows):
     def with_retired(self, users: Rows) -> Rows:
         """Those of some users whose lists hold a retired item."""
         lists = self._lists
-        return rows_with_retired(self.retired.flags, users[users < self.size], lists.start, lists.length, lists.items)
+        return rows_with_retired(
+            self.retired.flags,
+            users[users < self.size],
+            lists.start,
+            lists.length,
+            lists.items,
+        )
 
     def sweep(self, users: Rows) -> None:
         """Take retired items out of the lists of users."""
@@ -145,16 +172,25 @@ class RecentItems(ByRows):
 
     def take(self, rows: Rows) -> Arrays:
         """The lists of users, one after the other, and how long each is."""
-        lists, length = self._lists, held(self._lists.length, rows)
+        lists = self._lists
+        length = held(self._lists.length, rows)
         first = np.cumsum(length, dtype=np.int64) - length
-        at = np.arange(length.sum(dtype=np.int64)) + np.repeat(held(lists.start, rows) - first, length)
+        at = np.arange(length.sum(dtype=np.int64)) + np.repeat(
+            held(lists.start, rows) - first, length
+        )
         return {name: getattr(lists, name)[at] for name in _POOL} | {"length": length}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Lists that are longer than they may be here are cut off."""
         self._grow(int(rows.max(initial=-1)) + 1)
         self._extend(len(rows) * 2 + 2 * int(arrays["length"].sum(dtype=np.int64)))
-        _put(self._lists, rows, arrays["length"], self.length, *(arrays[name] for name in _POOL))
+        _put(
+            self._lists,
+            rows,
+            arrays["length"],
+            self.length,
+            *(arrays[name] for name in _POOL),
+        )
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
@@ -179,7 +215,8 @@ def _take_block(lists: Lists, bits: int) -> int:
 
 @compiled
 def _leave_block(lists: Lists, user: int) -> None:
-    bits, start = lists.bits[user], lists.start[user]
+    bits = lists.bits[user]
+    start = lists.start[user]
     if bits > 0:
         lists.items[start] = lists.free[bits]
         lists.free[bits] = start
@@ -189,7 +226,8 @@ def _leave_block(lists: Lists, user: int) -> None:
 def _leave_all(lists: Lists, users: Rows) -> None:
     for user in users:
         _leave_block(lists, user)
-        lists.bits[user], lists.length[user] = 0, 0
+        lists.bits[user] = 0
+        lists.length[user] = 0
 
 
 @compiled
@@ -200,23 +238,28 @@ def _make_room(lists: Lists, user: int, places: int) -> None:
     bits = 1
     while (1 << bits) < places:
         bits += 1
-    start, to = lists.start[user], _take_block(lists, bits)
+    start = lists.start[user]
+    to = _take_block(lists, bits)
     for k in range(lists.length[user]):
-        lists.items[to + k], lists.times_s[to + k] = lists.items[start + k], lists.times_s[start + k]
+        lists.items[to + k] = lists.items[start + k]
+        lists.times_s[to + k] = lists.times_s[start + k]
         lists.counts[to + k] = lists.counts[start + k]
     _leave_block(lists, user)
-    lists.start[user], lists.bits[user] = to, bits
+    lists.start[user] = to
+    lists.bits[user] = bits
 
 
 @compiled
 def _sweep(lists: Lists, users: Rows, retired: Flags) -> None:
     """Take retired items out of lists; the others move up in their order."""
     for user in users:
-        start, left = lists.start[user], lists.start[user]
+        start = lists.start[user]
+        left = lists.start[user]
         for k in range(start, start + lists.length[user]):
             if is_retired(retired, lists.items[k]):
                 continue
-            lists.items[left], lists.times_s[left] = lists.items[k], lists.times_s[k]
+            lists.items[left] = lists.items[k]
+            lists.times_s[left] = lists.times_s[k]
             lists.counts[left] = lists.counts[k]
             left += 1
         lists.length[user] = left - start
@@ -224,38 +267,57 @@ def _sweep(lists: Lists, users: Rows, retired: Flags) -> None:
 
 @compiled
 def _observe(
-    lists: Lists, longest: int, users: Rows, items: Rows, times_s: Seconds, retired: Flags, seen: History
+    lists: Lists,
+    longest: int,
+    users: Rows,
+    items: Rows,
+    times_s: Seconds,
+    retired: Flags,
+    seen: History,
 ) -> None:
     if longest == 0:
         return
     for b in range(len(users)):
-        user, item = users[b], np.int32(items[b])
+        user = users[b]
+        item = np.int32(items[b])
         if len(retired):
             _sweep(lists, users[b : b + 1], retired)
-        start, length = lists.start[user], lists.length[user]
-        place, count = length, np.uint8(1)
+        start = lists.start[user]
+        length = lists.length[user]
+        place = length
+        count = np.uint8(1)
         for k in range(length):
-            seen.items[b, k], seen.times_s[b, k] = lists.items[start + k], lists.times_s[start + k]
+            seen.items[b, k] = lists.items[start + k]
+            seen.times_s[b, k] = lists.times_s[start + k]
             seen.counts[b, k] = lists.counts[start + k]
             if lists.items[start + k] == item:
-                place, count = k, np.uint8(min(lists.counts[start + k] + 1, 255))
+                place = k
+                count = np.uint8(min(lists.counts[start + k] + 1, 255))
         if place == length:
             place = min(length, longest - 1)
             _make_room(lists, user, place + 1)
-            start, lists.length[user] = lists.start[user], max(length, place + 1)
+            start = lists.start[user]
+            lists.length[user] = max(length, place + 1)
         for k in range(start + place, start, -1):
-            lists.items[k], lists.times_s[k] = lists.items[k - 1], lists.times_s[k - 1]
+            lists.items[k] = lists.items[k - 1]
+            lists.times_s[k] = lists.times_s[k - 1]
             lists.counts[k] = lists.counts[k - 1]
-        lists.items[start], lists.times_s[start], lists.counts[start] = item, times_s[b], count
+        lists.items[start] = item
+        lists.times_s[start] = times_s[b]
+        lists.counts[start] = count
 
 
 @compiled
-def _copy(lists: Lists, users: Rows, known: Rows, retired: Flags, found: History) -> None:
+def _copy(
+    lists: Lists, users: Rows, known: Rows, retired: Flags, found: History
+) -> None:
     for b in known:
-        start, to = lists.start[users[b]], 0
+        start = lists.start[users[b]]
+        to = 0
         for k in range(start, start + lists.length[users[b]]):
             if not is_retired(retired, lists.items[k]):
-                found.items[b, to], found.times_s[b, to] = lists.items[k], lists.times_s[k]
+                found.items[b, to] = lists.items[k]
+                found.times_s[b, to] = lists.times_s[k]
                 found.counts[b, to] = lists.counts[k]
                 to += 1
 
@@ -272,12 +334,14 @@ def _put(
 ) -> None:
     at = 0
     for k in range(len(users)):
-        user, kept = users[k], min(int(length[k]), longest)
+        user = users[k]
+        kept = min(int(length[k]), longest)
         lists.length[user] = 0
         _make_room(lists, user, kept)
         start = lists.start[user]
         for m in range(kept):
-            lists.items[start + m], lists.times_s[start + m] = items[at + m], times_s[at + m]
+            lists.items[start + m] = items[at + m]
+            lists.times_s[start + m] = times_s[at + m]
             lists.counts[start + m] = counts[at + m]
         lists.length[user] = kept
         at += length[k]

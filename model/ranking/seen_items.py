@@ -18,11 +18,13 @@ _SHORT = 32
 
 
 class SeenBefore(NamedTuple):
-    """What the users of n events had before them, of those events whose item was new to its user.
+    """What the users of n events had before them, of those events whose item was new to
+    its user.
 
     Args:
         fresh: [n] whether the event's item was new to its user.
-        first: [n + 1] event k's items are `items[first[k]:first[k + 1]]`; none if it is not fresh.
+        first: [n + 1] event k's items are `items[first[k]:first[k + 1]]`; none if it is
+            not fresh.
         items: item rows, each once an event.
     """
 
@@ -33,11 +35,16 @@ class SeenBefore(NamedTuple):
     @classmethod
     def unknown(cls, events: int) -> SeenBefore:
         """Nobody knows what the users had: no event counts as new."""
-        return cls(np.zeros(events, np.bool_), np.zeros(events + 1, np.int64), np.empty(0, np.int32))
+        return cls(
+            np.zeros(events, np.bool_),
+            np.zeros(events + 1, np.int64),
+            np.empty(0, np.int32),
+        )
 
 
 class UserItems(ByRows):
-    """The distinct items of every user, in compact tables: about ten bytes a user and item.
+    """The distinct items of every user, in compact tables: about ten bytes a user and
+    item.
 
     Args:
         retired: items that nobody had any more.
@@ -48,7 +55,8 @@ class UserItems(ByRows):
         self.clear()
 
     def before(self, users: Rows, items: Rows, ranked: Rows) -> SeenBefore:
-        """What the users of some events (`ranked`, ascending) of a batch had before them.
+        """What the users of some events (`ranked`, ascending) of a batch had before
+        them.
 
         An event sees all earlier events of its user, those of the batch too.
         """
@@ -57,18 +65,35 @@ class UserItems(ByRows):
         first = np.zeros(len(ranked) + 1, np.int64)
         _count(self._pairs.pool, users, items, earlier, ranked, fresh, first)
         found = np.empty(first[-1], np.int32)
-        kept = _gather(self._pairs.pool, users, items, earlier, ranked, fresh, first, found)
+        kept = _gather(
+            self._pairs.pool, users, items, earlier, ranked, fresh, first, found
+        )
         return SeenBefore(fresh, first, found[:kept])
 
     def had(
-        self, users: Rows, items: Rows, ranked: Rows, first: Rows, candidates: NDArray[np.int32]
+        self,
+        users: Rows,
+        items: Rows,
+        ranked: Rows,
+        first: Rows,
+        candidates: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        """[c] whether the users of some events (`ranked`) had their candidates before them, as `before` counts it.
+        """[c] whether the users of some events (`ranked`) had their candidates before
+        them, as `before` counts it.
 
         Event `ranked[k]` has those from `first[k]` to `first[k + 1]`.
         """
         found = np.empty(len(candidates), np.bool_)
-        _had(self._pairs.pool, users, items, _earlier_of_user(users), ranked, first, candidates, found)
+        _had(
+            self._pairs.pool,
+            users,
+            items,
+            _earlier_of_user(users),
+            ranked,
+            first,
+            candidates,
+            found,
+        )
         return found
 
     def of(self, user: int) -> Rows:
@@ -90,7 +115,9 @@ class UserItems(ByRows):
         return len(np.trim_zeros(self._pairs.pool.used, "b"))
 
     def take(self, rows: Rows) -> Arrays:
-        """The items of these users, one after the other, each user's in ascending order, and how many each has."""
+        """The items of these users, one after the other, each user's in ascending
+        order, and how many each has.
+        """
         counts = held(self._pairs.pool.used, rows)
         items = np.empty(counts.sum(), np.int32)
         _list(self._pairs.pool, rows, items)
@@ -122,7 +149,9 @@ class UserItems(ByRows):
 
 
 def _earlier_of_user(users: Rows) -> Rows:
-    """For each event the one before it of the same user in this batch; -1 if there is none."""
+    """For each event the one before it of the same user in this batch; -1 if there is
+    none.
+    """
     order = np.argsort(users, kind="stable")
     earlier = np.full(len(users), -1)
     same = users[order][1:] == users[order][:-1]
@@ -132,12 +161,19 @@ def _earlier_of_user(users: Rows) -> Rows:
 
 @compiled
 def _count(
-    pool: Pool, users: Rows, items: Rows, earlier: Rows, ranked: Rows, fresh: NDArray[np.bool_], first: Rows
+    pool: Pool,
+    users: Rows,
+    items: Rows,
+    earlier: Rows,
+    ranked: Rows,
+    fresh: NDArray[np.bool_],
+    first: Rows,
 ) -> None:
     """Tell fresh events, and leave room for all that their users may have had."""
     for k in range(len(ranked)):
         event = ranked[k]
-        user, item = users[event], items[event]
+        user = users[event]
+        item = items[event]
         known = has(pool, user, item)
         room = pool.used[user] if user < len(pool.used) else 0
         before = earlier[event]
@@ -160,7 +196,9 @@ def _gather(
     first: Rows,
     found: NDArray[np.int32],
 ) -> int:
-    """Write each fresh event's items without repetition, close together, and `first` anew; returns how many."""
+    """Write each fresh event's items without repetition, close together, and `first`
+    anew; returns how many.
+    """
     to = 0
     for k in range(len(ranked)):
         first[k] = to
@@ -168,7 +206,9 @@ def _gather(
             continue
         user = users[ranked[k]]
         if user < len(pool.start) and pool.start[user] >= 0:
-            for slot in range(pool.start[user], pool.start[user] + (1 << pool.bits[user])):
+            for slot in range(
+                pool.start[user], pool.start[user] + (1 << pool.bits[user])
+            ):
                 if pool.keys[slot] >= 0:
                     found[to] = pool.keys[slot]
                     to += 1
@@ -200,7 +240,8 @@ def _had(
 ) -> None:
     of_batch = np.empty(len(users), np.int64)
     for k in range(len(ranked)):
-        event, count = ranked[k], 0
+        event = ranked[k]
+        count = 0
         before = earlier[event]
         while before >= 0:
             of_batch[count] = items[before]
@@ -210,7 +251,9 @@ def _had(
         for c in range(first[k], first[k + 1]):
             item = candidates[c]
             at = np.searchsorted(lately, item)
-            found[c] = has(pool, users[event], item) or (at < count and lately[at] == item)
+            found[c] = has(pool, users[event], item) or (
+                at < count and lately[at] == item
+            )
 
 
 @making_arrays
@@ -228,7 +271,8 @@ def _list(pool: Pool, users: Rows, items: NDArray[np.int32]) -> None:
             items[first:to].sort()
             continue
         for k in range(first + 1, to):  # many times faster where there are few
-            item, place = items[k], k
+            item = items[k]
+            place = k
             while place > first and items[place - 1] > item:
                 items[place] = items[place - 1]
                 place -= 1

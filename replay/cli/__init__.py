@@ -1,5 +1,6 @@
 """The commands `replay`, `evaluate`, `compare`, `sweep` and `demo`.
 
-Belongs here: options, progress and what is printed; the work is done in the rest of `replay`.
-May import: everything, but torch and Kafka only inside functions, so that `--help` is quick.
+Belongs here: options, progress and what is printed; the work is done in the rest of
+`replay`. May import: everything, but torch and Kafka only inside functions, so that
+`--help` is quick.
 """

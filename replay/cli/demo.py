@@ -1,7 +1,8 @@
-"""`streamer demo`: a made-up stream, written by one process and learned by another, with nothing else needed.
+"""`streamer demo`: a made-up stream, written by one process and learned by another,
+with nothing else needed.
 
-It is `streamer replay synthetic` and `streamer run` with their defaults, side by side on one embedded log; and
-`streamer serve`, if that is wanted.
+It is `streamer replay synthetic` and `streamer run` with their defaults, side by side
+on one embedded log; and `streamer serve`, if that is wanted.
 """
 
 from __future__ import annotations
@@ -50,40 +51,70 @@ START_S = 60.0
 class DemoSettings(Settings):
     """All settings of `streamer demo`."""
 
-    events: int = setting(150_000, "Number of events to write and to learn from.", at_least=512)
+    events: int = setting(
+        150_000, "Number of events to write and to learn from.", at_least=512
+    )
     rate: float = setting(4000.0, "Events written per second.", at_least=1)
-    seconds: float = setting(75.0, "Stop after this time, starting included.", at_least=1, unit="seconds")
+    seconds: float = setting(
+        75.0, "Stop after this time, starting included.", at_least=1, unit="seconds"
+    )
     seed: int = setting(0, "Seed of the stream.", at_least=0)
-    trainers: int = setting(1, "Number of processes that train the model, in lockstep.", at_least=1, at_most=4)
+    trainers: int = setting(
+        1,
+        "Number of processes that train the model, in lockstep.",
+        at_least=1,
+        at_most=4,
+    )
     data_dir: Path | None = setting(
-        None, "Directory of log and checkpoints, kept afterwards.", if_none="a new temporary one"
+        None,
+        "Directory of log and checkpoints, kept afterwards.",
+        if_none="a new temporary one",
     )
     log_format: Literal["auto", "panel", "plain", "json"] = setting(
         "auto", "A live panel at a terminal, plain lines elsewhere."
     )
     metrics_port: int = setting(
-        0, "Port of the live page and of /metrics; 0 for any free one.", at_least=0, at_most=65_535
+        0,
+        "Port of the live page and of /metrics; 0 for any free one.",
+        at_least=0,
+        at_most=65_535,
     )
     metrics_host: str = setting("127.0.0.1", "Address to serve them on.")
     serve: bool = setting(
-        False, "Serve recommendations meanwhile, with a page to click on items, and go on until Ctrl-C."
+        False,
+        "Serve recommendations meanwhile, with a page to click on items, and go on until Ctrl-C.",
     )
-    serve_port: int = setting(8080, "Port of the server and its page.", at_least=1, at_most=65_535)
-    open: bool | None = setting(None, "Open the live page in a browser.", if_none="at a terminal with a display")
+    serve_port: int = setting(
+        8080, "Port of the server and its page.", at_least=1, at_most=65_535
+    )
+    open: bool | None = setting(
+        None, "Open the live page in a browser.", if_none="at a terminal with a display"
+    )
 
 
 @click.command(cls=GroupedCommand)
 @settings_options(DemoSettings, environment=())
-@option("Options", "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
+@option(
+    "Options",
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="At the end, print one JSON object.",
+)
 def demo(settings: DemoSettings, as_json: bool) -> None:
     """Watch a model learn from a made-up stream for about a minute.
 
-    A second process writes events of made-up users to an embedded log; what is popular changes all the time. The
-    trainer ranks events before it learns from them, and compares its hit rate with that of the best trivial
-    recommender. The demo needs no broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
+    A second process writes events of made-up users to an embedded log; what is popular
+    changes all the time. The trainer ranks events before it learns from them, and
+    compares its hit rate with that of the best trivial recommender. The demo needs no
+    broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
     deadline = time.monotonic() + (settings.seconds if not settings.serve else math.inf)
-    directory = settings.data_dir.absolute() if settings.data_dir else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
+    directory = (
+        settings.data_dir.absolute()
+        if settings.data_dir
+        else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
+    )
     source = f"a made-up stream in {directory}"
     with (
         watching(source, settings.metrics_host, settings.metrics_port) as watch,
@@ -105,7 +136,8 @@ def run_demo(
     reporter: Reporter,
     watch: Callable[[Pipeline], str | None],
 ) -> Figures:
-    """Write and learn until all events are learned, somebody stops it, or time is up; returns what came of it.
+    """Write and learn until all events are learned, somebody stops it, or time is up;
+    returns what came of it.
 
     Args:
         directory: of log and checkpoints.
@@ -114,7 +146,9 @@ def run_demo(
     """
     from streamer.web.serve import open_browser, opens_browser
 
-    ended_by, first_cache, hit_rates = "events", None, []
+    ended_by = "events"
+    first_cache = None
+    hit_rates = []
 
     def stop(reason: str) -> None:
         nonlocal ended_by
@@ -130,31 +164,45 @@ def run_demo(
         if status.hit_rate is not None and status.best_floor is not None:
             hit_rates.append((events, status.hit_rate, status.best_floor.hit_rate))
         reporter.update(status)
-        if ended_by == "events" and time.monotonic() >= deadline and events < settings.events:
+        if (
+            ended_by == "events"
+            and time.monotonic() >= deadline
+            and events < settings.events
+        ):
             stop("time")
 
-    # 1. the trainer, as `streamer run` builds it; the others of a group, if there are any
+    # 1. the trainer, as `streamer run` builds it; the others of a group, if there are
+    # any
     others = contextlib.ExitStack()
     run_settings = demo_settings(directory, settings.events, serve=settings.serve)
     if settings.trainers > 1:
-        run_settings = replace(run_settings, trainers=settings.trainers, group_timeout_s=START_S)
+        run_settings = replace(
+            run_settings, trainers=settings.trainers, group_timeout_s=START_S
+        )
         others.enter_context(other_ranks(settings.trainers, _run_command(run_settings)))
     pipeline = build_pipeline(run_settings)
     pipeline.on_status = on_status
     url = watch(pipeline)
-    if url is not None and (opens_browser() if settings.open is None else settings.open):
+    if url is not None and (
+        opens_browser() if settings.open is None else settings.open
+    ):
         open_browser(url)
     stop_on_signals(lambda: stop("you"))
     deadline = max(deadline, time.monotonic() + LEAST_LEARNING_S)
     reporter.note("")
     on_status(pipeline.status)
-    # 2. the writer, and the server if one is wanted, are processes of their own, while we learn
+    # 2. the writer, and the server if one is wanted, are processes of their own, while
+    # we learn
     with others, contextlib.ExitStack() as stack:
         why = {}
         for part, arguments in children(settings, directory).items():
-            why[part] = stack.enter_context(child(arguments, functools.partial(stop, part)))
+            why[part] = stack.enter_context(
+                child(arguments, functools.partial(stop, part))
+            )
         if settings.serve:
-            reporter.note(f"recommendations at http://127.0.0.1:{settings.serve_port}/, until Ctrl-C")
+            reporter.note(
+                f"recommendations at http://127.0.0.1:{settings.serve_port}/, until Ctrl-C"
+            )
         pipeline.run()
     if ended_by in why:
         raise StreamerError(f"the {ended_by} of the demo failed: {why[ended_by]()}")
@@ -164,7 +212,9 @@ def run_demo(
         "ended_by": ended_by,
         "lag": sum(status.lag.values()),
         "recent_hit_rate_at_10": status.hit_rate,
-        "recent_best_floor": status.best_floor._asdict() if status.best_floor is not None else None,
+        "recent_best_floor": status.best_floor._asdict()
+        if status.best_floor is not None
+        else None,
         "hit_rates": hit_rates,
         "first_cache": first_cache,
         "recommendations": recommendations(pipeline.learner),
@@ -175,12 +225,20 @@ def run_demo(
 
 def demo_settings(directory: Path, events: int, *, serve: bool = False) -> RunSettings:
     """The defaults of `streamer run`, whatever the environment says."""
-    settings = RunSettings(data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0)
-    return replace(settings, max_events=None, publish_dir=directory / "points") if serve else settings
+    settings = RunSettings(
+        data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0
+    )
+    return (
+        replace(settings, max_events=None, publish_dir=directory / "points")
+        if serve
+        else settings
+    )
 
 
 def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
-    """The commands that run beside the trainer: the writer, and the server if one is wanted."""
+    """The commands that run beside the trainer: the writer, and the server if one is
+    wanted.
+    """
     stream = {"data-dir": directory, "topic": TOPIC}
     write = {"events": settings.events, "rate": settings.rate, "seed": settings.seed}
     found = {"writer": ["replay", "synthetic", "--restart", *_options(write | stream)]}
@@ -191,7 +249,9 @@ def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
 
 
 def _options(values: Mapping[str, object]) -> list[str]:
-    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
+    return [
+        text for name, value in values.items() for text in (f"--{name}", str(value))
+    ]
 
 
 def _run_command(settings: RunSettings) -> list[str]:
@@ -204,19 +264,33 @@ def _run_command(settings: RunSettings) -> list[str]:
         "trainers": settings.trainers,
         "group-timeout": settings.group_timeout_s,
     }
-    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    arguments = [
+        text for name, value in options.items() for text in (f"--{name}", str(value))
+    ]
     return [sys.executable, "-m", "streamer", "run", *arguments]
 
 
 @contextlib.contextmanager
-def child(arguments: Sequence[str], on_failure: Callable[[], None]) -> Iterator[Callable[[], str]]:
-    """A command in a process that ends with the block; yields a function that says why it failed.
+def child(
+    arguments: Sequence[str], on_failure: Callable[[], None]
+) -> Iterator[Callable[[], str]]:
+    """A command in a process that ends with the block; yields a function that says why
+    it failed.
 
-    `on_failure` is called, by another thread, if it ends in failure before the block does.
+    `on_failure` is called, by another thread, if it ends in failure before the block
+    does.
     """
-    package = str(Path(streamer.__file__).resolve().parents[1])  # the child finds the packages that we have found
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    package = str(
+        Path(streamer.__file__).resolve().parents[1]
+    )  # the child finds the packages that we have found
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("STREAMER_")
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [package, os.environ.get("PYTHONPATH")])
+    )
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "streamer", *arguments],
         env=environment,
@@ -236,7 +310,12 @@ def child(arguments: Sequence[str], on_failure: Callable[[], None]) -> Iterator[
     waiting = threading.Thread(target=wait, name=arguments[0], daemon=True)
     waiting.start()
     try:
-        yield lambda: errors[0].decode(errors="replace").strip() or f"exit code {process.returncode}"
+        yield (
+            lambda: (
+                errors[0].decode(errors="replace").strip()
+                or f"exit code {process.returncode}"
+            )
+        )
     finally:
         ending.set()
         process.terminate()
@@ -244,12 +323,18 @@ def child(arguments: Sequence[str], on_failure: Callable[[], None]) -> Iterator[
 
 
 def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Figures]:
-    """For a few people who were here often enough: what they had last, and what they may like next."""
+    """For a few people who were here often enough: what they had last, and what they
+    may like next.
+    """
     from streamer.recommender import Recommender
 
     users_ = learner.users.used
     often = users_[(learner.recent.of(users_).items >= 0).sum(axis=1) >= most]
-    chosen = often[[len(often) * k // users for k in range(users)]] if len(often) >= users else often
+    chosen = (
+        often[[len(often) * k // users for k in range(users)]]
+        if len(often) >= users
+        else often
+    )
     recommender = Recommender(learner)
     queries = [recommender.user(learner.users.id_of(row)) for row in chosen.tolist()]
     found = recommender.recommend(queries, most, exclude_seen=True) if queries else []

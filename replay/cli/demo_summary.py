@@ -26,16 +26,27 @@ def print_summary(figures: Figures, stream: TextIO) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    events, seconds, rate = (figures[name] for name in ("events_this_run", "seconds", "events_per_second"))
+    events, seconds, rate = (
+        figures[name] for name in ("events_this_run", "seconds", "events_per_second")
+    )
     headline = f"{events:,} events learned in {seconds:,.0f} s, {rate:,.0f} a second, each once."
-    lines = ["", Text(ENDS[figures["ended_by"]] + headline, "bold"), "", *_results(figures), ""]
+    lines = [
+        "",
+        Text(ENDS[figures["ended_by"]] + headline, "bold"),
+        "",
+        *_results(figures),
+        "",
+    ]
     if figures["recommendations"]:
         lines.append(Text("What three of them may like next", "bold"))
         for one in figures["recommendations"]:
             lines.append(_row(one["user"], f"had       {', '.join(one['recent'])}"))
             lines.append(_row("", f"may like  {', '.join(one['recommended'])}", "bold"))
         lines.append("")
-    lines += [Text("Where to look next", "bold"), *(f"  {command}" for command in _commands(figures))]
+    lines += [
+        Text("Where to look next", "bold"),
+        *(f"  {command}" for command in _commands(figures)),
+    ]
     console = Console(file=stream, highlight=False)
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -48,16 +59,26 @@ def _results(figures: Figures) -> Iterator[Text]:
     yield _row("consumed", accounting_described(figures))
     if figures["lag"]:
         yield _row("lag", f"{figures['lag']:,} events were written but not learned yet")
-    model, floor = figures["recent_hit_rate_at_10"], figures["recent_best_floor"]
+    model = figures["recent_hit_rate_at_10"]
+    floor = figures["recent_best_floor"]
     if model is not None and floor is not None:
         models, floors = _sparks(figures["hit_rates"])
         name = f"floor {floor['name']}"
-        yield _row("HR@10", f"{'model':<{len(name)}} {model:.3f}  ").append(models, MODEL)
+        yield _row("HR@10", f"{'model':<{len(name)}} {model:.3f}  ").append(
+            models, MODEL
+        )
         yield _row("", f"{name} {floor['hit_rate']:.3f}  ").append(floors, FLOOR)
-        yield _row("", "of the last events that were ranked, each before it was learned", "dim")
+        yield _row(
+            "", "of the last events that were ranked, each before it was learned", "dim"
+        )
     if figures["first_cache"] is not None:
-        for label, when, shares in (("cache", "at first", figures["first_cache"]), ("", "at last ", figures["cache"])):
-            row = _row(label, f"{when}  ").append_text(share_bar(list(shares.values()), list(BANDS.values()), BAR))
+        for label, when, shares in (
+            ("cache", "at first", figures["first_cache"]),
+            ("", "at last ", figures["cache"]),
+        ):
+            row = _row(label, f"{when}  ").append_text(
+                share_bar(list(shares.values()), list(BANDS.values()), BAR)
+            )
             yield row.append(f"  {shares_described(shares)}")
     yield _row("known", f"{figures['users']:,} users, {figures['items']:,} items")
     yield _row("checkpoint", str(figures["checkpoint"]))
@@ -78,17 +99,22 @@ def _sparks(hit_rates: Sequence[tuple[int, float, float]]) -> list[str]:
         history.add((model, floor))
     points = history.resampled(SPARKS)
     top = max((max(point) for point in points), default=0.0)
-    return [sparkline([*(point[k] for point in points), top], SPARKS + 1, lowest=0.0)[:-1] for k in (0, 1)]
+    return [
+        sparkline([*(point[k] for point in points), top], SPARKS + 1, lowest=0.0)[:-1]
+        for k in (0, 1)
+    ]
 
 
 def _commands(figures: Figures) -> Iterator[str]:
     """What to try next, ready to be pasted: the other commands, called as this one was."""
-    program, called = "streamer", Path(sys.argv[0])
+    program = "streamer"
+    called = Path(sys.argv[0])
     if called.name == "__main__.py":
         program = f"{shlex.quote(Path(sys.executable).name)} -m streamer"
     elif not shutil.which("streamer"):
         program = shlex.quote(sys.argv[0])
-    checkpoints, data = shlex.quote(figures["checkpoint_dir"]), shlex.quote(figures["data_dir"])
+    checkpoints = shlex.quote(figures["checkpoint_dir"])
+    data = shlex.quote(figures["data_dir"])
     yield f"{program} demo --serve   # recommendations over HTTP, and a page to click on them"
     yield f"{program} inspect --checkpoint-dir {checkpoints}"
     if figures["recommendations"]:

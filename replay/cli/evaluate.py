@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from streamer.replay.evaluation.record import Spec
     from streamer.replay.evaluation.runs import OnProgress
 
-_RUNS, _OUTPUT = "Runs", "Output"
+_RUNS = "Runs"
+_OUTPUT = "Output"
 
 METHODS = "ssl,ssl-pop,mns,g-tower,bir,xir"
 ABLATIONS = (
@@ -37,7 +38,13 @@ _settings_options = settings_options(EvaluationSettings, environment=())
 _directory = click.Path(file_okay=False, path_type=Path)
 _out_help = "Directory for results.json, results.md and report.html. What it holds already is not run again."
 _out_option = option(_OUTPUT, "--out", type=_directory, required=True, help=_out_help)
-_json_option = option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print rows as JSON instead of tables.")
+_json_option = option(
+    _OUTPUT,
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print rows as JSON instead of tables.",
+)
 
 
 @click.command(cls=GroupedCommand)
@@ -45,7 +52,9 @@ _json_option = option(_OUTPUT, "--json", "as_json", is_flag=True, help="Print ro
 @_settings_options
 @_json_option
 @option(_OUTPUT, "--out", type=_directory, help="Directory for results and a report.")
-def evaluate(settings: EvaluationSettings, method: str, out: Path | None, as_json: bool) -> None:
+def evaluate(
+    settings: EvaluationSettings, method: str, out: Path | None, as_json: bool
+) -> None:
     """Evaluate one method on a log, against trivial recommenders."""
     _compare(settings, [method], f"{method} on {_files(settings)}", out, as_json)
 
@@ -55,10 +64,13 @@ def evaluate(settings: EvaluationSettings, method: str, out: Path | None, as_jso
 @_settings_options
 @_out_option
 @_json_option
-def compare(settings: EvaluationSettings, methods: str, out: Path, as_json: bool) -> None:
+def compare(
+    settings: EvaluationSettings, methods: str, out: Path, as_json: bool
+) -> None:
     """Compare methods on a log: the same events in the same order for all.
 
-    A comparison that was stopped goes on where it was when the same command is given again.
+    A comparison that was stopped goes on where it was when the same command is given
+    again.
     """
     _compare(settings, _listed(methods), f"Methods on {_files(settings)}", out, as_json)
 
@@ -76,7 +88,13 @@ def compare(settings: EvaluationSettings, methods: str, out: Path, as_json: bool
 @_settings_options
 @_out_option
 @_json_option
-def sweep(settings: EvaluationSettings, method: str, over: tuple[str, ...], out: Path, as_json: bool) -> None:
+def sweep(
+    settings: EvaluationSettings,
+    method: str,
+    over: tuple[str, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
     """Change one setting at a time, as in the paper's ablations."""
     title = f"{method} on {_files(settings)}, one setting at a time"
     _compare(settings, _listed(method), title, out, as_json, over or ABLATIONS)
@@ -99,7 +117,9 @@ def _compare(
     as_json: bool,
     over: Sequence[str] = (),
 ) -> None:
-    """Run every method with every seed and every value of `over` on every log; write and print what they found."""
+    """Run every method with every seed and every value of `over` on every log; write
+    and print what they found.
+    """
     if settings.threads:
         import torch
 
@@ -107,9 +127,19 @@ def _compare(
     from msgspec.structs import replace
 
     from streamer.replay.datasets.files import Location
-    from streamer.replay.evaluation.record import Records, check_writable, result_rows, write_file
+    from streamer.replay.evaluation.record import (
+        Records,
+        check_writable,
+        result_rows,
+        write_file,
+    )
     from streamer.replay.evaluation.report import page
-    from streamer.replay.evaluation.runs import check_features, common_changes, plan_runs, run_all
+    from streamer.replay.evaluation.runs import (
+        check_features,
+        common_changes,
+        plan_runs,
+        run_all,
+    )
     from streamer.replay.evaluation.tables import markdown
     from streamer.replay.streams import log_name
 
@@ -121,8 +151,13 @@ def _compare(
         Location(path, Path()).close()
     with ExitStack() as stack:
         directory = out or Path(stack.enter_context(TemporaryDirectory()))
-        kept, results = Records(directory), [directory / f for f in ("results.json", "results.md", "report.html")]
-        runs = [kept.path(replace(spec, data=name)) for name in settings.log_names for spec in specs]
+        kept = Records(directory)
+        results = [directory / f for f in ("results.json", "results.md", "report.html")]
+        runs = [
+            kept.path(replace(spec, data=name))
+            for name in settings.log_names
+            for spec in specs
+        ]
         check_writable([*runs, *results])
         # 2. the runs, log by log
         records = []
@@ -138,7 +173,9 @@ def _compare(
     tables = markdown(records, *shown)
     if out is not None:
         rows = json.dumps(result_rows(records), indent=1)
-        for file, text in zip(results, (rows, tables, page(title, tables, records, *shown)), strict=True):
+        for file, text in zip(
+            results, (rows, tables, page(title, tables, records, *shown)), strict=True
+        ):
             write_file(file, text.encode())
         click.echo("{}, {} and {} are written".format(*results), err=True)
     click.echo(json.dumps(result_rows(records)) if as_json else tables)
@@ -153,13 +190,17 @@ def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
         for name, values in parse_changes([text], "over").items():
             axes[name] = list(dict.fromkeys([*axes.get(name, []), *_listed(values)]))
     if empty := [name for name, values in axes.items() if not values]:
-        raise SettingsError([f"--over {name} has no value: write NAME=V1,V2,..." for name in empty])
+        raise SettingsError(
+            [f"--over {name} has no value: write NAME=V1,V2,..." for name in empty]
+        )
     return axes
 
 
 @contextmanager
 def _progress(runs: int) -> Iterator[OnProgress]:
-    """Yields what shows how far a run is: by bars at a terminal, elsewhere by a line for each tenth."""
+    """Yields what shows how far a run is: by bars at a terminal, elsewhere by a line
+    for each tenth.
+    """
     from streamer.replay.evaluation.record import settings_text
 
     def title(spec: Spec) -> str:
@@ -179,8 +220,14 @@ def _progress(runs: int) -> Iterator[OnProgress]:
     from rich import progress
     from rich.console import Console
 
-    columns = progress.Progress.get_default_columns()  # description, bar, share, time remaining
-    columns = (*columns, progress.TimeElapsedColumn(), progress.TextColumn("{task.fields[text]}"))
+    columns = (
+        progress.Progress.get_default_columns()
+    )  # description, bar, share, time remaining
+    columns = (
+        *columns,
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[text]}"),
+    )
     with progress.Progress(*columns, console=Console(stderr=True)) as bars:
         every = bars.add_task("all runs", total=runs, text="")
         one = bars.add_task("", total=1.0, text="", visible=False)

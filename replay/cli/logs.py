@@ -1,4 +1,6 @@
-"""Logs as commands open them: what their readers log, and what was malformed, goes to standard error."""
+"""Logs as commands open them: what their readers log, and what was malformed, goes to
+standard error.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def opened_log(path: str, format: str | None, settings: LogSettings) -> Iterator
     """
     from streamer.replay.datasets import open_log
 
-    logger, handler = logging.getLogger("streamer.replay.datasets"), logging.StreamHandler()
+    logger = logging.getLogger("streamer.replay.datasets")
+    handler = logging.StreamHandler()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -49,4 +52,6 @@ def report_malformed(malformed: Malformed, path: str) -> None:
     if malformed.total:
         listed = len(malformed.examples)
         more = f", the first {listed} are listed" if malformed.total > listed else ""
-        click.echo(f"{malformed.total:,} malformed events were left out{more}", err=True)
+        click.echo(
+            f"{malformed.total:,} malformed events were left out{more}", err=True
+        )

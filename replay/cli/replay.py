@@ -12,7 +12,12 @@ from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.errors import SettingsError
 from streamer.replay.cli.logs import opened_log, report_malformed
 from streamer.replay.cli.writing import write
-from streamer.replay.settings import JsonLinesSettings, LogSettings, ReplaySettings, WriteSettings
+from streamer.replay.settings import (
+    JsonLinesSettings,
+    LogSettings,
+    ReplaySettings,
+    WriteSettings,
+)
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import DatasetFormat
@@ -31,26 +36,37 @@ class DatasetGroup(click.Group):
 
         if cmd_name == "jsonl":
             return jsonl
-        return dataset_command(DATASETS[cmd_name]) if cmd_name in DATASETS else super().get_command(ctx, cmd_name)
+        return (
+            dataset_command(DATASETS[cmd_name])
+            if cmd_name in DATASETS
+            else super().get_command(ctx, cmd_name)
+        )
 
 
 @click.group(cls=DatasetGroup)
 def replay() -> None:
     """Write the events of a data set to a topic, for `streamer run` to learn from.
 
-    Events are written in the order of their times, those of equal time shuffled by a seed, with the user as key.
-    Without --bootstrap-servers they go to the embedded log, which is created if it is not there.
+    Events are written in the order of their times, those of equal time shuffled by a
+    seed, with the user as key. Without --bootstrap-servers they go to the embedded log,
+    which is created if it is not there.
 
-    A replay that was stopped or killed resumes when the same command is given again: no event is lost or doubled.
-    --restart writes all of them again.
+    A replay that was stopped or killed resumes when the same command is given again: no
+    event is lost or doubled. --restart writes all of them again.
 
-    In Kafka, events are written by transactions. A reader that does not ask for committed records
-    (isolation_level=read_committed) also sees the events of a transaction that was cut off, and again when the replay
-    resumes.
+    In Kafka, events are written by transactions. A reader that does not ask for
+    committed records (isolation_level=read_committed) also sees the events of a
+    transaction that was cut off, and again when the replay resumes.
     """
 
 
-_json_option = option("Output", "--json", "as_json", is_flag=True, help="At the end, print one JSON object.")
+_json_option = option(
+    "Output",
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="At the end, print one JSON object.",
+)
 
 
 def dataset_command(dataset: DatasetFormat) -> click.Command:
@@ -71,9 +87,10 @@ def dataset_command(dataset: DatasetFormat) -> click.Command:
 def jsonl(settings: JsonLinesSettings, as_json: bool) -> None:
     """Write the events of a file of JSON lines.
 
-    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}. A line that is not an event is
-    reported with its number and left out. With --in-order, and from standard input, lines may also hold arrays of
-    events; they are written as they come, with all their fields.
+    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}. A
+    line that is not an event is reported with its number and left out. With --in-order,
+    and from standard input, lines may also hold arrays of events; they are written as
+    they come, with all their fields.
     """
     if not settings.as_they_are:
         write_log("jsonl", settings, as_json)
@@ -82,25 +99,38 @@ def jsonl(settings: JsonLinesSettings, as_json: bool) -> None:
     from streamer.replay.json_lines import JsonLines, check_readable
     from streamer.replay.streams import lines_stream, replay_name
 
-    path, name = Path(settings.path), None
+    path = Path(settings.path)
+    name = None
     lines = JsonLines(settings.path, EventSettings(fields=settings.columns))
-    if settings.path != "-" and not path.is_fifo() and not path.is_char_device():  # what these hold is read only once
+    if (
+        settings.path != "-" and not path.is_fifo() and not path.is_char_device()
+    ):  # what these hold is read only once
         check_readable(path)
-        name = replay_name("lines", {"fields": dict(settings.columns), "limit": settings.limit}, [path])
+        name = replay_name(
+            "lines", {"fields": dict(settings.columns), "limit": settings.limit}, [path]
+        )
     write(lines_stream(lines, name, settings.limit), settings, as_json, lines.malformed)
     report_malformed(lines.malformed, settings.path)
 
 
 @replay.command(cls=GroupedCommand)
-@option("Events", "--events", type=click.IntRange(1), default=100_000, help="Number of events.")
-@option("Events", "--seed", type=click.IntRange(0), default=0, help="Seed of the stream.")
+@option(
+    "Events",
+    "--events",
+    type=click.IntRange(1),
+    default=100_000,
+    help="Number of events.",
+)
+@option(
+    "Events", "--seed", type=click.IntRange(0), default=0, help="Seed of the stream."
+)
 @settings_options(WriteSettings, environment=WriteSettings.ENVIRONMENT)
 @_json_option
 def synthetic(settings: WriteSettings, events: int, seed: int, as_json: bool) -> None:
     """Write a made-up stream: long-tailed, with tastes, sessions and drift.
 
-    Events have no times of their own: they happen when they are written. With --speed 1 a session of eight events
-    begins every two seconds.
+    Events have no times of their own: they happen when they are written. With --speed 1
+    a session of eight events begins every two seconds.
     """
     from streamer.replay.streams import synthetic_stream
 
@@ -113,9 +143,22 @@ def write_log(kind: str, settings: ReplaySettings, as_json: bool) -> None:
 
     with opened_log(settings.path, kind, settings.only(LogSettings)) as log:
         if settings.speed is not None and not log.has_time:
-            raise SettingsError([f"--speed follows the times of events, and {log.path} has none: give --rate instead"])
+            raise SettingsError(
+                [
+                    f"--speed follows the times of events, and {log.path} has none: give --rate instead"
+                ]
+            )
         name = log_name(log, settings, settings.passes)
         if (topic := settings.catalogue_topic) is not None:
             catalogue = catalogue_stream(log.catalogue(), f"{name}-catalogue")
-            write(catalogue, replace(settings, topic=topic, rate=None, speed=None, max_gap_s=None), as_json)
-        write(log_stream(log, name, settings.passes, settings.seed), settings, as_json, log.malformed)
+            write(
+                catalogue,
+                replace(settings, topic=topic, rate=None, speed=None, max_gap_s=None),
+                as_json,
+            )
+        write(
+            log_stream(log, name, settings.passes, settings.seed),
+            settings,
+            as_json,
+            log.malformed,
+        )

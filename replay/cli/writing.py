@@ -1,4 +1,6 @@
-"""Writing a stream to a topic from the command line: where, how fast, with a progress bar, until it is stopped."""
+"""Writing a stream to a topic from the command line: where, how fast, with a progress
+bar, until it is stopped.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ if TYPE_CHECKING:
     from streamer.replay.streams import Stream
 
 
-def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Malformed | None = None) -> None:
-    """Write a stream to a topic, and print what was done, also what its reader found malformed.
+def write(
+    stream: Stream,
+    settings: WriteSettings,
+    as_json: bool,
+    malformed: Malformed | None = None,
+) -> None:
+    """Write a stream to a topic, and print what was done, also what its reader found
+    malformed.
 
     Ctrl-C and SIGTERM stop it; what was written stays.
     """
@@ -28,7 +36,10 @@ def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Mal
     from streamer.replay.producer import produce
 
     pace = Pace(settings.rate, settings.speed, settings.max_gap_s)
-    started, already, written, interrupted = time.monotonic(), 0, 0, False
+    started = time.monotonic()
+    already = 0
+    written = 0
+    interrupted = False
     sink = open_sink(settings)
     try:
         with _interrupted_by_sigterm():
@@ -36,7 +47,10 @@ def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Mal
                 already = sink.resume(stream.name, settings.restart)
             if already and (stream.total is None or already < stream.total):
                 of_all = "" if stream.total is None else f" of {stream.total:,}"
-                click.echo(f"resuming at event {already:,}{of_all}; --restart writes all again", err=True)
+                click.echo(
+                    f"resuming at event {already:,}{of_all}; --restart writes all again",
+                    err=True,
+                )
             with _progress(stream.total, already) as advance:
 
                 def count(events: int) -> None:
@@ -44,22 +58,44 @@ def write(stream: Stream, settings: WriteSettings, as_json: bool, malformed: Mal
                     written += events
                     advance(events)
 
-                produce(stream.chunks(already), sink, pace, count, None if stream.has_time else time.time)
+                produce(
+                    stream.chunks(already),
+                    sink,
+                    pace,
+                    count,
+                    None if stream.has_time else time.time,
+                )
     except KeyboardInterrupt:
         interrupted = True
     finally:
         sink.close()
     seconds = round(time.monotonic() - started, 3)
     if as_json:
-        result = {"written": written, "already": already, "total": stream.total, "seconds": seconds}
-        bad = {} if malformed is None else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
-        click.echo(json.dumps(result | {"interrupted": interrupted} | bad | {"topic": settings.topic}))
+        result = {
+            "written": written,
+            "already": already,
+            "total": stream.total,
+            "seconds": seconds,
+        }
+        bad = (
+            {}
+            if malformed is None
+            else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
+        )
+        click.echo(
+            json.dumps(
+                result | {"interrupted": interrupted} | bad | {"topic": settings.topic}
+            )
+        )
         return
     where = f"{settings.topic} in {settings.bootstrap_servers or f'the embedded log {settings.data_dir}'}"
     if not written and already and not interrupted:
-        click.echo(f"nothing left to write: {already:,} events are in {where}. --restart writes them again")
+        click.echo(
+            f"nothing left to write: {already:,} events are in {where}. --restart writes them again"
+        )
         return
-    stopped, rate = "stopped: " if interrupted else "", written / max(seconds, 1e-9)
+    stopped = "stopped: " if interrupted else ""
+    rate = written / max(seconds, 1e-9)
     click.echo(f"{stopped}{written:,} events written to {where}, {rate:,.0f} a second")
     if interrupted and settings.resume:
         click.echo("Give the same command again to resume.", err=True)
@@ -70,7 +106,10 @@ def open_sink(settings: WriteSettings) -> EventSink:
     from streamer.build import kafka_settings
     from streamer.settings import StreamSettings
 
-    where = {name: getattr(settings, name) for name in ("bootstrap_servers", "kafka", "kafka_config")}
+    where = {
+        name: getattr(settings, name)
+        for name in ("bootstrap_servers", "kafka", "kafka_config")
+    }
     kafka = kafka_settings(StreamSettings(topics=(settings.topic,), **where))
     if kafka is not None:
         from streamer.replay.kafka.sink import KafkaSink
@@ -83,7 +122,9 @@ def open_sink(settings: WriteSettings) -> EventSink:
 
 @contextmanager
 def _progress(total: int | None, start: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if this is a terminal; yields a function to call with the number of events after each write."""
+    """A progress bar, if this is a terminal; yields a function to call with the number
+    of events after each write.
+    """
     if not sys.stderr.isatty():
         yield lambda events: None
         return
@@ -91,8 +132,15 @@ def _progress(total: int | None, start: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
 
     speed = progress.TextColumn("{task.fields[speed]}")
-    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), speed, progress.TimeRemainingColumn())
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        speed,
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(
+        *columns, console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task("", total=total, completed=start, speed="")
 
         def advance(events: int) -> None:

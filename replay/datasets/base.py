@@ -1,4 +1,6 @@
-"""What a format is made of: how its files are recognised and read, and which columns hold the parts of an event."""
+"""What a format is made of: how its files are recognised and read, and which columns
+hold the parts of an event.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,24 @@ from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.settings import FIELDS, LogSettings
 
 LATEST_S = 7_258_118_400
-"""The year 2200. A larger number counts milliseconds, a still larger one microseconds, then nanoseconds."""
+"""The year 2200. A larger number counts milliseconds, a still larger one microseconds,
+then nanoseconds.
+"""
 SEPARATOR = "\x1f"
 """Between the features of an event, when they are one text."""
 
 
 class DatasetFormat(ABC):
-    """A format of logs; the first line of a subclass's docstring is its help. `formats.guess_format` guesses one."""
+    """A format of logs; the first line of a subclass's docstring is its help.
+    `formats.guess_format` guesses one.
+    """
 
     name: ClassVar[str]
     """How users name it."""
     file_names: ClassVar[tuple[tuple[str, ...], ...]]
-    """Groups of patterns: in a directory, the files that match the first group with a match are the log."""
+    """Groups of patterns: in a directory, the files that match the first group with a
+    match are the log.
+    """
     is_text: ClassVar[bool] = True
     """Whether its files consist of lines."""
 
@@ -45,7 +53,9 @@ class DatasetFormat(ABC):
         return False
 
     def accepts(self, start: FirstLines) -> bool:
-        """Whether a file with these lines is of this format if it is also named like one."""
+        """Whether a file with these lines is of this format if it is also named like
+        one.
+        """
         return False
 
 
@@ -69,20 +79,25 @@ class Table(ABC):
         """SQL of the text in a column, perhaps with spaces or quotes around it."""
 
     def trimmed(self, name: str) -> str:
-        """SQL of the same text without spaces and quotes around it; null where nothing is left."""
+        """SQL of the same text without spaces and quotes around it; null where nothing
+        is left.
+        """
         return f"nullif(trim({self.untrimmed(name)}), '')"
 
     def damage(self, database: Database, read: Callable[[], object]) -> str | None:
-        """Call `read`, and return why it cannot have read a file rightly; None if nothing is wrong."""
+        """Call `read`, and return why it cannot have read a file rightly; None if
+        nothing is wrong.
+        """
         read()
         return None
 
 
 class TimeFormat(NamedTuple):
-    """SQL from the text of a time to seconds since the epoch, null for what is not a time.
+    """SQL from the text of a time to seconds since the epoch, null for what is not a
+    time.
 
-    In two steps, because the second one may name the first several times: within one expression each mention would
-    parse the text again, and a cast that fails is slow.
+    In two steps, because the second one may name the first several times: within one
+    expression each mention would parse the text again, and a cast that fails is slow.
     """
 
     parsed: str
@@ -92,10 +107,16 @@ class TimeFormat(NamedTuple):
 
 
 _ISO = "epoch(TRY_CAST(time_text AS TIMESTAMPTZ))"
-_SCALED = " ".join(f"WHEN time_parsed < {LATEST_S}e{power} THEN time_parsed / 1e{power}" for power in (0, 3, 6, 9))
+_SCALED = " ".join(
+    f"WHEN time_parsed < {LATEST_S}e{power} THEN time_parsed / 1e{power}"
+    for power in (0, 3, 6, 9)
+)
 ISO_TIME = TimeFormat(_ISO, "time_parsed")
 """ISO 8601, UTC unless it says otherwise."""
-ANY_TIME = TimeFormat("TRY_CAST(time_text AS DOUBLE)", f"CASE WHEN time_parsed IS NULL THEN {_ISO} {_SCALED} END")
+ANY_TIME = TimeFormat(
+    "TRY_CAST(time_text AS DOUBLE)",
+    f"CASE WHEN time_parsed IS NULL THEN {_ISO} {_SCALED} END",
+)
 """A number of seconds, or of smaller units, or ISO 8601."""
 
 
@@ -110,7 +131,9 @@ class FeatureColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColumnNames:
-    """What a format calls the parts of an event: the first of the names that a file has counts."""
+    """What a format calls the parts of an event: the first of the names that a file has
+    counts.
+    """
 
     user_id: tuple[str, ...]
     item_id: tuple[str, ...]
@@ -123,22 +146,60 @@ class ColumnNames:
 
     def are_header(self, cells: Sequence[str]) -> bool:
         """Whether the cells of a first line name a user and an item."""
-        return bool(first_match(self.user_id, cells) and first_match(self.item_id, cells))
+        return bool(
+            first_match(self.user_id, cells) and first_match(self.item_id, cells)
+        )
 
 
 COMMON_NAMES = ColumnNames(
-    user_id=("user_id", "userid", "user", "uid", "customer_id", "visitorid", "visitor_id", "reviewerid"),
-    item_id=("item_id", "itemid", "item", "iid", "product_id", "movieid", "asin", "parent_asin"),
-    timestamp=("timestamp", "time_stamp", "time", "ts", "event_time", "datetime", "date", "unixreviewtime"),
+    user_id=(
+        "user_id",
+        "userid",
+        "user",
+        "uid",
+        "customer_id",
+        "visitorid",
+        "visitor_id",
+        "reviewerid",
+    ),
+    item_id=(
+        "item_id",
+        "itemid",
+        "item",
+        "iid",
+        "product_id",
+        "movieid",
+        "asin",
+        "parent_asin",
+    ),
+    timestamp=(
+        "timestamp",
+        "time_stamp",
+        "time",
+        "ts",
+        "event_time",
+        "datetime",
+        "date",
+        "unixreviewtime",
+    ),
     rating=("rating", "score", "overall"),
-    event_type=("event_type", "event", "action", "action_type", "behavior", "behavior_type"),
+    event_type=(
+        "event_type",
+        "event",
+        "action",
+        "action_type",
+        "behavior",
+        "behavior_type",
+    ),
 )
 """What people call their columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventColumns:
-    """SQL of each part of an event: None for a part that the log does not have, null for a value that is not valid."""
+    """SQL of each part of an event: None for a part that the log does not have, null
+    for a value that is not valid.
+    """
 
     table: Table
     user_id: str
@@ -157,18 +218,27 @@ class EventColumns:
     titles_by_item: Callable[[], Mapping[str, str]] = dict
     """Reads what people call the items from another file; empty if there is none."""
     above_average: bool = False
-    """Whether only ratings above the user's average become events, unless the settings give a threshold."""
+    """Whether only ratings above the user's average become events, unless the settings
+    give a threshold.
+    """
     event_type_names: Mapping[str, str] = field(default_factory=dict)
     """Name of an event type -> how the file writes it."""
 
     @property
     def coded(self) -> dict[str, str]:
-        """SQL of what becomes codes: ids, and all features of an item or a user as one text."""
+        """SQL of what becomes codes: ids, and all features of an item or a user as one
+        text.
+        """
         found = {"user_id": self.user_id, "item_id": self.item_id}
-        for name, features in (("item_features", self.item_features), ("user_features", self.user_features)):
+        for name, features in (
+            ("item_features", self.item_features),
+            ("user_features", self.user_features),
+        ):
             if features:  # null becomes an empty text
                 between = f", '{SEPARATOR}', "
-                found[name] = f"concat({between.join(feature.sql for feature in features)})"
+                found[name] = (
+                    f"concat({between.join(feature.sql for feature in features)})"
+                )
         return found
 
     def check_filters(self, settings: LogSettings) -> None:
@@ -186,14 +256,25 @@ class EventColumns:
             if asked and sql is None
         ]
         if names := self.event_type_names:
-            unknown = [t for t in settings.event_types if t.lower() not in names and t not in names.values()]
-            problems += [f"event-type: there is no type {t!r}, only {', '.join(names)}" for t in unknown]
+            unknown = [
+                t
+                for t in settings.event_types
+                if t.lower() not in names and t not in names.values()
+            ]
+            problems += [
+                f"event-type: there is no type {t!r}, only {', '.join(names)}"
+                for t in unknown
+            ]
         if problems:
             raise SettingsError(problems)
 
 
-def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: TimeFormat = ANY_TIME) -> EventColumns:
-    """The columns of a table that hold the parts of an event, as the settings or the format call them."""
+def find_columns(
+    log: LogFiles, table: Table, names: ColumnNames, time_format: TimeFormat = ANY_TIME
+) -> EventColumns:
+    """The columns of a table that hold the parts of an event, as the settings or the
+    format call them.
+    """
     settings = log.settings
 
     def named(name: str, part: str | None = None) -> str:
@@ -215,13 +296,17 @@ def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: T
             raise _missing(log, table, candidates[0], part)
         return None
 
-    def features(asked: tuple[str, ...] | None, usual: tuple[str, ...]) -> tuple[FeatureColumn, ...]:
+    def features(
+        asked: tuple[str, ...] | None, usual: tuple[str, ...]
+    ) -> tuple[FeatureColumn, ...]:
         """The columns that the user asks for, or else the usual ones that are there."""
         if asked is None:
             asked = tuple(name for name in usual if first_match((name,), table.names))
         columns = {name: named(name.removesuffix(":float")) for name in asked}
         return tuple(
-            FeatureColumn(name.removesuffix(":float"), number_sql(table.trimmed(column)), "number")
+            FeatureColumn(
+                name.removesuffix(":float"), number_sql(table.trimmed(column)), "number"
+            )
             if name.endswith(":float")
             else FeatureColumn(name, table.untrimmed(column))
             for name, column in columns.items()
@@ -242,11 +327,15 @@ def find_columns(log: LogFiles, table: Table, names: ColumnNames, time_format: T
 
 
 def first_match(candidates: Iterable[str], names: Sequence[str]) -> str | None:
-    """The first candidate that is a column, spelled as the column is: upper and lower case count only if both exist."""
+    """The first candidate that is a column, spelled as the column is: upper and lower
+    case count only if both exist.
+    """
     for candidate in candidates:
         if candidate in names:
             return candidate
-        if found := next((name for name in names if name.lower() == candidate.lower()), None):
+        if found := next(
+            (name for name in names if name.lower() == candidate.lower()), None
+        ):
             return found
     return None
 
@@ -258,7 +347,9 @@ def number_sql(text: str) -> str:
 
 
 def _missing(log: LogFiles, table: Table, name: str, part: str | None) -> SourceError:
-    near = difflib.get_close_matches(name.lower(), [other.lower() for other in table.names], 1, 0.6)
+    near = difflib.get_close_matches(
+        name.lower(), [other.lower() for other in table.names], 1, 0.6
+    )
     hint = f"did you mean {first_match(near, table.names)}? " if near else ""
     what, example = (f" for {part}", f", e.g. {part}=COLUMN") if part else ("", "")
     columns = ", ".join(table.names)

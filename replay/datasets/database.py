@@ -1,4 +1,6 @@
-"""DuckDB, which reads, filters and sorts a log within a memory limit; what does not fit goes to temporary files."""
+"""DuckDB, which reads, filters and sorts a log within a memory limit; what does not fit
+goes to temporary files.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ LOCK = "owner.lock"
 
 
 class Database:
-    """An empty database in memory, with a directory for temporary files; `close` removes both.
+    """An empty database in memory, with a directory for temporary files; `close`
+    removes both.
 
     Raises:
-        SettingsError: the memory limit or the directory for temporary files cannot be used.
+        SettingsError: the memory limit or the directory for temporary files cannot be
+            used.
     """
 
     def __init__(self, settings: LogSettings) -> None:
@@ -35,15 +39,22 @@ class Database:
             problem = f"temp-dir {settings.temp_dir} cannot be used: {error}; name a directory that exists"
             raise SettingsError([problem]) from error
         self.directory = self._temporary.path
-        config = {"temp_directory": str(self.directory / "spilled"), "autoinstall_known_extensions": "false"}
+        config = {
+            "temp_directory": str(self.directory / "spilled"),
+            "autoinstall_known_extensions": "false",
+        }
         if settings.threads is not None:
             config["threads"] = str(settings.threads)
         self._connection = duckdb.connect(":memory:", config=config)  # type: ignore[arg-type]
         try:
-            self._connection.execute(f"SET memory_limit = {quoted(settings.memory_limit)}")
+            self._connection.execute(
+                f"SET memory_limit = {quoted(settings.memory_limit)}"
+            )
         except duckdb.Error:
             self.close()
-            raise SettingsError([f"memory-limit is {settings.memory_limit!r}: write it as 500MB or 4GB"]) from None
+            raise SettingsError(
+                [f"memory-limit is {settings.memory_limit!r}: write it as 500MB or 4GB"]
+            ) from None
         self._connection.execute("SET TimeZone = 'UTC'")
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -60,7 +71,9 @@ class Database:
 
     def drop_rejects(self, prefix: str = "reject") -> None:
         """Drop the tables in which `read_csv` keeps the lines that it could not read."""
-        self._connection.execute(f"DROP TABLE IF EXISTS {prefix}_errors; DROP TABLE IF EXISTS {prefix}_scans")
+        self._connection.execute(
+            f"DROP TABLE IF EXISTS {prefix}_errors; DROP TABLE IF EXISTS {prefix}_scans"
+        )
 
     def close(self) -> None:
         """Close it and remove its temporary files. May be called twice."""
@@ -70,7 +83,9 @@ class Database:
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turns an error of the database into a SourceError that names the file and what to try."""
+    """Turns an error of the database into a SourceError that names the file and what to
+    try.
+    """
     try:
         yield
     except duckdb.Error as error:
@@ -90,10 +105,12 @@ def quoted(text: object) -> str:
 
 
 class LockedDirectory:
-    """A new temporary directory, removed by `close` or when the process ends, and soon after its process is killed.
+    """A new temporary directory, removed by `close` or when the process ends, and soon
+    after its process is killed.
 
-    Its owner holds a lock on a file in it, and the lock of a killed process is free. So each new directory first
-    removes those whose lock it gets, and never one that is in use, not even by another container.
+    Its owner holds a lock on a file in it, and the lock of a killed process is free. So
+    each new directory first removes those whose lock it gets, and never one that is in
+    use, not even by another container.
 
     Raises:
         OSError: it cannot be made or locked.
@@ -103,8 +120,12 @@ class LockedDirectory:
         parent = parent or Path(tempfile.gettempdir())
         remove_abandoned(parent)
         self._lock: int | None = None
-        while self._lock is None:  # another process may take it for abandoned before it is locked
-            self._directory = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
+        while (
+            self._lock is None
+        ):  # another process may take it for abandoned before it is locked
+            self._directory = tempfile.TemporaryDirectory(
+                prefix=PREFIX, dir=parent, ignore_cleanup_errors=True
+            )
             self.path = Path(self._directory.name)
             (self.path / LOCK).touch()
             self._lock = _lock(self.path / LOCK)
@@ -118,7 +139,9 @@ class LockedDirectory:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the directories of processes that were killed; one without a lock file is left alone."""
+    """Remove the directories of processes that were killed; one without a lock file is
+    left alone.
+    """
     for path in parent.glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError):
             lock = _lock(path)
@@ -128,7 +151,8 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of a file; None if another process holds it, or the file is gone.
+    """A descriptor that holds the lock of a file; None if another process holds it, or
+    the file is gone.
 
     Raises:
         OSError: the file may not be opened, or the file system does not support locks.

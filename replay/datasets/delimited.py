@@ -3,8 +3,9 @@
     user_id,item_id,timestamp
     ann,"tea, green",1700000000
 
-A log of several files must have the same columns in all of them. A quote that is never closed, or lines of which some
-end in CR LF and others in LF, make the database lose lines: such a file is read `by_line`.
+A log of several files must have the same columns in all of them. A quote that is never
+closed, or lines of which some end in CR LF and others in LF, make the database lose
+lines: such a file is read `by_line`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _MIXED_LINE_ENDS = "state machine reached an invalid state"
 class DelimitedTable(Table):
     """Lines of cells with a delimiter between.
 
-    With `quotes`, a quoted cell may hold delimiters and line ends. Without, delimiters count wherever they stand, and
-    quotes are taken off a cell that begins with one.
+    With `quotes`, a quoted cell may hold delimiters and line ends. Without, delimiters
+    count wherever they stand, and quotes are taken off a cell that begins with one.
     """
 
     delimiter: str
@@ -51,18 +52,24 @@ class DelimitedTable(Table):
     skipped: int = 0
     """Empty lines before the first."""
     by_line: bool = False
-    """Whether each line is split alone, which is slower, so that a damaged line spoils no other.
+    """Whether each line is split alone, which is slower, so that a damaged line spoils
+    no other.
 
     A quote that is never closed is then a character like others.
     """
 
     def scan(self, file: LogFile) -> str:
         if self.by_line:
-            cells = ", ".join(f"{self._cell_sql(number)} AS c{number}" for number in range(len(self.names)))
+            cells = ", ".join(
+                f"{self._cell_sql(number)} AS c{number}"
+                for number in range(len(self.names))
+            )
             lines = f"SELECT line, {self._cells_sql} AS cells FROM {file.lines_sql(self.encoding)} WHERE line NOT NULL"
             return f"(SELECT line, cells, {cells} FROM ({lines} OFFSET {int(self.header)}))"
         quote = "'\"'" if self.quotes else "''"
-        columns = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(self.names)))
+        columns = ", ".join(
+            f"'c{number}': 'VARCHAR'" for number in range(len(self.names))
+        )
         return (
             f"read_csv({quoted(file.path)}, compression={quoted(file.compression)}, header={self.header},"
             f" auto_detect=false, delim={quoted(self.delimiter)}, quote={quote}, escape={quote},"
@@ -78,7 +85,9 @@ class DelimitedTable(Table):
             return plain
         mark = re.escape(self.delimiter)
         cell = f'{mark}("(?:[^"]|"")*"[^{mark}]*|[^{mark}]*)'
-        in_quotes = f"regexp_extract_all({quoted(self.delimiter)} || line, {quoted(cell)}, 1)"
+        in_quotes = (
+            f"regexp_extract_all({quoted(self.delimiter)} || line, {quoted(cell)}, 1)"
+        )
         return f"CASE WHEN contains(line, '\"') THEN {in_quotes} ELSE {plain} END"
 
     def _cell_sql(self, number: int) -> str:
@@ -94,8 +103,12 @@ class DelimitedTable(Table):
 
     @property
     def problem(self) -> str:
-        """SQL of the reason why a line that is split alone does not have these columns; null if it has."""
-        quotes = "length(line) - length(replace(line, '\"', ''))" if self.quotes else "0"
+        """SQL of the reason why a line that is split alone does not have these columns;
+        null if it has.
+        """
+        quotes = (
+            "length(line) - length(replace(line, '\"', ''))" if self.quotes else "0"
+        )
         columns = len(self.names)
         return (
             f"CASE WHEN len(cells) = {columns} THEN NULL WHEN ({quotes}) % 2 = 1 THEN 'unclosed_quote'"
@@ -112,7 +125,9 @@ class DelimitedTable(Table):
         return f"nullif(CASE WHEN starts_with({cell}, '\"') THEN trim({cell}, '\" ') ELSE trim({cell}) END, '')"
 
     def damage(self, database: Database, read: Callable[[], object]) -> str | None:
-        """Call `read`, and return why the file must be read line by line; None if nothing is wrong."""
+        """Call `read`, and return why the file must be read line by line; None if
+        nothing is wrong.
+        """
         try:
             read()
         except duckdb.InvalidInputException as error:
@@ -146,17 +161,24 @@ class DelimitedFormat(DatasetFormat):
 
     def table(self, log: LogFiles) -> DelimitedTable:
         """The table in the files of a log."""
-        settings, start = log.settings, log.first_lines
+        settings = log.settings
+        start = log.first_lines
         delimiter = settings.delimiter or self.delimiter or start.delimiter
         cells = start.cells(delimiter)
         # 1. is the first line a header?
-        header = settings.header if settings.header is not None else self._is_header(cells, settings.columns)
+        header = (
+            settings.header
+            if settings.header is not None
+            else self._is_header(cells, settings.columns)
+        )
         # 2. the names of the columns
         if header:
             columns = cells
             for part in FIELDS:
                 asked = settings.columns.get(part)
-                named = first_match(getattr(self.names, part) if asked is None else (asked,), cells)
+                named = first_match(
+                    getattr(self.names, part) if asked is None else (asked,), cells
+                )
                 if named is not None and cells.count(named) > 1:
                     raise SourceError(
                         f"{log.where}: two columns are called {named!r}: say which one by its number, "
@@ -164,7 +186,10 @@ class DelimitedFormat(DatasetFormat):
                     )
         else:  # as many as most of the first lines have
             count = Counter(map(len, start.rows(delimiter))).most_common(1)[0][0]
-            columns = [*self.order, *(str(number) for number in range(len(self.order) + 1, count + 1))]
+            columns = [
+                *self.order,
+                *(str(number) for number in range(len(self.order) + 1, count + 1)),
+            ]
             if count < len(columns):
                 raise SourceError(
                     f"{log.where}: its lines have {count} columns, e.g. {start.quoted_first}; expected "
@@ -179,7 +204,9 @@ class DelimitedFormat(DatasetFormat):
         for file in log.files[1:]:
             other = file.first_lines(log.database)
             found = other.cells(delimiter)
-            if other.first and (len(found) != len(columns) or (header and found != cells)):
+            if other.first and (
+                len(found) != len(columns) or (header and found != cells)
+            ):
                 raise SourceError(
                     f"{log.where}: the files have different columns: {file.name} begins with {other.quoted_first}, "
                     f"{log.files[0].name} with {start.quoted_first}; read them one by one"
@@ -187,7 +214,9 @@ class DelimitedFormat(DatasetFormat):
         # 4. a number is added to a name that is empty or occurs again
         names: list[str] = []
         for number, name in enumerate(columns, 1):
-            names.append(name if name and name not in names else f"{name or 'column'}_{number}")
+            names.append(
+                name if name and name not in names else f"{name or 'column'}_{number}"
+            )
         return DelimitedTable(
             names=tuple(names),
             delimiter=delimiter,
@@ -198,16 +227,27 @@ class DelimitedFormat(DatasetFormat):
         )
 
     def _is_header(self, cells: Sequence[str], asked: Mapping[str, str]) -> bool:
-        """Whether the first line is a header: it is, if it names a user and an item as the format or the user does.
+        """Whether the first line is a header: it is, if it names a user and an item as
+        the format or the user does.
 
-        If the user counts a column by its number, the other one decides. If nothing does, formats without an order of
-        their own must have a header, unless the user counts all columns.
+        If the user counts a column by its number, the other one decides. If nothing
+        does, formats without an order of their own must have a header, unless the user
+        counts all columns.
         """
-        wanted = (asked.get("user_id"), self.names.user_id), (asked.get("item_id"), self.names.item_id)
-        by_name = [(name,) if name else usual for name, usual in wanted if not (name and name.isdecimal())]
+        wanted = (
+            (asked.get("user_id"), self.names.user_id),
+            (asked.get("item_id"), self.names.item_id),
+        )
+        by_name = [
+            (name,) if name else usual
+            for name, usual in wanted
+            if not (name and name.isdecimal())
+        ]
         if by_name and all(first_match(names, cells) for names in by_name):
             return True
-        return not self.order and not (asked and all(name.isdecimal() for name in asked.values()))
+        return not self.order and not (
+            asked and all(name.isdecimal() for name in asked.values())
+        )
 
 
 class Csv(DelimitedFormat):
@@ -219,7 +259,9 @@ class Csv(DelimitedFormat):
 
 
 class Tsv(DelimitedFormat):
-    """Tab-separated text, in which quotes are plain characters; name its columns as for csv."""
+    """Tab-separated text, in which quotes are plain characters; name its columns as for
+    csv.
+    """
 
     name = "tsv"
     file_names = (("*.tsv",),)

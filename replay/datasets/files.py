@@ -1,4 +1,6 @@
-"""The files of a log: a file, several by a pattern, a directory, or a zip archive; plain or compressed."""
+"""The files of a log: a file, several by a pattern, a directory, or a zip archive;
+plain or compressed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ LONGEST_LINE = 16_000_000
 """Bytes."""
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """First bytes of files that the database decompresses."""
-_DECOMPRESS: dict[bytes, Callable[[Path], IO[bytes]]] = {b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_DECOMPRESS: dict[bytes, Callable[[Path], IO[bytes]]] = {
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
 """First bytes of files that we decompress for it."""
 _SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 
@@ -47,12 +52,17 @@ class LogFile:
     new_line: str | None = None
     """How its lines end, as `read_csv` has it; None: all as the first one."""
 
-    def lines_sql(self, encoding: str, max_line: int = LONGEST_LINE, rejects: str = "reject") -> str:
+    def lines_sql(
+        self, encoding: str, max_line: int = LONGEST_LINE, rejects: str = "reject"
+    ) -> str:
         """SQL of its lines, a row for each in their order; an empty line is null.
 
-        A line that is not of the encoding is left out, and kept in the table `<rejects>_errors`.
+        A line that is not of the encoding is left out, and kept in the table
+        `<rejects>_errors`.
         """
-        new_line = "" if self.new_line is None else f" new_line={quoted(self.new_line)},"
+        new_line = (
+            "" if self.new_line is None else f" new_line={quoted(self.new_line)},"
+        )
         return (
             f"read_csv({quoted(self.path)}, compression={quoted(self.compression)}, header=false, auto_detect=false,"
             f" delim='\x1f', quote='', escape='', columns={{'line': 'VARCHAR'}}, strict_mode=false,{new_line}"
@@ -78,37 +88,50 @@ class LogFile:
         """Its first lines, as UTF-8 or else as Latin-1."""
         with reading(self.name):
             lines, others = self._first_lines(database, "utf-8")
-        # Latin-1 if lines that are not UTF-8 are the rule, or the header is one: not if a few lines were damaged.
+        # Latin-1 if lines that are not UTF-8 are the rule, or the header is one: not if
+        # a few lines were damaged.
         beyond_ascii = sum(not line.isascii() for line in lines)
-        if len(others) > beyond_ascii and (1 in others or 10 * len(others) >= len(lines)):
+        if len(others) > beyond_ascii and (
+            1 in others or 10 * len(others) >= len(lines)
+        ):
             with suppress(duckdb.Error):
                 return FirstLines(self._first_lines(database, "latin-1")[0], "latin-1")
         return FirstLines(lines, "utf-8")
 
-    def _first_lines(self, database: Database, encoding: str) -> tuple[tuple[str, ...], list[int]]:
-        """The first lines that are of an encoding, and the numbers of those that are not."""
+    def _first_lines(
+        self, database: Database, encoding: str
+    ) -> tuple[tuple[str, ...], list[int]]:
+        """The first lines that are of an encoding, and the numbers of those that are
+        not.
+        """
         try:
             sql = self.lines_sql(encoding, max_line=2_000_000, rejects="first")
             lines = database.rows(f"SELECT line FROM {sql} LIMIT {FIRST_LINES}")
-            others = database.rows(f"SELECT line FROM first_errors WHERE line <= {FIRST_LINES}")
+            others = database.rows(
+                f"SELECT line FROM first_errors WHERE line <= {FIRST_LINES}"
+            )
         finally:
             database.drop_rejects("first")
         return tuple(line or "" for (line,) in lines), [number for (number,) in others]
 
 
 class Location:
-    """Where a log lies: a file and its neighbours, files that match a pattern, a directory, or a zip archive.
+    """Where a log lies: a file and its neighbours, files that match a pattern, a
+    directory, or a zip archive.
 
     What must be unpacked goes to `directory`.
     """
 
     def __init__(self, path: str | Path, directory: Path) -> None:
-        self.path, self._directory = Path(path), directory
+        self.path = Path(path)
+        self._directory = directory
         self._archive: zipfile.ZipFile | None = None
         self._files: dict[str, Path] = {}
         self._opened: dict[str, LogFile] = {}
         self.named: tuple[str, ...] = ()
-        """The files that the user named; empty for a directory, or an archive of several files."""
+        """The files that the user named; empty for a directory, or an archive of
+        several files.
+        """
         try:
             if self.path.is_dir():
                 self._files = _files_in(self.path)
@@ -118,7 +141,9 @@ class Location:
             elif zipfile.is_zipfile(self.path):
                 self._archive = zipfile.ZipFile(self.path)
                 for name in self._archive.namelist():
-                    is_clutter = name.startswith("__MACOSX/") or PurePosixPath(name).name.startswith(".")
+                    is_clutter = name.startswith("__MACOSX/") or PurePosixPath(
+                        name
+                    ).name.startswith(".")
                     if not name.endswith("/") and not is_clutter:
                         self._files[name] = self.path
                 self.named = tuple(self._files) if len(self._files) == 1 else ()
@@ -133,19 +158,32 @@ class Location:
     @property
     def opened(self) -> list[Path]:
         """The files that were opened, or the archive that they are in."""
-        return [self.path] if self._archive is not None else [self._files[name] for name in self._opened]
+        return (
+            [self.path]
+            if self._archive is not None
+            else [self._files[name] for name in self._opened]
+        )
 
     def choose(self, patterns: Sequence[Sequence[str]]) -> list[str]:
-        """The files of the log: those that the user named, or else all that match the first group with a match."""
+        """The files of the log: those that the user named, or else all that match the
+        first group with a match.
+        """
         if self.named:
             return list(self.named)
         for group in patterns:
-            if found := [name for pattern in group for name in self.names if matches(name, pattern)]:
+            if found := [
+                name
+                for pattern in group
+                for name in self.names
+                if matches(name, pattern)
+            ]:
                 return list(dict.fromkeys(found))
         if len(self.names) == 1:
             return self.names
         expected = " or ".join(" and ".join(group) for group in patterns)
-        raise SourceError(f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name one")
+        raise SourceError(
+            f"{self.path}: no file in it is named {expected}; {_listed(self.names)}: name one"
+        )
 
     def open(self, name: str) -> LogFile:
         """A file of this place, unpacked if the database cannot do that."""
@@ -159,15 +197,27 @@ class Location:
                 start = file.read(8)
             for magic, decompress in _DECOMPRESS.items():
                 if start.startswith(magic):
-                    path, start = self._unpack(path.name, decompress(path)), b""
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
+                    path = self._unpack(path.name, decompress(path))
+                    start = b""
+        except (
+            OSError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+            lzma.LZMAError,
+            RuntimeError,
+        ) as error:
             raise SourceError(f"{self.path}: {name} cannot be read: {error}") from error
-        compression = next((c for magic, c in _COMPRESSIONS.items() if start.startswith(magic)), "none")
+        compression = next(
+            (c for magic, c in _COMPRESSIONS.items() if start.startswith(magic)), "none"
+        )
         self._opened[name] = LogFile(name, path, compression)
         return self._opened[name]
 
     def _unpack(self, name: str, packed: IO[bytes]) -> Path:
-        """Write a member of an archive, or what a compressed file holds, to a file of our own."""
+        """Write a member of an archive, or what a compressed file holds, to a file of
+        our own.
+        """
         directory = self._directory / f"unpacked-{len(list(self._directory.iterdir()))}"
         directory.mkdir()
         with packed, (directory / name).open("wb") as file:
@@ -204,12 +254,16 @@ class LogFiles:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a file is named so, compressed or not, in any directory of an archive and in any case."""
+    """Whether a file is named so, compressed or not, in any directory of an archive and
+    in any case.
+    """
     return fnmatch(bare_name(name).lower(), pattern.lower())
 
 
 def bare_name(name: str) -> str:
-    """The name of a file without its directories and without the suffixes of compression."""
+    """The name of a file without its directories and without the suffixes of
+    compression.
+    """
     base = PurePosixPath(name).name
     while base.lower().endswith(_SUFFIXES):
         base = base[: base.rindex(".")]
@@ -221,14 +275,24 @@ def _files_in(directory: Path) -> dict[str, Path]:
 
 
 def _files_matching(pattern: str) -> dict[str, Path]:
-    """Files by their names relative to the directory that all of them lie in; if there is none, what may be meant."""
-    above = next((parent for parent in Path(pattern).parents if not glob.has_magic(str(parent))), Path())
+    """Files by their names relative to the directory that all of them lie in; if there
+    is none, what may be meant.
+    """
+    above = next(
+        (parent for parent in Path(pattern).parents if not glob.has_magic(str(parent))),
+        Path(),
+    )
     found = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207  (also absolute ones)
-    if files := {path.relative_to(above).as_posix(): path for path in found if path.is_file()}:
+    if files := {
+        path.relative_to(above).as_posix(): path for path in found if path.is_file()
+    }:
         return files
-    directory, name = Path(pattern).parent, Path(pattern).name
+    directory = Path(pattern).parent
+    name = Path(pattern).name
     if not directory.is_dir():
-        raise SourceError(f"{pattern} does not exist: there is no directory {directory}")
+        raise SourceError(
+            f"{pattern} does not exist: there is no directory {directory}"
+        )
     names = sorted(entry.name for entry in directory.iterdir())
     near = difflib.get_close_matches(name, names, 3, 0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else _listed(names)

@@ -1,4 +1,6 @@
-"""What the first lines of a file show: its encoding, its delimiter, whether it has a header."""
+"""What the first lines of a file show: its encoding, its delimiter, whether it has a
+header.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class FirstLines:
     @property
     def empty_before_first(self) -> int:
         """The number of empty lines before it."""
-        return next((number for number, line in enumerate(self.lines) if line.strip()), 0)
+        return next(
+            (number for number, line in enumerate(self.lines) if line.strip()), 0
+        )
 
     @property
     def quoted_first(self) -> str:
@@ -59,14 +63,23 @@ class FirstLines:
 
     def rows(self, delimiter: str, most: int | None = None) -> list[list[str]]:
         """The cells of all lines that are not empty, or of the first `most` of them."""
-        return [split_line(line, delimiter) for line in [line for line in self.lines if line.strip()][:most]]
+        return [
+            split_line(line, delimiter)
+            for line in [line for line in self.lines if line.strip()][:most]
+        ]
 
     def has_header(self, delimiter: str, *names: str) -> bool:
         """Whether the first line is a header with these columns, in any order and case."""
-        return {name.lower() for name in names} <= {cell.lower() for cell in self.cells(delimiter)}
+        return {name.lower() for name in names} <= {
+            cell.lower() for cell in self.cells(delimiter)
+        }
 
-    def most_rows_match(self, delimiter: str, matches: Callable[[Sequence[str]], bool]) -> bool:
-        """Whether the cells of half of the lines, or more, match: a header or a damaged line may be among them."""
+    def most_rows_match(
+        self, delimiter: str, matches: Callable[[Sequence[str]], bool]
+    ) -> bool:
+        """Whether the cells of half of the lines, or more, match: a header or a damaged
+        line may be among them.
+        """
         rows = self.rows(delimiter, EXAMINED)
         return 2 * sum(map(matches, rows)) >= max(1, len(rows))
 

@@ -25,19 +25,37 @@ from streamer.replay.settings import LogSettings
 
 logger = logging.getLogger(__name__)
 
-CSV, TSV, JSONL, PARQUET = Csv(), Tsv(), Jsonl(), Parquet()
+CSV = Csv()
+TSV = Tsv()
+JSONL = Jsonl()
+PARQUET = Parquet()
 GENERIC = (CSV, TSV, JSONL, PARQUET)
-SPECIAL = (Gowalla(), Tmall(), TaFeng(), Amazon(), EchoNest(), RecBole(), LightGcn(), MovieLens())
-DATASETS: dict[str, DatasetFormat] = {format.name: format for format in (*SPECIAL, *GENERIC)}
+SPECIAL = (
+    Gowalla(),
+    Tmall(),
+    TaFeng(),
+    Amazon(),
+    EchoNest(),
+    RecBole(),
+    LightGcn(),
+    MovieLens(),
+)
+DATASETS: dict[str, DatasetFormat] = {
+    format.name: format for format in (*SPECIAL, *GENERIC)
+}
 """All formats by their names; the first one that recognises a file counts."""
 
 
-def open_log(path: str | Path, name: str | None = None, settings: LogSettings | None = None) -> Log:
+def open_log(
+    path: str | Path, name: str | None = None, settings: LogSettings | None = None
+) -> Log:
     """Read a log, filter it and put it in order.
 
     Args:
-        path: a file, plain or compressed; a pattern or a directory for several; a zip archive.
-        name: one of `DATASETS`; None: guessed from the first lines and the names of the files.
+        path: a file, plain or compressed; a pattern or a directory for several; a zip
+            archive.
+        name: one of `DATASETS`; None: guessed from the first lines and the names of the
+            files.
         settings: which of its events, and in which order.
 
     Raises:
@@ -49,7 +67,9 @@ def open_log(path: str | Path, name: str | None = None, settings: LogSettings | 
     if name is not None and name not in DATASETS:
         near = difflib.get_close_matches(name.lower(), DATASETS, 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        problems.append(f"there is no format {name!r}; {hint}choose one of {', '.join(sorted(DATASETS))}")
+        problems.append(
+            f"there is no format {name!r}; {hint}choose one of {', '.join(sorted(DATASETS))}"
+        )
     if problems:
         raise SettingsError(problems)
     with ExitStack() as on_error:
@@ -60,11 +80,15 @@ def open_log(path: str | Path, name: str | None = None, settings: LogSettings | 
         on_error.callback(location.close)
         format = guess_format(location, database) if name is None else DATASETS[name]
         # 2. its files
-        files = tuple(location.open(name) for name in location.choose(format.file_names))
+        files = tuple(
+            location.open(name) for name in location.choose(format.file_names)
+        )
         first_lines = files[0].first_lines(database) if format.is_text else FirstLines()
         found = LogFiles(database, location, files, first_lines, settings)
         if format.is_text and not first_lines.first:
-            raise SourceError(f"{found.where} is empty, or of another format: none of its lines has any text")
+            raise SourceError(
+                f"{found.where} is empty, or of another format: none of its lines has any text"
+            )
         # 3. its columns, and the events
         columns = format.columns(found)
         columns.check_filters(settings)
@@ -74,7 +98,9 @@ def open_log(path: str | Path, name: str | None = None, settings: LogSettings | 
 
 
 def guess_format(location: Location, database: Database) -> DatasetFormat:
-    """The format that the first lines show, or the names of the files where the first lines agree. Logs which."""
+    """The format that the first lines show, or the names of the files where the first
+    lines agree. Logs which.
+    """
     found = None
     if location.named:
         if not _by_name(location.named[:1], (PARQUET,)):
@@ -84,17 +110,27 @@ def guess_format(location: Location, database: Database) -> DatasetFormat:
         for format in SPECIAL:
             if found is None and _by_name(location.names, (format,)):
                 chosen = location.choose(format.file_names)
-                shown = _by_first_lines(chosen, location.open(chosen[0]).first_lines(database))
+                shown = _by_first_lines(
+                    chosen, location.open(chosen[0]).first_lines(database)
+                )
                 found = format if shown is format else None
     found = found or _by_name(location.named or location.names, GENERIC)
     if found is None:
-        raise SourceError(f"{location.path}: its format cannot be guessed; name it: {', '.join(sorted(DATASETS))}")
-    logger.info("%s is read as %s; name its format if that is wrong", location.path, found.name)
+        raise SourceError(
+            f"{location.path}: its format cannot be guessed; name it: {', '.join(sorted(DATASETS))}"
+        )
+    logger.info(
+        "%s is read as %s; name its format if that is wrong", location.path, found.name
+    )
     return found
 
 
-def _by_first_lines(names: Sequence[str], first_lines: FirstLines) -> DatasetFormat | None:
-    """The format that the first lines show, alone or together with the names of the files."""
+def _by_first_lines(
+    names: Sequence[str], first_lines: FirstLines
+) -> DatasetFormat | None:
+    """The format that the first lines show, alone or together with the names of the
+    files.
+    """
     if not first_lines.first:
         return None
     # 1. lines that only one format has
@@ -110,8 +146,15 @@ def _by_first_lines(names: Sequence[str], first_lines: FirstLines) -> DatasetFor
     return _by_name(names, fitting) or (JSONL if first_lines.is_json else None)
 
 
-def _by_name(names: Sequence[str], formats: Sequence[DatasetFormat]) -> DatasetFormat | None:
+def _by_name(
+    names: Sequence[str], formats: Sequence[DatasetFormat]
+) -> DatasetFormat | None:
     for format in formats:
-        if any(matches(name, pattern) for group in format.file_names for pattern in group for name in names):
+        if any(
+            matches(name, pattern)
+            for group in format.file_names
+            for pattern in group
+            for name in names
+        ):
             return format
     return None

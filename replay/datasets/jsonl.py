@@ -1,9 +1,11 @@
 """JSON lines: an object a line.
 
-    {"user_id": "ann", "item_id": 42, "timestamp": 1700000000, "item_features": {"genre": "jazz"}}
+    {"user_id": "ann", "item_id": 42, "timestamp": 1700000000, "item_features":
+    {"genre": "jazz"}}
 
-A column is a field, or the path to one with dots between, `user.country`. Only fields of the first lines are columns.
-A line that is not an object is malformed; arrays of events are read only by `replay.json_lines`.
+A column is a field, or the path to one with dots between, `user.country`. Only fields
+of the first lines are columns. A line that is not an object is malformed; arrays of
+events are read only by `replay.json_lines`.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Jsonl(DatasetFormat):
 def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
     """The columns of JSON lines.
 
-    Features are the objects `item_features` and `user_features`, as in events, unless the settings name others.
+    Features are the objects `item_features` and `user_features`, as in events, unless
+    the settings name others.
     """
     paths: dict[str, tuple[str, ...]] = {}
     for line in log.first_lines.lines:
@@ -59,18 +62,28 @@ def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
             f"{log.where}: none of its first lines is a JSON object: {log.first_lines.quoted_first}; "
             "choose another format"
         )
-    table = JsonTable(names=tuple(sorted(paths, key=lambda name: len(paths[name]))), paths=paths)
+    table = JsonTable(
+        names=tuple(sorted(paths, key=lambda name: len(paths[name]))), paths=paths
+    )
     problem = "CASE WHEN document IS NULL THEN CASE WHEN json_valid(line) THEN 'not_an_event' ELSE 'not_json' END END"
     columns = replace(find_columns(log, table, names), problem=problem)
     for name in ("item_features", "user_features"):
         if name in paths and getattr(log.settings, name) is None:
-            features = FeatureColumn(name, f"json_extract(document, {table.pointer(name)})::VARCHAR", "object")
+            features = FeatureColumn(
+                name,
+                f"json_extract(document, {table.pointer(name)})::VARCHAR",
+                "object",
+            )
             columns = replace(columns, **{name: (features,)})  # type: ignore[arg-type]
     return columns
 
 
-def _paths(document: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path to each field of an object; outer ones come last, so that a field `a.b` counts more than `b` in `a`."""
+def _paths(
+    document: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """The path to each field of an object; outer ones come last, so that a field `a.b`
+    counts more than `b` in `a`.
+    """
     for key, value in document.items():
         if isinstance(value, dict):
             yield from _paths(value, (*above, key))
@@ -93,4 +106,9 @@ class JsonTable(Table):
 
     def pointer(self, name: str) -> str:
         """SQL of the JSON pointer to a field."""
-        return quoted("".join("/" + key.replace("~", "~0").replace("/", "~1") for key in self.paths[name]))
+        return quoted(
+            "".join(
+                "/" + key.replace("~", "~0").replace("/", "~1")
+                for key in self.paths[name]
+            )
+        )

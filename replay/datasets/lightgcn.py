@@ -1,4 +1,5 @@
-"""Adjacency lists as LightGCN publishes them: a user and its items a line, separated by spaces; no header, no time.
+"""Adjacency lists as LightGCN publishes them: a user and its items a line, separated by
+spaces; no header, no time.
 
     0 1 2 3
     1 7
@@ -11,7 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamer.errors import SourceError
-from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat, EventColumns, Table
+from streamer.replay.datasets.base import (
+    COMMON_NAMES,
+    DatasetFormat,
+    EventColumns,
+    Table,
+)
 from streamer.replay.datasets.files import LogFile, LogFiles
 from streamer.replay.datasets.first_lines import DELIMITERS, FirstLines
 
@@ -28,7 +34,9 @@ class LightGcn(DatasetFormat):
                 f"{log.where}: none of its first lines is a user and its items: {log.first_lines.quoted_first}; "
                 "choose another format"
             )
-        return EventColumns(AdjacencyTable(names=("user_id", "item_id")), "user_id", "item_id")
+        return EventColumns(
+            AdjacencyTable(names=("user_id", "item_id")), "user_id", "item_id"
+        )
 
     def accepts(self, start: FirstLines) -> bool:
         words = start.first.lower().split()
@@ -43,7 +51,9 @@ class AdjacencyTable(Table):
     def scan(self, file: LogFile) -> str:
         words = r"string_split_regex(trim(line, chr(9) || ' '), '[ \t]+')"
         lines = f"SELECT {words} AS words FROM {file.lines_sql('utf-8')} WHERE line IS NOT NULL"
-        return f"(SELECT words[1] AS user_id, unnest(words[2:]) AS item_id FROM ({lines}))"
+        return (
+            f"(SELECT words[1] AS user_id, unnest(words[2:]) AS item_id FROM ({lines}))"
+        )
 
     def untrimmed(self, name: str) -> str:
         return name

@@ -1,4 +1,6 @@
-"""A log that was read, filtered and put in order: a stream that can be read again and again."""
+"""A log that was read, filtered and put in order: a stream that can be read again and
+again.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ CATALOGUE_TYPE = "catalogue"
 
 @dataclass(slots=True)
 class Interactions:
-    """All events of a log as arrays, in the order of the stream. Codes count ids in the order of their first event."""
+    """All events of a log as arrays, in the order of the stream. Codes count ids in the
+    order of their first event.
+    """
 
     users: NDArray[np.int64]  # [E]
     items: NDArray[np.int64]  # [E]
@@ -41,28 +45,38 @@ class Interactions:
 
 
 class Log:
-    """The events of a log in the order of the stream: by time, events of equal time shuffled by the seed.
+    """The events of a log in the order of the stream: by time, events of equal time
+    shuffled by the seed.
 
-    A log without times is shuffled as a whole. The order is the same on any machine and with any number of threads.
-    Used by one thread; `close` removes the temporary files.
+    A log without times is shuffled as a whole. The order is the same on any machine and
+    with any number of threads. Used by one thread; `close` removes the temporary files.
     """
 
     def __init__(self, format_name: str, log: LogFiles, columns: EventColumns) -> None:
-        self.name, self.path, self.seed = format_name, log.location.path, log.settings.seed
+        self.name = format_name
+        self.path = log.location.path
+        self.seed = log.settings.seed
         self.has_time = columns.time is not None
-        self._log, self._database = log, log.database
+        self._log = log
+        self._database = log.database
         self.malformed: Malformed = read_rows(log, columns)
         make_stream(log, columns)
         self._length = int(self._database.value("SELECT count(*) FROM stream"))
-        self._user_ids, self._item_ids = self._values("user_id"), self._values("item_id")
+        self._user_ids, self._item_ids = (
+            self._values("user_id"),
+            self._values("item_id"),
+        )
         self._item_features, self._user_features = (
-            FeatureReader(own, self._values(name) if own else np.empty(0, object), by_id)
+            FeatureReader(
+                own, self._values(name) if own else np.empty(0, object), by_id
+            )
             for name, own, by_id in (
                 ("item_features", columns.item_features, columns.features_by_item),
                 ("user_features", columns.user_features, columns.features_by_user),
             )
         )
-        self._features_by_item, self._titles_by_item = columns.features_by_item, columns.titles_by_item
+        self._features_by_item = columns.features_by_item
+        self._titles_by_item = columns.titles_by_item
         self._passes = 0
 
     def __len__(self) -> int:
@@ -84,7 +98,9 @@ class Log:
         return self._log.location.opened
 
     def describe(self) -> dict[str, Any]:
-        """The numbers of users, items, events and malformed rows, and the first and the last time."""
+        """The numbers of users, items, events and malformed rows, and the first and the
+        last time.
+        """
         times = "min(time_s), max(time_s)" if self.has_time else "NULL, NULL"
         sql = f"SELECT count(DISTINCT user_id), count(DISTINCT item_id), {times} FROM stream"
         users, items, first_s, last_s = self._database.rows(sql)[0]
@@ -100,14 +116,22 @@ class Log:
             "reasons": dict(self.malformed.by_reason),
         }
 
-    def batches(self, chunk: int = CHUNK, pass_seed: int | None = None, start: int = 0) -> Iterator[Events]:
-        """The events in the order of the stream, from position `start` on, `chunk` of them at once.
+    def batches(
+        self, chunk: int = CHUNK, pass_seed: int | None = None, start: int = 0
+    ) -> Iterator[Events]:
+        """The events in the order of the stream, from position `start` on, `chunk` of
+        them at once.
 
-        Another pass has a seed of its own, by which events of equal time have another order.
+        Another pass has a seed of its own, by which events of equal time have another
+        order.
         """
         if chunk < 1 or start < 0:
-            raise ValueError(f"chunk is {chunk} and start is {start}: they must be at least 1 and 0")
-        return self._batches(chunk, self.seed if pass_seed is None else pass_seed, start)
+            raise ValueError(
+                f"chunk is {chunk} and start is {start}: they must be at least 1 and 0"
+            )
+        return self._batches(
+            chunk, self.seed if pass_seed is None else pass_seed, start
+        )
 
     def _batches(self, chunk: int, seed: int, start: int) -> Iterator[Events]:
         table = "stream"
@@ -115,7 +139,9 @@ class Log:
             self._passes += 1
             table = f"pass_{self._passes}"
             with reading(self.path):
-                self._database.rows(f"CREATE TABLE {table} AS {ordered_sql('stream', seed, self.has_time)}")
+                self._database.rows(
+                    f"CREATE TABLE {table} AS {ordered_sql('stream', seed, self.has_time)}"
+                )
         try:
             for begin in range(start, len(self), chunk):
                 sql = f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {begin + chunk}"
@@ -124,29 +150,41 @@ class Log:
                 users: list[str] = self._user_ids[columns["user_id"]].tolist()
                 items: list[str] = self._item_ids[columns["item_id"]].tolist()
                 times_s = columns["time_s"].tolist() if self.has_time else None
-                user_features = self._user_features.read(users, columns.get("user_features"))
-                item_features = self._item_features.read(items, columns.get("item_features"))
+                user_features = self._user_features.read(
+                    users, columns.get("user_features")
+                )
+                item_features = self._item_features.read(
+                    items, columns.get("item_features")
+                )
                 yield Events(users, items, times_s, user_features, item_features)
         finally:
             if table != "stream":
                 self._database.rows(f"DROP TABLE {table}")
 
     def catalogue(self) -> list[Record]:
-        """Catalogue events of the items that a file beside the log describes, at the time of the first event.
+        """Catalogue events of the items that a file beside the log describes, at the
+        time of the first event.
 
         Raises:
             SourceError: there is no such file.
         """
-        features, titles = self._features_by_item, self._titles_by_item()
+        features = self._features_by_item
+        titles = self._titles_by_item()
         if not features and not titles:
-            raise SourceError(f"{self.path}: no file beside it describes its items, so that there is no catalogue")
+            raise SourceError(
+                f"{self.path}: no file beside it describes its items, so that there is no catalogue"
+            )
         time_s = self.describe()["first_s"]
         time_ms = round(1000 * (time.time() if time_s is None else time_s))
         return [
             (
                 item.encode(),
                 encode_item(
-                    item, time_s, item_features=features.get(item), title=titles.get(item), event_type=CATALOGUE_TYPE
+                    item,
+                    time_s,
+                    item_features=features.get(item),
+                    title=titles.get(item),
+                    event_type=CATALOGUE_TYPE,
                 ),
                 time_ms,
             )
@@ -157,20 +195,36 @@ class Log:
         """All events as arrays, without features."""
         times = ", time_s" if self.has_time else ""
         with reading(self.path):
-            arrays = self._database.arrays(f"SELECT user_id, item_id {times} FROM stream ORDER BY rowid")
-        users, user_ids = _by_first_event(arrays["user_id"].astype(np.int64), self._user_ids)
-        items, item_ids = _by_first_event(arrays["item_id"].astype(np.int64), self._item_ids)
+            arrays = self._database.arrays(
+                f"SELECT user_id, item_id {times} FROM stream ORDER BY rowid"
+            )
+        users, user_ids = _by_first_event(
+            arrays["user_id"].astype(np.int64), self._user_ids
+        )
+        items, item_ids = _by_first_event(
+            arrays["item_id"].astype(np.int64), self._item_ids
+        )
         return Interactions(users, items, user_ids, item_ids, arrays.get("time_s"))
 
     def _values(self, column: str) -> NDArray[Any]:
         """All values of a column by their codes."""
-        return np.ma.getdata(self._database.arrays(f"SELECT value FROM codes_{column} ORDER BY code")["value"])
+        return np.ma.getdata(
+            self._database.arrays(f"SELECT value FROM codes_{column} ORDER BY code")[
+                "value"
+            ]
+        )
 
 
-def _by_first_event(codes: NDArray[np.int64], ids: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
-    """Codes that count ids in the order of their first event, and the ids in that order."""
+def _by_first_event(
+    codes: NDArray[np.int64], ids: NDArray[Any]
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Codes that count ids in the order of their first event, and the ids in that
+    order.
+    """
     first = np.full(len(ids), len(codes))
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of equal codes the last assignment counts: the first position
+    first[codes[::-1]] = np.arange(len(codes))[
+        ::-1
+    ]  # of equal codes the last assignment counts: the first position
     order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
     new_codes = np.empty(len(ids), np.int64)
     new_codes[order] = np.arange(len(order))

@@ -4,8 +4,8 @@
     196::242::3::881250949                             ratings.dat (1m, 10m)
     userId,movieId,rating,timestamp                    ratings.csv (20m and later), with a header
 
-movies.dat and u.item are Latin-1. u.item has a column for each genre, 1 if the movie has it: they become one feature
-`genres`, `Animation|Comedy`, as in the other files.
+movies.dat and u.item are Latin-1. u.item has a column for each genre, 1 if the movie
+has it: they become one feature `genres`, `Animation|Comedy`, as in the other files.
 """
 
 from __future__ import annotations
@@ -27,20 +27,30 @@ _GENRES = (
 
 
 _MOVIES = {
-    "movies.csv": DelimitedTable(names=("movieId", "title", "genres"), delimiter=",", header=True, quotes=True),
+    "movies.csv": DelimitedTable(
+        names=("movieId", "title", "genres"), delimiter=",", header=True, quotes=True
+    ),
     "movies.dat": DelimitedTable(names=("movieId", "title", "genres"), delimiter="::"),
     "u.item": DelimitedTable(
-        names=("movieId", "title", "released", "video_released", "url", *_GENRES), delimiter="|", encoding="latin-1"
+        names=("movieId", "title", "released", "video_released", "url", *_GENRES),
+        delimiter="|",
+        encoding="latin-1",
     ),
 }
 _PEOPLE = {
-    "users.dat": DelimitedTable(names=("userId", "gender", "age", "occupation", "zip"), delimiter="::"),
-    "u.user": DelimitedTable(names=("userId", "age", "gender", "occupation", "zip"), delimiter="|"),
+    "users.dat": DelimitedTable(
+        names=("userId", "gender", "age", "occupation", "zip"), delimiter="::"
+    ),
+    "u.user": DelimitedTable(
+        names=("userId", "age", "gender", "occupation", "zip"), delimiter="|"
+    ),
 }
 
 
 class MovieLens(DelimitedFormat):
-    """MovieLens: u.data, ratings.dat or ratings.csv; genres and people from the files beside it."""
+    """MovieLens: u.data, ratings.dat or ratings.csv; genres and people from the files
+    beside it.
+    """
 
     name = "movielens"
     file_names = (("ratings.csv",), ("ratings.dat",), ("u.data",))
@@ -48,11 +58,20 @@ class MovieLens(DelimitedFormat):
     names = ColumnNames(("userId",), ("movieId",), ("timestamp",), ("rating",))
 
     def columns(self, log: LogFiles) -> EventColumns:
-        own = replace(log, settings=replace(log.settings, item_features=(), user_features=()))
+        own = replace(
+            log, settings=replace(log.settings, item_features=(), user_features=())
+        )
         return replace(
             super().columns(own),
-            features_by_item=_features(log, _MOVIES, log.settings.item_features, ("genres",)),
-            features_by_user=_features(log, _PEOPLE, log.settings.user_features, ("gender", "age", "occupation")),
+            features_by_item=_features(
+                log, _MOVIES, log.settings.item_features, ("genres",)
+            ),
+            features_by_user=_features(
+                log,
+                _PEOPLE,
+                log.settings.user_features,
+                ("gender", "age", "occupation"),
+            ),
             titles_by_item=lambda: titles_in(_features(log, _MOVIES, None, (TITLE,))),
         )
 
@@ -68,7 +87,10 @@ def _is_rating(row: Sequence[str]) -> bool:
 
 
 def _features(
-    log: LogFiles, tables: Mapping[str, DelimitedTable], asked: tuple[str, ...] | None, usual: tuple[str, ...]
+    log: LogFiles,
+    tables: Mapping[str, DelimitedTable],
+    asked: tuple[str, ...] | None,
+    usual: tuple[str, ...],
 ) -> dict[str, Features]:
     """Features by id, from the first of some files that is there."""
     if (beside := file_beside(log, tuple(tables), asked)) is None:
@@ -82,8 +104,13 @@ def _features(
         return read_feature_file(log.database, file, table, table.names[:1], wanted)
     wanted = (*(name for name in wanted if name != "genres"), *_GENRES)
     found = read_feature_file(log.database, file, table, table.names[:1], wanted)
-    for id_, features in found.items():  # one feature for all genres instead of a flag for each
+    for (
+        id_,
+        features,
+    ) in found.items():  # one feature for all genres instead of a flag for each
         genres = "|".join(name for name in _GENRES if features.get(name) == "1")
-        others = {name: value for name, value in features.items() if name not in _GENRES}
+        others = {
+            name: value for name, value in features.items() if name not in _GENRES
+        }
         found[id_] = others | {"genres": genres} if genres else others
     return {id_: features for id_, features in found.items() if features}

@@ -1,14 +1,20 @@
 """Parquet files, with any columns.
 
-Floating-point columns are features that are numbers; all others, whole numbers too, are categories, as in events.
-Times may be time stamps, dates, numbers or texts.
+Floating-point columns are features that are numbers; all others, whole numbers too, are
+categories, as in events. Times may be time stamps, dates, numbers or texts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat, EventColumns, Table, find_columns
+from streamer.replay.datasets.base import (
+    COMMON_NAMES,
+    DatasetFormat,
+    EventColumns,
+    Table,
+    find_columns,
+)
 from streamer.replay.datasets.database import quoted, reading
 from streamer.replay.datasets.files import LogFile, LogFiles
 
@@ -28,11 +34,19 @@ class Parquet(DatasetFormat):
         def as_numbers(features: tuple[str, ...] | None) -> tuple[str, ...] | None:
             if features is None:
                 return None
-            return tuple(f"{name}:float" if types.get(name) in ("DOUBLE", "FLOAT") else name for name in features)
+            return tuple(
+                f"{name}:float" if types.get(name) in ("DOUBLE", "FLOAT") else name
+                for name in features
+            )
 
-        item, user = as_numbers(log.settings.item_features), as_numbers(log.settings.user_features)
-        log = replace(log, settings=replace(log.settings, item_features=item, user_features=user))
-        return find_columns(log, ParquetTable(names=tuple(types), encoding=None), COMMON_NAMES)
+        item = as_numbers(log.settings.item_features)
+        user = as_numbers(log.settings.user_features)
+        log = replace(
+            log, settings=replace(log.settings, item_features=item, user_features=user)
+        )
+        return find_columns(
+            log, ParquetTable(names=tuple(types), encoding=None), COMMON_NAMES
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

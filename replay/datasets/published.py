@@ -1,4 +1,6 @@
-"""Published logs of delimited text, as they can be downloaded: each has its own columns, times and first lines."""
+"""Published logs of delimited text, as they can be downloaded: each has its own
+columns, times and first lines.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamer.replay.datasets.base import COMMON_NAMES, ISO_TIME, ColumnNames, EventColumns, TimeFormat, find_columns
+from streamer.replay.datasets.base import (
+    COMMON_NAMES,
+    ISO_TIME,
+    ColumnNames,
+    EventColumns,
+    TimeFormat,
+    find_columns,
+)
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.first_lines import FirstLines, is_number
@@ -20,41 +29,58 @@ class Gowalla(DelimitedFormat):
 
         0   2010-10-19T23:55:27Z    30.2359091167   -97.7951395833  22847
 
-    The newest check-ins of a user stand first. Coordinates become features only if asked for.
+    The newest check-ins of a user stand first. Coordinates become features only if
+    asked for.
     """
 
     name = "gowalla"
     file_names = (("loc-gowalla_totalcheckins*.txt",),)
     delimiter = "\t"
     order = ("user_id", "timestamp", "latitude", "longitude", "location_id")
-    names = ColumnNames(("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time"))
+    names = ColumnNames(
+        ("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time")
+    )
     time_format = ISO_TIME
 
     def recognises(self, start: FirstLines) -> bool:
         return _is_check_in(start.cells("\t"))
 
     def accepts(self, start: FirstLines) -> bool:
-        return start.has_header("\t", "location_id") or start.most_rows_match("\t", _is_check_in)
+        return start.has_header("\t", "location_id") or start.most_rows_match(
+            "\t", _is_check_in
+        )
 
 
 def _is_check_in(cells: Sequence[str]) -> bool:
-    return len(cells) == 5 and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", cells[1]) is not None
+    return (
+        len(cells) == 5
+        and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", cells[1]) is not None
+    )
 
 
 class Tmall(DelimitedFormat):
-    """Tmall's user log (IJCAI-15): user_log_format1.csv; types click, cart, purchase, favourite.
+    """Tmall's user log (IJCAI-15): user_log_format1.csv; types click, cart, purchase,
+    favourite.
 
         user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type
         328862,323294,833,2882,2661,829,0
 
-    Times are only days of 2014, May to November, month and day in three or four digits. The seller is also called
-    merchant_id, brands may be missing, and the header may be.
+    Times are only days of 2014, May to November, month and day in three or four digits.
+    The seller is also called merchant_id, brands may be missing, and the header may be.
     """
 
     name = "tmall"
     file_names = (("*user_log_format*.csv",),)
     delimiter = ","
-    order = ("user_id", "item_id", "cat_id", "seller_id", "brand_id", "time_stamp", "action_type")
+    order = (
+        "user_id",
+        "item_id",
+        "cat_id",
+        "seller_id",
+        "brand_id",
+        "time_stamp",
+        "action_type",
+    )
     names = ColumnNames(
         ("user_id",),
         ("item_id",),
@@ -74,21 +100,29 @@ class Tmall(DelimitedFormat):
 
     def recognises(self, start: FirstLines) -> bool:
         names = ("user_id", "time_stamp", "action_type")
-        return any(start.has_header(",", *names, seller) for seller in ("seller_id", "merchant_id"))
+        return any(
+            start.has_header(",", *names, seller)
+            for seller in ("seller_id", "merchant_id")
+        )
 
     def accepts(self, start: FirstLines) -> bool:
-        return start.most_rows_match(",", lambda cells: len(cells) == len(self.order) and is_number(cells[5], 1231))
+        return start.most_rows_match(
+            ",",
+            lambda cells: len(cells) == len(self.order) and is_number(cells[5], 1231),
+        )
 
 
 class TaFeng(DelimitedFormat):
-    """Ta-Feng groceries: ta_feng_all_months_merged.csv, or a directory with D11, D12, D01, D02.
+    """Ta-Feng groceries: ta_feng_all_months_merged.csv, or a directory with D11, D12,
+    D01, D02.
 
     Purchases of November 2000 to February 2001. The merged file quotes all values:
 
         "TRANSACTION_DT","CUSTOMER_ID","AGE_GROUP","PIN_CODE","PRODUCT_SUBCLASS","PRODUCT_ID","AMOUNT","ASSET",...
         "11/1/2000","01104905","45-49","115","110411","4710199010372","2","24","30"
 
-    The others, a file a month, have semicolons, a header in Chinese (Big5), and values padded with spaces:
+    The others, a file a month, have semicolons, a header in Chinese (Big5), and values
+    padded with spaces:
 
         2000-11-01 00:00:00;00046855  ;D ;E ;110411;4710085120468;3;51;57
     """
@@ -107,7 +141,8 @@ class TaFeng(DelimitedFormat):
         user_features=("AGE_GROUP", "PIN_CODE"),
     )
     time_format = TimeFormat(
-        "epoch(try_strptime(time_text, ['%m/%d/%Y', '%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y/%m/%d']))", "time_parsed"
+        "epoch(try_strptime(time_text, ['%m/%d/%Y', '%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y/%m/%d']))",
+        "time_parsed",
     )
 
     def columns(self, log: LogFiles) -> EventColumns:
@@ -116,26 +151,35 @@ class TaFeng(DelimitedFormat):
         header = log.settings.header
         if header is None:
             header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()
-        return find_columns(log, replace(table, header=header), self.names, self.time_format)
+        return find_columns(
+            log, replace(table, header=header), self.names, self.time_format
+        )
 
     def recognises(self, start: FirstLines) -> bool:
-        return start.has_header(start.delimiter, "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID")
+        return start.has_header(
+            start.delimiter, "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID"
+        )
 
     def accepts(self, start: FirstLines) -> bool:
         date = re.compile(r"\d{1,2}/\d{1,2}/\d{4}|\d{4}[-/]\d{1,2}[-/]\d{1,2}")
         return start.most_rows_match(
-            start.delimiter, lambda cells: len(cells) == len(self.order) and date.match(cells[0]) is not None
+            start.delimiter,
+            lambda cells: (
+                len(cells) == len(self.order) and date.match(cells[0]) is not None
+            ),
         )
 
 
 class Amazon(DelimitedFormat):
-    """Amazon ratings: ratings_Books.csv and the like; ratings above the user's average, unless there is a threshold.
+    """Amazon ratings: ratings_Books.csv and the like; ratings above the user's average,
+    unless there is a threshold.
 
         A1N4O8VOJZTDVB,B004A9SDD8,4.0,1383350400
 
-    The files of 2014 have the user first, those of 2018 the item first, both without a header; those of 2023 have a
-    header and milliseconds. Reviews are also read as JSON lines. That only what a user rated above their own average
-    becomes an event is as in the paper.
+    The files of 2014 have the user first, those of 2018 the item first, both without a
+    header; those of 2023 have a header and milliseconds. Reviews are also read as JSON
+    lines. That only what a user rated above their own average becomes an event is as in
+    the paper.
     """
 
     name = "amazon"
@@ -151,36 +195,53 @@ class Amazon(DelimitedFormat):
     )
 
     def columns(self, log: LogFiles) -> EventColumns:
-        columns = jsonl_columns(log, self.names) if log.first_lines.is_json else super().columns(log)
+        columns = (
+            jsonl_columns(log, self.names)
+            if log.first_lines.is_json
+            else super().columns(log)
+        )
         return replace(columns, above_average=True)
 
     def table(self, log: LogFiles) -> DelimitedTable:
         table = super().table(log)
-        if not table.header and _products(log.first_lines, 0) > _products(log.first_lines, 1):
+        if not table.header and _products(log.first_lines, 0) > _products(
+            log.first_lines, 1
+        ):
             user, item, *others = table.names
             return replace(table, names=(item, user, *others))
         return table
 
     def recognises(self, start: FirstLines) -> bool:
         is_header = COMMON_NAMES.are_header(start.cells(start.delimiter))
-        if is_header and not any(start.has_header(",", name, "rating") for name in ("asin", "parent_asin")):
+        if is_header and not any(
+            start.has_header(",", name, "rating") for name in ("asin", "parent_asin")
+        ):
             return False
         rows = start.rows(",")
         products = max(_products(start, column) for column in (0, 1))
         return all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
 
     def accepts(self, start: FirstLines) -> bool:
-        return start.most_rows_match(",", lambda row: len(row) == 4 and is_number(row[2], 5) and is_number(row[3]))
+        return start.most_rows_match(
+            ",",
+            lambda row: len(row) == 4 and is_number(row[2], 5) and is_number(row[3]),
+        )
 
 
 def _products(start: FirstLines, column: int) -> int:
-    """The number of lines with the id of a product in a column; that of a book is its ISBN."""
+    """The number of lines with the id of a product in a column; that of a book is its
+    ISBN.
+    """
     product = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
-    return sum(len(row) > column and bool(product.fullmatch(row[column])) for row in start.rows(","))
+    return sum(
+        len(row) > column and bool(product.fullmatch(row[column]))
+        for row in start.rows(",")
+    )
 
 
 class EchoNest(DelimitedFormat):
-    """Echo Nest taste profiles: train_triplets.txt; a threshold of the rating counts plays.
+    """Echo Nest taste profiles: train_triplets.txt; a threshold of the rating counts
+    plays.
 
     User, song, number of plays; tab-separated, no header, no time:
 
@@ -193,7 +254,9 @@ class EchoNest(DelimitedFormat):
     file_names = (("train_triplets*.txt",),)
     delimiter = "\t"
     order = ("user_id", "song_id", "play_count")
-    names = ColumnNames(("user_id", "user"), ("song_id", "song"), rating=("play_count", "plays"))
+    names = ColumnNames(
+        ("user_id", "user"), ("song_id", "song"), rating=("play_count", "plays")
+    )
 
     def recognises(self, start: FirstLines) -> bool:
         cells = start.cells("\t")
@@ -202,4 +265,6 @@ class EchoNest(DelimitedFormat):
     def accepts(self, start: FirstLines) -> bool:
         if start.has_header("\t", "song_id") or start.has_header("\t", "song"):
             return True
-        return start.most_rows_match("\t", lambda cells: len(cells) == 3 and is_number(cells[2]))
+        return start.most_rows_match(
+            "\t", lambda cells: len(cells) == 3 and is_number(cells[2])
+        )

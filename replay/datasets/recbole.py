@@ -4,8 +4,8 @@
     item_id:token   price:float     class:token_seq                          x.item, beside it
     user_id:token   age:token                                                x.user
 
-Tokens of the `.inter` that are no part of an event are features of the item; all columns of `.item` and `.user` are
-features, but for names and titles.
+Tokens of the `.inter` that are no part of an event are features of the item; all
+columns of `.item` and `.user` are features, but for names and titles.
 """
 
 from __future__ import annotations
@@ -35,50 +35,93 @@ class RecBole(DelimitedFormat):
     delimiter = "\t"
 
     def columns(self, log: LogFiles) -> EventColumns:
-        names, settings = self.names, log.settings
-        table, types = self._typed_table(replace(log, settings=replace(settings, header=True)))
-        parts = {*(getattr(names, part)[0] for part in FIELDS), *names.timestamp, *names.rating}
+        names = self.names
+        settings = log.settings
+        table, types = self._typed_table(
+            replace(log, settings=replace(settings, header=True))
+        )
+        parts = {
+            *(getattr(names, part)[0] for part in FIELDS),
+            *names.timestamp,
+            *names.rating,
+        }
         parts |= {name.lower() for name in settings.columns.values()}
-        tokens = tuple(name for name, kind in types.items() if kind == "token" and name.lower() not in parts)
+        tokens = tuple(
+            name
+            for name, kind in types.items()
+            if kind == "token" and name.lower() not in parts
+        )
         own_of_item, of_item = _divided(settings.item_features, table)
         own_of_user, of_user = _divided(settings.user_features, table)
-        own = replace(log, settings=replace(settings, item_features=own_of_item, user_features=own_of_user))
+        own = replace(
+            log,
+            settings=replace(
+                settings, item_features=own_of_item, user_features=own_of_user
+            ),
+        )
         return replace(
             find_columns(own, table, replace(names, item_features=tokens)),
             features_by_item=self._features(log, ".item", names.item_id, of_item),
             features_by_user=self._features(log, ".user", names.user_id, of_user),
-            titles_by_item=lambda: titles_in(self._features(log, ".item", names.item_id, None, only_title=True)),
+            titles_by_item=lambda: titles_in(
+                self._features(log, ".item", names.item_id, None, only_title=True)
+            ),
         )
 
     def recognises(self, start: FirstLines) -> bool:
         cells = start.cells("\t")
-        return len(cells) > 1 and all(cell.rpartition(":")[2] in _TYPES for cell in cells)
+        return len(cells) > 1 and all(
+            cell.rpartition(":")[2] in _TYPES for cell in cells
+        )
 
     def _typed_table(self, log: LogFiles) -> tuple[DelimitedTable, dict[str, str]]:
-        """The table of a file whose columns are called `name:type`, by their names alone, and the type of each."""
+        """The table of a file whose columns are called `name:type`, by their names
+        alone, and the type of each.
+        """
         table = self.table(log)
-        types = {name.rpartition(":")[0] or name: name.rpartition(":")[2] for name in table.names}
+        types = {
+            name.rpartition(":")[0] or name: name.rpartition(":")[2]
+            for name in table.names
+        }
         return replace(table, names=tuple(types)), types
 
     def _features(
-        self, log: LogFiles, suffix: str, id_names: Sequence[str], asked: Asked, *, only_title: bool = False
+        self,
+        log: LogFiles,
+        suffix: str,
+        id_names: Sequence[str],
+        asked: Asked,
+        *,
+        only_title: bool = False,
     ) -> dict[str, Features]:
-        """Features by id, from the file with another suffix beside the log; the title alone, if it has one."""
+        """Features by id, from the file with another suffix beside the log; the title
+        alone, if it has one.
+        """
         expected = bare_name(log.files[0].name).removesuffix(".inter") + suffix
         if (beside := file_beside(log, [expected], asked)) is None:
             return {}
         _, file = beside
         first_lines = file.first_lines(log.database)
-        table, types = self._typed_table(replace(log, files=(file,), first_lines=first_lines, settings=_WITH_HEADER))
+        table, types = self._typed_table(
+            replace(log, files=(file,), first_lines=first_lines, settings=_WITH_HEADER)
+        )
         numbers = [column for column, kind in types.items() if kind == "float"]
         if only_title:
-            asked = tuple(name for name in types if name.lower().endswith(("title", "name")))[:1]
+            asked = tuple(
+                name for name in types if name.lower().endswith(("title", "name"))
+            )[:1]
         return read_feature_file(log.database, file, table, id_names, asked, numbers)
 
 
 def _divided(asked: Asked, table: DelimitedTable) -> tuple[Asked, Asked]:
-    """The features that are columns of the `.inter`, and the others, which must be beside it."""
+    """The features that are columns of the `.inter`, and the others, which must be
+    beside it.
+    """
     if asked is None:
         return None, None
-    own = tuple(name for name in asked if first_match((name.removesuffix(":float"),), table.names))
+    own = tuple(
+        name
+        for name in asked
+        if first_match((name.removesuffix(":float"),), table.names)
+    )
     return own, tuple(name for name in asked if name not in own)

@@ -1,6 +1,8 @@
-"""Reads the rows of a log's files into the table `raw`, and counts those that are not events.
+"""Reads the rows of a log's files into the table `raw`, and counts those that are not
+events.
 
-`raw` has a row for each row of the files, in their order, so that its rowid is the number of the row:
+`raw` has a row for each row of the files, in their order, so that its rowid is the
+number of the row:
 
     user_id, item_id, time_s, rating, event_type     those that the log has, and the filters need
     item_features, user_features                     each as one text
@@ -31,7 +33,9 @@ SHOWN = 80
 _REJECTED = f"""(SELECT line, lower(replace(first(error_type::VARCHAR ORDER BY byte_position), ' ', '_')) AS reason,
                         first(left(trim(csv_line, chr(10) || chr(13)), {SHOWN}) ORDER BY byte_position) AS text
                  FROM reject_errors GROUP BY line)"""
-"""SQL of the lines that the database could not split; a line with several reasons counts once."""
+"""SQL of the lines that the database could not split; a line with several reasons
+counts once.
+"""
 
 
 def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
@@ -57,22 +61,34 @@ class _RowReader:
     """Appends the rows of one file after another to `raw`."""
 
     def __init__(self, log: LogFiles, columns: EventColumns) -> None:
-        self._log, self._columns, self._database = log, columns, log.database
-        self._needs_rating = columns.above_average or log.settings.min_rating is not None
+        self._log = log
+        self._columns = columns
+        self._database = log.database
+        self._needs_rating = (
+            columns.above_average or log.settings.min_rating is not None
+        )
         self._rows = 0  # in `raw`, of the files before
         self._events = 0  # among the rows of this file
         self.malformed = Malformed()
 
     def read(self, file: LogFile) -> int:
         """Append the rows of a file, and return the number of events among them."""
-        columns, table = self._columns, self._columns.table
+        columns = self._columns
+        table = self._columns.table
         damage = table.damage(self._database, partial(self._append, file, columns))
         if damage is not None and isinstance(table, DelimitedTable):
-            at_once, by_line = self._events, replace(table, by_line=True)
+            at_once = self._events
+            by_line = replace(table, by_line=True)
             as_lines = file.with_mixed_line_ends(self._database, table.encoding)
-            self._append(as_lines, replace(columns, table=by_line, problem=by_line.problem))
+            self._append(
+                as_lines, replace(columns, table=by_line, problem=by_line.problem)
+            )
             if self._events >= at_once:
-                logger.info("%s: %s, so each of its lines is read alone, which is slower", file.name, damage)
+                logger.info(
+                    "%s: %s, so each of its lines is read alone, which is slower",
+                    file.name,
+                    damage,
+                )
                 file = as_lines
             else:  # quotes that span several lines are meant to
                 self._append(file, columns)
@@ -81,14 +97,22 @@ class _RowReader:
         return self._events
 
     def _append(self, file: LogFile, columns: EventColumns) -> None:
-        """Put the rows of a file after those of the files before, in the place of what was read of it already."""
-        self._events, rows, database = 0, self._rows, self._database
+        """Put the rows of a file after those of the files before, in the place of what
+        was read of it already.
+        """
+        self._events = 0
+        rows = self._rows
+        database = self._database
         database.drop_rejects()
         if rows and database.value("SELECT count(*) FROM raw") > rows:
-            database.rows(f"CREATE OR REPLACE TABLE raw AS SELECT * FROM raw WHERE rowid < {rows} ORDER BY rowid")
+            database.rows(
+                f"CREATE OR REPLACE TABLE raw AS SELECT * FROM raw WHERE rowid < {rows} ORDER BY rowid"
+            )
         into = "INSERT INTO raw" if rows else "CREATE OR REPLACE TABLE raw AS"
         database.rows(f"{into} {self._select(file, columns)}")
-        self._events = database.value(f"SELECT count(*) FROM raw WHERE rowid >= {rows} AND problem IS NULL")
+        self._events = database.value(
+            f"SELECT count(*) FROM raw WHERE rowid >= {rows} AND problem IS NULL"
+        )
 
     def _select(self, file: LogFile, columns: EventColumns) -> str:
         """SQL of the rows of a file, as in `raw`."""
@@ -103,10 +127,14 @@ class _RowReader:
             not_events.insert(0, "WHEN row_problem IS NOT NULL THEN row_problem")
         if columns.time is not None:
             values["time_text"] = columns.time
-            not_events.append(f"WHEN time_s IS NULL OR time_s < 0 OR time_s >= {LATEST_S} THEN 'bad_timestamp'")
+            not_events.append(
+                f"WHEN time_s IS NULL OR time_s < 0 OR time_s >= {LATEST_S} THEN 'bad_timestamp'"
+            )
         if self._needs_rating:
             values["rating"] = str(columns.rating)
-            not_events.append("WHEN rating IS NULL OR NOT isfinite(rating) THEN 'bad_rating'")
+            not_events.append(
+                "WHEN rating IS NULL OR NOT isfinite(rating) THEN 'bad_rating'"
+            )
         if self._log.settings.event_types:
             values["event_type"] = str(columns.event_type)
         selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
@@ -118,19 +146,39 @@ class _RowReader:
         return f"SELECT * {without}, CASE {' '.join(not_events)} END AS problem FROM ({sql})"
 
     def _report(self, file: LogFile) -> None:
-        """Count the rows of a file that are not events, and keep the first ones as examples."""
-        database, table = self._database, self._columns.table
+        """Count the rows of a file that are not events, and keep the first ones as
+        examples.
+        """
+        database = self._database
+        table = self._columns.table
         problems = f"FROM raw WHERE rowid >= {self._rows} AND problem IS NOT NULL"
-        counts = database.rows(f"SELECT problem, count(*) {problems} GROUP BY ALL ORDER BY ALL")
-        first = database.rows(f"SELECT rowid - {self._rows}, problem {problems} ORDER BY rowid LIMIT {MOST_EXAMPLES}")
+        counts = database.rows(
+            f"SELECT problem, count(*) {problems} GROUP BY ALL ORDER BY ALL"
+        )
+        first = database.rows(
+            f"SELECT rowid - {self._rows}, problem {problems} ORDER BY rowid LIMIT {MOST_EXAMPLES}"
+        )
         if table.encoding is None:
-            unit, examples = "row", [(row + 1, reason) for row, reason in first]
+            unit = "row"
+            examples = [(row + 1, reason) for row, reason in first]
         else:
-            counts = database.rows(f"SELECT reason, count(*) FROM {_REJECTED} GROUP BY ALL ORDER BY ALL") + counts
+            counts = (
+                database.rows(
+                    f"SELECT reason, count(*) FROM {_REJECTED} GROUP BY ALL ORDER BY ALL"
+                )
+                + counts
+            )
             rejected = f"SELECT line, reason || ': ' || text FROM {_REJECTED} ORDER BY line LIMIT {MOST_EXAMPLES}"
-            unit, examples = "line", database.rows(rejected)
-            lines = _lines_of_rows(database, file, [row for row, _ in first], table.encoding, table.header)
-            examples += [(lines[row][0], f"{reason}: {lines[row][1]}") for row, reason in first if row in lines]
+            unit = "line"
+            examples = database.rows(rejected)
+            lines = _lines_of_rows(
+                database, file, [row for row, _ in first], table.encoding, table.header
+            )
+            examples += [
+                (lines[row][0], f"{reason}: {lines[row][1]}")
+                for row, reason in first
+                if row in lines
+            ]
         for reason, rows in counts:
             self.malformed.by_reason[reason] += rows
         prefix = f"{file.name}, " if len(self._log.files) > 1 else ""
@@ -141,10 +189,11 @@ class _RowReader:
 def _lines_of_rows(
     database: Database, file: LogFile, rows: Sequence[int], encoding: str, header: bool
 ) -> dict[int, tuple[int, str]]:
-    """The number of the line, and its text, from which each of some rows was read. Reads the file once more.
+    """The number of the line, and its text, from which each of some rows was read.
+    Reads the file once more.
 
-    Lines that became no row, and are in `reject_errors`, are skipped as in the first reading; of them, those that are
-    not of the encoding are not read at all.
+    Lines that became no row, and are in `reject_errors`, are skipped as in the first
+    reading; of them, those that are not of the encoding are not read at all.
     """
     if not rows:
         return {}

@@ -1,4 +1,5 @@
-"""From the rows of a log to its stream: ids as codes, filters, and the order of the events.
+"""From the rows of a log to its stream: ids as codes, filters, and the order of the
+events.
 
 raw       rows of the files, see `rows`                                  dropped when `events` is filled
 codes_C   value, code: of all values of the column C of `raw`            C: user_id, item_id, features
@@ -13,13 +14,17 @@ from streamer.replay.datasets.database import quoted, reading
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.settings import LogSettings, parse_time
 
-_MASK, _MASK_64 = 0xFFFFFFFF, (1 << 64) - 1
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of a multiply-xorshift mixer with little bias
+_MASK = 0xFFFFFFFF
+_MASK_64 = (1 << 64) - 1
+# of a multiply-xorshift mixer with little bias
+_FIRST = 0x7FEB352D
+_SECOND = 0x846CA68B
 
 
 def make_stream(log: LogFiles, columns: EventColumns) -> None:
     """Fill the tables `stream` and `codes_...` from `raw`, and drop `raw`."""
-    settings, database = log.settings, log.database
+    settings = log.settings
+    database = log.database
     with reading(log.where):
         # 1. codes for ids and features, and the filters that look at one event
         for name in columns.coded:
@@ -38,13 +43,16 @@ def make_stream(log: LogFiles, columns: EventColumns) -> None:
                     SELECT code FROM codes_user_id WHERE code IN (SELECT user_id FROM events)
                     ORDER BY md5('{settings.seed}:' || value), value LIMIT {chosen})"""
             )
-        # 3. without users and items that have too few events, again and again until none is left
+        # 3. without users and items that have too few events, again and again until
+        # none is left
         dropped = True
         while dropped:
             dropped = False
             for column, least in settings.min_events.items():
                 rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {least}"
-                if least > 1 and database.value(f"DELETE FROM events WHERE {column} IN ({rare})"):
+                if least > 1 and database.value(
+                    f"DELETE FROM events WHERE {column} IN ({rare})"
+                ):
                     dropped = True
         # 4. the order
         limit = "" if settings.limit is None else f"LIMIT {settings.limit}"
@@ -54,7 +62,9 @@ def make_stream(log: LogFiles, columns: EventColumns) -> None:
 
 
 def _filtered_sql(columns: EventColumns, settings: LogSettings) -> str:
-    """SQL of the events in `raw` with their codes, without those that the filters leave out."""
+    """SQL of the events in `raw` with their codes, without those that the filters leave
+    out.
+    """
     coded = columns.coded
     selected = ["raw.rowid AS row", *(f"codes_{name}.code AS {name}" for name in coded)]
     joins = [f"JOIN codes_{name} ON raw.{name} = codes_{name}.value" for name in coded]
@@ -62,7 +72,10 @@ def _filtered_sql(columns: EventColumns, settings: LogSettings) -> str:
     if columns.time is not None:
         selected.append("time_s")
     if settings.event_types:
-        types = [columns.event_type_names.get(name.lower(), name) for name in settings.event_types]
+        types = [
+            columns.event_type_names.get(name.lower(), name)
+            for name in settings.event_types
+        ]
         conditions.append(f"event_type IN ({', '.join(map(quoted, types))})")
     if settings.min_rating is not None:
         conditions.append(f"rating >= {settings.min_rating!r}")
@@ -78,24 +91,30 @@ def _filtered_sql(columns: EventColumns, settings: LogSettings) -> str:
 
 
 def ordered_sql(table: str, seed: int, by_time: bool) -> str:
-    """SQL of the events of a table in the order of the stream: by time, equal times shuffled by a seed."""
+    """SQL of the events of a table in the order of the stream: by time, equal times
+    shuffled by a seed.
+    """
     by = "time_s, shuffle_key, row" if by_time else "shuffle_key, row"
     return f"SELECT * EXCLUDE (shuffle_key) FROM ({shuffled_sql(table, seed)}) ORDER BY {by}"
 
 
 def shuffled_sql(table: str, seed: int) -> str:
-    """SQL of a table with a column `shuffle_key`, made from its column `row` and a seed.
+    """SQL of a table with a column `shuffle_key`, made from its column `row` and a
+    seed.
 
-    It is our own shuffle, not the database's, so that a seed means the same order for ever: the number of the row,
-    mixed twice by a bijection of 32 bits. Rows beyond 2^32 share keys, and then stand in the order of the file. Each
-    step is a subquery: in one expression, each would hold the one before several times. The product of two numbers of
-    32 bits fits in 64.
+    It is our own shuffle, not the database's, so that a seed means the same order for
+    ever: the number of the row, mixed twice by a bijection of 32 bits. Rows beyond 2^32
+    share keys, and then stand in the order of the file. Each step is a subquery: in one
+    expression, each would hold the one before several times. The product of two numbers
+    of 32 bits fits in 64.
     """
-    # two numbers of 32 bits that neighbouring seeds do not share: the first output of splitmix64
+    # two numbers of 32 bits that neighbouring seeds do not share: the first output of
+    # splitmix64
     z = (seed + 0x9E3779B97F4A7C15) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    low, high = (z ^ (z >> 31)) & _MASK, (z ^ (z >> 31)) >> 32
+    low = (z ^ (z >> 31)) & _MASK
+    high = (z ^ (z >> 31)) >> 32
     mix = (
         f"(xor(shuffle_key, shuffle_key >> 16) * {_FIRST}::UBIGINT) & {_MASK}",
         f"(xor(shuffle_key, shuffle_key >> 15) * {_SECOND}::UBIGINT) & {_MASK}",

@@ -1,4 +1,6 @@
-"""A log in memory as a stream: columns of events become records as they are polled, one partition, read once."""
+"""A log in memory as a stream: columns of events become records as they are polled, one
+partition, read once.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
 
 
 class EventsSource:
-    """A `Source` of `total` events in the wire format, in their order; takes one chunk of them at a time.
+    """A `Source` of `total` events in the wire format, in their order; takes one chunk
+    of them at a time.
 
-    Without times all are of one moment, the same in every run. What the `catalogue` holds comes before.
+    Without times all are of one moment, the same in every run. What the `catalogue`
+    holds comes before.
     """
 
     all_assigned = True
@@ -20,9 +24,15 @@ class EventsSource:
     problem = None
 
     def __init__(
-        self, chunks: Iterable[Events], total: int, topic: str = "events", catalogue: Sequence[Record] = ()
+        self,
+        chunks: Iterable[Events],
+        total: int,
+        topic: str = "events",
+        catalogue: Sequence[Record] = (),
     ) -> None:
-        self.partition, self._total, self._position = Partition(topic, 0), total + len(catalogue), 0
+        self.partition = Partition(topic, 0)
+        self._total = total + len(catalogue)
+        self._position = 0
         records = (events.records(lambda: 0.0) for events in chunks)
         self._records = chain(catalogue, chain.from_iterable(records))
 

@@ -1,13 +1,15 @@
-"""How good the first k items of each user are. All items are ranked, a block of users at a time to bound memory.
+"""How good the first k items of each user are. All items are ranked, a block of users
+at a time to bound memory.
 
 With r the rank of a hit (an item of the user's test set T among the first k), from 1:
 
     recall@k = hits / |T|
     ndcg@k   = sum over hits of 1 / log2(r + 1)  /  sum over r = 1 .. min(k, |T|) of 1 / log2(r + 1)
 
-`authors-ndcg` is what the paper's code computes under the name of NDCG: it casts ranks to the type of a bool tensor, so
-that every hit after the first place gets the discount of the second, 1 / log2(3). It is larger than NDCG and good for
-one thing only, a comparison with the paper's table.
+`authors-ndcg` is what the paper's code computes under the name of NDCG: it casts ranks
+to the type of a bool tensor, so that every hit after the first place gets the discount
+of the second, 1 / log2(3). It is larger than NDCG and good for one thing only, a
+comparison with the paper's table.
 
 Figures are means over the users that have a test item.
 """
@@ -35,20 +37,32 @@ Figures = NDArray[np.float64]
 
 
 def recall(hits: Hits, relevant: Rows, k: int) -> Figures:
-    """Share of each user's test items (`relevant`: their number) that is among the first k."""
+    """Share of each user's test items (`relevant`: their number) that is among the
+    first k.
+    """
     shares: Figures = hits[:, :k].sum(1) / relevant
     return shares
 
 
-def ndcg(hits: Hits, relevant: Rows, k: int, discounts: Figures | None = None) -> Figures:
-    """Discounted gain of the first k, relative to that of a list that begins with all test items."""
+def ndcg(
+    hits: Hits, relevant: Rows, k: int, discounts: Figures | None = None
+) -> Figures:
+    """Discounted gain of the first k, relative to that of a list that begins with all
+    test items.
+    """
     ideal: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
     hits = hits[:, :k]  # fewer than k if there are fewer items
-    return hits @ (_discounts(k) if discounts is None else discounts)[: hits.shape[1]] / ideal
+    return (
+        hits
+        @ (_discounts(k) if discounts is None else discounts)[: hits.shape[1]]
+        / ideal
+    )
 
 
 def authors_ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
-    """What the paper's code computes: the discount of the second place for every later one; the ideal is right."""
+    """What the paper's code computes: the discount of the second place for every later
+    one; the ideal is right.
+    """
     discounts = _discounts(k)
     discounts[1:] = discounts[1:2]
     return ndcg(hits, relevant, k, discounts)
@@ -65,14 +79,23 @@ METRICS: dict[str, Callable[[Hits, Rows, int], Figures]] = {
 }
 
 
-def evaluate(queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]) -> list[Measure]:
-    """Every metric at every k of `ks`, over all items but those that the user trained; vectors as for `top_items`."""
+def evaluate(
+    queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]
+) -> list[Measure]:
+    """Every metric at every k of `ks`, over all items but those that the user trained;
+    vectors as for `top_items`.
+    """
     relevant = split.test.counts
     users = np.flatnonzero(relevant)
     best = top_items(queries, items, users, max(ks), split.train)
     hits = split.test.contain(users, best)
     return [
-        Measure(name, k, "all", float(metric(hits, relevant[users], k).mean()) if len(users) else 0.0)
+        Measure(
+            name,
+            k,
+            "all",
+            float(metric(hits, relevant[users], k).mean()) if len(users) else 0.0,
+        )
         for k in ks
         for name, metric in METRICS.items()
     ]
@@ -80,9 +103,15 @@ def evaluate(queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]) ->
 
 @torch.no_grad()
 def top_items(
-    queries: Tensor, items: Tensor, users: Rows, count: int, left_out: ItemsByUser, block_cells: int = BLOCK_CELLS
+    queries: Tensor,
+    items: Tensor,
+    users: Rows,
+    count: int,
+    left_out: ItemsByUser,
+    block_cells: int = BLOCK_CELLS,
 ) -> NDArray[np.int64]:
-    """The best items of some users, [len(users), min(count, N)], best first; -1 where fewer are left.
+    """The best items of some users, [len(users), min(count, N)], best first; -1 where
+    fewer are left.
 
     Args:
         queries: [U, d] vectors of all users.
@@ -97,7 +126,11 @@ def top_items(
         part = users[start : start + rows]
         scores = queries[torch.from_numpy(part).to(queries.device)] @ items.T  # [R, N]
         place, item = left_out.pairs(part)
-        scores.view(-1)[torch.from_numpy(place * len(items) + item).to(scores.device)] = -torch.inf
+        scores.view(-1)[
+            torch.from_numpy(place * len(items) + item).to(scores.device)
+        ] = -torch.inf
         best = scores.topk(count, dim=1)
-        found[start : start + rows] = torch.where(best.values > -torch.inf, best.indices, -1).cpu().numpy()
+        found[start : start + rows] = (
+            torch.where(best.values > -torch.inf, best.indices, -1).cpu().numpy()
+        )
     return found

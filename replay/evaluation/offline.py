@@ -1,8 +1,10 @@
-"""The paper's protocol: id towers learn from 80% of each user's items and are asked for the other 20%.
+"""The paper's protocol: id towers learn from 80% of each user's items and are asked for
+the other 20%.
 
-What the paper's text and appendix fix is a default here, but for three settings that were tuned on Gowalla: rate 0.01
-for 12 epochs (the paper: 0.001 for 100) and an L2 coefficient of 4e-6 (the paper: the best of 1e-4, 1e-5 and 1e-6).
-They were chosen by the test figures of seed 100, as the protocol has no validation set: report other seeds.
+What the paper's text and appendix fix is a default here, but for three settings that
+were tuned on Gowalla: rate 0.01 for 12 epochs (the paper: 0.001 for 100) and an L2
+coefficient of 4e-6 (the paper: the best of 1e-4, 1e-5 and 1e-6). They were chosen by
+the test figures of seed 100, as the protocol has no validation set: report other seeds.
 """
 
 from __future__ import annotations
@@ -34,14 +36,24 @@ POPULARITY_GROUPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineSettings(LearnerSettings):
-    """The protocol of one run: id towers, and the settings of the paper where they differ from those of a stream."""
+    """The protocol of one run: id towers, and the settings of the paper where they
+    differ from those of a stream.
+    """
 
     heading: ClassVar[str] = "Protocol"
 
-    epochs: int = setting(12, "Passes over the training pairs, each in an order of its own.", at_least=1)
-    batch_size: int = setting(2048, "Pairs of a step; the last step of an epoch has what is left.", at_least=1)
-    decay_every_epochs: int = setting(5, "Epochs between decays of the learning rate.", at_least=1)
-    test_share: float = setting(0.2, "Share of each user's items that is tested.", above=0, at_most=0.99)
+    epochs: int = setting(
+        12, "Passes over the training pairs, each in an order of its own.", at_least=1
+    )
+    batch_size: int = setting(
+        2048, "Pairs of a step; the last step of an epoch has what is left.", at_least=1
+    )
+    decay_every_epochs: int = setting(
+        5, "Epochs between decays of the learning rate.", at_least=1
+    )
+    test_share: float = setting(
+        0.2, "Share of each user's items that is tested.", above=0, at_most=0.99
+    )
     validation_share: float = setting(
         0.0,
         "Share of each user's training items that is tested instead of the test items, to choose settings by; the test "
@@ -49,35 +61,48 @@ class OfflineSettings(LearnerSettings):
         at_least=0,
         at_most=0.99,
     )
-    ks: tuple[int, ...] = setting((10, 20), "Lengths of the lists that are evaluated.", at_least=1)
-    evaluate_every_epochs: int = setting(
-        5, "Epochs between points of the curve, beside the first and the last; 0: only after the last.", at_least=0
+    ks: tuple[int, ...] = setting(
+        (10, 20), "Lengths of the lists that are evaluated.", at_least=1
     )
-    cache_size: int | None = setting(None, "Items in the cache (xir).", at_least=0, if_none="the batch size")  # type: ignore[assignment]
+    evaluate_every_epochs: int = setting(
+        5,
+        "Epochs between points of the curve, beside the first and the last; 0: only after the last.",
+        at_least=0,
+    )
+    cache_size: int | None = setting(
+        None, "Items in the cache (xir).", at_least=0, if_none="the batch size"
+    )  # type: ignore[assignment]
 
     dim: int = changed(LearnerSettings, "dim", 32)
     user_ids: bool = changed(LearnerSettings, "user_ids", True)
     recent_items: int = changed(LearnerSettings, "recent_items", 0)
     rerank: bool = changed(LearnerSettings, "rerank", False)
     init_std: float = changed(LearnerSettings, "init_std", 0.1)
-    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = changed(LearnerSettings, "optimizer", "dense-adam")
+    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = changed(
+        LearnerSettings, "optimizer", "dense-adam"
+    )
     learning_rate: float = changed(LearnerSettings, "learning_rate", 0.01)
     learning_rate_decay: float = changed(LearnerSettings, "learning_rate_decay", 0.95)
     l2: float = changed(LearnerSettings, "l2", 4e-6)
     cache_weight: float = changed(LearnerSettings, "cache_weight", 0.2)
-    cache_correction: Literal["occurrence", "popularity"] = changed(LearnerSettings, "cache_correction", "popularity")
+    cache_correction: Literal["occurrence", "popularity"] = changed(
+        LearnerSettings, "cache_correction", "popularity"
+    )
 
     def problems(self) -> list[str]:
         found = super().problems()
         if self.recent_items or self.rerank:
-            found.append("the offline protocol has no order of events: leave recent-items and rerank off")
+            found.append(
+                "the offline protocol has no order of events: leave recent-items and rerank off"
+            )
         if not self.ks:
             found.append("ks is empty: give at least one length")
         return found
 
 
 class OfflineRun:
-    """One method, one seed. Order and time of the interactions do not matter, repeated pairs count once.
+    """One method, one seed. Order and time of the interactions do not matter, repeated
+    pairs count once.
 
     Raises:
         SettingsError: with every problem at once; or no user has a test item.
@@ -92,20 +117,32 @@ class OfflineRun:
         if problems := settings.problems():
             raise SettingsError(problems)
         if not len(interactions.users):
-            raise SettingsError(["the log has no interactions: nothing can be learned from it"])
+            raise SettingsError(
+                ["the log has no interactions: nothing can be learned from it"]
+            )
         try:
             device = resolve_device(settings.device)
         except ValueError as error:
             raise SettingsError([str(error)]) from error
-        self.settings, self._clock = settings, clock
-        self.user_count, self.item_count = len(interactions.user_ids), len(interactions.item_ids)
+        self.settings = settings
+        self._clock = clock
+        self.user_count = len(interactions.user_ids)
+        self.item_count = len(interactions.item_ids)
         self.split = split_by_user(
-            interactions.users, interactions.items, self.user_count, settings.test_share, self._rng(0)
+            interactions.users,
+            interactions.items,
+            self.user_count,
+            settings.test_share,
+            self._rng(0),
         )
         if settings.validation_share:
             train = self.split.train
             self.split = split_by_user(
-                train.users, train.items, self.user_count, settings.validation_share, self._rng(3)
+                train.users,
+                train.items,
+                self.user_count,
+                settings.validation_share,
+                self._rng(3),
             )
         if not len(self.split.test):
             most = int(self.split.train.counts.max())
@@ -117,71 +154,114 @@ class OfflineRun:
             )
             raise SettingsError([problem])
         steps = -(-len(self.split.train) // settings.batch_size)
-        self.trainer = Trainer(replace(settings, decay_every=settings.decay_every_epochs * steps), device)
+        self.trainer = Trainer(
+            replace(settings, decay_every=settings.decay_every_epochs * steps), device
+        )
         self.trainer.model.grow(self.user_count, self.item_count)
         self.popularity: ExactPopularity | HashPopularity = ExactPopularity()
-        chosen = self.trainer.method.popularity if settings.popularity == "auto" else settings.popularity
+        chosen = (
+            self.trainer.method.popularity
+            if settings.popularity == "auto"
+            else settings.popularity
+        )
         if chosen == "hash":
-            self.popularity = HashPopularity(slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed)
+            self.popularity = HashPopularity(
+                slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed
+            )
         else:
             self.popularity.observe(self.split.train.items)
         self.occurrence = Occurrence()
         self.cache: Rows = np.empty(0, np.int64)
         self._draws = self._rng(1)
 
-    def run(self, on_progress: Callable[[float, str], None] = lambda share, text: None) -> RunResult:
-        """Train all epochs, each one pass over the training pairs; every metric at every k after the last one.
+    def run(
+        self, on_progress: Callable[[float, str], None] = lambda share, text: None
+    ) -> RunResult:
+        """Train all epochs, each one pass over the training pairs; every metric at
+        every k after the last one.
 
-        Points of the curve: `epoch` (from 1), `loss` (mean of its steps), `seconds` of training, and `recall@k` and
-        `ndcg@k` where it was evaluated. Points of the composition: `epoch`, and `cache_composition` after it.
-        `on_progress` is called after every epoch with the share of the run that is done, and what it found so far.
+        Points of the curve: `epoch` (from 1), `loss` (mean of its steps), `seconds` of
+        training, and `recall@k` and `ndcg@k` where it was evaluated. Points of the
+        composition: `epoch`, and `cache_composition` after it. `on_progress` is called
+        after every epoch with the share of the run that is done, and what it found so
+        far.
         """
-        epochs, every, recall = self.settings.epochs, self.settings.evaluate_every_epochs, ""
-        result = RunResult(popularity=np.bincount(self.split.train.items, minlength=self.item_count))
+        epochs = self.settings.epochs
+        every = self.settings.evaluate_every_epochs
+        recall = ""
+        result = RunResult(
+            popularity=np.bincount(self.split.train.items, minlength=self.item_count)
+        )
         step_seconds: list[float] = []
         for epoch in range(1, epochs + 1):
-            losses, started = [], self._clock()
+            losses = []
+            started = self._clock()
             for batch in self._batches(epoch):
                 before = self._clock()
                 losses.append(float(self._step(batch).loss))
                 step_seconds.append(self._clock() - before)
-            point: Point = {"epoch": epoch, "loss": statistics.fmean(losses), "seconds": self._clock() - started}
+            point: Point = {
+                "epoch": epoch,
+                "loss": statistics.fmean(losses),
+                "seconds": self._clock() - started,
+            }
             if epoch == epochs or (every and (epoch == 1 or epoch % every == 0)):
                 result.measures = self.evaluate()
-                point |= {f"{m.metric}@{m.k}": m.value for m in result.measures if m.metric != "authors-ndcg"}
+                point |= {
+                    f"{m.metric}@{m.k}": m.value
+                    for m in result.measures
+                    if m.metric != "authors-ndcg"
+                }
                 recall = f", recall@{self.settings.ks[0]} {point[f'recall@{self.settings.ks[0]}']:.4f}"
             result.curve.append(point)
             if len(self.cache):
-                result.composition.append({"epoch": epoch, **cache_composition(self.cache, result.popularity)})
-            on_progress(epoch / epochs, f"epoch {epoch}, loss {point['loss']:.3f}{recall}")
+                result.composition.append(
+                    {"epoch": epoch, **cache_composition(self.cache, result.popularity)}
+                )
+            on_progress(
+                epoch / epochs, f"epoch {epoch}, loss {point['loss']:.3f}{recall}"
+            )
         result.measures.append(step_measure(step_seconds))
         result.occurrence = self.occurrence.values(np.arange(self.item_count))
-        result.about = {"users_tested": int((self.split.test.counts > 0).sum()), "epochs": epochs}
+        result.about = {
+            "users_tested": int((self.split.test.counts > 0).sum()),
+            "epochs": epochs,
+        }
         return result
 
     def evaluate(self) -> list[Measure]:
         """Every metric at every k, with the weights as they are now."""
         retriever = Retriever(self.trainer)
         queries = retriever.queries(np.arange(self.user_count), None)
-        return evaluate(queries, retriever.items().vectors, self.split, self.settings.ks)
+        return evaluate(
+            queries, retriever.items().vectors, self.split, self.settings.ks
+        )
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         order = self._rng(2, epoch).permutation(len(self.split.train))
-        users, items = self.split.train.users[order], self.split.train.items[order]
+        users = self.split.train.users[order]
+        items = self.split.train.items[order]
         for start in range(0, len(order), self.settings.batch_size):
             part = slice(start, start + self.settings.batch_size)
             yield Batch(users[part], items[part])
 
     def _step(self, batch: Batch) -> StepResult:
         """Popularity, the training step, occurrence and the next cache, as on a stream."""
-        settings, method = self.settings, self.trainer.method
+        settings = self.settings
+        method = self.trainer.method
         if isinstance(self.popularity, HashPopularity):
             self.popularity.observe(batch.items)
-        result = self.trainer.step(batch, StreamState(self.popularity, self.cache, cache_draws=self.occurrence))
+        result = self.trainer.step(
+            batch, StreamState(self.popularity, self.cache, cache_draws=self.occurrence)
+        )
         if method.resamples:
             items, counts = result.occurrence()
             self.occurrence.add(items, counts)
-            size = settings.batch_size if settings.cache_size is None else settings.cache_size
+            size = (
+                settings.batch_size
+                if settings.cache_size is None
+                else settings.cache_size
+            )
             if method.extra == "cache" and settings.cache_scope == "touched":
                 self.cache = self.occurrence.draw_among(items, size, self._draws)
             elif method.extra == "cache":
@@ -194,7 +274,9 @@ class OfflineRun:
 
 
 def cache_composition(cache: Rows, popularity: Rows) -> Point:
-    """The number of distinct items in a cache, and the share of each tenth of all items, the most popular first."""
+    """The number of distinct items in a cache, and the share of each tenth of all
+    items, the most popular first.
+    """
     place = np.empty(len(popularity), np.int64)
     place[np.argsort(-popularity, kind="stable")] = np.arange(len(popularity))
     group = place[cache] * POPULARITY_GROUPS // len(popularity)

@@ -1,7 +1,8 @@
-"""A method on a log, test then train: the production line itself, with every event ranked before it is trained.
+"""A method on a log, test then train: the production line itself, with every event
+ranked before it is trained.
 
-Those that come before anything is trained are misses for the method, so that figures are over the same events whatever
-the batch size and the delay.
+Those that come before anything is trained are misses for the method, so that figures
+are over the same events whatever the batch size and the delay.
 """
 
 from __future__ import annotations
@@ -46,22 +47,40 @@ from streamer.settings import PipelineSettings
 K = 10
 """The length of the list that the curves look at."""
 CLOCK = time.process_time
-"""Time on a core: what a step and a floor cost does not depend on what else the machine does."""
+"""Time on a core: what a step and a floor cost does not depend on what else the machine
+does.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrequentialSettings(LearnerSettings):
-    """How a method is evaluated on a stream: the learner of `streamer run`, and what is measured of it."""
+    """How a method is evaluated on a stream: the learner of `streamer run`, and what is
+    measured of it.
+    """
 
     heading: ClassVar[str] = "Evaluation"
 
-    batch_size: int = changed(PipelineSettings, "batch_size", PipelineSettings.batch_size)
-    ks: tuple[int, ...] = setting((1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1)
-    window: int = setting(5000, "Length of the window of the windowed figures.", at_least=1, unit="events")
-    floors: tuple[str, ...] = setting(tuple(FLOORS), "Trivial recommenders beside it.", option="floors")
-    delay_events: int = setting(0, "An event is trained only after this many further ones were ranked.", at_least=0)
+    batch_size: int = changed(
+        PipelineSettings, "batch_size", PipelineSettings.batch_size
+    )
+    ks: tuple[int, ...] = setting(
+        (1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1
+    )
+    window: int = setting(
+        5000, "Length of the window of the windowed figures.", at_least=1, unit="events"
+    )
+    floors: tuple[str, ...] = setting(
+        tuple(FLOORS), "Trivial recommenders beside it.", option="floors"
+    )
+    delay_events: int = setting(
+        0,
+        "An event is trained only after this many further ones were ranked.",
+        at_least=0,
+    )
     delay_seconds: float = setting(
-        0.0, "An event is trained only after this many further seconds of the stream were ranked.", at_least=0
+        0.0,
+        "An event is trained only after this many further seconds of the stream were ranked.",
+        at_least=0,
     )
     retrieve_every: int = setting(
         4,
@@ -70,17 +89,22 @@ class PrequentialSettings(LearnerSettings):
         at_least=0,
     )
     catalogue: bool = setting(
-        False, "Items that a file beside the log describes are known before their first event, by catalogue events."
+        False,
+        "Items that a file beside the log describes are known before their first event, by catalogue events.",
     )
     points: int = setting(200, "Points of the curves.", at_least=1)
 
     def problems(self) -> list[str]:
         unknown = [floor for floor in self.floors if floor not in FLOORS]
-        return super().problems() + [f"there is no floor {f!r}: choose among {', '.join(FLOORS)}" for f in unknown]
+        return super().problems() + [
+            f"there is no floor {f!r}: choose among {', '.join(FLOORS)}"
+            for f in unknown
+        ]
 
 
 class PrequentialRun:
-    """One method on one stream; `total`, the number of its events, shows where the second half begins.
+    """One method on one stream; `total`, the number of its events, shows where the
+    second half begins.
 
     The `catalogue` comes before the stream.
 
@@ -97,8 +121,13 @@ class PrequentialRun:
     ) -> None:
         if problems := settings.problems():
             raise SettingsError(problems)
-        self._chunks, self._total, self._settings, self._catalogue = chunks, total, settings, catalogue
-        self._learner = _TimedLearner(settings, self._after_batch, lambda: self._test.seconds)
+        self._chunks = chunks
+        self._total = total
+        self._settings = settings
+        self._catalogue = catalogue
+        self._learner = _TimedLearner(
+            settings, self._after_batch, lambda: self._test.seconds
+        )
         self._test = Prequential(
             self._learner,
             K,
@@ -115,37 +144,61 @@ class PrequentialRun:
         self._next_point = 0.0
         self._result = RunResult()
 
-    def run(self, on_progress: Callable[[float, str], None] = lambda share, text: None) -> RunResult:
-        """Send the events down the production line; figures of the method and the floors, none of an empty slice.
+    def run(
+        self, on_progress: Callable[[float, str], None] = lambda share, text: None
+    ) -> RunResult:
+        """Send the events down the production line; figures of the method and the
+        floors, none of an empty slice.
 
-        Points of the curve lie along the stream: `events`, `time` (seconds since the epoch), `loss`, and for the model
-        and each floor `<name>/<all or new>/recent` and `.../overall`, the hit rates at 10; None where there is no
-        event. Points of the composition: `events`, and shares `head`, `torso`, `tail` of the cache. About it: `slices`,
-        the number of ranked events of each; `events_per_second`, and the same without ranking; the `accounting`.
-        `on_progress` is called after every batch with the share of the stream that is done, and the events so far.
+        Points of the curve lie along the stream: `events`, `time` (seconds since the
+        epoch), `loss`, and for the model and each floor `<name>/<all or new>/recent`
+        and `.../overall`, the hit rates at 10; None where there is no event. Points of
+        the composition: `events`, and shares `head`, `torso`, `tail` of the cache.
+        About it: `slices`, the number of ranked events of each; `events_per_second`,
+        and the same without ranking; the `accounting`. `on_progress` is called after
+        every batch with the share of the stream that is done, and the events so far.
         """
         self._on_progress = on_progress
-        learner, test, result = self._learner, self._test, self._result
+        learner = self._learner
+        test = self._test
+        result = self._result
         pipeline = Pipeline(
             learner,
             lambda: EventsSource(self._chunks, self._total, catalogue=self._catalogue),
             EventDecoder(EventSettings(catalogue_types=(CATALOGUE_TYPE,))),
             MemoryDeadLetters(),
-            PipelineSettings(batch_size=self._settings.batch_size, max_age_s=0, checkpoint_every_s=0),
+            PipelineSettings(
+                batch_size=self._settings.batch_size, max_age_s=0, checkpoint_every_s=0
+            ),
             prequential=test,
         )
         started = time.perf_counter()
         pipeline.run()
         seconds = time.perf_counter() - started
         rows = learner.items.used
-        result.occurrence, result.popularity = learner.occurrence.values(rows), learner.exact.counts(rows)
+        result.occurrence = learner.occurrence.values(rows)
+        result.popularity = learner.exact.counts(rows)
         for name in (MODEL, *self._settings.floors):
-            for slice_, metric, k in itertools.product(SLICES, METRICS, self._settings.ks):
+            for slice_, metric, k in itertools.product(
+                SLICES, METRICS, self._settings.ks
+            ):
                 value = test.tallies[name].overall(slice_, metric, k)
                 if value is not None:
-                    result.measures.append(Measure(metric, k, slice_, value, None if name == MODEL else name))
+                    result.measures.append(
+                        Measure(
+                            metric, k, slice_, value, None if name == MODEL else name
+                        )
+                    )
             if speed := self._events_per_second(name):
-                result.measures.append(Measure("events-per-second", 0, "all", speed, None if name == MODEL else name))
+                result.measures.append(
+                    Measure(
+                        "events-per-second",
+                        0,
+                        "all",
+                        speed,
+                        None if name == MODEL else name,
+                    )
+                )
         if self._catalogue and (share := test.untouched_share) is not None:
             result.measures.append(Measure("untouched-share", K, "all", share))
         result.measures += self._measures_of_towers()
@@ -162,26 +215,43 @@ class PrequentialRun:
 
     def _measures_of_towers(self) -> list[Measure]:
         """What the towers retrieve, and what the ranker hits without them."""
-        test, found = self._test, []
+        test = self._test
+        found = []
         for slice_ in SLICES:
-            values = {("towers-recall", k): test.retrieved.overall(slice_, "hr", k) for k in RETRIEVED}
+            values = {
+                ("towers-recall", k): test.retrieved.overall(slice_, "hr", k)
+                for k in RETRIEVED
+            }
             if WITHOUT_TOWERS in test.tallies:
-                tally, ks = test.tallies[WITHOUT_TOWERS], self._settings.ks
-                values |= {("hr-without-towers", k): tally.overall(slice_, "hr", k) for k in ks}
-            found += [Measure(metric, k, slice_, v) for (metric, k), v in values.items() if v is not None]
+                tally = test.tallies[WITHOUT_TOWERS]
+                ks = self._settings.ks
+                values |= {
+                    ("hr-without-towers", k): tally.overall(slice_, "hr", k) for k in ks
+                }
+            found += [
+                Measure(metric, k, slice_, v)
+                for (metric, k), v in values.items()
+                if v is not None
+            ]
         return found
 
     def _events_per_second(self, name: str) -> float:
-        """How many events a second the model or a floor ranks and learns from; 0 if nothing was measured."""
+        """How many events a second the model or a floor ranks and learns from; 0 if
+        nothing was measured.
+        """
         test = self._test
         seconds = test.seconds_of[name] / max(test.timed_events, 1)
         if name == MODEL:
-            seconds += statistics.median(self._learner.step_seconds or [0.0]) / self._settings.batch_size
+            seconds += (
+                statistics.median(self._learner.step_seconds or [0.0])
+                / self._settings.batch_size
+            )
         return 1.0 / seconds if seconds else 0.0
 
     def _after_batch(self, batch: MicroBatch, learned: Learned) -> None:
         """Report a batch that was learned; now and then it is a point of the curves."""
-        test, loss = self._test, float(learned.step.loss)
+        test = self._test
+        loss = float(learned.step.loss)
         if test.events >= self._next_point or test.events >= self._total:
             self._next_point = test.events + self._total / self._settings.points
             point: Point = {"events": test.events, "time": batch.timestamps_s[-1]}
@@ -189,7 +259,10 @@ class PrequentialRun:
             for name in (MODEL, *self._settings.floors):
                 for slice_ in ("all", "new"):
                     figure = test.figure(name, slice_)
-                    point |= {f"{name}/{slice_}/recent": figure.recent, f"{name}/{slice_}/overall": figure.overall}
+                    point |= {
+                        f"{name}/{slice_}/recent": figure.recent,
+                        f"{name}/{slice_}/overall": figure.overall,
+                    }
             self._result.curve.append(point)
             shares = composition(self._learner.cache, self._learner.exact)
             self._result.composition.append({"events": test.events, **shares._asdict()})
@@ -197,7 +270,9 @@ class PrequentialRun:
 
 
 class _TimedLearner(DelayedLearner):
-    """A learner that measures its steps; `ranking_s`, the seconds that ranking took so far, are no part of a step."""
+    """A learner that measures its steps; `ranking_s`, the seconds that ranking took so
+    far, are no part of a step.
+    """
 
     def __init__(
         self,
@@ -206,11 +281,19 @@ class _TimedLearner(DelayedLearner):
         ranking_s: Callable[[], float],
     ) -> None:
         super().__init__(settings, Delay(settings.delay_events, settings.delay_seconds))
-        self._after_batch, self._ranking_s = after_batch, ranking_s
+        self._after_batch = after_batch
+        self._ranking_s = ranking_s
         self.step_seconds: list[float] = []
 
-    def learn_batch(self, batch: MicroBatch, evaluator: Evaluator | None = None, counted: bool = True) -> Learned:
-        learn = super().learn_batch if self.delay else partial(Learner.learn_batch, self)
+    def learn_batch(
+        self,
+        batch: MicroBatch,
+        evaluator: Evaluator | None = None,
+        counted: bool = True,
+    ) -> Learned:
+        learn = (
+            super().learn_batch if self.delay else partial(Learner.learn_batch, self)
+        )
         started = CLOCK() - self._ranking_s()
         learned = learn(batch, evaluator, counted)
         if len(learned.items):  # else its feedback is late

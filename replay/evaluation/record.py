@@ -1,4 +1,6 @@
-"""What is run, what it found, and the file of each run: a comparison that was stopped goes on with those it has."""
+"""What is run, what it found, and the file of each run: a comparison that was stopped
+goes on with those it has.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from streamer.metrics.composition import curve
 RANK_POINTS = 200
 DELAYS = ("delay_events", "delay_seconds")
 FLOORS_DEPEND_ON = ("batch_size", *DELAYS)
-"""Settings that change a floor's figures; the batch size only which events count as popular."""
+"""Settings that change a floor's figures; the batch size only which events count as
+popular.
+"""
 Point = dict[str, Any]
 """A point of a curve: names and values."""
 
@@ -30,9 +34,10 @@ class Measure(msgspec.Struct, frozen=True):
     """A figure, and what it is about."""
 
     metric: str
-    """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`; `hr-without-towers`, where the ranker reads zero for their inner
-    product; `towers-recall`, of the towers' own lists; `untouched-share`, of items in the lists that nobody had yet
-    and the catalogue describes; `step-ms`, the milliseconds of a training step; or
+    """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`; `hr-without-towers`, where the
+    ranker reads zero for their inner product; `towers-recall`, of the towers' own
+    lists; `untouched-share`, of items in the lists that nobody had yet and the
+    catalogue describes; `step-ms`, the milliseconds of a training step; or
     `events-per-second`, ranked and learned from."""
     k: int
     """Length of the list that it looks at; 0 if it looks at none."""
@@ -48,7 +53,9 @@ class RunResult:
     """What a run of either protocol found."""
 
     measures: list[Measure] = field(default_factory=list)
-    """Figures of the method, of a training step, and of the floors if the protocol has any."""
+    """Figures of the method, of a training step, and of the floors if the protocol has
+    any.
+    """
     curve: list[Point] = field(default_factory=list)
     """Points of the learning curves."""
     composition: list[Point] = field(default_factory=list)
@@ -60,10 +67,19 @@ class RunResult:
     about: dict[str, Any] = field(default_factory=dict)
     """Sizes, seconds, versions: what else a reader wants to know."""
 
-    def value(self, metric: str, k: int, slice_: str = "all", floor: str | None = None) -> float | None:
+    def value(
+        self, metric: str, k: int, slice_: str = "all", floor: str | None = None
+    ) -> float | None:
         """One figure; None if there is none."""
         wanted = (metric, k, slice_, floor)
-        return next((m.value for m in self.measures if (m.metric, m.k, m.slice, m.floor) == wanted), None)
+        return next(
+            (
+                m.value
+                for m in self.measures
+                if (m.metric, m.k, m.slice, m.floor) == wanted
+            ),
+            None,
+        )
 
 
 def step_measure(step_seconds: Sequence[float]) -> Measure:
@@ -89,7 +105,11 @@ class Spec(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """A name that changes with everything that changes the figures of a log."""
-        digest = hashlib.sha256(msgspec.json.encode([dict(sorted(d.items())) for d in (self.settings, self.log)]))
+        digest = hashlib.sha256(
+            msgspec.json.encode(
+                [dict(sorted(d.items())) for d in (self.settings, self.log)]
+            )
+        )
         return f"{self.data}-{self.protocol}-{self.method}-{self.seed}-{digest.hexdigest()[:10]}"
 
 
@@ -100,12 +120,18 @@ class Record(Spec, frozen=True, kw_only=True):
     curve: list[Point] = []
     composition: list[Point] = []
     ranks: list[Point] = []
-    """Shares of `popularity` and `occurrence` of an item by its popularity `rank`, thinned out on a log axis."""
+    """Shares of `popularity` and `occurrence` of an item by its popularity `rank`,
+    thinned out on a log axis.
+    """
     about: dict[str, Any] = {}
 
     def settings_of(self, floor: str | None) -> dict[str, Any]:
         """The settings that change the figures of a floor, or of the method itself."""
-        return {name: value for name, value in self.settings.items() if floor is None or name in FLOORS_DEPEND_ON}
+        return {
+            name: value
+            for name, value in self.settings.items()
+            if floor is None or name in FLOORS_DEPEND_ON
+        }
 
     @property
     def floors(self) -> list[str]:
@@ -114,44 +140,75 @@ class Record(Spec, frozen=True, kw_only=True):
 
 
 def result_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Rows of `results.json`; those of a floor once, although every method of a comparison measures it again.
+    """Rows of `results.json`; those of a floor once, although every method of a
+    comparison measures it again.
 
-    A method's row names under `below` the best floor of the same run, if that exceeds it.
+    A method's row names under `below` the best floor of the same run, if that exceeds
+    it.
     """
     rows: dict[Any, dict[str, Any]] = {}
     for record in records:
         best: dict[tuple[str, int, str], Measure] = {}
-        for m in sorted((m for m in record.measures if m.floor and m.k), key=lambda m: m.value):
+        for m in sorted(
+            (m for m in record.measures if m.floor and m.k), key=lambda m: m.value
+        ):
             best[m.metric, m.k, m.slice] = m
         for m in record.measures:
             settings = record.settings_of(m.floor)
             row: dict[str, Any] = {"data": record.data, "protocol": record.protocol}
             row |= {"floor": m.floor} if m.floor else {"method": record.method}
             row |= {"settings": settings} if settings else {}
-            row |= {"seed": record.seed, "metric": m.metric, "k": m.k, "slice": m.slice, "value": m.value}
+            row |= {
+                "seed": record.seed,
+                "metric": m.metric,
+                "k": m.k,
+                "slice": m.slice,
+                "value": m.value,
+            }
             floor = best.get((m.metric, m.k, m.slice), m)
-            row |= {"below": floor.floor} if not m.floor and floor.value > m.value else {}
-            key = (record.data, record.protocol, record.seed, m.floor, m.metric, m.k, m.slice, settings_text(settings))
+            row |= (
+                {"below": floor.floor} if not m.floor and floor.value > m.value else {}
+            )
+            key = (
+                record.data,
+                record.protocol,
+                record.seed,
+                m.floor,
+                m.metric,
+                m.k,
+                m.slice,
+                settings_text(settings),
+            )
             rows.setdefault(key if m.floor else len(rows), row)
     return list(rows.values())
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings for a person."""
-    listed = {name: "+".join(map(str, v)) if isinstance(v, (list, tuple)) else v for name, v in settings.items()}
+    listed = {
+        name: "+".join(map(str, v)) if isinstance(v, (list, tuple)) else v
+        for name, v in settings.items()
+    }
     return ", ".join(f"{name}={value}" for name, value in sorted(listed.items()))
 
 
 def refused(accounting: Mapping[str, Any]) -> str:
-    """How many events the line refused, by reason, most first; empty if it refused none."""
-    reasons = sorted(accounting.get("dead_letters", {}).items(), key=lambda pair: -pair[1])
+    """How many events the line refused, by reason, most first; empty if it refused
+    none.
+    """
+    reasons = sorted(
+        accounting.get("dead_letters", {}).items(), key=lambda pair: -pair[1]
+    )
     return ", ".join(f"{count:,} {reason}" for reason, count in reasons)
 
 
 def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[Point]:
     """Shares of popularity and occurrence by popularity rank; both are [N], by row."""
     order = np.argsort(-popularity, kind="stable")
-    return [point._asdict() for point in curve(popularity[order], occurrence[order], RANK_POINTS)]
+    return [
+        point._asdict()
+        for point in curve(popularity[order], occurrence[order], RANK_POINTS)
+    ]
 
 
 class Records:
@@ -162,10 +219,14 @@ class Records:
         try:
             self._runs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SettingsError([f"figures cannot be kept in {directory}: {error.strerror}"]) from error
+            raise SettingsError(
+                [f"figures cannot be kept in {directory}: {error.strerror}"]
+            ) from error
 
     def get(self, spec: Spec) -> Record | None:
-        """What this run found; None if it was not run, or on a log of another content, or its file is broken."""
+        """What this run found; None if it was not run, or on a log of another content,
+        or its file is broken.
+        """
         try:
             found = msgspec.json.decode(self.path(spec).read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -178,15 +239,22 @@ class Records:
 
     def all(self) -> list[Record]:
         """Every run that is there, in the order of their names."""
-        return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(self._runs.glob("*.json"))]
+        return [
+            msgspec.json.decode(path.read_bytes(), type=Record)
+            for path in sorted(self._runs.glob("*.json"))
+        ]
 
     def path(self, spec: Spec) -> Path:
         """The file of a run."""
-        return self._runs / ("".join(c if c.isalnum() or c in "-._" else "_" for c in spec.key) + ".json")
+        return self._runs / (
+            "".join(c if c.isalnum() or c in "-._" else "_" for c in spec.key) + ".json"
+        )
 
 
 def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
-    """Write a file beside, then put it in place: it is there whole, or not at all, which raises a StreamerError."""
+    """Write a file beside, then put it in place: it is there whole, or not at all,
+    which raises a StreamerError.
+    """
     beside = path.with_name(f".{path.name}.part")
     try:
         with beside.open("wb") as file:
@@ -200,8 +268,14 @@ def write_file(path: Path, content: bytes, *, only_check: bool = False) -> None:
         if not only_check:
             beside.replace(path)
     except OSError as error:
-        advice = "give a shorter --name" if error.errno == errno.ENAMETOOLONG else "choose another --out"
-        raise StreamerError(f"{path} cannot be written: {error.strerror}; {advice}") from error
+        advice = (
+            "give a shorter --name"
+            if error.errno == errno.ENAMETOOLONG
+            else "choose another --out"
+        )
+        raise StreamerError(
+            f"{path} cannot be written: {error.strerror}; {advice}"
+        ) from error
 
 
 def check_writable(paths: Iterable[Path]) -> None:

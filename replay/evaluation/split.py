@@ -12,7 +12,9 @@ from streamer.model.batch import Rows
 
 @dataclass(frozen=True, slots=True)
 class ItemsByUser:
-    """Distinct items of each user, ascending: user u has `items[first[u] : first[u + 1]]`."""
+    """Distinct items of each user, ascending: user u has `items[first[u] : first[u +
+    1]]`.
+    """
 
     first: Rows  # [U + 1] where each user's items begin
     items: Rows  # [n] item codes
@@ -21,10 +23,13 @@ class ItemsByUser:
     def of(cls, users: Rows, items: Rows, user_count: int) -> ItemsByUser:
         """From pairs in any order; a pair that occurs twice counts once."""
         order = np.lexsort((items, users))
-        users, items = users[order], items[order]
+        users = users[order]
+        items = items[order]
         fresh = np.ones(len(users), bool)
         fresh[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
-        first = np.concatenate([[0], np.cumsum(np.bincount(users[fresh], minlength=user_count))])
+        first = np.concatenate(
+            [[0], np.cumsum(np.bincount(users[fresh], minlength=user_count))]
+        )
         return cls(first.astype(np.int64), items[fresh])
 
     def __len__(self) -> int:
@@ -42,7 +47,9 @@ class ItemsByUser:
         return np.repeat(np.arange(len(self.first) - 1), self.counts)
 
     def pairs(self, users: Rows) -> tuple[Rows, Rows]:
-        """All pairs of some users: the place of each one's user in `users`, and its item."""
+        """All pairs of some users: the place of each one's user in `users`, and its
+        item.
+        """
         counts = self.counts[users]
         begins = self.first[users] - (np.cumsum(counts) - counts)
         at = np.arange(counts.sum()) + np.repeat(begins, counts)
@@ -54,7 +61,11 @@ class ItemsByUser:
         known = self.users * width + self.items  # ascending
         asked = users[:, None] * width + items
         at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
-        return (known[at] == asked) & (items >= 0) if len(known) else np.zeros(items.shape, bool)
+        return (
+            (known[at] == asked) & (items >= 0)
+            if len(known)
+            else np.zeros(items.shape, bool)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +76,31 @@ class Split:
     test: ItemsByUser
 
 
-def split_by_user(users: Rows, items: Rows, user_count: int, test_share: float, rng: np.random.Generator) -> Split:
+def split_by_user(
+    users: Rows,
+    items: Rows,
+    user_count: int,
+    test_share: float,
+    rng: np.random.Generator,
+) -> Split:
     """Draw each user's test items at random.
 
-    Of n distinct items a user trains round((1 - test_share) n), at least one, and the rest is the test: with a share of
+    Of n distinct items a user trains round((1 - test_share) n), at least one, and the
+    rest is the test: with a share of
     0.2, users of one or two items have no test item, users of three to seven have one.
     `users` and `items` are codes, [n] each; a pair that occurs twice counts once.
     """
     distinct = ItemsByUser.of(users, items, user_count)
-    counts, owner = distinct.counts, distinct.users
+    counts = distinct.counts
+    owner = distinct.users
     kept = np.maximum(np.rint((1 - test_share) * counts), 1)
     order = np.lexsort((rng.random(len(owner)), owner))  # each user's pairs, shuffled
     place = np.arange(len(owner)) - distinct.first[owner]
-    trained, tested = order[place < kept[owner]], order[place >= kept[owner]]
-    return Split(*(ItemsByUser.of(owner[at], distinct.items[at], user_count) for at in (trained, tested)))
+    trained = order[place < kept[owner]]
+    tested = order[place >= kept[owner]]
+    return Split(
+        *(
+            ItemsByUser.of(owner[at], distinct.items[at], user_count)
+            for at in (trained, tested)
+        )
+    )

@@ -1,4 +1,6 @@
-"""Records as tables in Markdown: means over seeds, with deviations where there are several."""
+"""Records as tables in Markdown: means over seeds, with deviations where there are
+several.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,24 @@ STREAM_FIGURES = (
     ("ndcg", "new"),
 )
 """Metrics and slices of the main table of a stream, all of its second half."""
-TOWERS_FIGURES = tuple(("towers-recall", k, SECOND_HALF + slice_) for slice_ in ("all", "new") for k in RETRIEVED)
+TOWERS_FIGURES = tuple(
+    ("towers-recall", k, SECOND_HALF + slice_)
+    for slice_ in ("all", "new")
+    for k in RETRIEVED
+)
 """What of the second half the towers' own lists hold."""
-CATALOGUE_FIGURES = (("hr", "new-items"), ("hr", f"{SECOND_HALF}new-items"), ("untouched-share", "all"))
-"""Events of items that nobody had before, which only a catalogue can foretell, and the share of such items in lists."""
+CATALOGUE_FIGURES = (
+    ("hr", "new-items"),
+    ("hr", f"{SECOND_HALF}new-items"),
+    ("untouched-share", "all"),
+)
+"""Events of items that nobody had before, which only a catalogue can foretell, and the
+share of such items in lists.
+"""
 USUAL_K = 10
 """The length of the list that tables and plots look at, where it was measured."""
-STEP_MS, SPEED = ("step-ms", 0, "all"), ("events-per-second", 0, "all")
+STEP_MS = ("step-ms", 0, "all")
+SPEED = ("events-per-second", 0, "all")
 BELOW = "▼"
 """Marks a figure of a method that a floor beside it exceeds."""
 PAPER_GOWALLA = {
@@ -61,7 +74,11 @@ Group = tuple[str, str, str, str]
 
 def headline(records: Sequence[Record]) -> Figure:
     """The one figure that sums up a run."""
-    metric, slice_ = ("recall", "all") if records[0].protocol == "offline" else ("hr", f"{SECOND_HALF}all")
+    metric, slice_ = (
+        ("recall", "all")
+        if records[0].protocol == "offline"
+        else ("hr", f"{SECOND_HALF}all")
+    )
     return metric, shown_k(records), slice_
 
 
@@ -79,12 +96,18 @@ def _title(figure: Figure, offline: bool) -> str:
     metric, k, slice_ = figure
     if figure in (STEP_MS, SPEED):
         return "ms a step" if figure == STEP_MS else "events/s"
-    return f"{METRIC_NAMES[metric]}@{k}" + ("" if offline else f" {slice_title(slice_)}")
+    return f"{METRIC_NAMES[metric]}@{k}" + (
+        "" if offline else f" {slice_title(slice_)}"
+    )
 
 
 def slice_title(slice_: str) -> str:
-    """`new, reachable` for `second-half/new/returning-items`: what somebody had before can be foretold."""
-    name = slice_.removeprefix(SECOND_HALF).replace("new/returning-items", "new/reachable")
+    """`new, reachable` for `second-half/new/returning-items`: what somebody had before
+    can be foretold.
+    """
+    name = slice_.removeprefix(SECOND_HALF).replace(
+        "new/returning-items", "new/reachable"
+    )
     return name.replace("/", ", ").replace("-", " ")
 
 
@@ -99,16 +122,28 @@ def by_log(records: Sequence[Record]) -> list[list[Record]]:
     return list(found.values())
 
 
-def swept(records: Sequence[Record], axis: str, fixed: Mapping[str, Any]) -> list[Record]:
-    """The runs of a sweep that differ in one setting alone, the axis; `fixed` are the settings of every run."""
+def swept(
+    records: Sequence[Record], axis: str, fixed: Mapping[str, Any]
+) -> list[Record]:
+    """The runs of a sweep that differ in one setting alone, the axis; `fixed` are the
+    settings of every run.
+    """
     rest = _without(fixed, [axis])
-    return [r for r in records if axis in r.settings and _without(r.settings, [axis]) == rest]
+    return [
+        r
+        for r in records
+        if axis in r.settings and _without(r.settings, [axis]) == rest
+    ]
 
 
 def common_settings(records: Sequence[Record]) -> dict[str, Any]:
     """Settings that are the same in all of them."""
     first = records[0].settings.items()
-    return {name: value for name, value in first if all(r.settings.get(name) == value for r in records)}
+    return {
+        name: value
+        for name, value in first
+        if all(r.settings.get(name) == value for r in records)
+    }
 
 
 def _without(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -131,7 +166,12 @@ def by_number(value: str) -> tuple[float, str]:
 
 def group_of(record: Record, floor: str | None = None) -> Group:
     """Where the figures of a record's method, or of a floor beside it, belong."""
-    return record.data, record.protocol, floor or record.method, settings_text(record.settings_of(floor))
+    return (
+        record.data,
+        record.protocol,
+        floor or record.method,
+        settings_text(record.settings_of(floor)),
+    )
 
 
 # means ----------------------------------------------------------------------------------------------------------------
@@ -154,36 +194,58 @@ class Figures:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-        self._floors: dict[Group, set[Group]] = defaultdict(set)  # those that were measured beside a method
+        self._floors: dict[Group, set[Group]] = defaultdict(
+            set
+        )  # those that were measured beside a method
         for record in records:
-            groups = {floor: group_of(record, floor) for floor in (None, *record.floors)}
+            groups = {
+                floor: group_of(record, floor) for floor in (None, *record.floors)
+            }
             self._floors[groups[None]] |= {groups[floor] for floor in record.floors}
             for m in record.measures:  # every method of a comparison measures the floors again: one value a seed
-                self._values[*groups[m.floor], m.metric, m.k, m.slice].setdefault(record.seed, m.value)
+                self._values[*groups[m.floor], m.metric, m.k, m.slice].setdefault(
+                    record.seed, m.value
+                )
 
     def of(self, group: Group, metric: str, k: int, slice_: str) -> Mean | None:
         """One figure; None if nobody measured it."""
         found = list(self._values.get((*group, metric, k, slice_), {}).values())
         if not found:
             return None
-        return Mean(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+        return Mean(
+            statistics.fmean(found),
+            statistics.stdev(found) if len(found) > 1 else None,
+            len(found),
+        )
 
     def cell(self, group: Group, figure: Figure) -> str:
-        """One figure as a table shows it, marked if a floor exceeds it; empty if nobody measured it."""
+        """One figure as a table shows it, marked if a floor exceeds it; empty if nobody
+        measured it.
+        """
         found = self.of(group, *figure)
         if found is None:
             return ""
         if figure in (STEP_MS, SPEED):
             return f"{found.mean:.1f}" if figure == STEP_MS else f"{found.mean:,.0f}"
         floors = [self.of(floor, *figure) for floor in self._floors.get(group, ())]
-        return f"{found} {BELOW}" if any(floor and floor.mean > found.mean for floor in floors) else str(found)
+        return (
+            f"{found} {BELOW}"
+            if any(floor and floor.mean > found.mean for floor in floors)
+            else str(found)
+        )
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
 
 
-def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping[str, Any] | None = None) -> str:
-    """Every log and protocol in a section. A sweep changes the settings `axes`; each has a table of its own."""
+def markdown(
+    records: Sequence[Record],
+    axes: Sequence[str] = (),
+    fixed: Mapping[str, Any] | None = None,
+) -> str:
+    """Every log and protocol in a section. A sweep changes the settings `axes`; each
+    has a table of its own.
+    """
     parts = []
     for ours in by_log(records):
         parts += [f"## {ours[0].data}, {ours[0].protocol}", about(ours)]
@@ -198,7 +260,10 @@ def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping
                 f"ranker, over {ours[0].about.get('retrieved', 0):,} events of the whole stream, evenly chosen. "
                 "events/s: ranked and learned from, by time on a core."
             )
-            for prefix, what in (("", "all events"), ("new/", "events new to their user, known items left out")):
+            for prefix, what in (
+                ("", "all events"),
+                ("new/", "events new to their user, known items left out"),
+            ):
                 title = f"HR@{shown_k(ours)} by user and item over the whole stream, {what}:"
                 parts += [title, slices_table(ours, prefix)]
     return "\n\n".join(parts) + "\n"
@@ -206,7 +271,8 @@ def markdown(records: Sequence[Record], axes: Sequence[str] = (), fixed: Mapping
 
 def about(records: Sequence[Record]) -> str:
     """What was run, in a sentence."""
-    first, seeds = records[0].about, {r.seed for r in records}
+    first = records[0].about
+    seeds = {r.seed for r in records}
     tested = {r.about["users_tested"] for r in records if "users_tested" in r.about}
     ranked = {r.about["slices"]["all"] for r in records if "slices" in r.about}
     reasons = refused(first.get("accounting", {}))
@@ -214,8 +280,15 @@ def about(records: Sequence[Record]) -> str:
     parts = [
         _counted("users", first["users"], tested, "tested"),
         f"{first['items']:,} items",
-        _counted("events", first["events"], ranked, f"ranked{f'; refused: {reasons}' if reasons else ''}"),
-        f"{', '.join(map(str, epochs))} epochs" if epochs else "one pass, test then train",
+        _counted(
+            "events",
+            first["events"],
+            ranked,
+            f"ranked{f'; refused: {reasons}' if reasons else ''}",
+        ),
+        f"{', '.join(map(str, epochs))} epochs"
+        if epochs
+        else "one pass, test then train",
         f"{len(seeds)} seeds (mean ± deviation)" if len(seeds) > 1 else "one seed",
         settings_text(common_settings(records)),
     ]
@@ -224,53 +297,94 @@ def about(records: Sequence[Record]) -> str:
 
 
 def _counted(what: str, total: int, some: set[int], done: str) -> str:
-    """`5,000 events`, or `5,000 events (4,000 to 4,500 ranked)` if not all of them were."""
+    """`5,000 events`, or `5,000 events (4,000 to 4,500 ranked)` if not all of them
+    were.
+    """
     if some <= {total}:
         return f"{total:,} {what}"
-    few, many = min(some), max(some)
+    few = min(some)
+    many = max(some)
     return f"{total:,} {what} ({f'{few:,}' if few == many else f'{few:,} to {many:,}'} {done})"
 
 
 def main_table(records: Sequence[Record]) -> str:
-    """Floors, then methods, by the main figures of their protocol, and those of the paper on its own log."""
-    figures, k, offline = Figures(records), shown_k(records), records[0].protocol == "offline"
-    shown: list[Figure] = [(metric, k, SECOND_HALF + slice_) for metric, slice_ in STREAM_FIGURES]
-    shown += [("hr-without-towers", k, SECOND_HALF + slice_) for slice_ in ("all", "new")]
+    """Floors, then methods, by the main figures of their protocol, and those of the
+    paper on its own log.
+    """
+    figures = Figures(records)
+    k = shown_k(records)
+    offline = records[0].protocol == "offline"
+    shown: list[Figure] = [
+        (metric, k, SECOND_HALF + slice_) for metric, slice_ in STREAM_FIGURES
+    ]
+    shown += [
+        ("hr-without-towers", k, SECOND_HALF + slice_) for slice_ in ("all", "new")
+    ]
     shown += TOWERS_FIGURES
     if any(record.settings.get("catalogue") for record in records):
         shown += [(metric, k, slice_) for metric, slice_ in CATALOGUE_FIGURES]
     if offline:
-        shown = [(metric, any_k, "all") for metric in ("recall", "ndcg") for any_k in _measured_ks(records)]
+        shown = [
+            (metric, any_k, "all")
+            for metric in ("recall", "ndcg")
+            for any_k in _measured_ks(records)
+        ]
         shown.append(("authors-ndcg", k, "all"))
     shown += [SPEED, STEP_MS]
     head = ["method" if offline else "", *(_title(figure, offline) for figure in shown)]
     named = _floors_and_methods(records)
-    rows = [[name, *(figures.cell(group, figure) for figure in shown)] for group, name in named]
-    if offline and records[0].data == "gowalla" and records[0].about.get("events") == PAPER_GOWALLA_EVENTS:
+    rows = [
+        [name, *(figures.cell(group, figure) for figure in shown)]
+        for group, name in named
+    ]
+    if (
+        offline
+        and records[0].data == "gowalla"
+        and records[0].about.get("events") == PAPER_GOWALLA_EVENTS
+    ):
         head += ["paper: Recall@10", "paper: NDCG@10 (authors')"]
-        rows = [[*row, *PAPER_GOWALLA.get(group[2], ("", ""))] for row, (group, _) in zip(rows, named, strict=True)]
+        rows = [
+            [*row, *PAPER_GOWALLA.get(group[2], ("", ""))]
+            for row, (group, _) in zip(rows, named, strict=True)
+        ]
     return _table(head, rows)
 
 
 def slices_table(records: Sequence[Record], prefix: str = "") -> str:
-    """The hit rates of floors and methods by what is known of user and item, with the number of events first.
+    """The hit rates of floors and methods by what is known of user and item, with the
+    number of events first.
 
     The prefix `new/` is for events new to their user.
     """
-    k, figures, events = shown_k(records), Figures(records), records[0].about.get("slices", {})
+    k = shown_k(records)
+    figures = Figures(records)
+    events = records[0].about.get("slices", {})
     shown = ["new" if prefix else "all", *(prefix + split for split in SPLITS)]
-    rows = [["events", *(f"{events[slice_]:,}" if slice_ in events else "" for slice_ in shown)]]
+    rows = [
+        [
+            "events",
+            *(f"{events[slice_]:,}" if slice_ in events else "" for slice_ in shown),
+        ]
+    ]
     for group, name in _floors_and_methods(records):
-        rows.append([name, *(figures.cell(group, ("hr", k, slice_)) for slice_ in shown)])
-    return _table(["", *(slice_title(slice_.removeprefix(prefix)) for slice_ in shown)], rows)
+        rows.append(
+            [name, *(figures.cell(group, ("hr", k, slice_)) for slice_ in shown)]
+        )
+    return _table(
+        ["", *(slice_title(slice_.removeprefix(prefix)) for slice_ in shown)], rows
+    )
 
 
 def sweep_table(records: Sequence[Record], parameter: str) -> str:
     """One parameter's values by method."""
-    figures, shown, rows = Figures(records), (headline(records), STEP_MS), []
+    figures = Figures(records)
+    shown = (headline(records), STEP_MS)
+    rows = []
     for group, record in {group_of(record): record for record in records}.items():
         value = str(record.settings.get(parameter, "default"))
-        rows.append([value, record.method, *(figures.cell(group, figure) for figure in shown)])
+        rows.append(
+            [value, record.method, *(figures.cell(group, figure) for figure in shown)]
+        )
     rows.sort(key=lambda row: by_number(row[0]))
     titles = [_title(figure, records[0].protocol == "offline") for figure in shown]
     return _table([parameter, "method", *titles], rows)
@@ -278,11 +392,17 @@ def sweep_table(records: Sequence[Record], parameter: str) -> str:
 
 def _floors_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
     """Where the figures of each are, and what tables call it."""
-    floors, methods, common = {}, {}, common_settings(records)
+    floors = {}
+    methods = {}
+    common = common_settings(records)
     for record in records:
-        methods[group_of(record)] = labelled(f"`{record.method}`", record.settings, common)
+        methods[group_of(record)] = labelled(
+            f"`{record.method}`", record.settings, common
+        )
         for floor in record.floors:
-            floors[group_of(record, floor)] = labelled(f"floor: {floor}", record.settings_of(floor), common)
+            floors[group_of(record, floor)] = labelled(
+                f"floor: {floor}", record.settings_of(floor), common
+            )
     return [*floors.items(), *methods.items()]
 
 
@@ -290,5 +410,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Empty rows and columns are left out."""
     rows = [row for row in rows if any(row[1:])]
     filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
-    lines = [[head[at] for at in filled], ["---"] * len(filled), *([row[at] for at in filled] for row in rows)]
+    lines = [
+        [head[at] for at in filled],
+        ["---"] * len(filled),
+        *([row[at] for at in filled] for row in rows),
+    ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,19 +1,23 @@
-"""Events to a topic of Kafka, each exactly once, also if the writer is killed and starts again.
+"""Events to a topic of Kafka, each exactly once, also if the writer is killed and
+starts again.
 
-Each write is a transaction: Kafka commits its events together with the position after them, or neither. The position
-is what the group `streamer-replay-<name>` has committed for partition 0 of the topic:
+Each write is a transaction: Kafka commits its events together with the position after
+them, or neither. The position is what the group `streamer-replay-<name>` has committed
+for partition 0 of the topic:
 
     offset     how many events of the replay the topic holds
     metadata   "4 partitions", as the topic had then: with another number a user's events would not stay in order
 
-Brokers forget it with the topic, or seven days after the last write (`offsets.retention.minutes`); the replay then
-begins anew.
+Brokers forget it with the topic, or seven days after the last write
+(`offsets.retention.minutes`); the replay then begins anew.
 
-The transactional id is `streamer-replay-<name>-<topic>`. A writer that starts with it completes or aborts the
-transaction that the writer before left open, and fences that writer: the brokers take nothing more from it.
+The transactional id is `streamer-replay-<name>-<topic>`. A writer that starts with it
+completes or aborts the transaction that the writer before left open, and fences that
+writer: the brokers take nothing more from it.
 
-Readers have to ask for committed records, by the client's `isolation_level=read_committed`. Other readers also see
-the events of a write that a kill cut off, and see them again when the replay goes on.
+Readers have to ask for committed records, by the client's
+`isolation_level=read_committed`. Other readers also see the events of a write that a
+kill cut off, and see them again when the replay goes on.
 """
 
 from __future__ import annotations
@@ -41,32 +45,55 @@ from streamer.sources.kafka.settings import KafkaSettings
 GROUP_PREFIX = "streamer-replay-"
 TIMEOUTS = {"delivery_timeout_ms": 120_000, "transaction_timeout_ms": 60_000}
 DEFAULTS = TIMEOUTS | {"batch_size": 1 << 19, "linger_ms": 5}
-TOPIC_TIMEOUT_MS, CLOSE_TIMEOUT_S, RETRY_PAUSE_S = 10_000, 5.0, 0.5
+TOPIC_TIMEOUT_MS = 10_000
+CLOSE_TIMEOUT_S = 5.0
+RETRY_PAUSE_S = 0.5
 
 
 class KafkaSink:
-    """A topic of a Kafka cluster. One write is on its way while the caller makes the next one ready.
+    """A topic of a Kafka cluster. One write is on its way while the caller makes the
+    next one ready.
 
-    A record has the time at which it is written: by the time of its event, a broker would remove an old one at once.
-    Brokers that create topics when they are asked for one create this one.
-    The settings are those of a source: cluster and client settings are the same.
+    A record has the time at which it is written: by the time of its event, a broker
+    would remove an old one at once. Brokers that create topics when they are asked for
+    one create this one. The settings are those of a source: cluster and client settings
+    are the same.
 
     Raises:
         SourceUnavailable: no broker responds.
         SourceError: there is no such topic, or we may not write to it.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, clock: Callable[[], float] = time.time) -> None:
-        self._settings, self._topic, self._clock = settings, topic, clock
-        self._where = f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._clock = clock
+        self._where = (
+            f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        )
         self._config = DEFAULTS | settings.producer_config()
-        self._config["allow_auto_create_topics"] = settings.client.get("allow_auto_create_topics", True)
-        self._timeout_s, self._transaction_timeout_s = (self._config[name] / 1000 for name in TIMEOUTS)
-        self._group: str | None = None  # without `resume` there is none, and no transactions
+        self._config["allow_auto_create_topics"] = settings.client.get(
+            "allow_auto_create_topics", True
+        )
+        self._timeout_s, self._transaction_timeout_s = (
+            self._config[name] / 1000 for name in TIMEOUTS
+        )
+        self._group: str | None = (
+            None  # without `resume` there is none, and no transactions
+        )
         self._position = 0  # the replay's events in the topic, with those on their way
         self._events: Sequence[Record] = ()  # of the last write
-        self._attempt: Future[None] | None = None  # to write them; none when they are safe
-        self._producer: Any = connect(KafkaProducer, {"max_block_ms": TOPIC_TIMEOUT_MS} | self._config)
+        self._attempt: Future[None] | None = (
+            None  # to write them; none when they are safe
+        )
+        self._producer: Any = connect(
+            KafkaProducer, {"max_block_ms": TOPIC_TIMEOUT_MS} | self._config
+        )
         self._send = sender_for(self._producer)
         try:
             self._partitions = self._find_partitions()
@@ -78,7 +105,10 @@ class KafkaSink:
     def _find_partitions(self) -> list[TopicPartition]:
         try:
             with explained(self._where):
-                return [TopicPartition(self._topic, n) for n in sorted(self._producer.partitions_for(self._topic))]
+                return [
+                    TopicPartition(self._topic, n)
+                    for n in sorted(self._producer.partitions_for(self._topic))
+                ]
         except SourceUnavailable as error:
             problem = "there is no such topic, and the brokers do not create it. Create it first"
             raise UnknownTopic(f"{self._where}: {problem}") from error
@@ -98,16 +128,28 @@ class KafkaSink:
         """A new producer, which has settled and fenced what the one before has begun."""
         self._disconnect()
         transactional_id = f"{self._group}-{self._topic}"
-        producer = self._producer = connect(KafkaProducer, {"transactional_id": transactional_id} | self._config)
+        producer = self._producer = connect(
+            KafkaProducer, {"transactional_id": transactional_id} | self._config
+        )
         needs = f"rights for {transactional_id!r}, and as many brokers as transaction.state.log.replication.factor says"
-        with explained(f"no transactions in {self._where} (they need {needs}; --no-resume writes without them)"):
+        with explained(
+            f"no transactions in {self._where} (they need {needs}; --no-resume writes without them)"
+        ):
             producer.init_transactions()
         return producer
 
     def _committed_position(self) -> int:
-        config = self._settings.consumer_config() | {"group_id": self._group, "isolation_level": "read_committed"}
-        with contextlib.closing(connect(KafkaConsumer, config)) as consumer, explained(f"group {self._group!r}"):
-            found = consumer.committed(self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s)
+        config = self._settings.consumer_config() | {
+            "group_id": self._group,
+            "isolation_level": "read_committed",
+        }
+        with (
+            contextlib.closing(connect(KafkaConsumer, config)) as consumer,
+            explained(f"group {self._group!r}"),
+        ):
+            found = consumer.committed(
+                self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s
+            )
         if found is not None and found.metadata != self._metadata:
             problem = f"it had {found.metadata} then, and has {self._metadata} now. --restart begins anew"
             raise SourceError(f"cannot resume this replay in {self._where}: {problem}")
@@ -116,8 +158,11 @@ class KafkaSink:
     def write(self, events: Sequence[Record]) -> None:
         """Begin to write events, once the write before is safe."""
         self._finish()
-        self._events, self._position = events, self._position + len(events)
-        self._attempt = _in_background(self._write, self._producer, events, self._position)
+        self._events = events
+        self._position = self._position + len(events)
+        self._attempt = _in_background(
+            self._write, self._producer, events, self._position
+        )
 
     def close(self) -> None:
         """See `EventSink.close`."""
@@ -131,11 +176,17 @@ class KafkaSink:
             self._producer.close(CLOSE_TIMEOUT_S)
 
     def _finish(self) -> None:
-        """Return when the last write is safe. A transaction whose outcome is unknown is tried again for a while."""
+        """Return when the last write is safe. A transaction whose outcome is unknown is
+        tried again for a while.
+        """
         deadline = time.monotonic() + self._timeout_s
         while self._attempt is not None:
             try:
-                self._attempt.result(self._timeout_s if self._group is None else self._transaction_timeout_s)
+                self._attempt.result(
+                    self._timeout_s
+                    if self._group is None
+                    else self._transaction_timeout_s
+                )
                 self._attempt = None
             except (SourceError, TimeoutError) as error:
                 self._attempt = None
@@ -143,57 +194,80 @@ class KafkaSink:
                     raise
                 if self._group is None or time.monotonic() > deadline:
                     problem = f"the brokers have not taken a write within {self._timeout_s:g} s; see whether they run"
-                    raise SourceUnavailable(f"{self._where}: {problem}, and start it again ({error})") from error
-                self._attempt = _in_background(self._write, None, self._events, self._position)
+                    raise SourceUnavailable(
+                        f"{self._where}: {problem}, and start it again ({error})"
+                    ) from error
+                self._attempt = _in_background(
+                    self._write, None, self._events, self._position
+                )
 
     def _write(self, producer: Any, events: Sequence[Record], position: int) -> None:
-        """Write events and, in the same transaction, the position after them. Without a producer, do it again:
+        """Write events and, in the same transaction, the position after them. Without a
+        producer, do it again:
 
-        1. begin transactions anew, which settles whether the last one was committed; 2. look at the committed position;
+        1. begin transactions anew, which settles whether the last one was committed; 2.
+           look at the committed position;
         3. write if it is still the one before the events.
 
-        Raises SourceUnavailable if nobody knows whether the brokers have them, SourceError if they do not take them.
+        Raises SourceUnavailable if nobody knows whether the brokers have them,
+        SourceError if they do not take them.
         """
         try:
             if producer is None:
                 time.sleep(RETRY_PAUSE_S)
-                producer, committed = self._begin_transactions(), self._committed_position()
+                producer = self._begin_transactions()
+                committed = self._committed_position()
                 if committed == position:
                     return
-                if events and committed != position - len(events):  # (without events it is a restart)
+                if events and committed != position - len(
+                    events
+                ):  # (without events it is a restart)
                     raise errors.ProducerFencedError
             if self._group is None:
                 self._send_all(producer, events)
                 return
             producer.begin_transaction()
             self._send_all(producer, events)
-            offsets = {self._partitions[0]: OffsetAndMetadata(position, self._metadata, -1)}
+            offsets = {
+                self._partitions[0]: OffsetAndMetadata(position, self._metadata, -1)
+            }
             producer.send_offsets_to_transaction(offsets, self._group)
             producer.commit_transaction()
         except (errors.ProducerFencedError, errors.InvalidProducerEpochError) as error:
-            problem = "another process continues this replay, or a transaction took too long"
+            problem = (
+                "another process continues this replay, or a transaction took too long"
+            )
             advice = "Nothing was doubled; make sure that it runs only once, and start it again"
             raise SourceError(f"{self._where}: {problem}. {advice}") from error
         except errors.KafkaError as error:
-            if isinstance(error, errors.BrokerResponseError) and not is_transient(error):
+            if isinstance(error, errors.BrokerResponseError) and not is_transient(
+                error
+            ):
                 with contextlib.suppress(errors.KafkaError):
                     producer.abort_transaction()
                 raise in_our_words(error, f"events to {self._where}") from error
             raise SourceUnavailable(f"events to {self._where}: {error}") from error
 
     def _send_all(self, producer: Any, events: Sequence[Record]) -> None:
-        """Return when the brokers have all events; the client would also commit a transaction that lacks some."""
+        """Return when the brokers have all events; the client would also commit a
+        transaction that lacks some.
+        """
         parts: defaultdict[int, list[Record]] = defaultdict(list)
         for record in events:
             parts[_key_hash(record[0] or b"") % len(self._partitions)].append(record)
         time_ms = round(self._clock() * 1000)
-        sent = [self._send(producer, self._partitions[number], part, time_ms) for number, part in parts.items()]
+        sent = [
+            self._send(producer, self._partitions[number], part, time_ms)
+            for number, part in parts.items()
+        ]
         for future in chain.from_iterable(sent):
             future.get(self._timeout_s)
 
 
 def _in_background(work: Callable[..., None], *arguments: Any) -> Future[None]:
-    """Run in a daemon thread: kafka-python may wait for a response without end, which must not keep the process."""
+    """Run in a daemon thread: kafka-python may wait for a response without end, which
+    must not keep the process.
+    """
     done: Future[None] = Future()
 
     def run() -> None:

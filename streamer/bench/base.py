@@ -1,4 +1,6 @@
-"""What benches share. A new one is a class in `streamer.bench.catalogue` and a module with `measure(bench)`."""
+"""What benches share. A new one is a class in `streamer.bench.catalogue` and a module
+with `measure(bench)`.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ PARTITIONS = 4
 
 
 class Bench(Settings):
-    """Settings of one measurement. What a subclass says of itself is the help of its command."""
+    """Settings of one measurement. What a subclass says of itself is the help of its
+    command.
+    """
 
     name: ClassVar[str]
     module: ClassVar[str]
-    """Has `measure(bench)`, which returns JSON values. It may load torch, so it is imported when it is needed."""
+    """Has `measure(bench)`, which returns JSON values. It may load torch, so it is
+    imported when it is needed.
+    """
 
     def run(self) -> dict[str, Any]:
         """Measure."""
@@ -35,8 +41,11 @@ class Bench(Settings):
         return result
 
 
-def interleaved(parts: Mapping[K, Callable[[], Iterable[T]]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
-    """What each part measured in all rounds. In a round each has its turn, so that all meet the same machine.
+def interleaved(
+    parts: Mapping[K, Callable[[], Iterable[T]]], rounds: int, warm_up: int = 0
+) -> dict[K, list[T]]:
+    """What each part measured in all rounds. In a round each has its turn, so that all
+    meet the same machine.
 
     Before them are `warm_up` rounds that are not counted.
     """
@@ -57,12 +66,18 @@ def seconds(call: Callable[..., object], *arguments: Any) -> float:
     return time.perf_counter() - started
 
 
-def long_tailed(rng: np.random.Generator, items: int, size: int, exponent: float) -> np.ndarray[Any, Any]:
-    """[size] random items, 0 the most popular: the k-th of them has a weight of (k + 10) ** -exponent."""
+def long_tailed(
+    rng: np.random.Generator, items: int, size: int, exponent: float
+) -> np.ndarray[Any, Any]:
+    """[size] random items, 0 the most popular: the k-th of them has a weight of (k +
+    10) ** -exponent.
+    """
     import numpy as np
 
     weights = np.cumsum((np.arange(items) + 10.0) ** -exponent)
-    found: np.ndarray[Any, Any] = np.searchsorted(weights, rng.random(size) * weights[-1])
+    found: np.ndarray[Any, Any] = np.searchsorted(
+        weights, rng.random(size) * weights[-1]
+    )
     return found
 
 
@@ -75,7 +90,12 @@ def kafka_topics(bootstrap_servers: str, count: int) -> Iterator[list[str]]:
     names = [f"streamer-bench-{uuid4().hex[:12]}" for _ in range(count)]
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
     try:
-        admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1) for name in names])
+        admin.create_topics(
+            [
+                NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)
+                for name in names
+            ]
+        )
         admin.wait_for_topics(names)
         yield names
     finally:

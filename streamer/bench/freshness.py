@@ -1,4 +1,6 @@
-"""`streamer bench freshness`: from an event to the first moment at which a request sees it."""
+"""`streamer bench freshness`: from an event to the first moment at which a request sees
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +28,53 @@ Write = Callable[[list[tuple[bytes, bytes]]], None]
 
 def measure(bench: FreshnessBench) -> dict[str, Any]:
     """Waits of the three kinds, as the server saw them."""
-    with tempfile.TemporaryDirectory() as name, _topic(bench, Path(name)) as (topic, stream, write):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        _topic(bench, Path(name)) as (topic, stream, write),
+    ):
         directory = Path(name)
         events = _Events(bench, write)
         common = ("--data-dir", directory, "--topic", topic, *stream)
         points = directory / "points"
-        with process("run", *common, "--publish-dir", points, "--group-id", topic, "--log-format", "plain") as trainer:
+        with process(
+            "run",
+            *common,
+            "--publish-dir",
+            points,
+            "--group-id",
+            topic,
+            "--log-format",
+            "plain",
+        ) as trainer:
             port = free_port()
             with process("serve", *common, "--from", points, "--port", port) as server:
                 url = f"http://127.0.0.1:{port}"
                 events.until(lambda: _ready(url, server, trainer))
                 events.until_time(bench.warm_up)
                 events.until_time(bench.seconds)
-                found = wait_for(f"{url}/status?last_s={bench.seconds}", server, trainer)
+                found = wait_for(
+                    f"{url}/status?last_s={bench.seconds}", server, trainer
+                )
     options = {name: getattr(bench, name) for name in FreshnessBench.all()}
     source = "kafka" if bench.bootstrap_servers else "embedded"
-    return {**found["freshness"], "source": source, "options": options, "load": round(os.getloadavg()[0], 2)}
+    return {
+        **found["freshness"],
+        "source": source,
+        "options": options,
+        "load": round(os.getloadavg()[0], 2),
+    }
 
 
 class _Events:
     """Writes events at a steady rate."""
 
     def __init__(self, bench: FreshnessBench, write: Write) -> None:
-        self._bench, self._write, self._rng = bench, write, np.random.default_rng(0)
-        self._began, self._written, self._new = time.monotonic(), 0, 0.0
+        self._bench = bench
+        self._write = write
+        self._rng = np.random.default_rng(0)
+        self._began = time.monotonic()
+        self._written = 0
+        self._new = 0.0
 
     def until_time(self, seconds: float) -> None:
         """Write for some time."""
@@ -64,7 +89,10 @@ class _Events:
                 looked = time.monotonic()
                 if done():
                     return
-            due = int((time.monotonic() - self._began) * self._bench.events_per_second) - self._written
+            due = (
+                int((time.monotonic() - self._began) * self._bench.events_per_second)
+                - self._written
+            )
             if due > 0:
                 self._write(self._records(due))
             time.sleep(TICK_S)
@@ -72,7 +100,9 @@ class _Events:
     def _records(self, count: int) -> list[tuple[bytes, bytes]]:
         bench = self._bench
         users = self._rng.integers(0, bench.users, count).tolist()
-        items = [f"i{i}" for i in long_tailed(self._rng, bench.items, count, 1.0).tolist()]
+        items = [
+            f"i{i}" for i in long_tailed(self._rng, bench.items, count, 1.0).tolist()
+        ]
         for k in range(count):
             self._new += bench.new_items_per_second / bench.events_per_second
             if self._new >= 1:
@@ -80,7 +110,10 @@ class _Events:
                 items[k] = f"new {self._written + k}"
         self._written += count
         now = time.time()
-        return [(f"u{u}".encode(), encode(f"u{u}", item, now)) for u, item in zip(users, items, strict=True)]
+        return [
+            (f"u{u}".encode(), encode(f"u{u}", item, now))
+            for u, item in zip(users, items, strict=True)
+        ]
 
 
 def _ready(url: str, *beside: Any) -> bool:
@@ -89,7 +122,9 @@ def _ready(url: str, *beside: Any) -> bool:
 
 
 @contextmanager
-def _topic(bench: FreshnessBench, directory: Path) -> Iterator[tuple[str, tuple[Any, ...], Write]]:
+def _topic(
+    bench: FreshnessBench, directory: Path
+) -> Iterator[tuple[str, tuple[Any, ...], Write]]:
     """A new topic, the options that lead there, and what writes records to it."""
     if bench.bootstrap_servers is None:
         from streamer.sources.embedded.log import EmbeddedLog
@@ -102,7 +137,9 @@ def _topic(bench: FreshnessBench, directory: Path) -> Iterator[tuple[str, tuple[
     from kafka import KafkaProducer
 
     with kafka_topics(bench.bootstrap_servers, 1) as (topic,):
-        producer = KafkaProducer(bootstrap_servers=bench.bootstrap_servers.split(","), linger_ms=0)
+        producer = KafkaProducer(
+            bootstrap_servers=bench.bootstrap_servers.split(","), linger_ms=0
+        )
 
         def send(rows: list[tuple[bytes, bytes]]) -> None:
             for key, value in rows:

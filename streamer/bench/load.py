@@ -1,4 +1,6 @@
-"""Load on a server: requests at a steady rate, or as many as it answers. Waiting counts from when a request is due."""
+"""Load on a server: requests at a steady rate, or as many as it answers. Waiting counts
+from when a request is due.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class _Connection:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         if not head.startswith(b"http/1.1 200"):
-            raise StreamerError(f"the server refused {path}: {head.splitlines()[0].decode()}")
+            raise StreamerError(
+                f"the server refused {path}: {head.splitlines()[0].decode()}"
+            )
         length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
         await reader.readexactly(length)
 
@@ -35,8 +39,12 @@ class _Connection:
             self._streams[1].close()
 
 
-def open_loop(port: int, paths: Sequence[str], rate: float, seconds: float, connections: int) -> list[float]:
-    """The waits of requests that are due at a steady rate, in seconds, with the time until each could be sent."""
+def open_loop(
+    port: int, paths: Sequence[str], rate: float, seconds: float, connections: int
+) -> list[float]:
+    """The waits of requests that are due at a steady rate, in seconds, with the time
+    until each could be sent.
+    """
 
     async def run() -> list[float]:
         pool = [_Connection(port) for _ in range(connections)]
@@ -64,19 +72,24 @@ def open_loop(port: int, paths: Sequence[str], rate: float, seconds: float, conn
     return asyncio.run(run())
 
 
-def closed_loop(port: int, paths: Sequence[str], seconds: float, connections: int) -> float:
+def closed_loop(
+    port: int, paths: Sequence[str], seconds: float, connections: int
+) -> float:
     """How many requests a second are answered, if each connection asks again at once."""
 
     async def run() -> float:
-        begin, done = time.perf_counter(), 0
+        begin = time.perf_counter()
+        done = 0
 
         async def asks(number: int) -> None:
             nonlocal done
-            connection, k = _Connection(port), number
+            connection = _Connection(port)
+            k = number
             try:
                 while time.perf_counter() - begin < seconds:
                     await connection.get(paths[k % len(paths)])
-                    k, done = k + connections, done + 1
+                    k = k + connections
+                    done = done + 1
             finally:
                 connection.close()
 
@@ -89,7 +102,12 @@ def closed_loop(port: int, paths: Sequence[str], seconds: float, connections: in
 def quantiles_ms(waits: Sequence[float]) -> dict[str, Any]:
     """Median and tail of waits, in milliseconds."""
     p50, p90, p99 = np.percentile(np.array(waits) * 1000, [50, 90, 99])
-    return {"p50_ms": round(p50, 2), "p90_ms": round(p90, 2), "p99_ms": round(p99, 2), "requests": len(waits)}
+    return {
+        "p50_ms": round(p50, 2),
+        "p90_ms": round(p90, 2),
+        "p99_ms": round(p99, 2),
+        "requests": len(waits),
+    }
 
 
 def shuffled(count: int, path: Callable[[int], str]) -> list[str]:

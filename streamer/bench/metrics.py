@@ -1,4 +1,6 @@
-"""What metrics cost: two lines with the defaults of a run on the same stream, one of them with all metrics, in turn."""
+"""What metrics cost: two lines with the defaults of a run on the same stream, one of
+them with all metrics, in turn.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ from streamer.sources.embedded.log import EmbeddedLog
 TOPIC = "bench"
 WARM_UP_STEPS = 5
 ROUNDS = 3
-"""A line has few, long turns: what is done by the clock is then done as often as in a run of its own."""
+"""A line has few, long turns: what is done by the clock is then done as often as in a
+run of its own.
+"""
 
 
 def measure(bench: MetricsBench) -> dict[str, Any]:
-    """`share` is the time inside the monitor over that of its line's steps; `ratio` compares the two lines."""
+    """`share` is the time inside the monitor over that of its line's steps; `ratio`
+    compares the two lines.
+    """
     turn = -(-bench.steps // ROUNDS)
     steps = turn * ROUNDS + WARM_UP_STEPS + 2  # lines read ahead
     with tempfile.TemporaryDirectory() as directory:
@@ -43,10 +49,17 @@ def measure(bench: MetricsBench) -> dict[str, Any]:
             _line(bench, directory, "watched", monitor) as watched,
         ):
             lines = {"plain": plain, "watched": watched}
-            interleaved({name: partial(_steps, line, 1) for name, line in lines.items()}, WARM_UP_STEPS)
+            interleaved(
+                {name: partial(_steps, line, 1) for name, line in lines.items()},
+                WARM_UP_STEPS,
+            )
             monitor.seconds = 0.0
-            taken = interleaved({name: partial(_steps, line, turn) for name, line in lines.items()}, ROUNDS)
-    with_metrics, without = median(taken["watched"]), median(taken["plain"])
+            taken = interleaved(
+                {name: partial(_steps, line, turn) for name, line in lines.items()},
+                ROUNDS,
+            )
+    with_metrics = median(taken["watched"])
+    without = median(taken["plain"])
     return {
         "share": round(monitor.seconds / sum(taken["watched"]), 5),
         "ratio": round(with_metrics / without, 4),
@@ -72,11 +85,14 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TimedMonitor(Monitor):
-    """A monitor that adds up the time that the thread that made it spends inside, with reading the clock."""
+    """A monitor that adds up the time that the thread that made it spends inside, with
+    reading the clock.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
-        self.thread, self.seconds = threading.get_ident(), 0.0
+        self.thread = threading.get_ident()
+        self.seconds = 0.0
 
     beat = _timed(Monitor.beat)
     phase = _timed(Monitor.phase)
@@ -97,7 +113,9 @@ def _steps(line: Pipeline, count: int) -> list[float]:
 
 
 @contextmanager
-def _line(bench: MetricsBench, directory: str, name: str, observer: Observer) -> Iterator[Pipeline]:
+def _line(
+    bench: MetricsBench, directory: str, name: str, observer: Observer
+) -> Iterator[Pipeline]:
     settings = RunSettings(
         data_dir=Path(directory),
         topics=(TOPIC,),
@@ -118,10 +136,14 @@ def _line(bench: MetricsBench, directory: str, name: str, observer: Observer) ->
 
 
 def _write_stream(bench: MetricsBench, directory: str, events: int) -> None:
-    rng, now = np.random.default_rng(0), time.time()
+    rng = np.random.default_rng(0)
+    now = time.time()
     items = np.minimum(rng.zipf(1.3, events), bench.items).tolist()
     users = rng.integers(0, bench.users, events).tolist()
     with EmbeddedLog(directory) as log:
         log.create_topic(TOPIC, 1)
         pairs = zip(users, items, strict=True)
-        log.append(TOPIC, [(None, encode(f"u{u}", f"i{i}", now), int(1000 * now)) for u, i in pairs])
+        log.append(
+            TOPIC,
+            [(None, encode(f"u{u}", f"i{i}", now), int(1000 * now)) for u, i in pairs],
+        )

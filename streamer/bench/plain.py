@@ -1,6 +1,8 @@
-"""SSL-Pop, BIR and XIR as the paper's authors write them: the alternative that the fast step is measured against.
+"""SSL-Pop, BIR and XIR as the paper's authors write them: the alternative that the fast
+step is measured against.
 
-Whole B x B matrices, torch.multinomial, gather, autograd through all of it, dense Adam with L2 on the whole tables.
+Whole B x B matrices, torch.multinomial, gather, autograd through all of it, dense Adam
+with L2 on the whole tables.
 """
 
 from __future__ import annotations
@@ -10,25 +12,42 @@ from torch import Tensor, nn
 
 from streamer.model.batch import Rows
 
-CACHE_WEIGHT, LEARNING_RATE, L2 = 0.2, 0.001, 1e-6
+CACHE_WEIGHT = 0.2
+LEARNING_RATE = 0.001
+L2 = 1e-6
 
 
 class PlainTrainer:
-    """Two embedding tables, trained by `ssl-pop`, `bir` or `xir`; `log_pop` has the log popularity of each item."""
+    """Two embedding tables, trained by `ssl-pop`, `bir` or `xir`; `log_pop` has the log
+    popularity of each item.
+    """
 
-    def __init__(self, method: str, users: int, items: int, dim: int, log_pop: Tensor, cache_size: int) -> None:
-        self.user, self.item = nn.Embedding(users, dim), nn.Embedding(items, dim)
+    def __init__(
+        self,
+        method: str,
+        users: int,
+        items: int,
+        dim: int,
+        log_pop: Tensor,
+        cache_size: int,
+    ) -> None:
+        self.user = nn.Embedding(users, dim)
+        self.item = nn.Embedding(items, dim)
         nn.init.normal_(self.user.weight, std=0.1)
         nn.init.normal_(self.item.weight, std=0.1)
-        self.log_pop, self.occurrence = log_pop, torch.ones(items)
+        self.log_pop = log_pop
+        self.occurrence = torch.ones(items)
         self.cache = torch.randint(0, items, (cache_size,))
-        self.loss = {"ssl-pop": self._ssl_pop, "bir": self._bir, "xir": self._xir}[method]
+        self.loss = {"ssl-pop": self._ssl_pop, "bir": self._bir, "xir": self._xir}[
+            method
+        ]
         parameters = [self.user.weight, self.item.weight]
         self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
 
     def step(self, user_rows: Rows, item_rows: Rows) -> Tensor:
         """Forward, backward, update."""
-        users, items = torch.from_numpy(user_rows), torch.from_numpy(item_rows)
+        users = torch.from_numpy(user_rows)
+        items = torch.from_numpy(item_rows)
         self.optimizer.zero_grad()
         loss = self.loss(self.user(users), self.item(items), items)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -51,13 +70,21 @@ class PlainTrainer:
         half = len(items) // 2
         batch_loss, batch_drawn = self._resampled(scores, positive, items, half)
         cache_loss, cache_drawn = self._resampled(cached, positive, self.cache, half)
-        drawn = torch.cat([items[batch_drawn].view(-1), self.cache[cache_drawn].view(-1)])
+        drawn = torch.cat(
+            [items[batch_drawn].view(-1), self.cache[cache_drawn].view(-1)]
+        )
         self.occurrence += torch.bincount(drawn, minlength=len(self.occurrence))
         touched = torch.unique(drawn)
-        self.cache = touched[torch.multinomial(self.occurrence[touched], len(self.cache), replacement=True)]
+        self.cache = touched[
+            torch.multinomial(
+                self.occurrence[touched], len(self.cache), replacement=True
+            )
+        ]
         return CACHE_WEIGHT * cache_loss + (1 - CACHE_WEIGHT) * batch_loss
 
-    def _resampled(self, scores: Tensor, positive: Tensor, items: Tensor, draws: int) -> tuple[Tensor, Tensor]:
+    def _resampled(
+        self, scores: Tensor, positive: Tensor, items: Tensor, draws: int
+    ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             weight = torch.softmax(scores - self.log_pop[items], 1)  # [B, K]
             drawn = torch.multinomial(weight, draws, replacement=True)  # [B, m]

@@ -1,4 +1,5 @@
-"""The alternative of `streamer bench serve`: what one writes first, a FastAPI handler around an exact index of faiss.
+"""The alternative of `streamer bench serve`: what one writes first, a FastAPI handler
+around an exact index of faiss.
 
 python -m streamer.bench.plain_server VECTORS.npy PORT
 """

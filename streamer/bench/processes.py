@@ -22,14 +22,26 @@ PATIENCE_S = 180.0
 
 
 @contextlib.contextmanager
-def process(*arguments: object, module: str = "streamer") -> Iterator[subprocess.Popen[bytes]]:
-    """A command that ends with the block; what it logs is part of the error if it ends before."""
+def process(
+    *arguments: object, module: str = "streamer"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that ends with the block; what it logs is part of the error if it ends
+    before.
+    """
     package = str(Path(streamer.__file__).resolve().parents[1])
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("STREAMER_")
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [package, os.environ.get("PYTHONPATH")])
+    )
     with tempfile.TemporaryFile() as log:
         command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
-        started = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        started = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             yield started
         finally:
@@ -39,25 +51,36 @@ def process(*arguments: object, module: str = "streamer") -> Iterator[subprocess
             if ended:
                 log.seek(0)
                 said = log.read()[-2000:].decode(errors="replace")
-                raise StreamerError(f"{' '.join(command[3:])} ended with {ended}: {said}")
+                raise StreamerError(
+                    f"{' '.join(command[3:])} ended with {ended}: {said}"
+                )
 
 
 def cpu_s(pid: int) -> float:
     """Time of all cores that a process has taken."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    user, system = (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    )
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
 def others_cores(own: Sequence[int]) -> Iterator[list[float]]:
-    """A list that holds, after the block, how many cores others than our `own` processes kept busy."""
+    """A list that holds, after the block, how many cores others than our `own`
+    processes kept busy.
+    """
 
     def busy_s() -> float:
-        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(map(cpu_s, own))
+        user, nice, system, _, _, irq, softirq, steal = map(
+            int, Path("/proc/stat").read_text().split()[1:9]
+        )
+        return (user + nice + system + irq + softirq + steal) / os.sysconf(
+            "SC_CLK_TCK"
+        ) - sum(map(cpu_s, own))
 
     found: list[float] = []
-    began, before = time.monotonic(), busy_s()
+    began = time.monotonic()
+    before = busy_s()
     yield found
     found.append(max(0.0, busy_s() - before) / (time.monotonic() - began))
 
@@ -82,6 +105,8 @@ def wait_for(url: str, *beside: subprocess.Popen[bytes]) -> Any:
             with urllib.request.urlopen(url, timeout=5) as answer:
                 return json.loads(answer.read())
         except (OSError, ValueError) as error:
-            if time.monotonic() > deadline or any(one.poll() is not None for one in beside):
+            if time.monotonic() > deadline or any(
+                one.poll() is not None for one in beside
+            ):
                 raise StreamerError(f"{url} does not answer: {error}") from error
             time.sleep(0.1)

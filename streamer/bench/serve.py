@@ -21,13 +21,17 @@ from streamer.publish.directory import DirectoryWriter
 from streamer.publish.publisher import LINES, Publisher
 from streamer.settings import ServeSettings
 
-LEARNED_ITEMS, LEARNED_EVENTS, USERS = 2000, 30_000, 2000
+LEARNED_ITEMS = 2000
+LEARNED_EVENTS = 30_000
+USERS = 2000
 TOPIC = "bench"
 EXACT_ITEMS = ServeSettings.exact_items
 
 
 def measure(bench: ServeBench) -> dict[str, Any]:
-    """Requests a second and waits at both sizes, alone and beside a trainer, and those of the alternative."""
+    """Requests a second and waits at both sizes, alone and beside a trainer, and those
+    of the alternative.
+    """
     small = _measured(bench, bench.items, beside_trainer=True)
     result: dict[str, Any] = {
         "p99_ms_40k": small["beside_trainer"]["p99_ms"],
@@ -36,9 +40,16 @@ def measure(bench: ServeBench) -> dict[str, Any]:
     if bench.many_items:
         large = _measured(bench, bench.many_items, beside_trainer=False)
         over = large["requests_per_second"] / large["alternative_requests_per_second"]
-        result |= {"throughput_over_alternative_1m": round(over, 2), "many_items": large}
+        result |= {
+            "throughput_over_alternative_1m": round(over, 2),
+            "many_items": large,
+        }
     options = {name: getattr(bench, name) for name in ServeBench.all()}
-    return result | {"items": small, "options": options, "load_before": round(os.getloadavg()[0], 2)}
+    return result | {
+        "items": small,
+        "options": options,
+        "load_before": round(os.getloadavg()[0], 2),
+    }
 
 
 def _measured(bench: ServeBench, items: int, *, beside_trainer: bool) -> dict[str, Any]:
@@ -57,48 +68,104 @@ def _measured(bench: ServeBench, items: int, *, beside_trainer: bool) -> dict[st
             learner.save(directory / "checkpoints")
         del learner, publisher
         port = free_port()
-        serve = ("serve", "--from", directory / "points", "--data-dir", directory, "--port", port, "--topic", TOPIC)
+        serve = (
+            "serve",
+            "--from",
+            directory / "points",
+            "--data-dir",
+            directory,
+            "--port",
+            port,
+            "--topic",
+            TOPIC,
+        )
         server = stack.enter_context(process(*serve))
         wait_for(f"http://127.0.0.1:{port}/readyz", server)
-        while items > EXACT_ITEMS and not wait_for(f"http://127.0.0.1:{port}/status", server)["indexed_items"]:
+        while (
+            items > EXACT_ITEMS
+            and not wait_for(f"http://127.0.0.1:{port}/status", server)["indexed_items"]
+        ):
             closed_loop(port, paths, 1.0, 1)
         closed_loop(port, paths, 2.0, bench.connections)
         found = _throughput(bench, port, paths, server.pid) | {
-            "alone": quantiles_ms(open_loop(port, paths, bench.rate, bench.seconds, bench.connections)),
+            "alone": quantiles_ms(
+                open_loop(port, paths, bench.rate, bench.seconds, bench.connections)
+            ),
             "memory_mb": _memory_mb(server.pid),
         }
         if beside_trainer:
-            found["beside_trainer"] = _beside_trainer(bench, directory, port, paths, server)
+            found["beside_trainer"] = _beside_trainer(
+                bench, directory, port, paths, server
+            )
     with tempfile.TemporaryDirectory() as name:
-        np.save(Path(name) / "vectors.npy", np.random.default_rng(0).standard_normal((items, 64), np.float32))
+        np.save(
+            Path(name) / "vectors.npy",
+            np.random.default_rng(0).standard_normal((items, 64), np.float32),
+        )
         port = free_port()
-        with process(Path(name) / "vectors.npy", port, module="streamer.bench.plain_server") as alternative:
+        with process(
+            Path(name) / "vectors.npy", port, module="streamer.bench.plain_server"
+        ) as alternative:
             wait_for(f"http://127.0.0.1:{port}/healthz", alternative)
             closed_loop(port, paths, 2.0, bench.connections)
             theirs = _throughput(bench, port, paths, alternative.pid)
     return found | {f"alternative_{name}": figure for name, figure in theirs.items()}
 
 
-def _throughput(bench: ServeBench, port: int, paths: list[str], pid: int) -> dict[str, Any]:
-    """Requests a second, and what one takes of a core: the latter is the same on a machine that has more to do."""
+def _throughput(
+    bench: ServeBench, port: int, paths: list[str], pid: int
+) -> dict[str, Any]:
+    """Requests a second, and what one takes of a core: the latter is the same on a
+    machine that has more to do.
+    """
     before = cpu_s(pid)
     rate = closed_loop(port, paths, bench.seconds, bench.connections)
     each_s = (cpu_s(pid) - before) / max(rate * bench.seconds, 1)
-    return {"requests_per_second": round(rate, 1), "cpu_ms_per_request": round(1000 * each_s, 3)}
+    return {
+        "requests_per_second": round(rate, 1),
+        "cpu_ms_per_request": round(1000 * each_s, 3),
+    }
 
 
 def _beside_trainer(
-    bench: ServeBench, directory: Path, port: int, paths: list[str], server: Popen[bytes]
+    bench: ServeBench,
+    directory: Path,
+    port: int,
+    paths: list[str],
+    server: Popen[bytes],
 ) -> dict[str, Any]:
-    """The same while the trainer goes on from the checkpoint, and the server follows it."""
+    """The same while the trainer goes on from the checkpoint, and the server follows
+    it.
+    """
     count = int(bench.events_per_second * 600)
-    replay = ("--events", count, "--rate", bench.events_per_second, "--data-dir", directory, "--topic", TOPIC)
-    run = ("--data-dir", directory, "--topic", TOPIC, "--publish-dir", directory / "points", "--threads", 1)
+    replay = (
+        "--events",
+        count,
+        "--rate",
+        bench.events_per_second,
+        "--data-dir",
+        directory,
+        "--topic",
+        TOPIC,
+    )
+    run = (
+        "--data-dir",
+        directory,
+        "--topic",
+        TOPIC,
+        "--publish-dir",
+        directory / "points",
+        "--threads",
+        1,
+    )
     with (
         process("replay", "synthetic", *replay) as writer,
         process("run", *run, "--log-format", "plain") as trainer,
     ):
-        while wait_for(f"http://127.0.0.1:{port}/status", writer, trainer)["generation"] == 1:
+        while (
+            wait_for(f"http://127.0.0.1:{port}/status", writer, trainer)["generation"]
+            == 1
+        ):
             pass
         open_loop(port, paths, bench.rate, 2.0, bench.connections)
         own = [os.getpid(), server.pid, writer.pid, trainer.pid]
@@ -108,11 +175,20 @@ def _beside_trainer(
 
 
 def learned(items: int) -> Learner:
-    """A learner of that many items: few were learned, the others resemble one of the less popular of these each."""
-    learner, rng = Learner(device="cpu"), np.random.default_rng(0)
+    """A learner of that many items: few were learned, the others resemble one of the
+    less popular of these each.
+    """
+    learner = Learner(device="cpu")
+    rng = np.random.default_rng(0)
     chosen = long_tailed(rng, LEARNED_ITEMS, LEARNED_EVENTS, 1.0)
     who = rng.integers(0, USERS, LEARNED_EVENTS)
-    learner.learn(((str(u), f"i{i}", 1.7e9 + n) for n, (u, i) in enumerate(zip(who, chosen, strict=True))), 2048)
+    learner.learn(
+        (
+            (str(u), f"i{i}", 1.7e9 + n)
+            for n, (u, i) in enumerate(zip(who, chosen, strict=True))
+        ),
+        2048,
+    )
     known = len(learner.items)
     for start in range(known, items, 1 << 15):
         rows = np.arange(start, min(start + (1 << 15), items))
@@ -121,8 +197,13 @@ def learned(items: int) -> Learner:
             arrays = learner.take(kind, like)
             if kind == "items":
                 ids = pack_strings([f"like {row}" for row in rows.tolist()], "ids")
-                arrays |= {"ids.utf8": ids["ids.utf8"], "ids.length": np.diff(ids["ids.offsets"]).astype(np.int32)}
-                arrays[LINES] = arrays[LINES] + 0.3 * rng.standard_normal(arrays[LINES].shape, np.float32)
+                arrays |= {
+                    "ids.utf8": ids["ids.utf8"],
+                    "ids.length": np.diff(ids["ids.offsets"]).astype(np.int32),
+                }
+                arrays[LINES] = arrays[LINES] + 0.3 * rng.standard_normal(
+                    arrays[LINES].shape, np.float32
+                )
             learner.put(kind, rows, arrays)
     return learner
 

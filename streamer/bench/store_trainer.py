@@ -1,7 +1,8 @@
-"""A trainer of `streamer bench store`: a process of its own that joins a model and trains real steps when asked.
+"""A trainer of `streamer bench store`: a process of its own that joins a model and
+trains real steps when asked.
 
-It trains one learner by turns with what it shares through Redis, and alone, sharing nothing. So both meet the same
-machine, the same tables and the same batches.
+It trains one learner by turns with what it shares through Redis, and alone, sharing
+nothing. So both meet the same machine, the same tables and the same batches.
 """
 
 from __future__ import annotations
@@ -63,18 +64,25 @@ class Measured:
     """What some steps took; sums over all of them, but for the first two."""
 
     step_s: list[float] = field(default_factory=list)  # of each step, on the wall
-    step_cpu_s: list[float] = field(default_factory=list)  # of each step: all threads on a core, over those that train
+    step_cpu_s: list[float] = field(
+        default_factory=list
+    )  # of each step: all threads on a core, over those that train
     calls_s: float = 0.0  # the training thread inside the store, on the wall
     calls_cpu_s: float = 0.0  # the same on a core
-    exchange_cpu_s: float = 0.0  # the exchange thread on a core, until everything is sent
+    exchange_cpu_s: float = (
+        0.0  # the exchange thread on a core, until everything is sent
+    )
     sent_bytes: int = 0  # to the server
     received_bytes: int = 0  # from the server
-    server_cpu_s: float = 0.0  # the server on a core, for all trainers; known to one of them
+    server_cpu_s: float = (
+        0.0  # the server on a core, for all trainers; known to one of them
+    )
 
     @contextmanager
     def inside_the_store(self) -> Iterator[None]:
         """Count the time of the block as spent inside the store."""
-        wall, cpu = time.perf_counter(), time.thread_time()
+        wall = time.perf_counter()
+        cpu = time.thread_time()
         yield
         self.calls_cpu_s += time.thread_time() - cpu
         self.calls_s += time.perf_counter() - wall
@@ -96,19 +104,32 @@ class BenchTrainer:
     """One learner, with a store and alone; `stop` ends `hurry`."""
 
     def __init__(self, job: Job, stop: Event) -> None:
-        self.job, self.contributed, self._stop = job, 0, stop
-        self._partition, self._offset = Partition("bench", job.index), 0
-        self._learner = Learner(id_towers(dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"))
+        self.job = job
+        self.contributed = 0
+        self._stop = stop
+        self._partition = Partition("bench", job.index)
+        self._offset = 0
+        self._learner = Learner(
+            id_towers(
+                dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"
+            )
+        )
         self._learner.items.rows(item_ids(job.items))
         self._learner.users.rows([f"user-{row}" for row in range(job.users)])
         self._learner.trainer.model.grow(job.users, job.items)
-        server, settings = RedisServer(job.url, Keys(job.model), timeout_s=30.0), StoreSettings(every_s=NEVER_S)
+        server = RedisServer(job.url, Keys(job.model), timeout_s=30.0)
+        settings = StoreSettings(every_s=NEVER_S)
         self._store = CacheStore(server, settings, f"bench-{job.index}")
-        self._sharings = {"redis": StoreSharing(self._learner, self._store), "alone": Sharing()}
+        self._sharings = {
+            "redis": StoreSharing(self._learner, self._store),
+            "alone": Sharing(),
+        }
         for sharing in self._sharings.values():
             sharing.start()
             sharing.claim([self._partition])
-        self._batches, self._small_batches = (_batches(job, size) for size in (job.batch_size, SMALL_BATCH))
+        self._batches, self._small_batches = (
+            _batches(job, size) for size in (job.batch_size, SMALL_BATCH)
+        )
         self._exchange_every(NEVER_S)
 
     def set_threads(self, threads: int) -> None:
@@ -116,14 +137,17 @@ class BenchTrainer:
         torch.set_num_threads(threads)
 
     def train(self, kind: str, seconds: float, stretch: float = 1.0) -> Measured:
-        """Train for some seconds with `redis` or `alone`; what was contributed is sent at the end.
+        """Train for some seconds with `redis` or `alone`; what was contributed is sent
+        at the end.
 
         `stretch` is a factor of the time between exchanges.
         """
-        sharing, measured = self._sharings[kind], Measured()
+        sharing = self._sharings[kind]
+        measured = Measured()
         if kind == "redis":
             self._exchange_every(stretch * self.job.share_every_s)
-        before, deadline = sharing.status(), time.perf_counter() + seconds
+        before = sharing.status()
+        deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
             self._step(sharing, next(self._batches), measured)
         sharing.flush()
@@ -137,9 +161,11 @@ class BenchTrainer:
         return measured
 
     def hurry(self, every_s: float) -> int:
-        """Train small steps, each an entry of the log if possible, until `stop`; returns the events contributed so far.
+        """Train small steps, each an entry of the log if possible, until `stop`;
+        returns the events contributed so far.
 
-        Everything is sent when it returns, also after this process was stopped and has lost touch.
+        Everything is sent when it returns, also after this process was stopped and has
+        lost touch.
         """
         self._exchange_every(every_s)
         measured = Measured()
@@ -162,11 +188,16 @@ class BenchTrainer:
             sharing.close()
 
     def _step(self, sharing: Sharing, batch: MicroBatch, measured: Measured) -> None:
-        """A batch at the offsets that follow, along the line as `streamer.pipeline` sends it."""
+        """A batch at the offsets that follow, along the line as `streamer.pipeline`
+        sends it.
+        """
         offsets = list(range(self._offset, self._offset + len(batch)))
-        batch = replace(batch, offsets=offsets, origins=[Origin(self._partition, 0, len(batch))])
+        batch = replace(
+            batch, offsets=offsets, origins=[Origin(self._partition, 0, len(batch))]
+        )
         self._offset += len(batch)
-        started, cpu = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        cpu = time.process_time()
         with measured.inside_the_store():
             sharing.receive()
             parts = sharing.parts(batch, dict)
@@ -175,7 +206,9 @@ class BenchTrainer:
             with measured.inside_the_store():
                 sharing.contribute(part, learned)
         measured.step_s.append(time.perf_counter() - started)
-        measured.step_cpu_s.append((time.process_time() - cpu) / torch.get_num_threads())
+        measured.step_cpu_s.append(
+            (time.process_time() - cpu) / torch.get_num_threads()
+        )
 
     def _exchange_every(self, every_s: float) -> None:
         state = self._store.state
@@ -184,9 +217,13 @@ class BenchTrainer:
 
 
 def _batches(job: Job, size: int) -> Iterator[MicroBatch]:
-    """A few batches again and again, long-tailed as in `streamer bench step`; each trainer has its own."""
+    """A few batches again and again, long-tailed as in `streamer bench step`; each
+    trainer has its own.
+    """
     rng = np.random.default_rng([job.index, size])
-    shuffled = np.random.default_rng(0).permutation(job.items)  # popular items are the same for all trainers
+    shuffled = np.random.default_rng(0).permutation(
+        job.items
+    )  # popular items are the same for all trainers
     made = []
     for _ in range(BATCHES):
         rows = shuffled[long_tailed(rng, job.items, size, 0.6)].tolist()
@@ -199,13 +236,17 @@ def _batches(job: Job, size: int) -> Iterator[MicroBatch]:
 
 
 class TrainerProcess:
-    """A process with a `BenchTrainer`. Its first result is how many seconds joining took."""
+    """A process with a `BenchTrainer`. Its first result is how many seconds joining
+    took.
+    """
 
     def __init__(self, job: Job) -> None:
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
         self.stop = context.Event()
-        self._process = context.Process(target=_serve, args=(theirs, job, self.stop), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, job, self.stop), daemon=True
+        )
         self._process.start()
         theirs.close()
 
@@ -221,10 +262,14 @@ class TrainerProcess:
         """
         try:
             if not self._connection.poll(RESULT_S):
-                raise StreamerError(f"a trainer of the benchmark has not responded for {RESULT_S:.0f} s")
+                raise StreamerError(
+                    f"a trainer of the benchmark has not responded for {RESULT_S:.0f} s"
+                )
             result, problem = self._connection.recv()
         except (EOFError, OSError) as error:
-            raise StreamerError("a trainer of the benchmark has died: is there enough memory?") from error
+            raise StreamerError(
+                "a trainer of the benchmark has died: is there enough memory?"
+            ) from error
         if problem:
             raise StreamerError(f"a trainer of the benchmark has failed: {problem}")
         return result
@@ -249,7 +294,8 @@ class TrainerProcess:
 
 
 def _serve(connection: Any, job: Job, stop: Event) -> None:
-    """Send (seconds to join, ""), then (result, "") of each call that is received, until the connection is closed.
+    """Send (seconds to join, ""), then (result, "") of each call that is received,
+    until the connection is closed.
 
     After an error, (None, what happened) is sent and the process ends.
     """

@@ -7,9 +7,10 @@
     DIR/ckpt-00000000000000000042.pin    keeps a point, with its chain, however old it is
     DIR/.tmp-...                         being written; cleaned at the next start
 
-The state at a point is its base and the deltas after it, up to the point itself: its chain. A point is written under
-another name, synced, and then renamed: it is there completely or not at all. What a disk or a person damages afterwards
-is found by the checksums; loading then goes back to the newest point whose chain is whole.
+The state at a point is its base and the deltas after it, up to the point itself: its
+chain. A point is written under another name, synced, and then renamed: it is there
+completely or not at all. What a disk or a person damages afterwards is found by the
+checksums; loading then goes back to the newest point whose chain is whole.
 
     frames         some rows as bytes, for files and messages
     points         a file of frames
@@ -17,7 +18,8 @@ is found by the checksums; loading then goes back to the newest point whose chai
     capture        rows as of one step, copied while training goes on
     checkpointer   what is in a checkpoint, when it is saved, and how a run resumes from it
 
-May import: `errors`; `checkpointer` alone also `learner`, `sharing`, `ingest` and `accounting`.
+May import: `errors`; `checkpointer` alone also `learner`, `sharing`, `ingest` and
+`accounting`.
 """
 
 from streamer.checkpoint.frames import Chunk, pack_chunk, unpack_chunk

@@ -46,10 +46,12 @@ class CaptureAbandoned(StreamerError):  # noqa: N818
 
 
 class Capture:
-    """What some rows hold at the step when this is made, whatever is written to them afterwards.
+    """What some rows hold at the step when this is made, whatever is written to them
+    afterwards.
 
-    The training thread calls `advance` between two steps, which copies as many rows as fit into a given time; rows that
-    a step is about to write are copied before. Another thread takes the copies out of `chunks`.
+    The training thread calls `advance` between two steps, which copies as many rows as
+    fit into a given time; rows that a step is about to write are copied before. Another
+    thread takes the copies out of `chunks`.
 
     Args:
         learner: whose rows are copied.
@@ -63,7 +65,8 @@ class Capture:
         wanted: Mapping[str, NDArray[np.bool_]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._learner, self._clock = learner, clock
+        self._learner = learner
+        self._clock = clock
         self._waits = dict(wanted)  # of each row, whether it is still to be copied
         self._slice_rows = dict.fromkeys(self._waits, CHUNK_ROWS)
         self._left = self._slices()
@@ -72,7 +75,9 @@ class Capture:
         self._changed = threading.Condition()  # guards the queue and what follows
         self._is_complete = self._is_abandoned = False
         self.seconds = 0.0
-        """Time that the training thread has spent on it since somebody set this to zero."""
+        """Time that the training thread has spent on it since somebody set this to
+        zero.
+        """
         learner.changes.before_write.append(self._before_write)
 
     @property
@@ -81,8 +86,11 @@ class Capture:
         return self._is_complete or self._is_abandoned
 
     def advance(self, seconds: float) -> None:
-        """Copy rows until `seconds` has grown to this, a slice at least, unless the thread that writes is behind."""
-        before, started = self.seconds, self._clock()
+        """Copy rows until `seconds` has grown to this, a slice at least, unless the
+        thread that writes is behind.
+        """
+        before = self.seconds
+        started = self._clock()
         while not self.is_over and self._queued_bytes < MOST_QUEUED_BYTES:
             self.copy_slice()
             self.seconds = before + self._clock() - started
@@ -103,10 +111,14 @@ class Capture:
         while not self.is_over:
             self.advance(float("inf"))
             with self._changed:
-                self._changed.wait_for(lambda: self.is_over or self._queued_bytes < MOST_QUEUED_BYTES)
+                self._changed.wait_for(
+                    lambda: self.is_over or self._queued_bytes < MOST_QUEUED_BYTES
+                )
 
     def abandon(self) -> None:
-        """Copy nothing more; whoever reads `chunks` gets an error. May be called on any thread, and when it is over."""
+        """Copy nothing more; whoever reads `chunks` gets an error. May be called on any
+        thread, and when it is over.
+        """
         with self._changed:
             self._is_abandoned = not self._is_complete
             self._changed.notify_all()

@@ -1,10 +1,12 @@
-"""Rows of a learner as bytes: a frame holds some rows of one kind, whole and checked by itself.
+"""Rows of a learner as bytes: a frame holds some rows of one kind, whole and checked by
+itself.
 
     frame   = "STRM", CRC-32 of the payload (4 bytes), length of the payload (8 bytes), payload
     payload = a safetensors blob: the arrays by name, with `kind`, and `values` as JSON, in its metadata
             | the same compressed by zstd, with each array by planes: the first bytes of all its numbers, the second ...
 
-Frames may be put one after the other into a file, as points of a checkpoint are, or be sent one by one as messages:
+Frames may be put one after the other into a file, as points of a checkpoint are, or be
+sent one by one as messages:
 
     for kind in learner.kinds():
         rows = reader.take(kind)  # in slices of CHUNK_ROWS, so that a frame stays small
@@ -13,8 +15,9 @@ Frames may be put one after the other into a file, as points of a checkpoint are
     chunk = unpack_chunk(message)  # CorruptCheckpoint, if a bit of it is not as it was packed
     learner.put(chunk.kind, chunk.rows, chunk.arrays)
 
-What is not rows goes into a frame of a kind of its own, with no rows: `pack_chunk("end", NO_ROWS, *learner.dense())`.
-Nothing is ever unpickled, so a frame from a stranger cannot run code.
+What is not rows goes into a frame of a kind of its own, with no rows:
+`pack_chunk("end", NO_ROWS, *learner.dense())`. Nothing is ever unpickled, so a frame
+from a stranger cannot run code.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 class Chunk(NamedTuple):
-    """Some rows of one kind, and what they hold; or, without rows, arrays and JSON values of any sort."""
+    """Some rows of one kind, and what they hold; or, without rows, arrays and JSON
+    values of any sort.
+    """
 
     kind: str
     rows: Rows
@@ -62,22 +67,34 @@ class Chunk(NamedTuple):
 
 
 def pack_chunk(
-    kind: str, rows: Rows, arrays: Arrays, values: Mapping[str, Any] | None = None, *, compress: bool = False
+    kind: str,
+    rows: Rows,
+    arrays: Arrays,
+    values: Mapping[str, Any] | None = None,
+    *,
+    compress: bool = False,
 ) -> bytes:
     """A frame that `unpack_chunk` turns back into the same chunk, bit for bit.
 
     Raises:
-        CheckpointError: an array has a type that cannot be stored, or `values` are not JSON.
+        CheckpointError: an array has a type that cannot be stored, or `values` are not
+            JSON.
     """
-    header: dict[str, Any] = {"__metadata__": {"kind": kind, "values": _to_json(values or {})}}
+    header: dict[str, Any] = {
+        "__metadata__": {"kind": kind, "values": _to_json(values or {})}
+    }
     parts: list[Any] = []
     end = 0
     named = {ROWS: rows, **arrays}
-    for name in sorted(named, key=lambda name: -named[name].dtype.itemsize):  # so that each is aligned
+    for name in sorted(
+        named, key=lambda name: -named[name].dtype.itemsize
+    ):  # so that each is aligned
         array = np.asarray(named[name])
         block = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         if block.dtype not in _NAMES:
-            raise CheckpointError(f"array {name!r} of dtype {array.dtype} cannot be stored")
+            raise CheckpointError(
+                f"array {name!r} of dtype {array.dtype} cannot be stored"
+            )
         header[name] = {
             "dtype": _NAMES[block.dtype],
             "shape": array.shape,
@@ -93,12 +110,14 @@ def pack_chunk(
         parts = [zstandard.ZstdCompressor(COMPRESSION).compress(b"".join(parts))]
     crc32 = length = 0
     for part in parts:
-        crc32, length = zlib.crc32(part, crc32), length + memoryview(part).nbytes
+        crc32 = zlib.crc32(part, crc32)
+        length = length + memoryview(part).nbytes
     return b"".join([HEADER.pack(MAGIC, crc32, length), *parts])
 
 
 def unpack_chunk(frame: bytes | bytearray | memoryview) -> Chunk:
-    """The chunk of a frame. Unless it is compressed, its arrays are views of it: they can be written to only if it can.
+    """The chunk of a frame. Unless it is compressed, its arrays are views of it: they
+    can be written to only if it can.
 
     Raises:
         CorruptCheckpoint: the frame is not as it was packed.
@@ -106,7 +125,9 @@ def unpack_chunk(frame: bytes | bytearray | memoryview) -> Chunk:
     view = memoryview(frame)
     crc32, length = frame_header(view[: HEADER.size])
     if len(view) != HEADER.size + length:
-        raise CorruptCheckpoint(f"a frame has {len(view)} bytes instead of {HEADER.size + length}")
+        raise CorruptCheckpoint(
+            f"a frame has {len(view)} bytes instead of {HEADER.size + length}"
+        )
     if zlib.crc32(view[HEADER.size :]) != crc32:
         raise CorruptCheckpoint("a frame does not match its checksum")
     return unpack_payload(view[HEADER.size :])
@@ -133,20 +154,37 @@ def unpack_payload(payload: bytearray | memoryview) -> Chunk:
         CorruptCheckpoint: it is none.
     """
     try:
-        by_planes = bytes(payload[:4]) == zstandard.FRAME_HEADER  # no header of a blob is as long as that would mean
-        blob = bytearray(zstandard.ZstdDecompressor().decompress(payload)) if by_planes else payload
+        by_planes = (
+            bytes(payload[:4]) == zstandard.FRAME_HEADER
+        )  # no header of a blob is as long as that would mean
+        blob = (
+            bytearray(zstandard.ZstdDecompressor().decompress(payload))
+            if by_planes
+            else payload
+        )
         begin = 8 + int.from_bytes(blob[:8], "little")
         header = json.loads(bytes(blob[8:begin]))
         about = header.pop("__metadata__")
-        arrays = {name: _array(blob, begin, entry, by_planes) for name, entry in header.items()}
-        return Chunk(about["kind"], arrays.pop(ROWS), arrays, json.loads(about["values"]))
+        arrays = {
+            name: _array(blob, begin, entry, by_planes)
+            for name, entry in header.items()
+        }
+        return Chunk(
+            about["kind"], arrays.pop(ROWS), arrays, json.loads(about["values"])
+        )
     except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
-        raise CorruptCheckpoint(f"a frame cannot be read: {type(error).__name__}: {error}") from error
+        raise CorruptCheckpoint(
+            f"a frame cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _array(blob: bytearray | memoryview, begin: int, entry: dict[str, Any], by_planes: bool) -> NDArray[Any]:
+def _array(
+    blob: bytearray | memoryview, begin: int, entry: dict[str, Any], by_planes: bool
+) -> NDArray[Any]:
     dtype, (first, last) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
-    held = np.frombuffer(blob, np.uint8, last - first, begin + first if last > first else 0)
+    held = np.frombuffer(
+        blob, np.uint8, last - first, begin + first if last > first else 0
+    )
     if by_planes:
         held = np.ascontiguousarray(held.reshape(dtype.itemsize, -1).T).reshape(-1)
     return held.view(dtype).reshape(entry["shape"])

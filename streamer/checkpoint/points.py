@@ -3,8 +3,9 @@
     ckpt-00000000000000000042.base    every row
     ckpt-00000000000000000043.delta   the rows that changed since the point before
 
-Frames of a delta are compressed; those of a base are not, so that it is written and read as fast as the disk can.
-The last frame holds everything that is not rows, and seals the file:
+Frames of a delta are compressed; those of a base are not, so that it is written and
+read as fast as the disk can. The last frame holds everything that is not rows, and
+seals the file:
 
     arrays          dense parameters, windows, cache: small, so each point has them whole
     values.meta     settings, offsets, accounting
@@ -12,8 +13,9 @@ The last frame holds everything that is not rows, and seals the file:
     values.frames   CRC-32 over the headers of all frames before it, which hold the CRC-32 of each
     values.previous number and CRC-32 of the point that a delta changes; null in a base
 
-So the CRC-32 of the last frame stands for the whole file, and with `previous` for the whole chain before it. CRC-32
-because checksums are there to find accidents: a cryptographic hash takes 3 to 5 times as long.
+So the CRC-32 of the last frame stands for the whole file, and with `previous` for the
+whole chain before it. CRC-32 because checksums are there to find accidents: a
+cryptographic hash takes 3 to 5 times as long.
 """
 
 from __future__ import annotations
@@ -28,11 +30,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.checkpoint.frames import HEADER, NO_ROWS, Arrays, Chunk, frame_header, pack_chunk, unpack_payload
+from streamer.checkpoint.frames import (
+    HEADER,
+    NO_ROWS,
+    Arrays,
+    Chunk,
+    frame_header,
+    pack_chunk,
+    unpack_payload,
+)
 from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint
 
-FORMAT, READABLE = 5, (4, 5)
-"""Of files and of what they hold, as they are written; and those that can be read: 4 has no compressed frames."""
+FORMAT = 5
+READABLE = (4, 5)
+"""Of files and of what they hold, as they are written; and those that can be read: 4
+has no compressed frames.
+"""
 END = "end"
 SYNC_EVERY_BYTES = 64 << 20
 """A large file goes to the disk piece by piece, not all at its end."""
@@ -48,14 +61,19 @@ class Link(NamedTuple):
 
 
 def write_point(
-    path: Path, chunks: Iterable[Chunk], arrays: Arrays, meta: Mapping[str, Any], previous: Link | None
+    path: Path,
+    chunks: Iterable[Chunk],
+    arrays: Arrays,
+    meta: Mapping[str, Any],
+    previous: Link | None,
 ) -> int:
     """Write a point and sync it; returns its CRC-32.
 
     Raises:
         CheckpointError: a number is not finite, or something cannot be stored.
     """
-    frames, unsynced = 0, 0
+    frames = 0
+    unsynced = 0
     with path.open("xb", buffering=0) as file:
         for chunk in chunks:
             _check_finite(chunk.arrays, f"{chunk.kind}/")
@@ -67,7 +85,12 @@ def write_point(
                 os.fdatasync(file.fileno())
                 unsynced = 0
         _check_finite(arrays, "")
-        values = {"format": FORMAT, "frames": frames, "previous": previous, "meta": dict(meta)}
+        values = {
+            "format": FORMAT,
+            "frames": frames,
+            "previous": previous,
+            "meta": dict(meta),
+        }
         end = pack_chunk(END, NO_ROWS, arrays, values)
         _write(file.fileno(), end)
         os.fsync(file.fileno())
@@ -75,7 +98,8 @@ def write_point(
 
 
 class Point:
-    """A point that was opened; it can be read to its end even if somebody removes it meanwhile.
+    """A point that was opened; it can be read to its end even if somebody removes it
+    meanwhile.
 
     Opening reads the last frame only; `check` reads all of them.
 
@@ -85,7 +109,8 @@ class Point:
     """
 
     def __init__(self, path: Path, number: int) -> None:
-        self.path, self._descriptor = path, -1
+        self.path = path
+        self._descriptor = -1
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
             self.size_bytes = os.fstat(self._descriptor).st_size
@@ -102,10 +127,16 @@ class Point:
             if end.values["frames"] != self._headers:
                 raise CorruptCheckpoint("its frames are not those that were written")
             self.link = Link(number, self._end[2])
-            self.previous = Link(*end.values["previous"]) if end.values["previous"] else None
+            self.previous = (
+                Link(*end.values["previous"]) if end.values["previous"] else None
+            )
             self.meta: dict[str, Any] = end.values["meta"]
         except (OSError, KeyError, TypeError, CorruptCheckpoint) as error:
-            what = str(error) if isinstance(error, CorruptCheckpoint) else f"{type(error).__name__}: {error}"
+            what = (
+                str(error)
+                if isinstance(error, CorruptCheckpoint)
+                else f"{type(error).__name__}: {error}"
+            )
             raise CorruptCheckpoint(f"{path}: {what}") from error
 
     def __del__(self) -> None:
@@ -134,19 +165,28 @@ class Point:
         return self._ahead(self._read)
 
     def copy_to(self, path: Path) -> None:
-        """Make a file of the same content there, safe on disk: the same file, if the disk is the same."""
+        """Make a file of the same content there, safe on disk: the same file, if the
+        disk is the same.
+        """
         try:
             os.link(self.path, path)
         except OSError:  # another disk, or the point was removed meanwhile
             with path.open("xb") as file:
                 at = 0
                 while at < self.size_bytes:
-                    at += os.sendfile(file.fileno(), self._descriptor, at, self.size_bytes - at)
+                    at += os.sendfile(
+                        file.fileno(), self._descriptor, at, self.size_bytes - at
+                    )
                 os.fsync(file.fileno())
 
     def _find_frames(self) -> tuple[list[tuple[int, int, int]], int]:
-        """Where the payloads are, with length and CRC-32; and the CRC-32 over all headers but the last."""
-        found, at, headers, before = [], 0, 0, 0
+        """Where the payloads are, with length and CRC-32; and the CRC-32 over all
+        headers but the last.
+        """
+        found = []
+        at = 0
+        headers = 0
+        before = 0
         while at < self.size_bytes:
             header = os.pread(self._descriptor, HEADER.size, at)
             crc32, length = frame_header(header)
@@ -154,7 +194,10 @@ class Point:
             at += HEADER.size + length
             headers, before = zlib.crc32(header, headers), headers
         if not found or at != self.size_bytes:
-            raise CorruptCheckpoint(f"it has {self.size_bytes} bytes" + (f" instead of {at}" if found else ""))
+            raise CorruptCheckpoint(
+                f"it has {self.size_bytes} bytes"
+                + (f" instead of {at}" if found else "")
+            )
         return found, before
 
     def _payload(self, at: int, length: int, crc32: int) -> bytearray:
@@ -169,7 +212,9 @@ class Point:
         return unpack_payload(self._payload(at, length, crc32))
 
     def _ahead(self, read: Any) -> Iterator[Any]:
-        """Read all frames, some of them ahead on other threads: reading and checking need no interpreter lock."""
+        """Read all frames, some of them ahead on other threads: reading and checking
+        need no interpreter lock.
+        """
         with ThreadPoolExecutor(READ_AHEAD) as threads:
             waiting = []
             try:

@@ -1,11 +1,14 @@
-"""One checkpoint of a group: rank 0 writes what all ranks hold alike, and every rank its own users.
+"""One checkpoint of a group: rank 0 writes what all ranks hold alike, and every rank
+its own users.
 
     ckpt-....base, ckpt-....delta          of rank 0: everything but the users of the others
     rank-1/ckpt-....base, ...              the users of rank 1, and so on
 
-The point of rank 0 is the manifest: it names the point of every other rank (`meta.ranks`), and is sealed and renamed
-when all of those are safe on disk. Killed before that, the group resumes from the manifest before; whatever the ranks
-have written since belongs to nothing. Users are stored with their partition, so a restart may have another number of
+The point of rank 0 is the manifest: it names the point of every other rank
+(`meta.ranks`), and is sealed and renamed when all of those are safe on disk. Killed
+before that, the group resumes from the manifest before; whatever the ranks have written
+since belongs to nothing. Users are stored with their partition, so a restart may have
+another number of
 ranks: each takes the users of its partitions out of all files.
 """
 
@@ -25,7 +28,13 @@ from streamer.accounting import Accounting
 from streamer.checkpoint.capture import CaptureAbandoned
 from streamer.checkpoint.checkpointer import Checkpointer
 from streamer.checkpoint.frames import Chunk
-from streamer.checkpoint.store import RANKS, Checkpoint, CheckpointStore, check_generation, rank_directory
+from streamer.checkpoint.store import (
+    RANKS,
+    Checkpoint,
+    CheckpointStore,
+    check_generation,
+    rank_directory,
+)
 from streamer.errors import CheckpointError
 from streamer.group.group import Group
 from streamer.ingest.lockstep import LockstepIngest, Report
@@ -36,13 +45,19 @@ from streamer.sharing.sharing import Sharing
 logger = logging.getLogger(__name__)
 
 KEPT_BEYOND = 8
-"""Points that a rank keeps beyond those of rank 0: of checkpoints that were not sealed in the end."""
+"""Points that a rank keeps beyond those of rank 0: of checkpoints that were not sealed
+in the end.
+"""
 
 
 def rank_store(directory: Path, keep: int, group: Group) -> CheckpointStore:
-    """Where a rank writes its points; a rank of an earlier start that sleeps is superseded."""
+    """Where a rank writes its points; a rank of an earlier start that sleeps is
+    superseded.
+    """
     kept = keep + KEPT_BEYOND if group.rank else keep
-    return CheckpointStore(rank_directory(directory, group.rank), kept, takeover_s=group.timeout_s)
+    return CheckpointStore(
+        rank_directory(directory, group.rank), kept, takeover_s=group.timeout_s
+    )
 
 
 class RankCheckpointer(Checkpointer):
@@ -65,29 +80,42 @@ class RankCheckpointer(Checkpointer):
         every_events: int | None = None,
     ) -> None:
         super().__init__(store, every_s, every_events)
-        self._group, self._directory = group, directory
+        self._group = group
+        self._directory = directory
         self.ingest: LockstepIngest | None = None
         """Where ranks agree on steps; to be set before anything is saved."""
 
     # resuming --------------------------------------------------------------------------------------------------------
 
     def _find(self) -> Checkpoint | None:
-        """Rank 0 chooses the newest whole checkpoint, and all ranks take that one; its generation is the group's."""
+        """Rank 0 chooses the newest whole checkpoint, and all ranks take that one; its
+        generation is the group's.
+        """
         found = self._store.load() if self._group.rank == 0 else None
-        said = np.array([found.number if found is not None else 0, self._store.generation])
+        said = np.array(
+            [found.number if found is not None else 0, self._store.generation]
+        )
         number, self._group.generation = self._group.gather_equal(said)[0].tolist()
         if self._group.rank == 0 or not number:
             return found
         return CheckpointStore(self._directory, readonly=True).load_point(int(number))
 
     def _put(self, learner: Learner, found: Checkpoint) -> None:
-        """Put what all share into the learner, and the users of our partitions, whichever rank had them."""
+        """Put what all share into the learner, and the users of our partitions,
+        whichever rank had them.
+        """
         homes = np.full(found.users, -1, np.int32)
         for chunk in found.chunks("users"):
             homes[chunk.rows] = chunk.arrays["home.partition"]
-        own = (self._group.owner(self._group.part_of(homes)) == self._group.rank) | (homes < 0)
+        own = (self._group.owner(self._group.part_of(homes)) == self._group.rank) | (
+            homes < 0
+        )
         found.users = int(own.sum())
-        learner.restore(_chunks_of(found, own, Learner(learner.settings)), found.arrays(), found.meta["learner"])
+        learner.restore(
+            _chunks_of(found, own, Learner(learner.settings)),
+            found.arrays(),
+            found.meta["learner"],
+        )
         learner.sweep_users()
         self._store.chain = []  # rows of users are others now: the next point is a base
 
@@ -104,53 +132,85 @@ class RankCheckpointer(Checkpointer):
         offsets: OffsetSnapshot,
         done: Callable[[bool], None],
     ) -> None:
-        """Save this rank's part of the checkpoint that all ranks have agreed on; see `Checkpointer.save`.
+        """Save this rank's part of the checkpoint that all ranks have agreed on; see
+        `Checkpointer.save`.
 
-        Rank 0 seals it when all others have reported theirs; `done` is called when it has, on every rank.
+        Rank 0 seals it when all others have reported theirs; `done` is called when it
+        has, on every rank.
         """
         assert self.ingest is not None
-        ingest, agreed = self.ingest, self.ingest.agreed
+        ingest = self.ingest
+        agreed = self.ingest.agreed
         if self._group.rank:
             ingest.when_sealed(agreed, done)
-        super().save(learner, sharing, accounting, offsets, lambda safe: self._report(agreed, safe, done))
+        super().save(
+            learner,
+            sharing,
+            accounting,
+            offsets,
+            lambda safe: self._report(agreed, safe, done),
+        )
 
     def _report(self, agreed: int, safe: bool, done: Callable[[bool], None]) -> None:
         assert self.ingest is not None
         link = self._store.chain[-1].link if safe else None
-        self.ingest.report(Report(agreed, link.number, link.crc32) if link is not None else Report(agreed, -1, 0))
+        self.ingest.report(
+            Report(agreed, link.number, link.crc32)
+            if link is not None
+            else Report(agreed, -1, 0)
+        )
         if self._group.rank == 0:
             done(safe)
 
     def beat(self) -> None:
-        """See `Checkpointer.beat`; a newer start of rank 0 supersedes all ranks of this one."""
+        """See `Checkpointer.beat`; a newer start of rank 0 supersedes all ranks of this
+        one.
+        """
         super().beat()
         check_generation(self._directory, self._group.generation)
 
     def close(self) -> None:
-        """See `Checkpointer.close`; a checkpoint that the group could not seal is no error."""
+        """See `Checkpointer.close`; a checkpoint that the group could not seal is no
+        error.
+        """
         with contextlib.suppress(CaptureAbandoned):
             super().close()
 
-    def _with_seal(self, chunks: Iterator[Chunk], meta: dict[str, Any]) -> Iterator[Chunk]:
-        """On rank 0: after the last row, wait until every rank's point is safe, and name them in the manifest."""
+    def _with_seal(
+        self, chunks: Iterator[Chunk], meta: dict[str, Any]
+    ) -> Iterator[Chunk]:
+        """On rank 0: after the last row, wait until every rank's point is safe, and
+        name them in the manifest.
+        """
         if self._group.rank:
             return chunks
         assert self.ingest is not None
-        ingest, agreed = self.ingest, self.ingest.agreed
+        ingest = self.ingest
+        agreed = self.ingest.agreed
 
         def sealed() -> Iterator[Chunk]:
             reports = ingest.wait_for_reports(agreed)
             if reports is None:
-                raise CaptureAbandoned("the group ended, or a newer state took its place")
-            if failed := [rank for rank, report in enumerate(reports) if rank and report.number < 0]:
-                raise CheckpointError(f"rank {failed[0]} could not save its users: its log says why")
+                raise CaptureAbandoned(
+                    "the group ended, or a newer state took its place"
+                )
+            if failed := [
+                rank
+                for rank, report in enumerate(reports)
+                if rank and report.number < 0
+            ]:
+                raise CheckpointError(
+                    f"rank {failed[0]} could not save its users: its log says why"
+                )
             meta[RANKS] = [[report.number, report.crc32] for report in reports[1:]]
             yield from ()
 
         return chain(chunks, sealed())
 
 
-def _chunks_of(found: Checkpoint, own: NDArray[np.bool_], scratch: Learner) -> Iterator[Chunk]:
+def _chunks_of(
+    found: Checkpoint, own: NDArray[np.bool_], scratch: Learner
+) -> Iterator[Chunk]:
     """All rows of a checkpoint but the users of others; ours are numbered anew."""
     rows = np.cumsum(own) - 1
     for chunk in found.chunks():

@@ -14,12 +14,16 @@ from streamer.cli.output import render
 
 @click.group()
 def bench() -> None:
-    """Measure Streamer on this machine, always against a named alternative in the same run."""
+    """Measure Streamer on this machine, always against a named alternative in the same
+    run.
+    """
 
 
 def _command(kind: type[Bench]) -> click.Command:
     @click.command(kind.name, cls=GroupedCommand, help=kind.__doc__)
-    @settings_options(kind, environment=())  # variables of a run would change the figures
+    @settings_options(
+        kind, environment=()
+    )  # variables of a run would change the figures
     @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
     def measure(settings: Bench, as_json: bool) -> None:
         result = settings.run()

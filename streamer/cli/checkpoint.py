@@ -1,4 +1,6 @@
-"""`streamer checkpoint`: manage a directory of checkpoints, also beside the trainer that writes it."""
+"""`streamer checkpoint`: manage a directory of checkpoints, also beside the trainer
+that writes it.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,21 @@ from streamer.settings import RunSettings
 if TYPE_CHECKING:
     from streamer.checkpoint import CheckpointStore
 
-json_option = option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
+json_option = option(
+    "Report", "--json", "as_json", is_flag=True, help="Print one JSON object."
+)
 directory_options = settings_options(RunSettings, only=CHECKPOINT, heading="Checkpoint")
 
 
 @click.group()
 def checkpoint() -> None:
-    """Manage a directory of checkpoints: verify, copy, pin, unpin, compact. `streamer inspect` shows it.
+    """Manage a directory of checkpoints: verify, copy, pin, unpin, compact. `streamer
+    inspect` shows it.
 
-    A checkpoint is a point: a base, which holds everything, or a delta, which holds what changed since the one before.
-    POINT is its number, its name or its path; without it, the newest that is whole. All but `compact` may be used while
-    `streamer run` is running.
+    A checkpoint is a point: a base, which holds everything, or a delta, which holds
+    what changed since the one before. POINT is its number, its name or its path;
+    without it, the newest that is whole. All but `compact` may be used while `streamer
+    run` is running.
     """
 
 
@@ -37,32 +43,60 @@ def checkpoint() -> None:
 @json_option
 @directory_options
 def verify(settings: RunSettings, as_json: bool) -> None:
-    """Read every point, and check it and its chain against their checksums. The exit code is 1 if one is corrupt."""
+    """Read every point, and check it and its chain against their checksums. The exit
+    code is 1 if one is corrupt.
+    """
     found = _open(settings.checkpoints).verify()
     if not found:
         raise CheckpointError(f"there is no checkpoint in {settings.checkpoints}")
     if as_json:
-        rows = [{"path": str(path), "problem": problem} for path, problem in found.items()]
-        click.echo(json.dumps({"points": rows, "corrupt": sum(map(bool, found.values()))}))
+        rows = [
+            {"path": str(path), "problem": problem} for path, problem in found.items()
+        ]
+        click.echo(
+            json.dumps({"points": rows, "corrupt": sum(map(bool, found.values()))})
+        )
     else:
-        click.echo("\n".join(table([(path.name, problem or "whole") for path, problem in found.items()], indent="")))
+        click.echo(
+            "\n".join(
+                table(
+                    [
+                        (path.name, problem or "whole")
+                        for path, problem in found.items()
+                    ],
+                    indent="",
+                )
+            )
+        )
     if any(found.values()):
         sys.exit(1)
 
 
 @checkpoint.command(cls=GroupedCommand)
 @click.argument("target", type=click.Path(file_okay=False, path_type=Path))
-@option("Checkpoint", "--point", help="Number, name or path of a point.", show_default="the newest that is whole")
+@option(
+    "Checkpoint",
+    "--point",
+    help="Number, name or path of a point.",
+    show_default="the newest that is whole",
+)
 @json_option
 @directory_options
 def copy(settings: RunSettings, target: Path, point: str | None, as_json: bool) -> None:
-    """Copy a point with its chain into the directory TARGET, which has no checkpoints yet.
+    """Copy a point with its chain into the directory TARGET, which has no checkpoints
+    yet.
 
-    On the same disk files are linked, which takes no space; copy to another disk to be safe from this one's failure.
+    On the same disk files are linked, which takes no space; copy to another disk to be
+    safe from this one's failure.
     """
     store = _open(settings.checkpoints)
     found = store.copy(target, _number(store, point) if point else None)
-    done = {"from": str(found.path), "to": str(target), "points": len(found.chain), "bytes": found.size_bytes}
+    done = {
+        "from": str(found.path),
+        "to": str(target),
+        "points": len(found.chain),
+        "bytes": found.size_bytes,
+    }
     text = f"copied {found.path.name} to {target}: {len(found.chain)} points, {format_bytes(found.size_bytes)}"
     click.echo(json.dumps(done) if as_json else text)
 
@@ -72,7 +106,9 @@ def copy(settings: RunSettings, target: Path, point: str | None, as_json: bool) 
 @json_option
 @directory_options
 def pin(settings: RunSettings, point: str | None, as_json: bool) -> None:
-    """Keep a point, with the chain that it needs, however old it is: for `streamer run --from-checkpoint`."""
+    """Keep a point, with the chain that it needs, however old it is: for `streamer run
+    --from-checkpoint`.
+    """
     store = _open(settings.checkpoints)
     number = _number(store, point)
     store.pin(number)
@@ -92,12 +128,15 @@ def unpin(settings: RunSettings, point: str, as_json: bool) -> None:
 
 @checkpoint.command(cls=GroupedCommand)
 @json_option
-@settings_options(RunSettings, only=(*CHECKPOINT, "keep_checkpoints"), heading="Checkpoint")
+@settings_options(
+    RunSettings, only=(*CHECKPOINT, "keep_checkpoints"), heading="Checkpoint"
+)
 def compact(settings: RunSettings, as_json: bool) -> None:
     """Write the newest point as a base, and remove older ones that are not to be kept.
 
-    For a directory that no trainer uses, a copy for instance: a trainer writes a new base by itself when its deltas
-    outweigh the last one. Takes as much memory as the trainer.
+    For a directory that no trainer uses, a copy for instance: a trainer writes a new
+    base by itself when its deltas outweigh the last one. Takes as much memory as the
+    trainer.
     """
     from streamer.checkpoint import CheckpointStore
     from streamer.learner import Learner
@@ -106,14 +145,26 @@ def compact(settings: RunSettings, as_json: bool) -> None:
     with CheckpointStore(settings.checkpoints, settings.keep_checkpoints) as store:
         if (found := store.load()) is None:
             raise CheckpointError(f"there is no checkpoint in {settings.checkpoints}")
-        path, before = found.path, found.size_bytes
+        path = found.path
+        before = found.size_bytes
         if len(found.chain) > 1:
             learner = Learner.from_checkpoint(found, device="cpu")
             path = store.save(learner.chunks(), found.arrays(), found.meta)
     after = path.stat().st_size
-    done = {"path": str(path), "points_before": len(found.chain), "bytes_before": before, "bytes": after}
+    done = {
+        "path": str(path),
+        "points_before": len(found.chain),
+        "bytes_before": before,
+        "bytes": after,
+    }
     text = f"{path.name} takes the place of {len(found.chain)} points: {format_bytes(before)} -> {format_bytes(after)}"
-    click.echo(json.dumps(done) if as_json else text if path != found.path else f"{path.name} is a base already")
+    click.echo(
+        json.dumps(done)
+        if as_json
+        else text
+        if path != found.path
+        else f"{path.name} is a base already"
+    )
 
 
 def _open(directory: Path) -> CheckpointStore:
@@ -125,7 +176,9 @@ def _open(directory: Path) -> CheckpointStore:
     from streamer.checkpoint import CheckpointStore
 
     if not directory.is_dir():
-        raise CheckpointError(f"there is no directory {directory}: give the --checkpoint-dir or --data-dir of your run")
+        raise CheckpointError(
+            f"there is no directory {directory}: give the --checkpoint-dir or --data-dir of your run"
+        )
     return CheckpointStore(directory, readonly=True)
 
 
@@ -144,9 +197,15 @@ def _number(store: CheckpointStore, point: str | None) -> int:
         if point in (str(number), path.name, path.stem, str(path)):
             return number
     known = f"{min(points)} to {max(points)}" if points else "none"
-    raise CheckpointError(f"there is no checkpoint {point} in {store.directory}; there are: {known}")
+    raise CheckpointError(
+        f"there is no checkpoint {point} in {store.directory}; there are: {known}"
+    )
 
 
 def _show_pinned(store: CheckpointStore, as_json: bool) -> None:
     pinned: Sequence[Any] = sorted(store.pinned())
-    click.echo(json.dumps({"pinned": pinned}) if as_json else f"pinned: {', '.join(map(str, pinned)) or 'none'}")
+    click.echo(
+        json.dumps({"pinned": pinned})
+        if as_json
+        else f"pinned: {', '.join(map(str, pinned)) or 'none'}"
+    )

@@ -1,6 +1,8 @@
-"""`streamer doctor`: examines everything that a run needs, and says what to do about what is wrong.
+"""`streamer doctor`: examines everything that a run needs, and says what to do about
+what is wrong.
 
-It changes nothing: no directory, topic or key is created, and no consumer group is joined.
+It changes nothing: no directory, topic or key is created, and no consumer group is
+joined.
 """
 
 from __future__ import annotations
@@ -55,9 +57,11 @@ class Finding:
 @settings_options(RunSettings)
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(settings: RunSettings, as_json: bool) -> None:
-    """Check Python, torch and its device, directories, stream and Redis, and say what to do about each problem.
+    """Check Python, torch and its device, directories, stream and Redis, and say what
+    to do about each problem.
 
-    Give the options that you give to `streamer run`. Nothing is changed. The exit code is 1 if anything failed.
+    Give the options that you give to `streamer run`. Nothing is changed. The exit code
+    is 1 if anything failed.
     """
     findings = []
     for finding in diagnose(settings):
@@ -65,9 +69,17 @@ def doctor(settings: RunSettings, as_json: bool) -> None:
         if not as_json:
             click.echo(describe(finding))
     states = [finding.status for finding in findings]
-    failures, warnings = states.count("failure"), states.count("warning")
+    failures = states.count("failure")
+    warnings = states.count("warning")
     if as_json:
-        click.echo(json.dumps({"ok": not failures, "checks": [dataclasses.asdict(finding) for finding in findings]}))
+        click.echo(
+            json.dumps(
+                {
+                    "ok": not failures,
+                    "checks": [dataclasses.asdict(finding) for finding in findings],
+                }
+            )
+        )
     elif failures or warnings:
         click.echo(f"{_count(failures, 'failure')}, {_count(warnings, 'warning')}")
     else:
@@ -77,11 +89,20 @@ def doctor(settings: RunSettings, as_json: bool) -> None:
 
 def describe(finding: Finding) -> str:
     """A finding for a person; long ones are broken into lines at a terminal."""
-    width = max(shutil.get_terminal_size().columns - INDENT, 40) if sys.stdout.isatty() else sys.maxsize
+    width = (
+        max(shutil.get_terminal_size().columns - INDENT, 40)
+        if sys.stdout.isatty()
+        else sys.maxsize
+    )
     texts = [finding.found, *([f"-> {finding.advice}"] if finding.advice else [])]
-    wrapped = [textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) for text in texts]
+    wrapped = [
+        textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        for text in texts
+    ]
     status = click.style(f"{finding.status:<8}", fg=COLOURS[finding.status])
-    return f"{status} {finding.name:<12}  " + f"\n{'':{INDENT}}".join(line for lines in wrapped for line in lines)
+    return f"{status} {finding.name:<12}  " + f"\n{'':{INDENT}}".join(
+        line for lines in wrapped for line in lines
+    )
 
 
 def _count(number: int, what: str) -> str:
@@ -89,7 +110,9 @@ def _count(number: int, what: str) -> str:
 
 
 def diagnose(settings: RunSettings) -> Iterator[Finding]:
-    """The findings of every check that the settings ask for. A check that breaks is a failure; the others go on."""
+    """The findings of every check that the settings ask for. A check that breaks is a
+    failure; the others go on.
+    """
     checks: dict[str, Callable[[RunSettings], Iterable[Finding]]] = {
         "python": check_python,
         "torch": check_torch,
@@ -100,12 +123,18 @@ def diagnose(settings: RunSettings) -> Iterator[Finding]:
     if settings.source:
         checks |= {"source": check_source, "data": check_data}
     elif settings.bootstrap_servers:
-        checks |= {"kafka": check_kafka, "codecs": check_codecs, "dead letters": check_dead_letters}
+        checks |= {
+            "kafka": check_kafka,
+            "codecs": check_codecs,
+            "dead letters": check_dead_letters,
+        }
     else:
         checks |= {"topic": check_embedded_log, "data": check_data}
     if settings.trainers is not None:
         checks["keys"] = check_keys
-    checks |= {"checkpoints": check_checkpoints} | ({"redis": check_redis} if settings.redis_url else {})
+    checks |= {"checkpoints": check_checkpoints} | (
+        {"redis": check_redis} if settings.redis_url else {}
+    )
     for name, check in checks.items():
         try:
             yield from check(settings)
@@ -119,11 +148,18 @@ def diagnose(settings: RunSettings) -> Iterator[Finding]:
 
 
 def check_python(_: RunSettings) -> Iterator[Finding]:
-    version, oldest = (".".join(map(str, numbers)) for numbers in (sys.version_info[:3], OLDEST_PYTHON))
+    version, oldest = (
+        ".".join(map(str, numbers)) for numbers in (sys.version_info[:3], OLDEST_PYTHON)
+    )
     if sys.version_info[:2] >= OLDEST_PYTHON:
         yield Finding("python", "ok", version)
     else:
-        yield Finding("python", "failure", f"{version} is too old", f"install Python {oldest} or newer")
+        yield Finding(
+            "python",
+            "failure",
+            f"{version} is too old",
+            f"install Python {oldest} or newer",
+        )
 
 
 def check_torch(_: RunSettings) -> Iterator[Finding]:
@@ -134,7 +170,11 @@ def check_torch(_: RunSettings) -> Iterator[Finding]:
         yield Finding("torch", "failure", f"cannot be imported: {error}", advice)
         return
     if torch.cuda.is_available():
-        yield Finding("torch", "ok", f"{torch.__version__}, trains on {torch.cuda.get_device_name()}")
+        yield Finding(
+            "torch",
+            "ok",
+            f"{torch.__version__}, trains on {torch.cuda.get_device_name()}",
+        )
     elif shutil.which("nvidia-smi"):
         found = f"{torch.__version__}, trains on the CPU although this machine has an NVIDIA driver"
         advice = "install a torch with CUDA that fits the driver (https://pytorch.org), or choose --device cpu"
@@ -144,7 +184,9 @@ def check_torch(_: RunSettings) -> Iterator[Finding]:
 
 
 def check_numba(_: RunSettings) -> Iterator[Finding]:
-    """Compile something, and load the project's own compiled code, which wants a place for its cache."""
+    """Compile something, and load the project's own compiled code, which wants a place
+    for its cache.
+    """
     try:
         import numba
 
@@ -162,12 +204,25 @@ def check_numba(_: RunSettings) -> Iterator[Finding]:
 
 
 def check_cores(_: RunSettings) -> Iterator[Finding]:
-    cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
     if quota is not None and quota < cores:
-        advice = f"give `streamer run` --threads {max(1, int(quota))}, or the container more"
-        yield Finding("cores", "warning", f"{cores}, but this container may use only {quota:g} of them", advice)
+        advice = (
+            f"give `streamer run` --threads {max(1, int(quota))}, or the container more"
+        )
+        yield Finding(
+            "cores",
+            "warning",
+            f"{cores}, but this container may use only {quota:g} of them",
+            advice,
+        )
     elif cores == 1:
-        yield Finding("cores", "warning", "1: reading and training share it", "two let reading run ahead of training")
+        yield Finding(
+            "cores",
+            "warning",
+            "1: reading and training share it",
+            "two let reading run ahead of training",
+        )
     else:
         yield Finding("cores", "ok", str(cores))
 
@@ -196,7 +251,9 @@ def check_data(settings: RunSettings) -> Iterator[Finding]:
     """Where the embedded log is, and the file of dead letters."""
     yield examine_directory("data", Path(settings.data_dir), ENOUGH_SPACE_BYTES)
     if settings.dead_letters:
-        yield examine_directory("dead letters", Path(settings.dead_letters).absolute().parent, 0)
+        yield examine_directory(
+            "dead letters", Path(settings.dead_letters).absolute().parent, 0
+        )
 
 
 def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
@@ -211,7 +268,8 @@ def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     if loaded is None:
         yield Finding("checkpoints", "ok", "none yet: a run would begin anew")
         return
-    name, events = loaded.path.name, loaded.meta["accounting"]["consumed"]
+    name = loaded.path.name
+    events = loaded.meta["accounting"]["consumed"]
     age = format_age(time.time() - loaded.meta["saved_at"])
     chain = f"{format_bytes(loaded.size_bytes)} in {len(loaded.chain)} points"
     found = f"{name} is whole: {events:,} events, {chain}, saved {age} ago"
@@ -223,20 +281,31 @@ def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
 
 
 def examine_directory(name: str, path: Path, wanted_bytes: int) -> Finding:
-    """Whether files can be written into a directory, which may have to be created, and how much space there is."""
+    """Whether files can be written into a directory, which may have to be created, and
+    how much space there is.
+    """
     existing = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not existing.is_dir():
-        return Finding(name, "failure", f"{existing} is not a directory", "choose another one")
+        return Finding(
+            name, "failure", f"{existing} is not a directory", "choose another one"
+        )
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         advice = "change its permissions, or choose another one"
-        return Finding(name, "failure", f"cannot write to {existing}: {error.strerror}", advice)
+        return Finding(
+            name, "failure", f"cannot write to {existing}: {error.strerror}", advice
+        )
     free = shutil.disk_usage(existing).free
     found = f"{path} {'can be written to' if existing == path else 'will be created'}, {format_bytes(free)} free"
     if free < wanted_bytes:
-        return Finding(name, "warning", found, f"make room: {format_bytes(wanted_bytes)} would be safe")
+        return Finding(
+            name,
+            "warning",
+            found,
+            f"make room: {format_bytes(wanted_bytes)} would be safe",
+        )
     return Finding(name, "ok", found)
 
 
@@ -252,34 +321,63 @@ def check_source(settings: RunSettings) -> Iterator[Finding]:
         with path.open("rb") as file:
             file.read(1)
     except OSError as error:
-        yield Finding("source", "failure", f"cannot read {path}: {error.strerror}", "check the path given by --source")
+        yield Finding(
+            "source",
+            "failure",
+            f"cannot read {path}: {error.strerror}",
+            "check the path given by --source",
+        )
         return
     yield Finding("source", "ok", f"{path}, {format_bytes(path.stat().st_size)}")
 
 
 def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
     """The topics of the embedded log."""
-    from streamer.sources.embedded.database import LOG_FILE, connect, format_of, rows_of, translated_errors
+    from streamer.sources.embedded.database import (
+        LOG_FILE,
+        connect,
+        format_of,
+        rows_of,
+        translated_errors,
+    )
 
     path = Path(settings.data_dir) / LOG_FILE
     if not path.exists():
         advice = "write events with `streamer replay`, or give --source or --bootstrap-servers; a run waits for the log"
-        yield Finding("topic", "warning", f"there is no embedded log in {settings.data_dir} yet", advice)
+        yield Finding(
+            "topic",
+            "warning",
+            f"there is no embedded log in {settings.data_dir} yet",
+            advice,
+        )
         return
-    with translated_errors(path), contextlib.closing(connect(path, "ro", busy_timeout_s=2.0)) as db:
+    with (
+        translated_errors(path),
+        contextlib.closing(connect(path, "ro", busy_timeout_s=2.0)) as db,
+    ):
         is_written = format_of(db, path) > 0
-        partitions = {topic: rows_of(db, topic) if is_written else [] for topic in settings.all_topics}
+        partitions = {
+            topic: rows_of(db, topic) if is_written else []
+            for topic in settings.all_topics
+        }
     for topic, rows in partitions.items():
         if rows:
             found = f"{topic}: {_count(len(rows), 'partition')}, {sum(end for _, end in rows):,} records, embedded"
             yield Finding("topic", "ok", found)
         else:
             advice = "check --topic, or write it with `streamer replay`; a run waits for the topic"
-            yield Finding("topic", "warning", f"{topic} is not in the embedded log {path.parent}", advice)
+            yield Finding(
+                "topic",
+                "warning",
+                f"{topic} is not in the embedded log {path.parent}",
+                advice,
+            )
 
 
 def check_kafka(settings: RunSettings) -> Iterator[Finding]:
-    """Brokers, topics and committed offsets, by the consumer of a run; it joins no group."""
+    """Brokers, topics and committed offsets, by the consumer of a run; it joins no
+    group.
+    """
     from kafka import KafkaConsumer, TopicPartition
 
     from streamer.build import kafka_settings
@@ -287,7 +385,8 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
 
     kafka = kafka_settings(settings)
     assert kafka is not None
-    consumer, timeout_ms = connect(KafkaConsumer, kafka.consumer_config()), 1000 * KAFKA_TIMEOUT_S
+    consumer = connect(KafkaConsumer, kafka.consumer_config())
+    timeout_ms = 1000 * KAFKA_TIMEOUT_S
     try:
         with explained(f"Kafka at {settings.bootstrap_servers}"):
             existing = consumer.topics()
@@ -300,28 +399,44 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
                     close = " or ".join(get_close_matches(topic, existing))
                     advice = "Check --topic, create it, or let this user describe it"
                     advice = f"did you mean {close}? {advice}" if close else advice
-                    yield Finding("topic", "failure", f"{topic} does not exist, or this user may not see it", advice)
+                    yield Finding(
+                        "topic",
+                        "failure",
+                        f"{topic} does not exist, or this user may not see it",
+                        advice,
+                    )
                     continue
-                partitions = [TopicPartition(topic, n) for n in sorted(consumer.partitions_for_topic(topic) or ())]
+                partitions = [
+                    TopicPartition(topic, n)
+                    for n in sorted(consumer.partitions_for_topic(topic) or ())
+                ]
                 begins = consumer.beginning_offsets(partitions, timeout_ms=timeout_ms)
                 ends |= (end := consumer.end_offsets(partitions, timeout_ms=timeout_ms))
-                some = [f"{tp.partition}: {end[tp]:,}" for tp in partitions[:8]] + ["..."] * (len(partitions) > 8)
+                some = [f"{tp.partition}: {end[tp]:,}" for tp in partitions[:8]] + [
+                    "..."
+                ] * (len(partitions) > 8)
                 found = f"{topic}: {_count(len(partitions), 'partition')}, "
                 found += f"{sum(end.values()) - sum(begins.values()):,} records, ends {', '.join(some)}"
                 yield Finding("topic", "ok", found)
             offsets = {tp: consumer.committed(tp, timeout_ms=timeout_ms) for tp in ends}
-            if committed := {tp: offset for tp, offset in offsets.items() if offset is not None}:
+            if committed := {
+                tp: offset for tp, offset in offsets.items() if offset is not None
+            }:
                 lag = sum(ends[tp] - offset for tp, offset in committed.items())
                 found = f"committed offsets in {len(committed)} of {len(ends)} partitions, lag {lag:,}"
                 yield Finding("group", "ok", f"{settings.group_id} has {found}")
             elif ends:
-                yield Finding("group", "ok", f"{settings.group_id} has no committed offsets yet")
+                yield Finding(
+                    "group", "ok", f"{settings.group_id} has no committed offsets yet"
+                )
     finally:
         consumer.close(autocommit=False, timeout_ms=1000)
 
 
 def check_keys(settings: RunSettings) -> Iterator[Finding]:
-    """Whether each user of a sample is in one partition, where a group keeps the user's state."""
+    """Whether each user of a sample is in one partition, where a group keeps the user's
+    state.
+    """
     from streamer.build import lockstep_of
     from streamer.event import EventDecoder
     from streamer.group.group import Group
@@ -331,9 +446,12 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     from streamer.ingest.stop_condition import StopCondition
 
     lockstep = lockstep_of(dataclasses.replace(settings, start="earliest"), Group())
-    partitions, decoder = lockstep.partitions(), EventDecoder(settings, settings.catalogue_topic)
+    partitions = lockstep.partitions()
+    decoder = EventDecoder(settings, settings.catalogue_topic)
     wanted = dict.fromkeys(partitions, SAMPLED_RECORDS)
-    source = lockstep.make_source(lambda: partitions, lambda p: wanted[p] > 0, lambda: False)
+    source = lockstep.make_source(
+        lambda: partitions, lambda p: wanted[p] > 0, lambda: False
+    )
     homes: dict[str, set[int]] = {}
     with contextlib.closing(source):
         source.open(Handover(Ingest(Batcher(1)), StopCondition()))
@@ -345,9 +463,18 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     spread = sum(len(numbers) > 1 for numbers in homes.values())
     if spread:
         found = f"{spread:,} of {len(homes):,} users of a sample have events in several partitions"
-        yield Finding("keys", "warning", found, "let the producer use the user's id as the key of its records")
+        yield Finding(
+            "keys",
+            "warning",
+            found,
+            "let the producer use the user's id as the key of its records",
+        )
     else:
-        yield Finding("keys", "ok", f"each of {len(homes):,} users of a sample is in one partition")
+        yield Finding(
+            "keys",
+            "ok",
+            f"each of {len(homes):,} users of a sample is in one partition",
+        )
 
 
 def check_codecs(_: RunSettings) -> Iterator[Finding]:
@@ -357,7 +484,12 @@ def check_codecs(_: RunSettings) -> Iterator[Finding]:
     broken = []
     for name in ("gzip", "snappy", "lz4", "zstd"):
         try:
-            assert getattr(codec, f"{name}_decode")(getattr(codec, f"{name}_encode")(b"record")) == b"record"
+            assert (
+                getattr(codec, f"{name}_decode")(
+                    getattr(codec, f"{name}_encode")(b"record")
+                )
+                == b"record"
+            )
         except Exception as error:
             broken.append(f"{name} ({error or type(error).__name__})")
     if broken:
@@ -372,12 +504,15 @@ def check_dead_letters(settings: RunSettings) -> Iterator[Finding]:
     from streamer.build import dead_letters_name, is_file, kafka_settings
     from streamer.dead_letters.kafka import create_topic
 
-    name, kafka = dead_letters_name(settings), kafka_settings(settings)
+    name = dead_letters_name(settings)
+    kafka = kafka_settings(settings)
     assert kafka is not None
     if is_file(name):
         yield examine_directory("dead letters", Path(name).absolute().parent, 0)
     elif create_topic(kafka, name, dry_run=True):
-        yield Finding("dead letters", "ok", f"{name} does not exist; a run would create it")
+        yield Finding(
+            "dead letters", "ok", f"{name} does not exist; a run would create it"
+        )
     else:
         yield Finding("dead letters", "ok", f"{name} exists")
 
@@ -386,12 +521,20 @@ def check_dead_letters(settings: RunSettings) -> Iterator[Finding]:
 
 
 def check_redis(settings: RunSettings) -> Iterator[Finding]:
-    """Whether Redis responds, its version, and whether it may evict keys: what is evicted must be learned again."""
+    """Whether Redis responds, its version, and whether it may evict keys: what is
+    evicted must be learned again.
+    """
     from redis.exceptions import NoPermissionError
 
-    from streamer.cache_store.redis.connection import ERRORS, as_store_error, connect, without_passwords
+    from streamer.cache_store.redis.connection import (
+        ERRORS,
+        as_store_error,
+        connect,
+        without_passwords,
+    )
 
-    url, info = settings.redis_url or "", None
+    url = settings.redis_url or ""
+    info = None
     try:
         with contextlib.closing(connect(url, REDIS_TIMEOUT_S)) as client:
             started = time.perf_counter()
@@ -401,17 +544,30 @@ def check_redis(settings: RunSettings) -> Iterator[Finding]:
                 info = client.info()
     except ERRORS as error:
         raise as_store_error(error, without_passwords(url)) from error
-    found, oldest = f"{without_passwords(url)} responds in {milliseconds:.1f} ms", ".".join(map(str, OLDEST_REDIS))
+    found = f"{without_passwords(url)} responds in {milliseconds:.1f} ms"
+    oldest = ".".join(map(str, OLDEST_REDIS))
     if info is None:
         advice = f"make sure that it is Redis {oldest} or newer, or Valkey, with the maxmemory-policy noeviction"
-        yield Finding("redis", "warning", f"{found}, but does not let this user see its version and memory", advice)
+        yield Finding(
+            "redis",
+            "warning",
+            f"{found}, but does not let this user see its version and memory",
+            advice,
+        )
         return
-    version, limit, policy = info["redis_version"], info["maxmemory"], info["maxmemory_policy"]
+    version = info["redis_version"]
+    limit = info["maxmemory"]
+    policy = info["maxmemory_policy"]
     found = f"{found}, version {version}"
     if tuple(map(int, version.split(".")[:2])) >= OLDEST_REDIS:
         yield Finding("redis", "ok", found)
     else:
-        yield Finding("redis", "failure", f"{found} is too old", f"install Redis {oldest} or newer, or Valkey")
+        yield Finding(
+            "redis",
+            "failure",
+            f"{found} is too old",
+            f"install Redis {oldest} or newer, or Valkey",
+        )
     used = f"{format_bytes(info['used_memory'])} used of {format_bytes(limit) if limit else 'no limit'}"
     if policy == "noeviction":
         yield Finding("redis memory", "ok", f"{used}, policy {policy}")

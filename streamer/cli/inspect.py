@@ -27,21 +27,34 @@ Report = dict[str, Any]
 RANKED_USERS = 256
 """What decides the ranking is looked at for this many users."""
 HEAD_ITEMS = 100
-"""The hash estimate is also compared on this many of the most popular items, which it is made for."""
+"""The hash estimate is also compared on this many of the most popular items, which it
+is made for.
+"""
 
 
 @click.command(cls=GroupedCommand)
-@option("Report", "--top", type=click.IntRange(0), default=5, help="Number of items to list of each kind.")
+@option(
+    "Report",
+    "--top",
+    type=click.IntRange(0),
+    default=5,
+    help="Number of items to list of each kind.",
+)
 @option("Report", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @settings_options(RunSettings, only=(*CHECKPOINT, *STORE))
 def inspect(settings: RunSettings, top: int, as_json: bool) -> None:
-    """Show what the newest checkpoint holds: sizes, settings, offsets, accounting, popularity, cache.
+    """Show what the newest checkpoint holds: sizes, settings, offsets, accounting,
+    popularity, cache.
 
-    With --redis-url, show what trainers share instead: trainers, partitions, counts, occurrence, cache, log, memory; or
-    both, if the directory is given too. It may be used while `streamer run` is running.
+    With --redis-url, show what trainers share instead: trainers, partitions, counts,
+    occurrence, cache, log, memory; or both, if the directory is given too. It may be
+    used while `streamer run` is running.
     """
-    context, default = click.get_current_context(), click.core.ParameterSource.DEFAULT
-    directory_given = any(context.get_parameter_source(name) is not default for name in CHECKPOINT)
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    directory_given = any(
+        context.get_parameter_source(name) is not default for name in CHECKPOINT
+    )
     report: Report = {}
     if directory_given or not settings.redis_url:
         report |= inspect_checkpoints(settings.checkpoints, top)
@@ -65,13 +78,20 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     from streamer.model.popularity import estimation_error
 
     store = CheckpointStore(directory, readonly=True)
-    points, pinned = store.points(), store.pinned()  # before loading: whatever is newer then was skipped
+    # before loading: whatever is newer then was skipped
+    points = store.points()
+    pinned = store.pinned()
     loaded = load(directory)
     chain = loaded.checkpoint.chain
-    learner, meta = loaded.learner, loaded.meta
-    model, rows, ids = learner.trainer.model, np.arange(learner.items.size), learner.items.by_row
-    embeddings, dense = sum(t.size * t.dim for t in model.tables.values()), sum(p.numel() for p in model.parameters())
-    counts, occurrence = learner.exact.counts(rows), learner.occurrence.values(rows)
+    learner = loaded.learner
+    meta = loaded.meta
+    model = learner.trainer.model
+    rows = np.arange(learner.items.size)
+    ids = learner.items.by_row
+    embeddings = sum(t.size * t.dim for t in model.tables.values())
+    dense = sum(p.numel() for p in model.parameters())
+    counts = learner.exact.counts(rows)
+    occurrence = learner.occurrence.values(rows)
     head = np.argsort(-counts, kind="stable")
     lately = learner.evidence.lately(rows)
     popular = _top(ids, counts, top, "events")
@@ -85,7 +105,9 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             "deltas": len(chain) - 1,
             "delta_bytes": sum(point.size_bytes for point in chain[1:]),
         },
-        "checkpoints": [_point(n, path, loaded.path, n in pinned) for n, path in points.items()],
+        "checkpoints": [
+            _point(n, path, loaded.path, n in pinned) for n, path in points.items()
+        ],
         "settings": meta["settings"],
         "sizes": {
             "users": len(learner.users),
@@ -99,8 +121,13 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             "estimate": "hash" if learner.popularity is learner.hashed else "exact",
             "events": learner.exact.total,
             "hash_error": estimation_error(learner.hashed, learner.exact, rows),
-            "hash_error_head": estimation_error(learner.hashed, learner.exact, head[:HEAD_ITEMS]),
-            "top": [entry | {"share_lately": float(lately[row])} for entry, row in zip(popular, head, strict=False)],
+            "hash_error_head": estimation_error(
+                learner.hashed, learner.exact, head[:HEAD_ITEMS]
+            ),
+            "top": [
+                entry | {"share_lately": float(lately[row])}
+                for entry, row in zip(popular, head, strict=False)
+            ],
         },
         "ranking": _influence(learner),
         "cache": _cache(ids, learner.cache, learner.exact, top),
@@ -109,7 +136,9 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
 
 
 def _influence(learner: Learner) -> list[Report]:
-    """What decides the ranking, by the number of a user's recent items; of users evenly chosen, as of now."""
+    """What decides the ranking, by the number of a user's recent items; of users evenly
+    chosen, as of now.
+    """
     import numpy as np
 
     from streamer.model.batch import Batch
@@ -117,31 +146,49 @@ def _influence(learner: Learner) -> list[Report]:
 
     if not (learner.settings.rerank and len(learner.users)):
         return []
-    users = np.unique(np.linspace(0, len(learner.users) - 1, RANKED_USERS).astype(np.int64))
-    candidates = learner.candidates(Batch(users, np.full(len(users), -1)), learner.recent.of(users))
+    users = np.unique(
+        np.linspace(0, len(learner.users) - 1, RANKED_USERS).astype(np.int64)
+    )
+    candidates = learner.candidates(
+        Batch(users, np.full(len(users), -1)), learner.recent.of(users)
+    )
     found = influence_by_name(learner.ranker.influence(candidates))
     return [
-        {"recent_items": history} | {f"{re.sub('[ -]', '_', kind)}_share": share for kind, share in shares.items()}
+        {"recent_items": history}
+        | {
+            f"{re.sub('[ -]', '_', kind)}_share": share
+            for kind, share in shares.items()
+        }
         for history, shares in found.items()
     ]
 
 
 def _point(number: int, path: Path, newest: Path, pinned: bool) -> Report:
-    """A point from outside; one that is newer than the newest that could be read is corrupt."""
+    """A point from outside; one that is newer than the newest that could be read is
+    corrupt.
+    """
     from streamer.checkpoint.points import Point
     from streamer.errors import CheckpointError
 
     try:
         found = Point(path, number)
-        after, size_bytes, meta = found.previous, found.size_bytes, found.meta
+        after = found.previous
+        size_bytes = found.size_bytes
+        meta = found.meta
     except CheckpointError:  # damaged, or a trainer has just removed it
-        after, size_bytes, meta = None, path.stat().st_size if path.exists() else 0, {}
+        after = None
+        size_bytes = path.stat().st_size if path.exists() else 0
+        meta = {}
     return {
         "path": str(path),
         "kind": path.suffix.removeprefix("."),
         "after": after.number if after is not None else None,
         "bytes": size_bytes,
-        "state": "newest" if path == newest else "older" if path.name < newest.name else "corrupt",
+        "state": "newest"
+        if path == newest
+        else "older"
+        if path.name < newest.name
+        else "corrupt",
         "pinned": pinned,
         "saved_at": meta.get("saved_at"),
         "consumed": meta.get("accounting", {}).get("consumed"),
@@ -149,7 +196,10 @@ def _point(number: int, path: Path, newest: Path, pinned: bool) -> Report:
 
 
 def _positions(listed: Sequence[Sequence[Any]]) -> list[Report]:
-    return [{"topic": topic, "partition": number, "offset": offset} for topic, number, offset, *_ in listed]
+    return [
+        {"topic": topic, "partition": number, "offset": offset}
+        for topic, number, offset, *_ in listed
+    ]
 
 
 # what trainers share --------------------------------------------------------------------------------------------------
@@ -171,7 +221,9 @@ def inspect_store(settings: SharingSettings, top: int) -> Report:
         summary, contents = admin.contents()
         memory = admin.memory()
     popularity = ExactPopularity()
-    popularity.replace(np.arange(len(contents.counts)), contents.counts.astype(np.float64))
+    popularity.replace(
+        np.arange(len(contents.counts)), contents.counts.astype(np.float64)
+    )
     cache = contents.cache if contents.cache is not None else np.empty(0, np.int64)
     return {
         "url": admin.url,
@@ -182,7 +234,11 @@ def inspect_store(settings: SharingSettings, top: int) -> Report:
         "items": summary.items,
         "events": contents.events,
         "trainers": [
-            {"trainer": one.trainer, "ago_s": summary.now_s - one.at_s, "partitions": list(one.partitions)}
+            {
+                "trainer": one.trainer,
+                "ago_s": summary.now_s - one.at_s,
+                "partitions": list(one.partitions),
+            }
             for one in summary.trainers
         ],
         "partitions": [
@@ -190,16 +246,23 @@ def inspect_store(settings: SharingSettings, top: int) -> Report:
                 "partition": name,
                 "next": summary.next.get(name),
                 "epoch": (epoch := summary.epochs.get(name)),
-                "claimed_ago_s": None if epoch is None else max(summary.now_s - epoch / 1000, 0.0),
+                "claimed_ago_s": None
+                if epoch is None
+                else max(summary.now_s - epoch / 1000, 0.0),
                 "owner": summary.owners.get(name),
             }
-            for name in sorted(summary.next.keys() | summary.epochs.keys() | summary.owners.keys())
+            for name in sorted(
+                summary.next.keys() | summary.epochs.keys() | summary.owners.keys()
+            )
         ],
         "popularity": {"top": _top(contents.ids, contents.counts, top, "events")},
         "occurrence": _occurrence(contents.ids, contents.drawn, top),
         "cache": _cache(contents.ids, cache, popularity, top, contents.note),
         "log": {"length": summary.log_length, "number": summary.number},
-        "snapshot": {"number": summary.snapshot_number, "ago_s": max(summary.now_s - summary.snapshot_at_s, 0.0)},
+        "snapshot": {
+            "number": summary.snapshot_number,
+            "ago_s": max(summary.now_s - summary.snapshot_at_s, 0.0),
+        },
         "memory_bytes": {"total": sum(size or 0 for size in memory.values()), **memory},
     }
 
@@ -207,7 +270,13 @@ def inspect_store(settings: SharingSettings, top: int) -> Report:
 # both -----------------------------------------------------------------------------------------------------------------
 
 
-def _cache(ids: Sequence[str], cache: NDArray[Any], popularity: ExactPopularity, top: int, note: str = "") -> Report:
+def _cache(
+    ids: Sequence[str],
+    cache: NDArray[Any],
+    popularity: ExactPopularity,
+    top: int,
+    note: str = "",
+) -> Report:
     import numpy as np
 
     from streamer.metrics.composition import composition
@@ -228,10 +297,23 @@ def _occurrence(ids: Sequence[str], drawn: NDArray[Any], top: int) -> Report:
     return {"total": total, "note": note, "top": _top(ids, drawn, top, "count")}
 
 
-def _top(ids: Sequence[str], amounts: NDArray[Any], top: int, name: str) -> list[Report]:
+def _top(
+    ids: Sequence[str], amounts: NDArray[Any], top: int, name: str
+) -> list[Report]:
     """The items with the largest amounts, and their shares of all."""
     import numpy as np
 
-    largest = [row for row in np.argsort(-amounts, kind="stable")[:top].tolist() if amounts[row] > 0]
+    largest = [
+        row
+        for row in np.argsort(-amounts, kind="stable")[:top].tolist()
+        if amounts[row] > 0
+    ]
     total = amounts.sum().item()
-    return [{"item": ids[row], name: amounts[row].item(), "share": amounts[row].item() / total} for row in largest]
+    return [
+        {
+            "item": ids[row],
+            name: amounts[row].item(),
+            "share": amounts[row].item() / total,
+        }
+        for row in largest
+    ]

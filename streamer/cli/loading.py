@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 CHECKPOINT = ("checkpoint_dir", "data_dir")
 """Settings that say where checkpoints are."""
-checkpoint_options = settings_options(RunSettings, only=CHECKPOINT, heading="Checkpoint")
+checkpoint_options = settings_options(
+    RunSettings, only=CHECKPOINT, heading="Checkpoint"
+)
 """Which checkpoints to look at, with the options that `streamer run` was given."""
 
 
@@ -52,8 +54,12 @@ def load(directory: Path) -> Loaded:
         return Loaded(checkpoint, Learner.from_checkpoint(checkpoint, device="cpu"))
     inside = directory / "checkpoints"
     if inside.is_dir():
-        raise CheckpointError(f"there is no checkpoint in {directory}: try --checkpoint-dir {inside}")
-    what = "there is no checkpoint in" if directory.is_dir() else "there is no directory"
+        raise CheckpointError(
+            f"there is no checkpoint in {directory}: try --checkpoint-dir {inside}"
+        )
+    what = (
+        "there is no checkpoint in" if directory.is_dir() else "there is no directory"
+    )
     raise CheckpointError(
         f"{what} {directory}: give the --checkpoint-dir or --data-dir of your `streamer run`; "
         "it writes its first checkpoint after --checkpoint-every seconds and when it stops"

@@ -1,4 +1,6 @@
-"""The command line: one lazily imported module for each command, so that `--help` never loads torch."""
+"""The command line: one lazily imported module for each command, so that `--help` never
+loads torch.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,21 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(metadata.version("streamer"), prog_name="streamer")
 def cli() -> None:
     """Online learning of recommender retrievers from event streams."""
 
 
 def main() -> None:
-    """Run the command line; errors that Streamer raises on purpose become one clear line."""
-    # Idle OpenMP threads should sleep, not spin: the trainer shares its cores with servers and other trainers.
+    """Run the command line; errors that Streamer raises on purpose become one clear
+    line.
+    """
+    # Idle OpenMP threads should sleep, not spin: the trainer shares its cores with
+    # servers and other trainers.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         cli(prog_name="streamer")

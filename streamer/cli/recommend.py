@@ -22,7 +22,14 @@ _QUERY = "Query"
 
 
 @click.command(cls=GroupedCommand)
-@option(_QUERY, "--user", "users", multiple=True, metavar="ID", help="User to recommend for; repeat it for several.")
+@option(
+    _QUERY,
+    "--user",
+    "users",
+    multiple=True,
+    metavar="ID",
+    help="User to recommend for; repeat it for several.",
+)
 @option(
     _QUERY,
     "--recent",
@@ -30,7 +37,9 @@ _QUERY = "Query"
     metavar="ITEM",
     help="Instead of a user: item of a session, in the order of its events; repeat it for several.",
 )
-@option(_QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="Number of items.")
+@option(
+    _QUERY, "--count", "-k", type=click.IntRange(1), default=10, help="Number of items."
+)
 @option(
     _QUERY,
     "--exclude-seen",
@@ -49,8 +58,8 @@ def recommend(
 ) -> None:
     """Recommend items from the newest checkpoint.
 
-    For users by their id, or for a session of recent items without a user. It may be used while
-    `streamer run` is running.
+    For users by their id, or for a session of recent items without a user. It may be
+    used while `streamer run` is running.
     """
     if bool(users) == bool(recent):
         raise click.UsageError("give either --user or --recent")
@@ -58,9 +67,15 @@ def recommend(
 
     loaded = load(settings.checkpoints)
     if not len(loaded.learner.items):
-        raise CheckpointError(f"{loaded.path} has no items: nothing was trained when it was written")
+        raise CheckpointError(
+            f"{loaded.path} has no items: nothing was trained when it was written"
+        )
     recommender = Recommender(loaded.learner)
-    queries = [recommender.session(recent)] if recent else [recommender.user(user) for user in users]
+    queries = (
+        [recommender.session(recent)]
+        if recent
+        else [recommender.user(user) for user in users]
+    )
     found = recommender.recommend(queries, count, exclude_seen=exclude_seen)
     pairs = list(zip(queries, found, strict=True))
     if as_json:
@@ -79,7 +94,9 @@ def recommend(
     for query, items in pairs:
         click.echo("\n".join(described(query, items)))
         click.echo()
-    click.echo(f"from {loaded.path}, saved {format_age(time.time() - loaded.meta['saved_at'])} ago")
+    click.echo(
+        f"from {loaded.path}, saved {format_age(time.time() - loaded.meta['saved_at'])} ago"
+    )
 
 
 def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
@@ -87,14 +104,21 @@ def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
     if query.user is None:
         yield f"session of {len(query.recent)} items"
     else:
-        yield f"user {printable(query.user)}" + (f", {len(query.recent)} recent items" if query.recent else "")
+        yield f"user {printable(query.user)}" + (
+            f", {len(query.recent)} recent items" if query.recent else ""
+        )
     if query.note:
         yield f"  note: {query.note}"
     if not items:
         yield "  nothing is left to recommend"
         return
     rows = [
-        (str(place), printable(item.item), f"{item.score:.3f}", "recent" if item.recent else "")
+        (
+            str(place),
+            printable(item.item),
+            f"{item.score:.3f}",
+            "recent" if item.recent else "",
+        )
         for place, item in enumerate(items, start=1)
     ]
     yield from table(rows, ("", "item", "score", ""))

@@ -52,7 +52,14 @@ _OUTPUT = "Output"
     is_flag=True,
     help="Let the live page show the beginnings of dead letters to everybody who reaches it.",
 )
-@option(_OUTPUT, "--json", "as_json", envvar="STREAMER_JSON", is_flag=True, help="At the end, print one JSON object.")
+@option(
+    _OUTPUT,
+    "--json",
+    "as_json",
+    envvar="STREAMER_JSON",
+    is_flag=True,
+    help="At the end, print one JSON object.",
+)
 def run(
     settings: RunSettings,
     log_format: str,
@@ -63,9 +70,10 @@ def run(
 ) -> None:
     """Learn a two-tower retriever from a stream of events, for ever.
 
-    Without --bootstrap-servers the topic is read from the embedded log, which `streamer replay` writes. Every option
-    can also be set by an environment variable (STREAMER_BATCH_SIZE=1024) or in a file given by --config; the command
-    line wins over the environment, which wins over the file.
+    Without --bootstrap-servers the topic is read from the embedded log, which `streamer
+    replay` writes. Every option can also be set by an environment variable
+    (STREAMER_BATCH_SIZE=1024) or in a file given by --config; the command line wins
+    over the environment, which wins over the file.
     """
     if (settings.trainers or 1) > 1 and not is_rank():
         sys.exit(launch(settings.trainers or 1, log_format))
@@ -74,8 +82,11 @@ def run(
     from streamer.build import build_pipeline
     from streamer.display.reporting import make_reporter
 
-    source, is_lead = settings.described(), rank() == 0
-    with watching(source, metrics_host, metrics_port if is_lead else None, metrics_show_values) as watch:
+    source = settings.described()
+    is_lead = rank() == 0
+    with watching(
+        source, metrics_host, metrics_port if is_lead else None, metrics_show_values
+    ) as watch:
         pipeline = build_pipeline(settings)
         stop_on_signals(pipeline.stop)
         with make_reporter(log_format, source, rank=rank()) as reporter:
@@ -101,7 +112,8 @@ def launch(trainers: int, log_format: str) -> int:
 def watching(
     source: str, host: str, port: int | None, show_values: bool = False
 ) -> Iterator[Callable[[Any], str | None]]:
-    """Listen on the port for metrics, if there is one; yields what has a pipeline watched and returns the URL.
+    """Listen on the port for metrics, if there is one; yields what has a pipeline
+    watched and returns the URL.
 
     Raises:
         StreamerError: it cannot listen there.
@@ -122,7 +134,9 @@ def watching(
 
 
 def stop_on_signals(stop: Any) -> None:
-    """SIGTERM, SIGHUP and Ctrl-C end the run after the step; a second Ctrl-C ends it at once."""
+    """SIGTERM, SIGHUP and Ctrl-C end the run after the step; a second Ctrl-C ends it at
+    once.
+    """
 
     def first(number: int, _: object) -> None:
         stop()

@@ -16,14 +16,19 @@ from streamer.settings import ServeSettings
 def serve(settings: ServeSettings) -> None:
     """Answer requests for recommendations with what a trainer has just learned.
 
-    Start the trainer with --publish-dir DIR and the server with --from DIR; or both with --publish-topic. With the
-    trainer's --bootstrap-servers and --topic, or its --data-dir, a user's latest events count at once.
+    Start the trainer with --publish-dir DIR and the server with --from DIR; or both
+    with --publish-topic. With the trainer's --bootstrap-servers and --topic, or its
+    --data-dir, a user's latest events count at once.
     """
     try:
         from streamer.serve.run import serving
     except ImportError as error:
-        raise StreamerError(f"`streamer serve` needs {error.name}: pip install 'streamer[serve]'") from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        raise StreamerError(
+            f"`streamer serve` needs {error.name}: pip install 'streamer[serve]'"
+        ) from error
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
     with serving(settings) as server:
         logging.getLogger("streamer").info("recommendations at %s", server.url)
         server.run()

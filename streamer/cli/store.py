@@ -28,18 +28,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 _GROUP = "Store"
 STORE = ("redis_url", "model_name", "redis_namespace")
 """Settings that say where a model is shared."""
-json_option = option(_GROUP, "--json", "as_json", is_flag=True, help="Print one JSON object.")
+json_option = option(
+    _GROUP, "--json", "as_json", is_flag=True, help="Print one JSON object."
+)
 
 
 @click.group()
 def store() -> None:
-    """Manage what trainers share in Redis: list, reset, export, import. `streamer inspect` shows it."""
+    """Manage what trainers share in Redis: list, reset, export, import. `streamer
+    inspect` shows it.
+    """
 
 
 def change_options(function: F) -> F:
     """The options `--yes` and `--force`."""
     yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask for confirmation.")
-    force = option(_GROUP, "--force", is_flag=True, help="Proceed even if trainers are active.")
+    force = option(
+        _GROUP, "--force", is_flag=True, help="Proceed even if trainers are active."
+    )
     return yes(force(function))
 
 
@@ -56,29 +62,53 @@ def list_models(settings: SharingSettings, as_json: bool) -> None:
         rows = []
         for model in found:
             numbers = (model["items"], model["log_length"], model["trainers"])
-            rows.append([printable(model["model"]), *("-" if n is None else f"{n:,}" for n in numbers)])
-        click.echo("\n".join(table(rows, ("model", "items", "log", "active"), indent="")))
+            rows.append(
+                [
+                    printable(model["model"]),
+                    *("-" if n is None else f"{n:,}" for n in numbers),
+                ]
+            )
+        click.echo(
+            "\n".join(table(rows, ("model", "items", "log", "active"), indent=""))
+        )
         for model in found:
             if "problem" in model:
                 click.echo(f"note: {model['problem']}")
     else:
-        click.echo(f"no models in {admin.url} under the namespace {settings.redis_namespace}")
+        click.echo(
+            f"no models in {admin.url} under the namespace {settings.redis_namespace}"
+        )
 
 
 def _figures(name: str, settings: SharingSettings) -> dict[str, Any]:
-    """A model's figures; one that cannot be read has a problem instead, and does not hide the others."""
-    summary, problem = None, ""
+    """A model's figures; one that cannot be read has a problem instead, and does not
+    hide the others.
+    """
+    summary = None
+    problem = ""
     try:
         with open_admin(dataclasses.replace(settings, model_name=name)) as admin:
             try:
-                summary, problem = admin.summary(), _only_name_left(admin)
+                summary = admin.summary()
+                problem = _only_name_left(admin)
             except StoreRefused as error:
                 problem = str(error)
     except SettingsError as error:
         problem = str(error)
     if summary is None:
-        return {"model": name, "items": None, "log_length": None, "trainers": None, "problem": problem}
-    return {"model": name, "items": summary.items, "log_length": summary.log_length, "trainers": len(summary.active)}
+        return {
+            "model": name,
+            "items": None,
+            "log_length": None,
+            "trainers": None,
+            "problem": problem,
+        }
+    return {
+        "model": name,
+        "items": summary.items,
+        "log_length": summary.log_length,
+        "trainers": len(summary.active),
+    }
 
 
 @store.command(cls=GroupedCommand)
@@ -86,26 +116,41 @@ def _figures(name: str, settings: SharingSettings) -> dict[str, Any]:
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> None:
-    """Remove everything that is shared of a model. Trainers that start later begin from nothing, or their checkpoints.
+    """Remove everything that is shared of a model. Trainers that start later begin from
+    nothing, or their checkpoints.
 
-    Stop all trainers first: an active one puts back what it has. What is trained is in their checkpoints, which this
-    does not touch. A damaged model is removed with whatever its keys hold.
+    Stop all trainers first: an active one puts back what it has. What is trained is in
+    their checkpoints, which this does not touch. A damaged model is removed with
+    whatever its keys hold.
     """
     with open_admin(settings) as admin:
         try:
             summary = admin.summary()
-            what = f"{summary.items:,} items" if summary is not None else "what is left of it"
+            what = (
+                f"{summary.items:,} items"
+                if summary is not None
+                else "what is left of it"
+            )
         except Damaged as error:
             click.echo(f"note: {error}", err=True)
-            summary, what = None, "damaged"
+            summary = None
+            what = "damaged"
         if summary is None and not admin.exists():
             raise _no_model(admin)
-        now_s, active = (summary.now_s, summary.active) if summary is not None else admin.active_trainers()
+        now_s, active = (
+            (summary.now_s, summary.active)
+            if summary is not None
+            else admin.active_trainers()
+        )
         _check_none_active(active, now_s, "it would put back what it has", force)
         confirm(f"remove {printable(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
     done = {"model": admin.keys.model, "removed_keys": removed}
-    click.echo(json.dumps(done) if as_json else f"removed {printable(admin.keys.model)}: {removed} keys")
+    click.echo(
+        json.dumps(done)
+        if as_json
+        else f"removed {printable(admin.keys.model)}: {removed} keys"
+    )
 
 
 @store.command(cls=GroupedCommand)
@@ -118,7 +163,8 @@ def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> N
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
-    """Write everything that is shared of a model into one file, as it is at one moment; trainers may continue.
+    """Write everything that is shared of a model into one file, as it is at one moment;
+    trainers may continue.
 
     \b
     Arrays of the .npz, readable without pickle:
@@ -133,26 +179,46 @@ def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
     from streamer.sharing import store_file
 
     if out.suffix != ".npz":
-        raise click.BadParameter(f"{out.name}: choose a name that ends in .npz", param_hint="--out")
+        raise click.BadParameter(
+            f"{out.name}: choose a name that ends in .npz", param_hint="--out"
+        )
     with open_admin(settings) as admin:
         require_model(admin)
         _, contents = admin.contents()
-    about = {"model": admin.keys.model, "namespace": admin.keys.namespace, "saved_at": time.time()}
+    about = {
+        "model": admin.keys.model,
+        "namespace": admin.keys.namespace,
+        "saved_at": time.time(),
+    }
     if contents.note:
         click.echo(f"note: {contents.note}", err=True)
     with replaced(out) as temporary:
         store_file.write(temporary, contents, about)
-    done = {"out": str(out), "items": len(contents.ids), "events": contents.events, "bytes": out.stat().st_size}
+    done = {
+        "out": str(out),
+        "items": len(contents.ids),
+        "events": contents.events,
+        "bytes": out.stat().st_size,
+    }
     click.echo(json.dumps(done) if as_json else f"wrote {_amounts(done)} to {out}")
 
 
 @store.command("import", cls=GroupedCommand)
-@option(_GROUP, "--path", **FILE, help="A file that `streamer store export` has written.")
+@option(
+    _GROUP, "--path", **FILE, help="A file that `streamer store export` has written."
+)
 @option(_GROUP, "--replace", is_flag=True, help="Replace a model that exists.")
 @change_options
 @json_option
 @settings_options(SharingSettings, only=STORE)
-def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, force: bool, as_json: bool) -> None:
+def import_(
+    settings: SharingSettings,
+    path: Path,
+    replace: bool,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Create a model from a file. Trainers that start later load it."""
     from streamer.sharing import store_file
 
@@ -167,11 +233,24 @@ def import_(settings: SharingSettings, path: Path, replace: bool, yes: bool, for
                 )
             otherwise = "what it has counted since would be lost, or counted twice"
             _check_none_active(summary.active, summary.now_s, otherwise, force)
-            confirm(f"replace {printable(admin.keys.model)} ({summary.items:,} items) in {admin.url} by {path}", yes)
-        generation = admin.put(contents, summary.generation if summary is not None else "")
-    done = {"model": admin.keys.model, "generation": generation, "items": len(contents.ids)}
+            confirm(
+                f"replace {printable(admin.keys.model)} ({summary.items:,} items) in {admin.url} by {path}",
+                yes,
+            )
+        generation = admin.put(
+            contents, summary.generation if summary is not None else ""
+        )
+    done = {
+        "model": admin.keys.model,
+        "generation": generation,
+        "items": len(contents.ids),
+    }
     done |= {"events": contents.events, "bytes": path.stat().st_size}
-    click.echo(json.dumps(done) if as_json else f"created {printable(admin.keys.model)} with {_amounts(done)}")
+    click.echo(
+        json.dumps(done)
+        if as_json
+        else f"created {printable(admin.keys.model)} with {_amounts(done)}"
+    )
 
 
 def _amounts(done: dict[str, Any]) -> str:
@@ -190,7 +269,11 @@ def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
         SharingError: Redis cannot be used.
     """
     if not settings.redis_url:
-        raise SettingsError(["--redis-url is missing: give the URL of the Redis, e.g. redis://localhost:6379/0"])
+        raise SettingsError(
+            [
+                "--redis-url is missing: give the URL of the Redis, e.g. redis://localhost:6379/0"
+            ]
+        )
     from streamer.cache_store.redis.admin import StoreAdmin
 
     keys = store_keys(settings)
@@ -225,22 +308,34 @@ def _only_name_left(admin: StoreAdmin) -> str:
     )
 
 
-def _check_none_active(active: Sequence[Heartbeat], now_s: float, otherwise: str, force: bool) -> None:
+def _check_none_active(
+    active: Sequence[Heartbeat], now_s: float, otherwise: str, force: bool
+) -> None:
     """Raise a `SharingError` that names the active trainers, if there are any."""
     described = []
     for heartbeat in active:
-        partitions = f" ({', '.join(heartbeat.partitions)})" if heartbeat.partitions else ""
+        partitions = (
+            f" ({', '.join(heartbeat.partitions)})" if heartbeat.partitions else ""
+        )
         seen = format_age(now_s - heartbeat.at_s)
-        described.append(f"{printable(heartbeat.trainer)}{partitions}, last seen {seen} ago")
+        described.append(
+            f"{printable(heartbeat.trainer)}{partitions}, last seen {seen} ago"
+        )
     if described and not force:
         trainers = "; ".join(described)
-        raise SharingError(f"trainers are active: {trainers}. Stop them first, or give --force: {otherwise}")
+        raise SharingError(
+            f"trainers are active: {trainers}. Stop them first, or give --force: {otherwise}"
+        )
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask before something that cannot be undone; raise a `SharingError` if there is nobody to ask."""
+    """Ask before something that cannot be undone; raise a `SharingError` if there is
+    nobody to ask.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise SharingError(f"about to {what}, and there is no terminal to ask at: give --yes")
+        raise SharingError(
+            f"about to {what}, and there is no terminal to ask at: give --yes"
+        )
     click.confirm(f"{what}?", abort=True)

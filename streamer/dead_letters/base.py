@@ -1,8 +1,9 @@
 """Dead letters: what could not be used, why, and where it is kept.
 
-Letters are written at least once. They must be flushed before a checkpoint moves the positions past their
-records; those after the last checkpoint are read and written again when a killed process starts anew.
-A letter is identified by (topic, partition, offset, index), `DeadLetter.identity`, however often it comes.
+Letters are written at least once. They must be flushed before a checkpoint moves the
+positions past their records; those after the last checkpoint are read and written again
+when a killed process starts anew. A letter is identified by (topic, partition, offset,
+index), `DeadLetter.identity`, however often it comes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from streamer.errors import StreamerError
 from streamer.sources.base import Partition
 
 KEPT_VALUE_BYTES = 65_536
-"""How much of the value of a record that is too large its letter keeps. Others keep all."""
+"""How much of the value of a record that is too large its letter keeps. Others keep
+all.
+"""
 KEPT_KEY_BYTES = 1024
-"""How much of a record's key its letters keep: an array may yield thousands of letters, each with the key."""
+"""How much of a record's key its letters keep: an array may yield thousands of letters,
+each with the key.
+"""
 LETTER_BYTES = 512
 """What a letter is taken to weigh besides its value and key."""
 
@@ -47,7 +52,9 @@ class Reason(enum.StrEnum):
     MISSING_ITEM_ID = "missing_item_id"
     BAD_ITEM_ID = "bad_item_id"
     ID_TOO_LONG = "id_too_long"
-    MISSING_TIMESTAMP = "missing_timestamp"  # neither the event nor its record has a time
+    MISSING_TIMESTAMP = (
+        "missing_timestamp"  # neither the event nor its record has a time
+    )
     BAD_TIMESTAMP = "bad_timestamp"
     BAD_FEATURES = "bad_features"
     TOO_MANY_FEATURES = "too_many_features"
@@ -84,9 +91,23 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     ) -> DeadLetter:
         """A letter that keeps no more of the record than it may."""
         kept_key = None if key is None else key[:KEPT_KEY_BYTES]
-        kept_value = value[:KEPT_VALUE_BYTES] if value and reason is Reason.RECORD_TOO_LARGE else value
+        kept_value = (
+            value[:KEPT_VALUE_BYTES]
+            if value and reason is Reason.RECORD_TOO_LARGE
+            else value
+        )
         topic, number = partition
-        return cls(reason, detail, topic, number, offset, timestamp_ms, kept_key, kept_value, index)
+        return cls(
+            reason,
+            detail,
+            topic,
+            number,
+            offset,
+            timestamp_ms,
+            kept_key,
+            kept_value,
+            index,
+        )
 
     @property
     def size(self) -> int:
@@ -167,13 +188,15 @@ class MemoryDeadLetters(DeadLetters):
 class FileDeadLetters(DeadLetters):
     """Appends letters to a file, one JSON object a line.
 
-    `topic`, `partition`, `offset`, `index` say which event (`index` is null for a whole record), `reason` and
-    `detail` why, `timestamp_ms` is the record's own time and `time` when the letter was written. The value is
-    `value` if it is UTF-8, else `value_base64`; and so with the key.
+    `topic`, `partition`, `offset`, `index` say which event (`index` is null for a whole
+    record), `reason` and `detail` why, `timestamp_ms` is the record's own time and
+    `time` when the letter was written. The value is `value` if it is UTF-8, else
+    `value_base64`; and so with the key.
 
-    A line that a crash left without its end was never flushed, so its letter will come again: it is cut off
-    on opening. Letters that come again are written again. A file is written by one process at a time. After a
-    write that failed nothing succeeds any more, so that no checkpoint can pass letters that were lost.
+    A line that a crash left without its end was never flushed, so its letter will come
+    again: it is cut off on opening. Letters that come again are written again. A file
+    is written by one process at a time. After a write that failed nothing succeeds any
+    more, so that no checkpoint can pass letters that were lost.
 
     Args:
         path: the file; it and its folders are created.
@@ -183,7 +206,9 @@ class FileDeadLetters(DeadLetters):
         StreamerError: the file cannot be opened, or another process writes it.
     """
 
-    def __init__(self, path: Path | str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path | str, clock: Callable[[], float] = time.time
+    ) -> None:
         self.path = Path(path)
         self._clock = clock
         self._failure: StreamerError | None = None
@@ -191,7 +216,9 @@ class FileDeadLetters(DeadLetters):
             self._file = _open_locked(self.path)
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
-        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        now = datetime.fromtimestamp(self._clock(), UTC).isoformat(
+            timespec="milliseconds"
+        )
         with self._explained("write"):
             self._file.writelines(_line(letter, now) for letter in letters)
 
@@ -220,7 +247,9 @@ class FileDeadLetters(DeadLetters):
             text = f"dead letters {self.path} are being written by another process; give each its own file"
             raise StreamerError(text) from None
         except OSError as error:
-            text = f"cannot {action} dead letters {self.path}: {error.strerror or error}"
+            text = (
+                f"cannot {action} dead letters {self.path}: {error.strerror or error}"
+            )
             self._failure = StreamerError(f"{text}; make room or choose another file")
             raise self._failure from error
 
@@ -228,7 +257,8 @@ class FileDeadLetters(DeadLetters):
 def _open_locked(path: Path) -> BinaryIO:
     """Open for appending at the end of the last whole line, in steps:
 
-    1. create the file and its folders; 2. lock it, so that nobody's unfinished line is taken for a torn one;
+    1. create the file and its folders; 2. lock it, so that nobody's unfinished line is
+       taken for a torn one;
     3. cut off a torn line; 4. sync the folder, or a crash could lose the file itself.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +276,9 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 def _end_of_last_line(file: BinaryIO, block: int = 65_536) -> int:
-    """The position after the last newline, 0 if there is none; reads backwards, a block at a time."""
+    """The position after the last newline, 0 if there is none; reads backwards, a block
+    at a time.
+    """
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - block)
@@ -280,7 +312,9 @@ def _line(letter: DeadLetter, now: str) -> bytes:
         "detail": letter.detail,
         "timestamp_ms": letter.timestamp_ms,
     }
-    content = _text_or_base64("key", letter.key) | _text_or_base64("value", letter.value)
+    content = _text_or_base64("key", letter.key) | _text_or_base64(
+        "value", letter.value
+    )
     return _encode(fields | content) + b"\n"
 
 

@@ -1,9 +1,10 @@
 """Dead letters to a Kafka topic.
 
-A letter has the key and the value of its record. Its headers say the rest, as text: `reason`, `detail`, `topic`,
-`partition`, `offset`, `timestamp_ms` (the record's own time; a letter's is that of its writing, or brokers would refuse
-it or remove it at once), and `index` if it is one event of an array. A value too large for the topic is cut short, and
-`truncated_from` says how many bytes it had.
+A letter has the key and the value of its record. Its headers say the rest, as text:
+`reason`, `detail`, `topic`, `partition`, `offset`, `timestamp_ms` (the record's own
+time; a letter's is that of its writing, or brokers would refuse it or remove it at
+once), and `index` if it is one event of an array. A value too large for the topic is
+cut short, and `truncated_from` says how many bytes it had.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from kafka import KafkaAdminClient, KafkaProducer, errors
 
 from streamer.dead_letters.base import DeadLetter, DeadLetters, FileDeadLetters
 from streamer.errors import SourceError, SourceUnavailable, StreamerError
-from streamer.sources.kafka.client import ClientLog, connect, explained, in_our_words, is_transient
+from streamer.sources.kafka.client import (
+    ClientLog,
+    connect,
+    explained,
+    in_our_words,
+    is_transient,
+)
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -29,7 +36,9 @@ log = logging.getLogger(__name__)
 MOST_WAITING_BYTES = 32 << 20
 """Reading stops while more than this waits to be written."""
 CUTS_BYTES = (65_536, 1_024)
-"""How much of the value is kept of a letter that is too large, and of one that is too large even so."""
+"""How much of the value is kept of a letter that is too large, and of one that is too
+large even so.
+"""
 KEPT_OF_DETAIL = 2_000
 MOST_REFUSED_BESIDE = 5
 RETRY_S = 5.0
@@ -51,16 +60,24 @@ def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) 
     """
     admin = connect(KafkaAdminClient, settings.admin_config())
     try:
-        with explained(f"there is no topic {topic!r} for dead letters, and it cannot be created"):
+        with explained(
+            f"there is no topic {topic!r} for dead letters, and it cannot be created"
+        ):
             if topic in admin.list_topics():
                 return False
-            admin.create_topics([topic], validate_only=dry_run, wait_for_metadata=not dry_run)
+            admin.create_topics(
+                [topic], validate_only=dry_run, wait_for_metadata=not dry_run
+            )
     except SourceUnavailable:
         raise
     except SourceError as error:
-        if isinstance(error.__cause__, errors.TopicAlreadyExistsError):  # somebody was quicker
+        if isinstance(
+            error.__cause__, errors.TopicAlreadyExistsError
+        ):  # somebody was quicker
             return False
-        raise SourceError(f"{error}; create it, or give --dead-letters a file") from error
+        raise SourceError(
+            f"{error}; create it, or give --dead-letters a file"
+        ) from error
     finally:
         admin.close()
     return True
@@ -73,14 +90,17 @@ class _Waiting:
     letter: DeadLetter
     promise: Any = None  # the client's, once it is sent
     kept_bytes: int | None = None  # of its value, if it must be cut
-    refused_beside: int = 0  # how often it was refused because of another letter in its batch
+    refused_beside: int = (
+        0  # how often it was refused because of another letter in its batch
+    )
 
 
 class KafkaDeadLetters(DeadLetters):
-    """Writes letters to a topic without waiting for it; `flush` waits until all replicas in sync have them.
+    """Writes letters to a topic without waiting for it; `flush` waits until all
+    replicas in sync have them.
 
-    What the brokers refuse for good goes to a file. While they do not respond, letters wait: `MOST_WAITING_BYTES` at
-    most, and what comes with one more batch.
+    What the brokers refuse for good goes to a file. While they do not respond, letters
+    wait: `MOST_WAITING_BYTES` at most, and what comes with one more batch.
 
     Args:
         settings: of the source; cluster and client settings are the same.
@@ -98,8 +118,11 @@ class KafkaDeadLetters(DeadLetters):
         flush_timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.topic, self._settings, self._refused_path = topic, settings, Path(refused)
-        self._flush_timeout_s, self._clock = flush_timeout_s, clock
+        self.topic = topic
+        self._settings = settings
+        self._refused_path = Path(refused)
+        self._flush_timeout_s = flush_timeout_s
+        self._clock = clock
         self._where = f"dead letters to topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
         self._producer: Any = None
         self._topic_is_there = False
@@ -118,12 +141,19 @@ class KafkaDeadLetters(DeadLetters):
                 log.info("created the topic %r for dead letters", self.topic)
             self._topic_is_there = True
         if self._producer is None:
-            # letters may come twice, so nothing is gained by idempotence, which ends a client that failed once
-            config = CONFIG | self._settings.producer_config() | {"enable_idempotence": False}
+            # letters may come twice, so nothing is gained by idempotence, which ends a
+            # client that failed once
+            config = (
+                CONFIG
+                | self._settings.producer_config()
+                | {"enable_idempotence": False}
+            )
             self._producer = connect(KafkaProducer, config)
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
-        """See `DeadLetters.write`. If Kafka does not respond, that is logged, and they wait."""
+        """See `DeadLetters.write`. If Kafka does not respond, that is logged, and they
+        wait.
+        """
         self._unsent.extend(map(_Waiting, letters))
         self._waiting_bytes += sum(letter.size for letter in letters)
         self._work()
@@ -134,19 +164,28 @@ class KafkaDeadLetters(DeadLetters):
             self._work()
         if self._waiting_bytes <= MOST_WAITING_BYTES:
             return None
-        count, heard = len(self._unsent) + len(self._sent), ClientLog.attach().last_words() or "no response yet"
+        count = len(self._unsent) + len(self._sent)
+        heard = ClientLog.attach().last_words() or "no response yet"
         return f"{count:,} letters wait: {self._problem or f'{self._where} are not acknowledged ({heard})'}"
 
     def flush(self) -> None:
         """See `DeadLetters.flush`. After an error, letters wait for the next call."""
         deadline = self._clock() + self._flush_timeout_s
         self._work()
-        while self._sent and not self._unsent and (left_s := deadline - self._clock()) > 0:
-            with contextlib.suppress(errors.KafkaError):  # what became of it, `_work` finds
+        while (
+            self._sent and not self._unsent and (left_s := deadline - self._clock()) > 0
+        ):
+            with contextlib.suppress(
+                errors.KafkaError
+            ):  # what became of it, `_work` finds
                 self._sent[0].promise.get(timeout=min(0.2, left_s))
             self._work()
         if self._sent and not self._unsent:
-            self._wait_for(SourceUnavailable(f"{self._where} are not acknowledged in {self._flush_timeout_s:g} s"))
+            self._wait_for(
+                SourceUnavailable(
+                    f"{self._where} are not acknowledged in {self._flush_timeout_s:g} s"
+                )
+            )
         if self._sent or self._unsent:
             assert self._problem is not None
             raise self._problem
@@ -164,7 +203,9 @@ class KafkaDeadLetters(DeadLetters):
                 self._refused = None
 
     def _work(self) -> None:
-        """Forget what is safe, and send what is not sent. If that fails, the problem is kept, and it is tried later."""
+        """Forget what is safe, and send what is not sent. If that fails, the problem is
+        kept, and it is tried later.
+        """
         while self._sent and self._sent[0].promise.is_done:
             waiting = self._sent.popleft()
             if waiting.promise.failed():
@@ -185,12 +226,16 @@ class KafkaDeadLetters(DeadLetters):
 
     def _send(self, waiting: _Waiting) -> None:
         """Hand a letter to the client, cut short if it must be."""
-        letter, value, headers = waiting.letter, waiting.letter.value or b"", _headers(waiting.letter)
+        letter = waiting.letter
+        value = waiting.letter.value or b""
+        headers = _headers(waiting.letter)
         if waiting.kept_bytes is not None:
             headers.append(("truncated_from", b"%d" % len(value)))
             value = value[: waiting.kept_bytes]
         try:
-            waiting.promise = self._producer.send(self.topic, value, letter.key, headers)
+            waiting.promise = self._producer.send(
+                self.topic, value, letter.key, headers
+            )
         except errors.KafkaError as error:
             self._failed(waiting, error)
         else:
@@ -198,15 +243,26 @@ class KafkaDeadLetters(DeadLetters):
 
     def _failed(self, waiting: _Waiting, error: errors.KafkaError) -> None:
         """Prepare to send a letter again, later or cut short; or put it into the file."""
-        size = len(waiting.letter.value or b"") if waiting.kept_bytes is None else waiting.kept_bytes
+        size = (
+            len(waiting.letter.value or b"")
+            if waiting.kept_bytes is None
+            else waiting.kept_bytes
+        )
         if is_transient(error):
-            self._topic_is_there = False  # perhaps; it is looked for before the next try
+            self._topic_is_there = (
+                False  # perhaps; it is looked for before the next try
+            )
             self._unsent.append(waiting)
             self._wait_for(in_our_words(error, self._where))
-        elif isinstance(error, TOO_LARGE) and (smaller := [cut for cut in CUTS_BYTES if cut < size]):
+        elif isinstance(error, TOO_LARGE) and (
+            smaller := [cut for cut in CUTS_BYTES if cut < size]
+        ):
             waiting.kept_bytes = smaller[0]
             self._unsent.append(waiting)
-        elif type(error) is errors.KafkaError and waiting.refused_beside < MOST_REFUSED_BESIDE:
+        elif (
+            type(error) is errors.KafkaError
+            and waiting.refused_beside < MOST_REFUSED_BESIDE
+        ):
             waiting.refused_beside += 1
             self._unsent.append(waiting)
         else:
@@ -219,12 +275,18 @@ class KafkaDeadLetters(DeadLetters):
         self._waiting_bytes -= waiting.letter.size
         if type(error) not in self._refusals:
             self._refusals.add(type(error))
-            log.warning("%s are refused: %s; what is refused goes to %s", self._where, error, self._refused_path)
+            log.warning(
+                "%s are refused: %s; what is refused goes to %s",
+                self._where,
+                error,
+                self._refused_path,
+            )
 
     def _done(self, waiting: _Waiting) -> None:
         self._waiting_bytes -= waiting.letter.size
         if self._problem is not None and not self._unsent:
-            self._problem, self._retry_at = None, 0.0
+            self._problem = None
+            self._retry_at = 0.0
             log.warning("%s are written again", self._where)
 
     def _wait_for(self, problem: StreamerError) -> None:
@@ -233,7 +295,8 @@ class KafkaDeadLetters(DeadLetters):
         self._problem, self._retry_at = problem, self._clock() + RETRY_S
 
     def _hang_up(self) -> None:
-        producer, self._producer = self._producer, None
+        producer = self._producer
+        self._producer = None
         if producer is None:
             return
         if (self._sent or self._unsent) and hasattr(producer, "_sender"):
@@ -251,4 +314,6 @@ def _headers(letter: DeadLetter) -> list[tuple[str, bytes]]:
         ("offset", b"%d" % letter.offset),
         ("timestamp_ms", b"%d" % letter.timestamp_ms),
     ]
-    return headers if letter.index is None else [*headers, ("index", b"%d" % letter.index)]
+    return (
+        headers if letter.index is None else [*headers, ("index", b"%d" % letter.index)]
+    )

@@ -1,4 +1,6 @@
-"""Small charts for a terminal: a sparkline, a line over an area, shares over time. Values in, text out."""
+"""Small charts for a terminal: a sparkline, a line over an area, shares over time.
+Values in, text out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ LEVELS = "▁─▔"
 
 
 class History:
-    """All of a series in bounded memory: at `capacity` points (an even number), neighbours are merged.
+    """All of a series in bounded memory: at `capacity` points (an even number),
+    neighbours are merged.
 
     Examples:
         >>> history = History(capacity=4)
@@ -31,14 +34,16 @@ class History:
     """
 
     def __init__(self, capacity: int = 512) -> None:
-        self._capacity, self._stride = capacity, 1
+        self._capacity = capacity
+        self._stride = 1
         self._points: list[tuple[float, ...]] = []
         self._open: list[tuple[float, ...]] = []  # of the point that is not complete
 
     def add(self, values: tuple[float, ...]) -> None:
         """The next values of all series."""
         if len(self._points) == self._capacity:
-            self._points, self._stride = self.resampled(self._capacity // 2), 2 * self._stride
+            self._points = self.resampled(self._capacity // 2)
+            self._stride = 2 * self._stride
         self._open.append(values)
         if len(self._open) >= self._stride:
             self._points.append(_mean(self._open))
@@ -46,7 +51,8 @@ class History:
 
     def resampled(self, most: int) -> list[tuple[float, ...]]:
         """At most `most` points, of about equal duration."""
-        have, wanted = len(self._points), max(most, 1)
+        have = len(self._points)
+        wanted = max(most, 1)
         if have <= wanted:
             return list(self._points)
         edges = [k * have // wanted for k in range(wanted + 1)]
@@ -58,13 +64,17 @@ def _mean(points: Points) -> tuple[float, ...]:
 
 
 def sparkline(values: Sequence[float], width: int, lowest: float | None = None) -> str:
-    """The last values as a row of blocks, from `lowest` (None: the least of them) to the greatest."""
+    """The last values as a row of blocks, from `lowest` (None: the least of them) to
+    the greatest.
+    """
     shown = list(values)[-width:] if width > 0 else []
     if not shown:
         return ""
     low = min(shown) if lowest is None else lowest
     span = max(max(shown) - low, 1e-12)
-    return "".join(BLOCKS[1 + min(7, max(0, int(8 * (value - low) / span)))] for value in shown)
+    return "".join(
+        BLOCKS[1 + min(7, max(0, int(8 * (value - low) / span)))] for value in shown
+    )
 
 
 def share_bar(shares: Sequence[float], styles: Sequence[str], width: int) -> Text:
@@ -76,8 +86,12 @@ def share_bar(shares: Sequence[float], styles: Sequence[str], width: int) -> Tex
     return bar
 
 
-def line_over_area(points: Points, height: int, top: float, styles: tuple[str, str]) -> list[Text]:
-    """Rows, the highest first, of a chart of two series, an area and a line; `top` is the value at the upper edge."""
+def line_over_area(
+    points: Points, height: int, top: float, styles: tuple[str, str]
+) -> list[Text]:
+    """Rows, the highest first, of a chart of two series, an area and a line; `top` is
+    the value at the upper edge.
+    """
     (area, line), scale = styles, height / top
 
     def cell(row: int, high: float, low: float) -> Cell:
@@ -87,11 +101,17 @@ def line_over_area(points: Points, height: int, top: float, styles: tuple[str, s
             return level, f"{line} on {area}" if eighths == 8 else line
         return BLOCKS[eighths], area
 
-    return [_text(cell(row, high, low) for high, low in points) for row in reversed(range(height))]
+    return [
+        _text(cell(row, high, low) for high, low in points)
+        for row in reversed(range(height))
+    ]
 
 
-def shares_over_time(points: Points, height: int, styles: Sequence[str], colours: bool) -> list[Text]:
-    """Rows, the highest first, of a chart of shares that sum to one, stacked; the first share is at the bottom.
+def shares_over_time(
+    points: Points, height: int, styles: Sequence[str], colours: bool
+) -> list[Text]:
+    """Rows, the highest first, of a chart of shares that sum to one, stacked; the first
+    share is at the bottom.
 
     Where the terminal has no colours, shares are shaded, and less exact.
     """
@@ -101,13 +121,17 @@ def shares_over_time(points: Points, height: int, styles: Sequence[str], colours
         """In the colour at its lower edge, up to where the next one begins."""
         if not colours:
             return SHADES[_at(shares, bottom + size / 2)], ""
-        lower, upper = _at(shares, bottom + size / 16), _at(shares, bottom + size * 15 / 16)
+        lower = _at(shares, bottom + size / 16)
+        upper = _at(shares, bottom + size * 15 / 16)
         if lower == upper:
             return "█", styles[lower]
         eighths = round(8 * (sum(shares[: lower + 1]) - bottom) / size)
         return BLOCKS[min(7, max(1, eighths))], f"{styles[lower]} on {styles[upper]}"
 
-    return [_text(cell(shares, row / height) for shares in points) for row in reversed(range(height))]
+    return [
+        _text(cell(shares, row / height) for shares in points)
+        for row in reversed(range(height))
+    ]
 
 
 def _at(shares: Sequence[float], height: float) -> int:
@@ -121,7 +145,9 @@ def _at(shares: Sequence[float], height: float) -> int:
 
 
 def _text(cells: Iterable[Cell]) -> Text:
-    """The cells in a row; neighbours of one style are one span, which is drawn much faster."""
+    """The cells in a row; neighbours of one style are one span, which is drawn much
+    faster.
+    """
     text = Text(no_wrap=True)
     for style, run in groupby(cells, key=itemgetter(1)):
         text.append("".join(character for character, _ in run), style)

@@ -14,19 +14,29 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from streamer.display.charts import History, line_over_area, share_bar, shares_over_time, sparkline
+from streamer.display.charts import (
+    History,
+    line_over_area,
+    share_bar,
+    shares_over_time,
+    sparkline,
+)
 from streamer.display.reporting import PREPARING
 
 if TYPE_CHECKING:
     from streamer.pipeline import Status
 
 BANDS = {"head": "blue", "torso": "cyan", "tail": "magenta"}
-MODEL, FLOOR = "green", "yellow"
-AREA, LINE = "color(28)", "bright_yellow"
+MODEL = "green"
+FLOOR = "yellow"
+AREA = "color(28)"
+LINE = "bright_yellow"
 """The same in the chart: a darker green, on which the line stands out."""
-WIDE, TALL = 80, 22
+WIDE = 80
+TALL = 22
 """Columns and lines that the charts need."""
-CHART_ROWS, SPARKS = 7, 12
+CHART_ROWS = 7
+SPARKS = 12
 MOST_PARTITIONS = 6
 ROUND_NUMBERS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """For the upper edge of the chart."""
@@ -35,12 +45,18 @@ ROUND_NUMBERS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 class RunPanel:
     """Draws the state of a run, and remembers as much of it as its charts need."""
 
-    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, source: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.note = ""
-        self._source, self._clock, self._started = source, clock, clock()
+        self._source = source
+        self._clock = clock
+        self._started = clock()
         self._status: Status | None = None
         self._rates: deque[float] = deque(maxlen=SPARKS)
-        self._losses, self._hit_rates, self._shares = History(), History(), History()
+        self._losses = History()
+        self._hit_rates = History()
+        self._shares = History()
         self._spinner = Spinner("dots")
 
     def update(self, status: Status) -> None:
@@ -55,8 +71,11 @@ class RunPanel:
             self._shares.add(tuple(status.cache))
         self._status = status
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        width, colours = options.max_width, console.color_system is not None and not console.no_color
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        width = options.max_width
+        colours = console.color_system is not None and not console.no_color
         parts = list(self._parts(min(width - 4, 116), console.height, colours))
         yield Panel(
             Group(*parts),
@@ -69,10 +88,14 @@ class RunPanel:
             width=min(width, 120),
         )
 
-    def _parts(self, width: int, height: int, colours: bool) -> Iterator[RenderableType]:
+    def _parts(
+        self, width: int, height: int, colours: bool
+    ) -> Iterator[RenderableType]:
         status = self._status
         if status is None or not status.steps:
-            self._spinner.update(text=Text(self.note or PREPARING, no_wrap=True, overflow="ellipsis"))
+            self._spinner.update(
+                text=Text(self.note or PREPARING, no_wrap=True, overflow="ellipsis")
+            )
             yield self._spinner
             return
         yield self._figures(status, width)
@@ -95,10 +118,16 @@ class RunPanel:
         """Labelled figures: two columns if there is room, else one."""
         rate = Text.assemble((f"{status.events_per_second:,.0f}", "bold"), " events/s ")
         rate.append(sparkline(self._rates, SPARKS, lowest=0.0), "green")
-        left, right = [("speed", rate), ("known", Text(_known(status)))], []
+        left = [("speed", rate), ("known", Text(_known(status)))]
+        right = []
         if status.loss is not None:
             loss = Text.assemble((f"{status.loss:.3f}", "bold"), " ")
-            loss.append(sparkline([value for (value,) in self._losses.resampled(SPARKS)], SPARKS), "red")
+            loss.append(
+                sparkline(
+                    [value for (value,) in self._losses.resampled(SPARKS)], SPARKS
+                ),
+                "red",
+            )
             right.append(("loss", loss))
         age_s = status.checkpoint_age_s
         right.append(("checkpoint", Text("none yet" if age_s is None else _ago(age_s))))
@@ -113,25 +142,45 @@ class RunPanel:
         each = (width - 4) // 2
         points = self._hit_rates.resampled(each - 5)
         highest = max((max(point) for point in points), default=0.0)
-        top = next((round_number for round_number in ROUND_NUMBERS if round_number >= highest), 1.0)
+        top = next(
+            (round_number for round_number in ROUND_NUMBERS if round_number >= highest),
+            1.0,
+        )
         rows = line_over_area(points, CHART_ROWS, top, (AREA, LINE))
         marks = {0: f"{top:4.2f}", CHART_ROWS - 1: "   0"}
-        hit_rates = [Text.assemble((f"{marks.get(k, ''):>4} ", "dim"), row) for k, row in enumerate(rows)]
-        shares = shares_over_time(self._shares.resampled(each), CHART_ROWS, tuple(BANDS.values()), colours)
+        hit_rates = [
+            Text.assemble((f"{marks.get(k, ''):>4} ", "dim"), row)
+            for k, row in enumerate(rows)
+        ]
+        shares = shares_over_time(
+            self._shares.resampled(each), CHART_ROWS, tuple(BANDS.values()), colours
+        )
         grid = _two_columns(each)
-        grid.add_row(Text("HR@10, ranked before it is learned", "dim"), Text("cache, by popularity of items", "dim"))
+        grid.add_row(
+            Text("HR@10, ranked before it is learned", "dim"),
+            Text("cache, by popularity of items", "dim"),
+        )
         grid.add_row(hit_rate_line(status), cache_line(status))
         grid.add_row(Group(*hit_rates), Group(*shares))
         return grid
 
     def _chart_lines(self, status: Status, width: int) -> Iterator[RenderableType]:
         """What a small terminal has instead of charts."""
-        line = Text("HR@10  ", "dim", no_wrap=True, overflow="ellipsis").append_text(hit_rate_line(status))
-        values = [model for model, _ in self._hit_rates.resampled(max(width - len(line) - 2, 1))]
+        line = Text("HR@10  ", "dim", no_wrap=True, overflow="ellipsis").append_text(
+            hit_rate_line(status)
+        )
+        values = [
+            model
+            for model, _ in self._hit_rates.resampled(max(width - len(line) - 2, 1))
+        ]
         if len(line) + 8 <= width:
-            line.append("  ").append(sparkline(values, width - len(line) - 2, lowest=0.0), MODEL)
+            line.append("  ").append(
+                sparkline(values, width - len(line) - 2, lowest=0.0), MODEL
+            )
         yield line
-        yield Text("cache  ", "dim", no_wrap=True, overflow="ellipsis").append_text(cache_line(status))
+        yield Text("cache  ", "dim", no_wrap=True, overflow="ellipsis").append_text(
+            cache_line(status)
+        )
         if any(status.cache):
             yield share_bar(status.cache, tuple(BANDS.values()), min(width, 60))
 
@@ -148,10 +197,13 @@ def hit_rate_line(status: Status) -> Text:
     if status.hit_rate is None or floor is None:
         return line.append("nothing ranked yet")
     line.append("model ", MODEL).append(f"{status.hit_rate:.3f}", f"bold {MODEL}")
-    line.append(f"  floor {floor.name} ", FLOOR).append(f"{floor.hit_rate:.3f}", f"bold {FLOOR}")
+    line.append(f"  floor {floor.name} ", FLOOR).append(
+        f"{floor.hit_rate:.3f}", f"bold {FLOOR}"
+    )
     if floor.hit_rate:
         line.append(
-            f" {status.hit_rate / floor.hit_rate:.2f}x", "bold" if status.hit_rate >= floor.hit_rate else "bold red"
+            f" {status.hit_rate / floor.hit_rate:.2f}x",
+            "bold" if status.hit_rate >= floor.hit_rate else "bold red",
         )
     return line
 
@@ -167,24 +219,40 @@ def cache_line(status: Status) -> Text:
 
 
 def lag_line(status: Status) -> Text:
-    """How many events wait: in all, in the partitions that are furthest behind, and in memory."""
+    """How many events wait: in all, in the partitions that are furthest behind, and in
+    memory.
+    """
     lag = status.lag
-    line = Text.assemble(("lag         ", "dim"), f"{sum(lag.values()):,} events", no_wrap=True, overflow="ellipsis")
+    line = Text.assemble(
+        ("lag         ", "dim"),
+        f"{sum(lag.values()):,} events",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
     if len(lag) > 1:
         worst = sorted(sorted(lag, key=lambda p: -lag[p])[:MOST_PARTITIONS])
-        one_topic, more = len({p.topic for p in lag}) == 1, len(lag) - len(worst)
-        parts = [f"{'' if one_topic else p.topic}[{p.number}] {lag[p]:,}" for p in worst]
-        line.append("  " + " ".join(parts) + (f" and {more:,} more" if more else ""), "dim")
+        one_topic = len({p.topic for p in lag}) == 1
+        more = len(lag) - len(worst)
+        parts = [
+            f"{'' if one_topic else p.topic}[{p.number}] {lag[p]:,}" for p in worst
+        ]
+        line.append(
+            "  " + " ".join(parts) + (f" and {more:,} more" if more else ""), "dim"
+        )
     return line.append(f"; {status.queued_events:,} in the queue", "dim")
 
 
 def ranks_line(status: Status, seconds: float) -> Text:
-    """The trainers of a group: how many partitions each reads, and how much of the time it waits for the others."""
+    """The trainers of a group: how many partitions each reads, and how much of the time
+    it waits for the others.
+    """
     parts = [
         f"{rank}: {len(partitions)} partitions, waits {figures.waiting_ms / 1000 / max(seconds, 1):.0%}"
         for rank, (partitions, figures) in enumerate(status.ranks)
     ]
-    return Text.assemble(("trainers    ", "dim"), "; ".join(parts), no_wrap=True, overflow="ellipsis")
+    return Text.assemble(
+        ("trainers    ", "dim"), "; ".join(parts), no_wrap=True, overflow="ellipsis"
+    )
 
 
 def _two_columns(width: int) -> Table:
@@ -215,15 +283,29 @@ def _accounting(status: Status) -> Iterator[RenderableType]:
     )
     reasons = counts.get("dead_letters")
     if reasons:
-        listed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items(), key=lambda r: -r[1]))
-        yield Text.assemble(("dead        ", "dim"), (listed, "yellow"), no_wrap=True, overflow="ellipsis")
+        listed = ", ".join(
+            f"{reason} {count:,}"
+            for reason, count in sorted(reasons.items(), key=lambda r: -r[1])
+        )
+        yield Text.assemble(
+            ("dead        ", "dim"),
+            (listed, "yellow"),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
     if status.held_up:
-        yield Text.assemble(("reading     ", "dim"), (f"stops: {status.held_up}", "red"))
+        yield Text.assemble(
+            ("reading     ", "dim"), (f"stops: {status.held_up}", "red")
+        )
 
 
 def _elapsed(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+    return (
+        f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+        if hours
+        else f"{rest // 60}:{rest % 60:02d}"
+    )
 
 
 def _ago(seconds: float) -> str:

@@ -1,4 +1,5 @@
-"""What a person or a log sees of a run: a live panel at a terminal, lines elsewhere, and a summary at the end.
+"""What a person or a log sees of a run: a live panel at a terminal, lines elsewhere,
+and a summary at the end.
 
 All of it goes to standard error; standard output is for results.
 """
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 EVERY_S = 10.0
 REFRESHES_PER_SECOND = 3
 PREPARING = "waiting for the first events; the first step of all compiles kernels, which takes some seconds"
-LEVEL_STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red", logging.CRITICAL: "bold red"}
+LEVEL_STYLES = {
+    logging.WARNING: "yellow",
+    logging.ERROR: "bold red",
+    logging.CRITICAL: "bold red",
+}
 
 logger = logging.getLogger("streamer")
 
@@ -48,23 +53,35 @@ class Reporter(ABC):
 
     @abstractmethod
     def note(self, text: str) -> None:
-        """Say what is going on besides; empty to say nothing. May be called from a signal handler."""
+        """Say what is going on besides; empty to say nothing. May be called from a
+        signal handler.
+        """
 
     @abstractmethod
     def finish(self, summary: dict[str, Any] | None) -> None:
         """The run has ended; None if the summary is shown elsewhere."""
 
 
-def make_reporter(kind: str, source: str, every_s: float = EVERY_S, rank: int = 0) -> Reporter:
-    """A reporter for `panel`, `plain`, `json` or `auto`, which is a panel at a terminal that can show it.
+def make_reporter(
+    kind: str, source: str, every_s: float = EVERY_S, rank: int = 0
+) -> Reporter:
+    """A reporter for `panel`, `plain`, `json` or `auto`, which is a panel at a terminal
+    that can show it.
 
-    Of a group, rank 0 shows the run; the others log what goes wrong, with their rank before it.
+    Of a group, rank 0 shows the run; the others log what goes wrong, with their rank
+    before it.
     """
     if rank:
         return RankReporter(rank, as_json=kind == "json")
     if kind == "auto":
-        unicode = (getattr(sys.stderr, "encoding", None) or "").lower().startswith("utf")
-        shows_panels = sys.stderr.isatty() and unicode and os.environ.get("TERM", "") not in ("", "dumb")
+        unicode = (
+            (getattr(sys.stderr, "encoding", None) or "").lower().startswith("utf")
+        )
+        shows_panels = (
+            sys.stderr.isatty()
+            and unicode
+            and os.environ.get("TERM", "") not in ("", "dumb")
+        )
         kind = "panel" if shows_panels else "plain"
     if kind == "panel":
         return PanelReporter(source)
@@ -74,10 +91,15 @@ def make_reporter(kind: str, source: str, every_s: float = EVERY_S, rank: int = 
 class LogReporter(Reporter):
     """A line every `every_s` seconds: plain, or JSON for machines."""
 
-    def __init__(self, source: str, as_json: bool = False, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, source: str, as_json: bool = False, every_s: float = EVERY_S
+    ) -> None:
         super().__init__()
-        self._source, self._json, self._every_s = source, as_json, every_s
-        self._next, self._note = 0.0, ""
+        self._source = source
+        self._json = as_json
+        self._every_s = every_s
+        self._next = 0.0
+        self._note = ""
 
     def __enter__(self) -> Self:
         self._stack.enter_context(_logging_to(make_handler(self._json)))
@@ -86,7 +108,8 @@ class LogReporter(Reporter):
 
     def update(self, status: Status) -> None:
         if self._note:
-            note, self._note = self._note, ""
+            note = self._note
+            self._note = ""
             logger.info("%s", note)
         if time.monotonic() < self._next:
             return
@@ -111,10 +134,15 @@ class RankReporter(Reporter):
 
     def __init__(self, rank: int, as_json: bool) -> None:
         super().__init__()
-        self._rank, self._json = rank, as_json
+        self._rank = rank
+        self._json = as_json
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(_logging_to(make_handler(self._json, f"rank {self._rank}: "), logging.WARNING))
+        self._stack.enter_context(
+            _logging_to(
+                make_handler(self._json, f"rank {self._rank}: "), logging.WARNING
+            )
+        )
         return self
 
     def update(self, status: Status) -> None:
@@ -159,11 +187,15 @@ class PanelReporter(Reporter):
     def __enter__(self) -> Self:
         self._stack.enter_context(_logging_to(_ConsoleHandler(self.console)))
         self._stack.enter_context(self._live)
-        self.console.show_cursor(True)  # a second Ctrl-C ends the process at once: nobody would bring it back
+        self.console.show_cursor(
+            True
+        )  # a second Ctrl-C ends the process at once: nobody would bring it back
         return self
 
     def update(self, status: Status) -> None:
-        self._panel.update(dataclasses.replace(status))  # a copy: drawn by another thread while the run goes on
+        self._panel.update(
+            dataclasses.replace(status)
+        )  # a copy: drawn by another thread while the run goes on
 
     def note(self, text: str) -> None:
         self._panel.note = text
@@ -194,7 +226,9 @@ def fields(status: Status) -> dict[str, Any]:
         "loss": status.loss,
         "hit_rate_at_10": status.hit_rate,
         "best_floor": status.best_floor.name if status.best_floor is not None else None,
-        "best_floor_hit_rate_at_10": status.best_floor.hit_rate if status.best_floor is not None else None,
+        "best_floor_hit_rate_at_10": status.best_floor.hit_rate
+        if status.best_floor is not None
+        else None,
         "cache": status.cache._asdict(),
         "queued_events": status.queued_events,
         "checkpoint_age_s": status.checkpoint_age_s,
@@ -208,13 +242,18 @@ def described(status: Status) -> str:
     """The state in one line."""
     if not status.steps:
         return PREPARING
-    parts = [f"{status.accounting.get('consumed', 0):,} events", f"{status.events_per_second:,.0f}/s"]
+    parts = [
+        f"{status.accounting.get('consumed', 0):,} events",
+        f"{status.events_per_second:,.0f}/s",
+    ]
     parts.append(f"lag {sum(status.lag.values()):,}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.hit_rate is not None and (floor := status.best_floor) is not None:
         below = ", the model is below it" if floor.hit_rate > status.hit_rate else ""
-        parts.append(f"HR@10 {status.hit_rate:.3f} (floor {floor.name} {floor.hit_rate:.3f}{below})")
+        parts.append(
+            f"HR@10 {status.hit_rate:.3f} (floor {floor.name} {floor.hit_rate:.3f}{below})"
+        )
     if any(status.cache):
         parts.append("cache " + shares_described(status.cache._asdict(), " "))
     if lost := status.accounting.get("lost"):
@@ -238,17 +277,37 @@ def shares_described(cache: dict[str, float], separator: str = ", ") -> str:
 
 def summary_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The end of a run as labels and texts."""
-    events, seconds = summary["events_this_run"], summary["seconds"]
-    yield "done", f"{events:,} events in {seconds:,.1f} s, {summary['events_per_second']:,.0f} events/s"
+    events = summary["events_this_run"]
+    seconds = summary["seconds"]
+    yield (
+        "done",
+        f"{events:,} events in {seconds:,.1f} s, {summary['events_per_second']:,.0f} events/s",
+    )
     yield "consumed", accounting_described(summary)
     if summary["dead_letters"]:
-        yield "", ", ".join(f"{reason} {count:,}" for reason, count in summary["dead_letters"].items())
+        yield (
+            "",
+            ", ".join(
+                f"{reason} {count:,}"
+                for reason, count in summary["dead_letters"].items()
+            ),
+        )
     if summary["lost"]:
-        yield "lost", f"{summary['lost']:,} records that retention removed before they were read"
-    yield "known", f"{summary['users']:,} users, {summary['items']:,} items, after {summary['steps']:,} steps"
+        yield (
+            "lost",
+            f"{summary['lost']:,} records that retention removed before they were read",
+        )
+    yield (
+        "known",
+        f"{summary['users']:,} users, {summary['items']:,} items, after {summary['steps']:,} steps",
+    )
     if summary["hit_rate_at_10"] is not None:
-        floor, floor_rate = summary["best_floor"], summary["best_floor_hit_rate_at_10"]
-        yield "HR@10", f"{summary['hit_rate_at_10']:.3f} over the whole run; best floor, {floor}, {floor_rate:.3f}"
+        floor = summary["best_floor"]
+        floor_rate = summary["best_floor_hit_rate_at_10"]
+        yield (
+            "HR@10",
+            f"{summary['hit_rate_at_10']:.3f} over the whole run; best floor, {floor}, {floor_rate:.3f}",
+        )
     if any(summary["cache"].values()):
         yield "cache", shares_described(summary["cache"])
     yield "checkpoint", summary["checkpoint"] or "none"
@@ -267,9 +326,12 @@ def accounting_described(counts: dict[str, Any]) -> str:
 
 @contextmanager
 def _logging_to(handler: logging.Handler, least: int = logging.INFO) -> Iterator[None]:
-    """Everything that is logged goes to this handler alone; afterwards, to where it went before."""
+    """Everything that is logged goes to this handler alone; afterwards, to where it
+    went before.
+    """
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    level = root.level
     root.handlers = [handler]
     root.setLevel(least)
     try:
@@ -292,7 +354,11 @@ class _ConsoleHandler(logging.Handler):
 
         try:
             at = time.strftime("%H:%M:%S", time.localtime(record.created))
-            text = Text.assemble((at, "dim"), " ", (self.format(record), LEVEL_STYLES.get(record.levelno, "")))
+            text = Text.assemble(
+                (at, "dim"),
+                " ",
+                (self.format(record), LEVEL_STYLES.get(record.levelno, "")),
+            )
             self._console.print(text)
         except Exception:
             self.handleError(record)
@@ -300,8 +366,14 @@ class _ConsoleHandler(logging.Handler):
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        line = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()  # numbers that are not finite become null
+        return msgspec.json.encode(
+            line, enc_hook=str
+        ).decode()  # numbers that are not finite become null

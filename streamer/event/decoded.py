@@ -1,4 +1,6 @@
-"""What a chunk of records becomes: columns of events, and where each record ends in them."""
+"""What a chunk of records becomes: columns of events, and where each record ends in
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,28 @@ from streamer.event.fields import Invalid
 from streamer.sources.base import Chunk, Partition
 
 Features = dict[str, str | float]
-"""Name -> category (str) or number (float); empty only of a catalogue event that says nothing of its item."""
+"""Name -> category (str) or number (float); empty only of a catalogue event that says
+nothing of its item.
+"""
 
 FeatureColumn = list[Features | None]
 
 NO_USER = ""
-"""Stands for the user of a catalogue event: its item features say what its item is like, None that it is deleted."""
+"""Stands for the user of a catalogue event: its item features say what its item is
+like, None that it is deleted.
+"""
 TITLE = "title"
 """The feature that holds the title of an item."""
 
 
 @dataclass(slots=True)
 class Decoded:
-    """What one chunk became, in the chunk's order: its events as columns, its records as running totals.
+    """What one chunk became, in the chunk's order: its events as columns, its records
+    as running totals.
 
-    Record `r` has the events `events_upto[r - 1]` to `events_upto[r]`, and so with its letters. A record that
-    yielded no event is among the records too, so that positions can move past it.
+    Record `r` has the events `events_upto[r - 1]` to `events_upto[r]`, and so with its
+    letters. A record that yielded no event is among the records too, so that positions
+    can move past it.
     """
 
     partition: Partition
@@ -38,7 +46,9 @@ class Decoded:
     timestamps_s: list[float] = field(default_factory=list)
     user_features: FeatureColumn | None = None  # None: no event of the chunk has any
     item_features: FeatureColumn | None = None
-    offsets: list[int] = field(default_factory=list)  # of the event's record; equal neighbours share a record
+    offsets: list[int] = field(
+        default_factory=list
+    )  # of the event's record; equal neighbours share a record
 
     # one entry a record; each total includes the record itself
     record_offsets: list[int] = field(default_factory=list)
@@ -104,7 +114,13 @@ class Writer:
         self._item_features += rows.item_features
         out.offsets += offsets
 
-    def letter(self, record: int, problem: Invalid, value: bytes | None, index: int | None = None) -> None:
+    def letter(
+        self,
+        record: int,
+        problem: Invalid,
+        value: bytes | None,
+        index: int | None = None,
+    ) -> None:
         """Append a dead letter of the chunk's record number `record`."""
         chunk = self.chunk
         letter = DeadLetter.of_record(
@@ -127,11 +143,16 @@ class Writer:
         out.events_upto.append(len(out.users))
         out.letters_upto.append(len(out.letters))
 
-    def plain_records(self, rows: Rows, keep: list[bool] | None, start: int, stop: int) -> None:
-        """Append records `start` to `stop`, one valid event each, of which `keep` (None: all) are kept."""
+    def plain_records(
+        self, rows: Rows, keep: list[bool] | None, start: int, stop: int
+    ) -> None:
+        """Append records `start` to `stop`, one valid event each, of which `keep`
+        (None: all) are kept.
+        """
         out = self._out
         offsets = self.chunk.offsets[start:stop]
-        events, filtered = len(out), out.filtered
+        events = len(out)
+        filtered = out.filtered
         if keep is None:
             self.events(rows, offsets)
             out.events_upto += range(events + 1, events + 1 + len(offsets))
@@ -139,7 +160,9 @@ class Writer:
         else:
             self.events(rows.where(keep), list(compress(offsets, keep)))
             out.events_upto += list(accumulate(keep, initial=events))[1:]
-            out.filtered_upto += list(accumulate((not kept for kept in keep), initial=filtered))[1:]
+            out.filtered_upto += list(
+                accumulate((not kept for kept in keep), initial=filtered)
+            )[1:]
         out.record_offsets += offsets
         out.letters_upto += [len(out.letters)] * len(offsets)
 

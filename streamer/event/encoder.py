@@ -47,15 +47,27 @@ def encode(
     event_type: str | int | None = None,
     rating: float | None = None,
 ) -> bytes:
-    """Write an event as a record's value, by our own field names; what is None is left out.
+    """Write an event as a record's value, by our own field names; what is None is left
+    out.
 
-    Raises `ValueError` if a number is not finite (JSON has none such), or a text cannot be UTF-8.
+    Raises `ValueError` if a number is not finite (JSON has none such), or a text cannot
+    be UTF-8.
     """
     _check_finite([timestamp, rating])
     for features in (user_features, item_features):
         if features:
             _check_finite(features.values())
-    return _encode(_Wire(user_id, item_id, timestamp, user_features, item_features, event_type, rating))
+    return _encode(
+        _Wire(
+            user_id,
+            item_id,
+            timestamp,
+            user_features,
+            item_features,
+            event_type,
+            rating,
+        )
+    )
 
 
 def encode_item(
@@ -69,7 +81,9 @@ def encode_item(
 ) -> bytes:
     """Write a catalogue event as a record's value, as `encode` writes events."""
     _check_finite([timestamp, *(item_features or {}).values()])
-    return _encode(_Item(item_id, timestamp, item_features or None, title, deleted, event_type))
+    return _encode(
+        _Item(item_id, timestamp, item_features or None, title, deleted, event_type)
+    )
 
 
 def encode_all(
@@ -79,12 +93,17 @@ def encode_all(
     user_features: Sequence[Mapping[str, str | float] | None] | None = None,
     item_features: Sequence[Mapping[str, str | float] | None] | None = None,
 ) -> list[bytes]:
-    """Write many events, given as columns, as `encode` writes each; several times as fast."""
+    """Write many events, given as columns, as `encode` writes each; several times as
+    fast.
+    """
     if timestamps is not None and not all(map(math.isfinite, timestamps)):
         _check_finite(timestamps)
     for features in filter(None, chain(user_features or (), item_features or ())):
         _check_finite(features.values())
-    columns = (repeat(None) if column is None else column for column in (timestamps, user_features, item_features))
+    columns = (
+        repeat(None) if column is None else column
+        for column in (timestamps, user_features, item_features)
+    )
     lines = _encode_lines(list(map(_Wire, user_ids, item_ids, *columns)))
     return lines.split(b"\n")[:-1]  # JSON has no line ends within a text
 

@@ -1,6 +1,7 @@
 """The rules of single fields: what an id, a time, a feature and a rating may be.
 
-Each function takes a value as JSON gave it, and returns it as we use it or raises `Invalid` with the reason.
+Each function takes a value as JSON gave it, and returns it as we use it or raises
+`Invalid` with the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 from streamer.dead_letters.base import Reason
 
 END_S = 7_258_118_400
-"""2200-01-01 in seconds: all times are before. A number from here on is in milliseconds."""
+"""2200-01-01 in seconds: all times are before. A number from here on is in
+milliseconds.
+"""
 END_MS = END_S * 1000
 LONGEST_TITLE = 256
 """Characters that are kept."""
@@ -37,7 +40,9 @@ def text_id(value: Any, name: str, limit: int, *, missing: Reason, bad: Reason) 
     if not value:
         raise Invalid(bad, f"{name} is empty")
     if len(value) > limit:
-        raise Invalid(Reason.ID_TOO_LONG, f"{name} has {len(value)} characters, more than {limit}")
+        raise Invalid(
+            Reason.ID_TOO_LONG, f"{name} has {len(value)} characters, more than {limit}"
+        )
     return value
 
 
@@ -51,7 +56,9 @@ def seconds(value: Any, record_time_ms: int) -> float:
     if type(value) is str:
         return _iso_seconds(value)
     if type(value) not in (int, float):
-        raise Invalid(Reason.BAD_TIMESTAMP, f"timestamp is {kind(value)}, not a number or a text")
+        raise Invalid(
+            Reason.BAD_TIMESTAMP, f"timestamp is {kind(value)}, not a number or a text"
+        )
     if not 0 <= value < END_MS:
         text = "timestamp is not between 1970 and 2200, neither in seconds nor in milliseconds"
         raise Invalid(Reason.BAD_TIMESTAMP, text)
@@ -59,32 +66,48 @@ def seconds(value: Any, record_time_ms: int) -> float:
 
 
 def _iso_seconds(text: str) -> float:
-    """Read ISO 8601. Digits alone are refused: a date, seconds or milliseconds, who knows."""
+    """Read ISO 8601. Digits alone are refused: a date, seconds or milliseconds, who
+    knows.
+    """
     try:
         if text.isdecimal():
             raise ValueError
         time = datetime.fromisoformat(text)
         result = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     except ValueError:
-        raise Invalid(Reason.BAD_TIMESTAMP, f"timestamp {clip(text)} is not ISO 8601") from None
+        raise Invalid(
+            Reason.BAD_TIMESTAMP, f"timestamp {clip(text)} is not ISO 8601"
+        ) from None
     if not 0 <= result < END_S:
-        raise Invalid(Reason.BAD_TIMESTAMP, f"timestamp {clip(text)} is not between 1970 and 2200")
+        raise Invalid(
+            Reason.BAD_TIMESTAMP, f"timestamp {clip(text)} is not between 1970 and 2200"
+        )
     return result
 
 
-def features(value: Any, name: str, max_features: int, max_length: int) -> dict[str, str | float] | None:
-    """Features as categories and numbers, or None; `name` is how messages call the field."""
+def features(
+    value: Any, name: str, max_features: int, max_length: int
+) -> dict[str, str | float] | None:
+    """Features as categories and numbers, or None; `name` is how messages call the
+    field.
+    """
     if value is None:
         return None
     if type(value) is not dict:
         raise Invalid(Reason.BAD_FEATURES, f"{name} is {kind(value)}, not an object")
     if len(value) > max_features:
-        raise Invalid(Reason.TOO_MANY_FEATURES, f"{name} has {len(value)} features, more than {max_features}")
+        raise Invalid(
+            Reason.TOO_MANY_FEATURES,
+            f"{name} has {len(value)} features, more than {max_features}",
+        )
     for feature, content in value.items():
         if not feature:
             raise Invalid(Reason.BAD_FEATURES, "a feature has an empty name")
         if type(content) in (list, dict):
-            raise Invalid(Reason.BAD_FEATURES, f"feature {clip(feature)} is {kind(content)}, not a single value")
+            raise Invalid(
+                Reason.BAD_FEATURES,
+                f"feature {clip(feature)} is {kind(content)}, not a single value",
+            )
         length = max(len(feature), len(content) if type(content) is str else 0)
         if length > max_length:
             text = f"feature {clip(feature)} has a name or a value of {length} characters, more than {max_length}"
@@ -92,10 +115,14 @@ def features(value: Any, name: str, max_features: int, max_length: int) -> dict[
     return normal_features(value, max_length)
 
 
-def normal_features(checked: dict[str, Any], max_length: int) -> dict[str, str | float] | None:
+def normal_features(
+    checked: dict[str, Any], max_length: int
+) -> dict[str, str | float] | None:
     """Turn categories into text and leave out what is null; None if nothing is left."""
     return {
-        name: value if type(value) is str or type(value) is float else _category(value, max_length)
+        name: value
+        if type(value) is str or type(value) is float
+        else _category(value, max_length)
         for name, value in checked.items()
         if value is not None
     } or None
@@ -104,7 +131,9 @@ def normal_features(checked: dict[str, Any], max_length: int) -> dict[str, str |
 def _category(value: bool | int, max_length: int) -> str:
     text = str(value).lower() if type(value) is bool else str(value)
     if len(text) > max_length:
-        text = f"a feature has a value of {len(text)} characters, more than {max_length}"
+        text = (
+            f"a feature has a value of {len(text)} characters, more than {max_length}"
+        )
         raise Invalid(Reason.FEATURE_TOO_LONG, text)
     return text
 
@@ -127,7 +156,9 @@ def event_type(value: Any) -> str | int | None:
     """An event's type, for a filter."""
     if value is None or (isinstance(value, str | int) and type(value) is not bool):
         return value
-    raise Invalid(Reason.BAD_EVENT_TYPE, f"event_type is {kind(value)}, not a text or an integer")
+    raise Invalid(
+        Reason.BAD_EVENT_TYPE, f"event_type is {kind(value)}, not a text or an integer"
+    )
 
 
 def rating(value: Any) -> float | None:

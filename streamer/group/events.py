@@ -1,7 +1,9 @@
-"""The events of a step: each rank reads its own partitions, and every rank must know what all of them hold.
+"""The events of a step: each rank reads its own partitions, and every rank must know
+what all of them hold.
 
-Rows of items are the same everywhere, so numbers are exchanged; a raw id travels once, when its item is new. Users stay
-where their partition is: the others get to know what an event's user had before, as far as it is counted.
+Rows of items are the same everywhere, so numbers are exchanged; a raw id travels once,
+when its item is new. Users stay where their partition is: the others get to know what
+an event's user had before, as far as it is counted.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class _Message(msgspec.Struct, array_like=True):
     sightings: list[Sighting]
 
 
-_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Message).decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Message).decode
 
 
 def gather_events(
@@ -112,25 +115,46 @@ def gather_events(
         sightings: of our new users.
     """
     rows, missing = rows.astype(np.int32), np.flatnonzero(rows < 0).tolist()
-    new = {raw: k for k, raw in enumerate(dict.fromkeys(items[place] for place in missing))}
+    new = {
+        raw: k for k, raw in enumerate(dict.fromkeys(items[place] for place in missing))
+    }
     rows[missing] = [-1 - new[items[place]] for place in missing]
-    ours = _Message(list(spans), rows.tobytes(), times_s.tobytes(), list(new), features, catalogue, sightings)
-    messages = [_decode(m.data) for m in group.gather(np.frombuffer(_encode(ours), np.uint8))]
+    ours = _Message(
+        list(spans),
+        rows.tobytes(),
+        times_s.tobytes(),
+        list(new),
+        features,
+        catalogue,
+        sightings,
+    )
+    messages = [
+        _decode(m.data) for m in group.gather(np.frombuffer(_encode(ours), np.uint8))
+    ]
     return _together(group, messages)
 
 
 def _together(group: Group, messages: list[_Message]) -> Step:
     """Put the events of all ranks in the order of partitions."""
-    order = sorted((span, rank, k) for rank, m in enumerate(messages) for k, span in enumerate(m.spans))
+    order = sorted(
+        (span, rank, k)
+        for rank, m in enumerate(messages)
+        for k, span in enumerate(m.spans)
+    )
     first = [np.cumsum([0, *(span.events for span in m.spans)]) for m in messages]
     events = sum(int(f[-1]) for f in first)
     items, times_s, rank_of, part = (np.empty(events, np.int64) for _ in range(4))
-    own, features, at = [], [], 0
+    own = []
+    features = []
+    at = 0
     for span, rank, k in order:
-        message, from_, to = messages[rank], slice(first[rank][k], first[rank][k + 1]), slice(at, at + span.events)
+        message = messages[rank]
+        from_ = slice(first[rank][k], first[rank][k + 1])
+        to = slice(at, at + span.events)
         items[to] = np.frombuffer(message.rows, np.int32)[from_]
         times_s[to] = np.frombuffer(message.times_s, np.int64)[from_]
-        rank_of[to], part[to] = rank, group.part_of(span.partition)
+        rank_of[to] = rank
+        part[to] = group.part_of(span.partition)
         features += (message.features or [None] * len(message.rows))[from_]
         own += [np.arange(at, to.stop)] if rank == group.rank else []
         at = to.stop
@@ -141,13 +165,28 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     items[missing] = [-1 - new[text] for text in raw]
     used = any(m.features is not None for m in messages)
     ours = np.concatenate(own) if own else np.empty(0, np.int64)
-    said = sorted((event for m in messages for event in m.catalogue), key=lambda event: event[:2])
+    said = sorted(
+        (event for m in messages for event in m.catalogue), key=lambda event: event[:2]
+    )
     seen = [sighting for m in messages for sighting in m.sightings]
-    return Step(ours, rank_of, part, items, times_s, features if used else None, list(new), said, seen)
+    return Step(
+        ours,
+        rank_of,
+        part,
+        items,
+        times_s,
+        features if used else None,
+        list(new),
+        said,
+        seen,
+    )
 
 
-def gather_ids(group: Group, spans: Sequence[Span], ids: Sequence[str]) -> tuple[list[str], Rows]:
-    """Ids of some events of all ranks, in the order of partitions and offsets, and the places of ours among them.
+def gather_ids(
+    group: Group, spans: Sequence[Span], ids: Sequence[str]
+) -> tuple[list[str], Rows]:
+    """Ids of some events of all ranks, in the order of partitions and offsets, and the
+    places of ours among them.
 
     Args:
         group: the ranks.
@@ -155,9 +194,18 @@ def gather_ids(group: Group, spans: Sequence[Span], ids: Sequence[str]) -> tuple
         ids: of our events.
     """
     message = msgspec.msgpack.encode((spans, ids))
-    messages = [msgspec.msgpack.decode(m.data) for m in group.gather(np.frombuffer(message, np.uint8))]
-    order = sorted((topic, p, rank, n) for rank, (of_rank, _) in enumerate(messages) for topic, p, n in of_rank)
-    found, own, left = list[str](), list[int](), [iter(of_rank) for _, of_rank in messages]
+    messages = [
+        msgspec.msgpack.decode(m.data)
+        for m in group.gather(np.frombuffer(message, np.uint8))
+    ]
+    order = sorted(
+        (topic, p, rank, n)
+        for rank, (of_rank, _) in enumerate(messages)
+        for topic, p, n in of_rank
+    )
+    found = list[str]()
+    own = list[int]()
+    left = [iter(of_rank) for _, of_rank in messages]
     for _, _, rank, events in order:
         own += range(len(found), len(found) + events) if rank == group.rank else ()
         found += itertools.islice(left[rank], events)
@@ -167,9 +215,13 @@ def gather_ids(group: Group, spans: Sequence[Span], ids: Sequence[str]) -> tuple
 def gather_values(group: Group, step: Step, values: Sequence[Any]) -> list[Any]:
     """[B] by event, from each rank's [b] values that msgpack can hold."""
     found: list[Any] = [None] * len(step.items)
-    for rank, message in enumerate(group.gather(np.frombuffer(msgspec.msgpack.encode(values), np.uint8))):
+    for rank, message in enumerate(
+        group.gather(np.frombuffer(msgspec.msgpack.encode(values), np.uint8))
+    ):
         places = np.flatnonzero(step.rank == rank).tolist()
-        for place, value in zip(places, msgspec.msgpack.decode(message.data), strict=True):
+        for place, value in zip(
+            places, msgspec.msgpack.decode(message.data), strict=True
+        ):
             found[place] = value
     return found
 

@@ -1,8 +1,11 @@
-"""The processes of a group and what they say to each other: every method is a collective that all ranks call in order.
+"""The processes of a group and what they say to each other: every method is a
+collective that all ranks call in order.
 
-Sums run in an order that the number of ranks does not change. A step is computed in P parts (`--parts`); partition p of
-the stream belongs to part p mod P, and part k to rank k mod W. Parts are added pairwise along a tree, k and k + P/2
-first, so that a rank whose parts make up a whole branch sends one sum, and the total has the same bits for every W.
+Sums run in an order that the number of ranks does not change. A step is computed in P
+parts (`--parts`); partition p of the stream belongs to part p mod P, and part k to rank
+k mod W. Parts are added pairwise along a tree, k and k + P/2 first, so that a rank
+whose parts make up a whole branch sends one sum, and the total has the same bits for
+every W.
 """
 
 from __future__ import annotations
@@ -100,11 +103,14 @@ class Group:
     def gather(self, message: Bytes) -> list[Bytes]:
         """The messages of all ranks, by rank; they may differ in length.
 
-        A message that fits into what all have room for takes one collective, any other two.
+        A message that fits into what all have room for takes one collective, any other
+        two.
         """
         if self._gather is None:
             return [message]
-        found = self.gather_sized(_framed(message, self._capacity), [self._capacity] * self.size)
+        found = self.gather_sized(
+            _framed(message, self._capacity), [self._capacity] * self.size
+        )
         lengths = [int(f[:HEADER].view(np.int64)[0]) for f in found]
         if (longest := max(lengths)) > self._capacity - HEADER:
             self._capacity = 2 * longest + HEADER
@@ -128,7 +134,9 @@ class Group:
         return found
 
     def wait(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """As `gather_equal`, at the beginning of a step, where ranks wait for the slowest."""
+        """As `gather_equal`, at the beginning of a step, where ranks wait for the
+        slowest.
+        """
         before = self.traffic.exchange_s
         found = self.gather_equal(values)
         self.traffic.waiting_s += self.traffic.exchange_s - before
@@ -136,13 +144,18 @@ class Group:
         return found
 
     def total(
-        self, shares: Mapping[int, Share], touched: Callable[[Sequence[int]], Rows], shape: tuple[int, int], size: int
+        self,
+        shares: Mapping[int, Share],
+        touched: Callable[[Sequence[int]], Rows],
+        shape: tuple[int, int],
+        size: int,
     ) -> Share:
         """The sum of the shares of all parts, in the order of the tree.
 
         Args:
             shares: of our parts, those without events left out.
-            touched: rows, ascending, in which the shares of some parts may differ from zero; every rank knows them.
+            touched: rows, ascending, in which the shares of some parts may differ from
+                zero; every rank knows them.
             shape: of the rows of a share.
             size: of the vector of a share.
         """
@@ -150,7 +163,9 @@ class Group:
             return shares[0]
         # 1. our parts are added up to our branches
         branches = [range(k, self.parts, self.branches) for k in range(self.branches)]
-        sums = [tree_sum([shares.get(part) for part in parts], shape) for parts in branches]
+        sums = [
+            tree_sum([shares.get(part) for part in parts], shape) for parts in branches
+        ]
         # 2. the others' branches: of each, the rows that may differ from zero
         if self.size > 1:
             self._exchange(sums, [touched(parts) for parts in branches], shape[1], size)
@@ -165,7 +180,10 @@ class Group:
         Raises:
             GroupError: they have not.
         """
-        found = [d.tobytes().hex() for d in self.gather_equal(np.frombuffer(digest, np.uint8))]
+        found = [
+            d.tobytes().hex()
+            for d in self.gather_equal(np.frombuffer(digest, np.uint8))
+        ]
         if len(set(found)) > 1:
             listed = ", ".join(f"rank {rank} has {d}" for rank, d in enumerate(found))
             raise GroupError(
@@ -175,27 +193,48 @@ class Group:
 
     @property
     def branches(self) -> int:
-        """How many sums cross the wire: one a rank if its parts make up a branch of the tree, else one a part."""
+        """How many sums cross the wire: one a rank if its parts make up a branch of the
+        tree, else one a part.
+        """
         return self.size if self.parts % self.size == 0 else self.parts
 
-    def _exchange(self, sums: list[Share | None], touched: list[Rows], dim: int, size: int) -> None:
-        """Fill in the sums of the other ranks; a branch that touches no row has no events."""
+    def _exchange(
+        self, sums: list[Share | None], touched: list[Rows], dim: int, size: int
+    ) -> None:
+        """Fill in the sums of the other ranks; a branch that touches no row has no
+        events.
+        """
         numbers = [len(rows) * dim + size if len(rows) else 0 for rows in touched]
         of_rank = [range(rank, self.branches, self.size) for rank in range(self.size)]
-        packed, at = np.empty(sum(numbers[k] for k in of_rank[self.rank]), np.float32), 0
+        packed = np.empty(sum(numbers[k] for k in of_rank[self.rank]), np.float32)
+        at = 0
         for k in of_rank[self.rank]:
             if (share := sums[k]) is not None:
                 end = at + numbers[k]
-                np.take(share.rows, touched[k], axis=0, out=packed[at : end - size].reshape(-1, dim), mode="clip")
+                np.take(
+                    share.rows,
+                    touched[k],
+                    axis=0,
+                    out=packed[at : end - size].reshape(-1, dim),
+                    mode="clip",
+                )
                 packed[end - size : end] = share.vector
                 at = end
-        lengths = [packed.itemsize * sum(numbers[k] for k in branches) for branches in of_rank]
-        for rank, message in enumerate(self.gather_sized(packed.view(np.uint8), lengths)):
-            received, at = message.view(np.float32), 0
+        lengths = [
+            packed.itemsize * sum(numbers[k] for k in branches) for branches in of_rank
+        ]
+        for rank, message in enumerate(
+            self.gather_sized(packed.view(np.uint8), lengths)
+        ):
+            received = message.view(np.float32)
+            at = 0
             for k in of_rank[rank] if rank != self.rank else ():
                 if numbers[k]:
-                    rows, vector = np.split(received[at : at + numbers[k]], [numbers[k] - size])
-                    sums[k], at = Share(rows.reshape(-1, dim), vector, touched[k]), at + numbers[k]
+                    rows, vector = np.split(
+                        received[at : at + numbers[k]], [numbers[k] - size]
+                    )
+                    sums[k] = Share(rows.reshape(-1, dim), vector, touched[k])
+                    at = at + numbers[k]
 
     def close(self) -> None:
         """Leave; nothing may be gathered any more."""
@@ -207,7 +246,9 @@ class Group:
 
 
 def tree_sum(values: Sequence[Share | None], shape: tuple[int, int]) -> Share | None:
-    """The sum of a power of two of shares, k and k + n/2 first; None counts as zero. May change the first ones."""
+    """The sum of a power of two of shares, k and k + n/2 first; None counts as zero.
+    May change the first ones.
+    """
     left = list(values)
     while len(left) > 1:
         half = len(left) // 2
@@ -253,13 +294,19 @@ def _framed(message: Bytes, capacity: int) -> Bytes:
     return framed
 
 
-def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Environ[str] = os.environ) -> Group:
-    """The group that the environment describes, as torchrun and `--trainers` set it: RANK, WORLD_SIZE, MASTER_ADDR, ...
+def connect(
+    parts: int,
+    timeout_s: float,
+    environment: dict[str, str] | os._Environ[str] = os.environ,
+) -> Group:
+    """The group that the environment describes, as torchrun and `--trainers` set it:
+    RANK, WORLD_SIZE, MASTER_ADDR, ...
 
     Raises:
         GroupError: the other ranks do not come.
     """
-    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    rank = int(environment.get("RANK", "0"))
+    size = int(environment.get("WORLD_SIZE", "1"))
     if size == 1:
         return Group(0, 1, parts, timeout_s=timeout_s)
     import torch
@@ -271,37 +318,60 @@ def connect(parts: int, timeout_s: float, environment: dict[str, str] | os._Envi
     try:
         hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         store = TCPStore(
-            environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), None, rank == 0 and not hosted, timeout
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+            None,
+            rank == 0 and not hosted,
+            timeout,
         )
-        # every start has keys of its own: addresses of the processes before it would be taken for those of now
+        # every start has keys of its own: addresses of the processes before it would be
+        # taken for those of now
         ours = PrefixStore(f"streamer/{start}", store)
-        distributed.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=timeout)
+        distributed.init_process_group(
+            "gloo", store=ours, rank=rank, world_size=size, timeout=timeout
+        )
     except (RuntimeError, KeyError, ValueError) as error:
-        raise GroupError(f"rank {rank} could not join the other {size - 1} trainers: {error}") from error
+        raise GroupError(
+            f"rank {rank} could not join the other {size - 1} trainers: {error}"
+        ) from error
 
-    together_at, alone_s = time.monotonic(), 0.0  # the end of the last collective, and how long it was to it
+    # the end of the last collective, and how long it was to it
+    together_at = time.monotonic()
+    alone_s = 0.0
 
     def gather(message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
-        # each pair of ranks exchanges its messages directly, into the memory where they stay: for a few megabytes that
-        # takes half the time of all_gather, and messages may differ in length
+        # each pair of ranks exchanges its messages directly, into the memory where they
+        # stay: for a few megabytes that takes half the time of all_gather, and messages
+        # may differ in length
         nonlocal together_at, alone_s
-        found = [message if r == rank else np.empty(n, np.uint8) for r, n in enumerate(lengths)]
+        found = [
+            message if r == rank else np.empty(n, np.uint8)
+            for r, n in enumerate(lengths)
+        ]
         others = [r for r in range(size) if r != rank]
         try:
-            works = [distributed.irecv(torch.from_numpy(found[r]), r) for r in others if lengths[r]]
+            works = [
+                distributed.irecv(torch.from_numpy(found[r]), r)
+                for r in others
+                if lengths[r]
+            ]
             own = torch.from_numpy(np.require(message, requirements="W"))
             works += [distributed.isend(own, r) for r in others if len(message)]
             for work in works:
                 assert work is not None, "we belong to the group"
                 work.wait()
         except RuntimeError as error:
-            silent_s = max(alone_s, time.monotonic() - together_at)  # what the others had sent still arrives
+            silent_s = max(
+                alone_s, time.monotonic() - together_at
+            )  # what the others had sent still arrives
             if silent_s > LONGER * timeout_s:
                 raise GroupError(
                     f"rank {rank} was stopped or busy for {silent_s:.0f} s, longer than --group-timeout "
                     f"({timeout_s:g} s): the others have given it up. All resume from the last checkpoint"
                 ) from error
-            raise GroupError(f"rank {rank} lost another trainer: {_reason(error)}") from error
+            raise GroupError(
+                f"rank {rank} lost another trainer: {_reason(error)}"
+            ) from error
         together_at, alone_s = (now := time.monotonic()), now - together_at
         return found
 

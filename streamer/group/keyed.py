@@ -1,4 +1,6 @@
-"""Whether a topic is keyed by user: a user's state is where the user's partition is, so there should be one."""
+"""Whether a topic is keyed by user: a user's state is where the user's partition is, so
+there should be one.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,13 @@ Sighting = tuple[int, int]
 
 def sightings(users: Sequence[str], partitions: Sequence[int]) -> list[Sighting]:
     """Those of some users, each new in a partition, that belong to the sample."""
-    found = ((zlib.crc32(user.encode("utf-8", "surrogatepass")), p) for user, p in zip(users, partitions, strict=True))
-    return [(checksum, partition) for checksum, partition in found if checksum % ONE_IN == 0]
+    found = (
+        (zlib.crc32(user.encode("utf-8", "surrogatepass")), p)
+        for user, p in zip(users, partitions, strict=True)
+    )
+    return [
+        (checksum, partition) for checksum, partition in found if checksum % ONE_IN == 0
+    ]
 
 
 class KeyedByUser:

@@ -12,43 +12,66 @@ from streamer.sources.base import Partition, Positions
 logger = logging.getLogger(__name__)
 
 HANDOVER_S = 60.0
-"""How long revoked partitions wait for a checkpoint; a group waits longer for us (max_poll_interval_ms)."""
+"""How long revoked partitions wait for a checkpoint; a group waits longer for us
+(max_poll_interval_ms).
+"""
 
 
 class Handover:
-    """Takes partitions over and gives them up. The source calls it inside `open` and `poll`, on the reading thread."""
+    """Takes partitions over and gives them up. The source calls it inside `open` and
+    `poll`, on the reading thread.
+    """
 
     def __init__(self, ingest: Ingest, stop_condition: StopCondition) -> None:
-        self._ingest, self._stop_condition = ingest, stop_condition
+        self._ingest = ingest
+        self._stop_condition = stop_condition
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        """Return how far we have trained these partitions; the first time, the checkpoint's positions."""
+        """Return how far we have trained these partitions; the first time, the
+        checkpoint's positions.
+        """
         new = list(partitions)
         at_most = self._ingest.owner.claim(new)
         with self._ingest.changed:
             self._ingest.rebalances += 1
-            self._ingest.at_end = self._ingest.others_at_end = self._ingest.finished = False
+            self._ingest.at_end = self._ingest.others_at_end = self._ingest.finished = (
+                False
+            )
             earlier = {p.topic for p in self._ingest.offsets.snapshot().positions}
             trained = self._ingest.offsets.assign(new, at_most)
         if earlier and (other := {p.topic for p in new} - earlier):
-            logger.warning("reading %s; trained so far on %s", ", ".join(sorted(other)), ", ".join(sorted(earlier)))
-        logger.info("assigned: %s", ", ".join(_named(p, trained.get(p)) for p in sorted(new)) or "no partition")
+            logger.warning(
+                "reading %s; trained so far on %s",
+                ", ".join(sorted(other)),
+                ", ".join(sorted(earlier)),
+            )
+        logger.info(
+            "assigned: %s",
+            ", ".join(_named(p, trained.get(p)) for p in sorted(new)) or "no partition",
+        )
         return trained
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        """Give partitions up, so that whoever gets them next resumes exactly where we stopped.
+        """Give partitions up, so that whoever gets them next resumes exactly where we
+        stopped.
 
         1. drop what is queued of them, and wait for the step that runs;
         2. let the other trainers have what we contributed;
         3. note the offsets, and wait until the trainer has saved and committed them;
         4. release the partitions.
         """
-        gone, ingest, offsets = frozenset(partitions), self._ingest, self._ingest.offsets
+        gone = frozenset(partitions)
+        ingest = self._ingest
+        offsets = self._ingest.offsets
         # 1.
         with ingest.changed:
             self._stop_condition.count(-ingest.batcher.drop(gone))
-            ingest.at_end = ingest.others_at_end = ingest.finished = False  # what was dropped is to be read again
-            ingest.changed.wait_for(lambda: ingest.stopping or not ingest.in_training & gone)
+            ingest.at_end = ingest.others_at_end = ingest.finished = (
+                False  # what was dropped is to be read again
+            )
+            ingest.changed.wait_for(
+                lambda: ingest.stopping or not ingest.in_training & gone
+            )
         # 2.
         ingest.owner.flush()
         # 3.
@@ -57,15 +80,29 @@ class Handover:
             trained = offsets.snapshot().positions
             ingest.handover_wanted = bool(offsets.releasing())
             ingest.changed.notify_all()
-            if not ingest.changed.wait_for(lambda: ingest.stopping or not offsets.releasing(), HANDOVER_S):
-                late = ", ".join(_named(p, at) for p, at in sorted(offsets.releasing().items()))
-                logger.warning("not saved in %.0f s, others train again from the last commit on: %s", HANDOVER_S, late)
+            if not ingest.changed.wait_for(
+                lambda: ingest.stopping or not offsets.releasing(), HANDOVER_S
+            ):
+                late = ", ".join(
+                    _named(p, at) for p, at in sorted(offsets.releasing().items())
+                )
+                logger.warning(
+                    "not saved in %.0f s, others train again from the last commit on: %s",
+                    HANDOVER_S,
+                    late,
+                )
             ingest.handover_wanted = False
             offsets.release(gone)
-        logger.info("revoked: %s", ", ".join(_named(p, trained.get(p)) for p in sorted(gone)))
+        logger.info(
+            "revoked: %s", ", ".join(_named(p, trained.get(p)) for p in sorted(gone))
+        )
         # 4.
         ingest.owner.release(gone)
 
 
 def _named(partition: Partition, trained: int | None) -> str:
-    return f"{partition} (new)" if trained is None else f"{partition} (trained up to offset {trained:,})"
+    return (
+        f"{partition} (new)"
+        if trained is None
+        else f"{partition} (trained up to offset {trained:,})"
+    )

@@ -1,4 +1,6 @@
-"""Where the reading thread and the trainer meet: micro-batches to train, and the offsets of what is trained."""
+"""Where the reading thread and the trainer meet: micro-batches to train, and the
+offsets of what is trained.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,20 @@ from streamer.sources.base import Partition, Position, Positions, Source
 
 
 class Owner(Protocol):
-    """Speaks to the other trainers for our partitions. These bodies are those of a trainer that has no others."""
+    """Speaks to the other trainers for our partitions. These bodies are those of a
+    trainer that has no others.
+    """
 
     def claim(self, partitions: Iterable[Partition]) -> Positions:
-        """Make these partitions ours, and return offsets beyond which reading must not resume. May wait."""
+        """Make these partitions ours, and return offsets beyond which reading must not
+        resume. May wait.
+        """
         return {}
 
     def acknowledged(self, positions: Positions) -> Positions:
-        """Return how far the other trainers have what came before these positions. On any thread; never waits."""
+        """Return how far the other trainers have what came before these positions. On
+        any thread; never waits.
+        """
         return positions
 
     def flush(self) -> None:
@@ -40,21 +48,33 @@ class SingleTrainer(Owner):
 class Ingest:
     """What a `Reader` fills and the trainer takes. The methods are for the trainer.
 
-    One lock, `changed`, guards everything here, the batcher and the ledger included: a thread holds it while it uses a
-    field (a look at a flag may do without), and notifies it of what the other thread may wait for. Nobody waits for
-    others while holding it: neither in the source's `open` and `poll`, nor in the owner's `claim` and `flush`.
+    One lock, `changed`, guards everything here, the batcher and the ledger included: a
+    thread holds it while it uses a field (a look at a flag may do without), and
+    notifies it of what the other thread may wait for. Nobody waits for others while
+    holding it: neither in the source's `open` and `poll`, nor in the owner's `claim`
+    and `flush`.
 
     Args:
         batcher: from events to micro-batches.
-        offsets: where to resume, from a checkpoint; partitions that are not in it start by the source's policy.
+        offsets: where to resume, from a checkpoint; partitions that are not in it start
+            by the source's policy.
         owner: speaks to the other trainers for our partitions.
     """
 
-    def __init__(self, batcher: Batcher, offsets: OffsetLedger | None = None, owner: Owner | None = None) -> None:
-        self.batcher, self.offsets, self.owner = batcher, offsets or OffsetLedger(), owner or SingleTrainer()
+    def __init__(
+        self,
+        batcher: Batcher,
+        offsets: OffsetLedger | None = None,
+        owner: Owner | None = None,
+    ) -> None:
+        self.batcher = batcher
+        self.offsets = offsets or OffsetLedger()
+        self.owner = owner or SingleTrainer()
         self.changed = threading.Condition()
         self.source: Source | None = None  # once it is open
-        self.in_training: frozenset[Partition] = frozenset()  # of the batch that the trainer has
+        self.in_training: frozenset[Partition] = (
+            frozenset()
+        )  # of the batch that the trainer has
         self.handover_wanted = False  # the trainer should take a snapshot, save and commit it, and call `handed_over`
         self.at_end = False  # everything that is to be read of our partitions is read
         self.others_at_end = False  # and nobody else's partitions are left
@@ -62,11 +82,14 @@ class Ingest:
         self.stopping = False
         self.error: BaseException | None = None  # with which reading ended
         self.rebalances = 0
-        self.unavailable: str | None = None  # why the source could not be opened or polled the last time
+        self.unavailable: str | None = (
+            None  # why the source could not be opened or polled the last time
+        )
 
     @contextmanager
     def batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
-        """Yield the next micro-batch, or None if none closes in time; it is trained when the block ends without error.
+        """Yield the next micro-batch, or None if none closes in time; it is trained
+        when the block ends without error.
 
         Raises:
             StreamerError: reading has failed.
@@ -91,12 +114,21 @@ class Ingest:
                 batch = self.batcher.flush() if self.at_end else self.batcher.take()
                 self.finished = self.at_end and self.others_at_end and batch is None
                 now = time.monotonic()
-                if batch is not None or self.finished or self.handover_wanted or now >= deadline:
-                    self.in_training = frozenset(batch.positions if batch is not None else ())
+                if (
+                    batch is not None
+                    or self.finished
+                    or self.handover_wanted
+                    or now >= deadline
+                ):
+                    self.in_training = frozenset(
+                        batch.positions if batch is not None else ()
+                    )
                     self.changed.notify_all()
                     return batch
                 closes_at = self.batcher.next_deadline()
-                self.changed.wait((deadline if closes_at is None else min(deadline, closes_at)) - now)
+                self.changed.wait(
+                    (deadline if closes_at is None else min(deadline, closes_at)) - now
+                )
 
     def take_snapshot(self) -> OffsetSnapshot:
         """Return the offsets that belong to what is trained, between two batches."""
@@ -105,19 +137,27 @@ class Ingest:
             return self.offsets.snapshot()
 
     def trained(self) -> dict[Partition, Position]:
-        """Return how far each partition is trained; in a group a collective, and of all ranks."""
+        """Return how far each partition is trained; in a group a collective, and of all
+        ranks.
+        """
         with self.changed:
             return self.offsets.snapshot().positions
 
     def commit(self, saved: Positions) -> None:
-        """Commit positions that a checkpoint holds, as soon as the other trainers have acknowledged what is before."""
+        """Commit positions that a checkpoint holds, as soon as the other trainers have
+        acknowledged what is before.
+        """
         with self.changed:
             self.offsets.save(saved)
-            if self.source is not None and (offsets := self.offsets.take_commit(self.owner.acknowledged)):
+            if self.source is not None and (
+                offsets := self.offsets.take_commit(self.owner.acknowledged)
+            ):
                 self.source.commit(offsets)
 
     def handed_over(self, partitions: Iterable[Partition]) -> None:
-        """Release partitions of a snapshot, after its commit or because it could not be saved."""
+        """Release partitions of a snapshot, after its commit or because it could not be
+        saved.
+        """
         with self.changed:
             self.offsets.release(partitions)
             self.changed.notify_all()
@@ -134,24 +174,38 @@ class Ingest:
         return bool(positions) and None not in positions
 
     def end_offsets(self) -> Positions:
-        """Return the offset after the last record of each of our partitions, as far as is known."""
+        """Return the offset after the last record of each of our partitions, as far as
+        is known.
+        """
         return self.source.end_offsets() if self.source is not None else {}
 
     def lag(self) -> dict[Partition, int]:
         """Return for each of our partitions how many offsets are not trained yet."""
         ends = self.end_offsets()
-        return {p: max(0, ends[p] - at) for p, at in self.assigned().items() if at is not None and p in ends}
+        return {
+            p: max(0, ends[p] - at)
+            for p, at in self.assigned().items()
+            if at is not None and p in ends
+        }
 
     @property
     def problem(self) -> str | None:
         """What keeps us from reading now, in a sentence; None if nothing does."""
-        return self.unavailable or (self.source.problem if self.source is not None else None)
+        return self.unavailable or (
+            self.source.problem if self.source is not None else None
+        )
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether all of our partitions are trained, and other trainers may wait for our commit as we do for theirs."""
+        """Whether all of our partitions are trained, and other trainers may wait for
+        our commit as we do for theirs.
+        """
         with self.changed:
-            return self.at_end and not self.others_at_end and not self.batcher.queued_events
+            return (
+                self.at_end
+                and not self.others_at_end
+                and not self.batcher.queued_events
+            )
 
     @property
     def queued_events(self) -> int:

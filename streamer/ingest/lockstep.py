@@ -1,11 +1,13 @@
-"""How the ranks of a group cut the same micro-batches: each reads its own partitions, all agree on every step.
+"""How the ranks of a group cut the same micro-batches: each reads its own partitions,
+all agree on every step.
 
-A step begins with one small exchange: what each rank has ready of each of its partitions, and what it wants. From the
-same numbers every rank computes the same decision, so nobody leads, and nobody waits for events that do not come.
+A step begins with one small exchange: what each rank has ready of each of its
+partitions, and what it wants. From the same numbers every rank computes the same
+decision, so nobody leads, and nobody waits for events that do not come.
 
-A partition is *settled* if what can be known of it now is known: a whole batch of its events is queued, or there are no
-more for now. A step waits until all partitions are settled; so where a backlog is cut follows from the stream, not from
-who decodes faster.
+A partition is *settled* if what can be known of it now is known: a whole batch of its
+events is queued, or there are no more for now. A step waits until all partitions are
+settled; so where a backlog is cut follows from the stream, not from who decodes faster.
 """
 
 from __future__ import annotations
@@ -55,11 +57,17 @@ class Queues(Batcher):
         return partition not in self.of or self.of[partition].has_room(self._most)
 
     def has_room(self, max_events: int) -> bool:
-        return not self.of or any(queue.has_room(self._most) for queue in self.of.values())
+        return not self.of or any(
+            queue.has_room(self._most) for queue in self.of.values()
+        )
 
     def expect(self, partition: Partition) -> Batcher:
-        """The queue of a partition: one from which nothing has come has room, however full the others are."""
-        return self.of.setdefault(partition, Batcher(self._full.events, clock=self._clock))
+        """The queue of a partition: one from which nothing has come has room, however
+        full the others are.
+        """
+        return self.of.setdefault(
+            partition, Batcher(self._full.events, clock=self._clock)
+        )
 
     def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
         self.expect(decoded.partition).add(decoded, now_s, lost)
@@ -69,13 +77,17 @@ class Queues(Batcher):
 
     @property
     def oldest_s(self) -> float | None:
-        waiting = [at for queue in self.of.values() if (at := queue.oldest_s) is not None]
+        waiting = [
+            at for queue in self.of.values() if (at := queue.oldest_s) is not None
+        ]
         return min(waiting, default=None)
 
     def take_events(self, events: dict[Partition, int]) -> MicroBatch | None:
-        """This many events of each partition, in the order of partitions, and records without events before and after.
+        """This many events of each partition, in the order of partitions, and records
+        without events before and after.
 
-        A record is never split: with a record of several events there may be more. None if nothing is taken.
+        A record is never split: with a record of several events there may be more. None
+        if nothing is taken.
         """
         batch = MicroBatch(user_features=[], item_features=[])
         for partition in sorted(self.of):
@@ -84,7 +96,9 @@ class Queues(Batcher):
 
 
 class Report(NamedTuple):
-    """What became of this rank's part of a checkpoint; of rank 0's part, which seals it, of the whole checkpoint."""
+    """What became of this rank's part of a checkpoint; of rank 0's part, which seals
+    it, of the whole checkpoint.
+    """
 
     agreed: int
     """The how-manieth checkpoint that the ranks have agreed on since they started."""
@@ -125,10 +139,12 @@ class LockstepIngest(Ingest):
         queues: filled by the reading thread.
         offsets: where to resume, of all partitions.
         batch_size: events of a step, of all ranks.
-        max_age_s: a step that is not full begins when its oldest event has waited this long; None: never.
+        max_age_s: a step that is not full begins when its oldest event has waited this
+            long; None: never.
         max_events: the group stops after this many consumed events; None for no limit.
         partitions: lists all partitions of the topics, or none while there are none.
-        counts: how many events of this rank became what, in numbers that add up over ranks; the first is of consumed.
+        counts: how many events of this rank became what, in numbers that add up over
+            ranks; the first is of consumed.
         users: how many users this rank knows.
     """
 
@@ -145,21 +161,30 @@ class LockstepIngest(Ingest):
         users: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(queues, offsets)
-        self.queues, self.group = queues, group
+        self.queues = queues
+        self.group = group
         self.partitions: list[Partition] = []
         self.wants_stop = self.wants_checkpoint = self.is_paused = False
-        self.checkpoint_agreed, self.agreed = False, 0
+        self.checkpoint_agreed = False
+        self.agreed = 0
         self.is_saving: Callable[[], bool] = lambda: False
         self.due_to_publish: Callable[[], int] = lambda: 0
         self.publish_agreed = 0
         self.keeps_checkpoints = False
-        self._is_unsaved = False  # something was trained since the last checkpoint that was agreed on
-        self._report, self._reports = Report(0, 0, 0), [Report(0, 0, 0)] * group.size
+        self._is_unsaved = (
+            False  # something was trained since the last checkpoint that was agreed on
+        )
+        self._report = Report(0, 0, 0)
+        self._reports = [Report(0, 0, 0)] * group.size
         self._when_sealed: dict[int, Callable[[bool], None]] = {}
         self._is_over = False
         self.counts_of_ranks: Counts = np.zeros((group.size, len(counts())), np.int64)
-        self._batch_size, self._max_age_s, self._max_events = batch_size, max_age_s, max_events
-        self._list_partitions, self._counts, self._users = partitions, counts, users
+        self._batch_size = batch_size
+        self._max_age_s = max_age_s
+        self._max_events = max_events
+        self._list_partitions = partitions
+        self._counts = counts
+        self._users = users
         self.figures = [RankFigures(0, 0, 0, 0, 0)] * group.size
         self.positions: dict[Partition, int | None] = {}
         """The next offset to train of all ranks' partitions, as far as it is known."""
@@ -168,7 +193,8 @@ class LockstepIngest(Ingest):
         self._list_at = 0.0
 
     def _take(self, timeout_s: float) -> MicroBatch | None:
-        """Agree on a step with the other ranks, and return our events of it; see `Ingest.batch`.
+        """Agree on a step with the other ranks, and return our events of it; see
+        `Ingest.batch`.
 
         1. wait a moment for events, if there are none;
         2. exchange what all have and want;
@@ -185,48 +211,77 @@ class LockstepIngest(Ingest):
             decision = self._decide()
             # 3.
             with self.changed:
-                batch = self.queues.take_events(decision.events) if not self.is_paused else None
+                batch = (
+                    self.queues.take_events(decision.events)
+                    if not self.is_paused
+                    else None
+                )
                 self.finished = decision.ends
-                self.checkpoint_agreed, self.publish_agreed = decision.checkpoint, decision.publish
+                self.checkpoint_agreed = decision.checkpoint
+                self.publish_agreed = decision.publish
                 self.agreed += decision.checkpoint
                 if decision.events and batch is None:
                     batch = MicroBatch()
                 if batch is not None:
                     batch.others = sum(decision.events.values())
-                self._is_unsaved = batch is not None or (self._is_unsaved and not decision.checkpoint)
+                self._is_unsaved = batch is not None or (
+                    self._is_unsaved and not decision.checkpoint
+                )
                 agreed = self.finished or self.checkpoint_agreed or self.publish_agreed
                 if batch is not None or agreed or time.monotonic() >= deadline:
-                    self.in_training = frozenset(batch.positions if batch is not None else ())
+                    self.in_training = frozenset(
+                        batch.positions if batch is not None else ()
+                    )
                     self.changed.notify_all()
                     return batch
                 self.changed.wait(PAUSE_S)
 
     def _has_something(self) -> bool:
-        return self.queues.queued_events > 0 or self.at_end or self.wants_stop or self.wants_checkpoint
+        return (
+            self.queues.queued_events > 0
+            or self.at_end
+            or self.wants_stop
+            or self.wants_checkpoint
+        )
 
     def _decide(self) -> Decision:
         flags, ready, settled = self._exchange()
-        stop, all_ended, left = bool(flags["stop"].any()), bool(flags["at_end"].all()), self._batch_size
+        stop = bool(flags["stop"].any())
+        all_ended = bool(flags["at_end"].all())
+        left = self._batch_size
         if self._max_events is not None:
             left = min(left, self._max_events - int(self.counts_of_ranks[:, 0].sum()))
             stop = stop or left <= 0
         full = ready.sum() >= left or all_ended
-        old = self._max_age_s is not None and flags["age_ms"].max() >= 1000 * self._max_age_s
+        old = (
+            self._max_age_s is not None
+            and flags["age_ms"].max() >= 1000 * self._max_age_s
+        )
         ends = stop or (all_ended and not ready.sum())
-        checkpoint = bool(flags["checkpoint"].any()) or (ends and bool(flags["unsaved"].any()))
+        checkpoint = bool(flags["checkpoint"].any()) or (
+            ends and bool(flags["unsaved"].any())
+        )
         events = {}
         if not ends and not checkpoint and settled.all() and (full or old):
             shares = fair_shares(ready, left)
-            events = {p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n}
+            events = {
+                p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n
+            }
         return Decision(events, checkpoint, ends, int(flags["publish"][0]))
 
     def _exchange(self) -> tuple[dict[str, Counts], Counts, NDArray[np.bool_]]:
-        """What all ranks say: flags [W] by name, and of each partition how much is ready and whether it is settled."""
-        listed, counts = self._new_list(), self._counts()
+        """What all ranks say: flags [W] by name, and of each partition how much is
+        ready and whether it is settled.
+        """
+        listed = self._new_list()
+        counts = self._counts()
         with self.changed:
             # before a partition is assigned, nobody knows whether its end is reached
-            begun = bool(self.partitions) and self.offsets.assigned().keys() >= set(self.own_partitions)
-            at_end, oldest = self.at_end and begun, self.queues.oldest_s
+            begun = bool(self.partitions) and self.offsets.assigned().keys() >= set(
+                self.own_partitions
+            )
+            at_end = self.at_end and begun
+            oldest = self.queues.oldest_s
             said = {
                 "stop": self.wants_stop,
                 "checkpoint": self.wants_checkpoint,
@@ -234,23 +289,45 @@ class LockstepIngest(Ingest):
                 "saving": self.is_saving(),
                 "publish": self.due_to_publish(),
                 "at_end": at_end,
-                "age_ms": 0 if oldest is None else int(1000 * (time.monotonic() - oldest)),
+                "age_ms": 0
+                if oldest is None
+                else int(1000 * (time.monotonic() - oldest)),
                 "listed": listed is not None,
             }
-            own = [self._look(p, at_end) if self._is_own(p) else NOT_OURS for p in self.partitions]
-            report, figures = self._report, self._own_figures()
-        message = np.concatenate([[*said.values(), *report, *figures], counts, np.array(own, np.int64).reshape(-1)])
+            own = [
+                self._look(p, at_end) if self._is_own(p) else NOT_OURS
+                for p in self.partitions
+            ]
+            report = self._report
+            figures = self._own_figures()
+        message = np.concatenate(
+            [
+                [*said.values(), *report, *figures],
+                counts,
+                np.array(own, np.int64).reshape(-1),
+            ]
+        )
         found = np.stack(self.group.wait(message.astype(np.int64)))  # [W, ...]
         ends = np.cumsum([len(said), len(report), len(figures), len(counts)])
-        flags, reports, of_ranks, self.counts_of_ranks, looks = np.split(found, ends, axis=1)
+        flags, reports, of_ranks, self.counts_of_ranks, looks = np.split(
+            found, ends, axis=1
+        )
         by_name = dict(zip(said, flags.T, strict=True))
         self.figures = [RankFigures(*numbers) for numbers in of_ranks.tolist()]
         self._note_reports([Report(*r) for r in reports.tolist()])
         if by_name["listed"][0]:
             self._adopt(listed or [])
-            return by_name, np.zeros(len(self.partitions), np.int64), np.zeros(len(self.partitions), np.bool_)
-        ready, settled, position, lag = looks.reshape(self.group.size, -1, len(NOT_OURS)).transpose(2, 0, 1)  # [W, P]
-        known = zip(self.partitions, position.max(0).tolist(), lag.max(0).tolist(), strict=True)
+            return (
+                by_name,
+                np.zeros(len(self.partitions), np.int64),
+                np.zeros(len(self.partitions), np.bool_),
+            )
+        ready, settled, position, lag = looks.reshape(
+            self.group.size, -1, len(NOT_OURS)
+        ).transpose(2, 0, 1)  # [W, P]
+        known = zip(
+            self.partitions, position.max(0).tolist(), lag.max(0).tolist(), strict=True
+        )
         for partition, at, behind in known:
             self.positions[partition] = at if at >= 0 else None
             self._lag_of_all[partition] = max(behind, 0)
@@ -258,24 +335,37 @@ class LockstepIngest(Ingest):
 
     def _own_figures(self) -> RankFigures:
         traffic = self.group.traffic
-        waiting_ms, exchange_ms = int(1000 * traffic.waiting_s), int(1000 * traffic.exchange_s)
-        return RankFigures(self._users(), self.queues.queued_events, waiting_ms, exchange_ms, traffic.sent_bytes)
+        waiting_ms = int(1000 * traffic.waiting_s)
+        exchange_ms = int(1000 * traffic.exchange_s)
+        return RankFigures(
+            self._users(),
+            self.queues.queued_events,
+            waiting_ms,
+            exchange_ms,
+            traffic.sent_bytes,
+        )
 
     def lag(self) -> dict[Partition, int]:
-        """Return for each partition of all ranks how many offsets are not trained yet, as far as is known."""
+        """Return for each partition of all ranks how many offsets are not trained yet,
+        as far as is known.
+        """
         self._own_lag = super().lag()
         return self._lag_of_all | self._own_lag
 
     # checkpoints ------------------------------------------------------------------------------------------------------
 
     def report(self, report: Report) -> None:
-        """This rank's part of a checkpoint is safe, or has failed; the others hear of it with the next exchange."""
+        """This rank's part of a checkpoint is safe, or has failed; the others hear of
+        it with the next exchange.
+        """
         with self.changed:
             self._report = report
             self._is_unsaved |= report.number < 0
 
     def when_sealed(self, agreed: int, done: Callable[[bool], None]) -> None:
-        """Call `done` on the training thread when the checkpoint is safe on all ranks, or has failed."""
+        """Call `done` on the training thread when the checkpoint is safe on all ranks,
+        or has failed.
+        """
         self._when_sealed[agreed] = done
 
     def _note_reports(self, reports: list[Report]) -> None:
@@ -287,7 +377,9 @@ class LockstepIngest(Ingest):
             self._when_sealed.pop(agreed)(agreed == sealed.agreed and sealed.number > 0)
 
     def wait_for_reports(self, agreed: int) -> list[Report] | None:
-        """The reports of all ranks but 0 on a checkpoint; None if there will not be all. On the writing thread."""
+        """The reports of all ranks but 0 on a checkpoint; None if there will not be
+        all. On the writing thread.
+        """
         with self.changed:
             while True:
                 if self._is_over or self.agreed > agreed:
@@ -303,10 +395,18 @@ class LockstepIngest(Ingest):
     def trained(self) -> dict[Partition, Position]:
         return self._of_all_ranks(super().trained())
 
-    def _of_all_ranks(self, own: dict[Partition, Position]) -> dict[Partition, Position]:
-        said = [[*p, int(at), at.topic_id, at.leader_epoch] for p, at in own.items() if self._is_own(p)]
+    def _of_all_ranks(
+        self, own: dict[Partition, Position]
+    ) -> dict[Partition, Position]:
+        said = [
+            [*p, int(at), at.topic_id, at.leader_epoch]
+            for p, at in own.items()
+            if self._is_own(p)
+        ]
         merged = {}
-        for message in self.group.gather(np.frombuffer(msgspec.msgpack.encode(said), np.uint8)):
+        for message in self.group.gather(
+            np.frombuffer(msgspec.msgpack.encode(said), np.uint8)
+        ):
             for topic, number, *position in msgspec.msgpack.decode(message.data):
                 merged[Partition(topic, number)] = Position(*position)
         return own | merged
@@ -328,8 +428,11 @@ class LockstepIngest(Ingest):
         return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
 
     def _look(self, partition: Partition, at_end: bool) -> tuple[int, int, int, int]:
-        """Of a partition: how many events are ready, up to a batch; whether it is settled; next offset, and lag."""
-        position, lag = self.offsets.assigned().get(partition), self._own_lag.get(partition, -1)
+        """Of a partition: how many events are ready, up to a batch; whether it is
+        settled; next offset, and lag.
+        """
+        position = self.offsets.assigned().get(partition)
+        lag = self._own_lag.get(partition, -1)
         where = (-1 if position is None else position, lag)
         if self.is_paused:
             return 0, 1, *where
@@ -353,7 +456,9 @@ class LockstepIngest(Ingest):
         sent = msgspec.msgpack.encode([tuple(p) for p in listed])
         lists = self.group.gather(np.frombuffer(sent, np.uint8))
         with self.changed:
-            self.partitions = [Partition(*p) for p in msgspec.msgpack.decode(lists[0].tobytes())]
+            self.partitions = [
+                Partition(*p) for p in msgspec.msgpack.decode(lists[0].tobytes())
+            ]
             for partition in self.own_partitions:
                 self.queues.expect(partition)
             self.changed.notify_all()
@@ -365,13 +470,15 @@ class LockstepIngest(Ingest):
 
 
 def fair_shares(ready: Counts, events: int) -> Counts:
-    """How many events each partition gives: as equal as what is ready allows, `events` in all if there are as many.
+    """How many events each partition gives: as equal as what is ready allows, `events`
+    in all if there are as many.
 
     Examples:
         >>> fair_shares(np.array([10, 1, 0, 7]), 12)
         array([6, 1, 0, 5])
     """
-    shares, left = np.zeros_like(ready), min(events, int(ready.sum()))
+    shares = np.zeros_like(ready)
+    left = min(events, int(ready.sum()))
     while left > 0:
         hungry = np.flatnonzero(shares < ready)
         each, rest = divmod(left, len(hungry))

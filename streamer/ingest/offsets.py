@@ -1,4 +1,6 @@
-"""The offset ledger: which offset may be committed, and where reading resumes after an assignment."""
+"""The offset ledger: which offset may be committed, and where reading resumes after an
+assignment.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,30 @@ from streamer.sources.base import Partition, Position, Positions
 
 @dataclass(slots=True)
 class PartitionOffsets:
-    """What is known of one partition. Every offset is the next one: all records before it are done."""
+    """What is known of one partition. Every offset is the next one: all records before
+    it are done.
+    """
 
-    position: int | None = None  # the next to train; None until the source has said where reading starts
+    position: int | None = (
+        None  # the next to train; None until the source has said where reading starts
+    )
     topic_id: str = ""  # of the log that the position is of
     leader_epoch: int = -1
-    started: int | None = None  # where the source began to read it since it was assigned last; None until that is known
-    saved: int | None = None  # the position in a checkpoint, until all of it is committed
+    started: int | None = (
+        None  # where the source began to read it since it was assigned last; None until that is known
+    )
+    saved: int | None = (
+        None  # the position in a checkpoint, until all of it is committed
+    )
     committed: int | None = None  # what was committed last
     assigned: bool = False
     releasing: bool = False  # not ours any more, but held back until its position is saved and committed
 
 
 class OffsetSnapshot(NamedTuple):
-    """What a checkpoint holds of the stream; it belongs to what is trained between two batches."""
+    """What a checkpoint holds of the stream; it belongs to what is trained between two
+    batches.
+    """
 
     positions: dict[Partition, Position]
     """How far each partition is trained that is ours, or was ours earlier."""
@@ -33,7 +45,8 @@ class OffsetSnapshot(NamedTuple):
 
 
 class OffsetLedger:
-    """The offsets of every partition that is or was ours. Not for several threads at once.
+    """The offsets of every partition that is or was ours. Not for several threads at
+    once.
 
     Args:
         positions: those of a checkpoint's snapshot.
@@ -41,28 +54,41 @@ class OffsetLedger:
 
     def __init__(self, positions: Positions | None = None) -> None:
         self.moved_back = False
-        """Whether reading began before a position that we had: its log became shorter, or was recreated."""
+        """Whether reading began before a position that we had: its log became shorter,
+        or was recreated.
+        """
         self._partitions: dict[Partition, PartitionOffsets] = {}
         for partition, offset in (positions or {}).items():
-            self._partitions[partition] = offsets = PartitionOffsets(int(offset), saved=int(offset))
+            self._partitions[partition] = offsets = PartitionOffsets(
+                int(offset), saved=int(offset)
+            )
             _note_log(offsets, offset)
 
-    def assign(self, partitions: Iterable[Partition], at_most: Positions | None = None) -> dict[Partition, Position]:
-        """Return how far these partitions are trained, which are ours now; where nothing is known, the source decides.
+    def assign(
+        self, partitions: Iterable[Partition], at_most: Positions | None = None
+    ) -> dict[Partition, Position]:
+        """Return how far these partitions are trained, which are ours now; where
+        nothing is known, the source decides.
 
         `at_most` are offsets beyond which reading must not resume.
         """
         for partition in (new := list(partitions)):
             offsets = self._partitions.setdefault(partition, PartitionOffsets())
-            offsets.assigned, offsets.releasing, offsets.started = True, False, None
+            offsets.assigned = True
+            offsets.releasing = False
+            offsets.started = None
             if offsets.position is not None:
-                offsets.position = min(offsets.position, (at_most or {}).get(partition, offsets.position))
+                offsets.position = min(
+                    offsets.position, (at_most or {}).get(partition, offsets.position)
+                )
         return {p: at for p, at in self.snapshot().positions.items() if p in new}
 
     def start(self, positions: Positions) -> None:
-        """Note where the source has started to read partitions that were assigned, and of which log the positions are.
+        """Note where the source has started to read partitions that were assigned, and
+        of which log the positions are.
 
-        Others may have trained beyond our position: then the source has started at their committed offset.
+        Others may have trained beyond our position: then the source has started at
+        their committed offset.
         """
         for partition, offsets in self._known(positions):
             if not offsets.assigned:
@@ -83,22 +109,36 @@ class OffsetLedger:
     def save(self, positions: Positions) -> None:
         """Note that a checkpoint holds these positions.
 
-        Nothing is noted of partitions that are others' now, nor of those that others had since, or whose topic was
-        recreated: a checkpoint that is saved late is older than what they have committed.
+        Nothing is noted of partitions that are others' now, nor of those that others
+        had since, or whose topic was
+        recreated: a checkpoint that is saved late is older than what they have
+            committed.
         """
         for partition, offsets in self._known(positions):
             at = positions[partition]
-            ours = (offsets.assigned or offsets.releasing) and offsets.started is not None and at >= offsets.started
+            ours = (
+                (offsets.assigned or offsets.releasing)
+                and offsets.started is not None
+                and at >= offsets.started
+            )
             if ours and getattr(at, "topic_id", offsets.topic_id) == offsets.topic_id:
                 offsets.saved = int(at)
 
-    def take_commit(self, acknowledged: Callable[[Positions], Positions]) -> dict[Partition, int]:
-        """Return the offsets to commit now: what is saved, as far as the other trainers have acknowledged it.
+    def take_commit(
+        self, acknowledged: Callable[[Positions], Positions]
+    ) -> dict[Partition, int]:
+        """Return the offsets to commit now: what is saved, as far as the other trainers
+        have acknowledged it.
 
-        They never go back. The rest waits for the next call. Whoever got the partition next would resume after what is
-        committed; and if we died before the other trainers had heard of the events before it, they never would.
+        They never go back. The rest waits for the next call. Whoever got the partition
+        next would resume after what is committed; and if we died before the other
+        trainers had heard of the events before it, they never would.
         """
-        ours = [(p, o) for p, o in self._partitions.items() if (o.assigned or o.releasing) and o.started is not None]
+        ours = [
+            (p, o)
+            for p, o in self._partitions.items()
+            if (o.assigned or o.releasing) and o.started is not None
+        ]
         saved = {p: offsets.saved for p, offsets in ours if offsets.saved is not None}
         commit: dict[Partition, int] = {}
         for partition, offset in acknowledged(saved).items() if saved else ():
@@ -110,35 +150,60 @@ class OffsetLedger:
         return commit
 
     def revoke(self, partitions: Iterable[Partition]) -> None:
-        """Note that these partitions are ours no longer; those that we read are releasing until `release` is called."""
+        """Note that these partitions are ours no longer; those that we read are
+        releasing until `release` is called.
+        """
         for _, offsets in self._known(partitions):
             if offsets.assigned:
-                offsets.assigned, offsets.releasing = False, offsets.started is not None
+                offsets.assigned = False
+                offsets.releasing = offsets.started is not None
 
     def release(self, partitions: Iterable[Partition]) -> None:
-        """Note that these partitions are others' now: nothing more is committed of them."""
+        """Note that these partitions are others' now: nothing more is committed of
+        them.
+        """
         for _, offsets in self._known(partitions):
             if not offsets.assigned:
-                offsets.releasing, offsets.saved, offsets.committed = False, None, None
+                offsets.releasing = False
+                offsets.saved = None
+                offsets.committed = None
 
-    def _known(self, partitions: Iterable[Partition]) -> list[tuple[Partition, PartitionOffsets]]:
+    def _known(
+        self, partitions: Iterable[Partition]
+    ) -> list[tuple[Partition, PartitionOffsets]]:
         return [(p, self._partitions[p]) for p in partitions if p in self._partitions]
 
     def snapshot(self) -> OffsetSnapshot:
         """Return the positions as they are now."""
-        known = [(p, o, o.position) for p, o in self._partitions.items() if o.position is not None]
-        return OffsetSnapshot({p: Position(at, o.topic_id, o.leader_epoch) for p, o, at in known}, self.releasing())
+        known = [
+            (p, o, o.position)
+            for p, o in self._partitions.items()
+            if o.position is not None
+        ]
+        return OffsetSnapshot(
+            {p: Position(at, o.topic_id, o.leader_epoch) for p, o, at in known},
+            self.releasing(),
+        )
 
     def releasing(self) -> dict[Partition, int]:
         """Return the positions of partitions that wait to be released."""
-        return {p: o.position for p, o in self._partitions.items() if o.releasing and o.position is not None}
+        return {
+            p: o.position
+            for p, o in self._partitions.items()
+            if o.releasing and o.position is not None
+        }
 
     def assigned(self) -> dict[Partition, int | None]:
         """Return our partitions, each with the next offset to train if that is known."""
-        return {p: None if o.started is None else o.position for p, o in self._partitions.items() if o.assigned}
+        return {
+            p: None if o.started is None else o.position
+            for p, o in self._partitions.items()
+            if o.assigned
+        }
 
 
 def _note_log(offsets: PartitionOffsets, position: int) -> None:
     """Note of which log a position is, if it says so."""
     if isinstance(position, Position):
-        offsets.topic_id, offsets.leader_epoch = position.topic_id, position.leader_epoch
+        offsets.topic_id = position.topic_id
+        offsets.leader_epoch = position.leader_epoch

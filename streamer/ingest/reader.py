@@ -18,12 +18,15 @@ from streamer.sources.base import Chunk, Source
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""How long a poll waits for records, and how long at most passes between two polls while the queue is full."""
+"""How long a poll waits for records, and how long at most passes between two polls
+while the queue is full.
+"""
 LAST_BACKOFF_S = 15.0
 
 
 class Reader:
-    """Reads ahead of the trainer, on a thread of its own, as long as the queue has room.
+    """Reads ahead of the trainer, on a thread of its own, as long as the queue has
+    room.
 
     Args:
         make_source: makes a source; called again after one that could not be opened.
@@ -31,8 +34,10 @@ class Reader:
         ingest: where events are queued.
         stop_condition: where reading ends; None for nowhere.
         max_queued_events: reading pauses while this many events wait.
-        first_backoff_s: the first pause after a source was not available; each further one is twice as long.
-        timed: called on the thread with the seconds of each "poll" that brought records, and of each "decode".
+        first_backoff_s: the first pause after a source was not available; each further
+            one is twice as long.
+        timed: called on the thread with the seconds of each "poll" that brought
+            records, and of each "decode".
     """
 
     def __init__(
@@ -45,8 +50,11 @@ class Reader:
         first_backoff_s: float = 0.5,
         timed: Callable[[str, float], None] = lambda phase, seconds: None,
     ) -> None:
-        self._make_source, self._decoder, self._ingest = make_source, decoder, ingest
-        self._stop_condition, self._max_queued_events = stop_condition or StopCondition(), max_queued_events
+        self._make_source = make_source
+        self._decoder = decoder
+        self._ingest = ingest
+        self._stop_condition = stop_condition or StopCondition()
+        self._max_queued_events = max_queued_events
         self._first_backoff_s = self._backoff_s = first_backoff_s
         self._timed = timed
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
@@ -56,14 +64,19 @@ class Reader:
         self._thread.start()
 
     def stop(self, timeout_s: float = 15.0) -> None:
-        """Stop reading and leave the group. What is queued is not trained; it will be read again."""
+        """Stop reading and leave the group. What is queued is not trained; it will be
+        read again.
+        """
         with self._ingest.changed:
             self._ingest.stopping = True
             self._ingest.changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("the source did not close within %.0f s; the process ends without waiting for it", timeout_s)
+            logger.warning(
+                "the source did not close within %.0f s; the process ends without waiting for it",
+                timeout_s,
+            )
 
     def _run(self) -> None:
         try:
@@ -79,8 +92,11 @@ class Reader:
                 self._ingest.changed.notify_all()
 
     def _open(self) -> Source | None:
-        """Return an open source, after growing pauses while the other side is away; None if we are stopped."""
-        ingest, listener = self._ingest, Handover(self._ingest, self._stop_condition)
+        """Return an open source, after growing pauses while the other side is away;
+        None if we are stopped.
+        """
+        ingest = self._ingest
+        listener = Handover(self._ingest, self._stop_condition)
         while not ingest.stopping:
             source = self._make_source()
             try:
@@ -101,40 +117,52 @@ class Reader:
         logger.warning("%s; trying again in %.1f s", error, self._backoff_s)
         with self._ingest.changed:
             self._ingest.unavailable = str(error)
-            self._ingest.changed.wait_for(lambda: self._ingest.stopping, self._backoff_s)
+            self._ingest.changed.wait_for(
+                lambda: self._ingest.stopping, self._backoff_s
+            )
         self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
     def _read(self, source: Source) -> None:
         """Go around the loop once.
 
         1. note where partitions start, and whether everything is read;
-        2. commit what waited for the other trainers, and what the checkpoint holds from which we started;
-        3. poll, decode and queue; while the queue is full, poll for nothing, so that we stay a member of the group
-           however long a step or a checkpoint takes.
+        2. commit what waited for the other trainers, and what the checkpoint holds from
+           which we started;
+        3. poll, decode and queue; while the queue is full, poll for nothing, so that we
+           stay a member of the group however long a step or a checkpoint takes.
         """
         ingest = self._ingest
         at_end = self._stop_condition.reached(source, ingest.assigned())
-        others_at_end = at_end and (not self._stop_condition.until_end or source.at_end or source.all_assigned)
+        others_at_end = at_end and (
+            not self._stop_condition.until_end or source.at_end or source.all_assigned
+        )
         positions = source.positions()
         with ingest.changed:
             # 1.
             ingest.offsets.start(positions)
             if (at_end, others_at_end) != (ingest.at_end, ingest.others_at_end):
-                ingest.at_end, ingest.others_at_end = at_end, others_at_end
+                ingest.at_end = at_end
+                ingest.others_at_end = others_at_end
                 ingest.changed.notify_all()
             # 2.
             ingest.commit({})
             # 3.
-            wants_more = ingest.changed.wait_for(lambda: ingest.stopping or self._wants_more(), POLL_S)
+            wants_more = ingest.changed.wait_for(
+                lambda: ingest.stopping or self._wants_more(), POLL_S
+            )
         if wants_more:
-            max_records = self._stop_condition.at_most(max(1, self._max_queued_events // 4))
+            max_records = self._stop_condition.at_most(
+                max(1, self._max_queued_events // 4)
+            )
             for chunk in self._poll(source, max_records, POLL_S):
                 self._queue(chunk)
         else:
             self._poll(source, 0, 0.0)
 
     def _wants_more(self) -> bool:
-        return not self._ingest.at_end and self._ingest.batcher.has_room(self._max_queued_events)
+        return not self._ingest.at_end and self._ingest.batcher.has_room(
+            self._max_queued_events
+        )
 
     def _poll(self, source: Source, max_records: int, timeout_s: float) -> list[Chunk]:
         started = time.perf_counter()
@@ -143,14 +171,16 @@ class Reader:
         except SourceUnavailable as error:
             self._pause_after(error)
             return []
-        self._backoff_s, self._ingest.unavailable = self._first_backoff_s, None
+        self._backoff_s = self._first_backoff_s
+        self._ingest.unavailable = None
         if chunks:
             self._timed("poll", time.perf_counter() - started)
         return chunks
 
     def _queue(self, chunk: Chunk) -> None:
         """Decode a chunk up to where reading stops, and queue it."""
-        ingest, stop_condition = self._ingest, self._stop_condition
+        ingest = self._ingest
+        stop_condition = self._stop_condition
         with ingest.changed:
             ingest.offsets.start({chunk.partition: chunk.offsets[0]})
         wanted = stop_condition.before_end(chunk)

@@ -17,11 +17,13 @@ class StopCondition:
 
     Args:
         until_end: stop at the end of each partition as it was when its reading began.
-        max_events: stop after the record with which this many events are read; None for no limit.
+        max_events: stop after the record with which this many events are read; None for
+            no limit.
     """
 
     def __init__(self, until_end: bool = False, max_events: int | None = None) -> None:
-        self.until_end, self._events_left = until_end, max_events
+        self.until_end = until_end
+        self._events_left = max_events
         self._ends: dict[Partition, int] = {}
 
     def reached(self, source: Source, assigned: Collection[Partition]) -> bool:
@@ -32,15 +34,21 @@ class StopCondition:
             return False
         self._note_ends(source, assigned)
         read = source.positions()
-        return all(p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned)
+        return all(
+            p in read and p in self._ends and read[p] >= self._ends[p] for p in assigned
+        )
 
     def _note_ends(self, source: Source, assigned: Collection[Partition]) -> None:
-        """Keep the end that a partition had when it was first assigned, also if it goes and comes back."""
+        """Keep the end that a partition had when it was first assigned, also if it goes
+        and comes back.
+        """
         new = [p for p in assigned if p not in self._ends]
         ends = source.end_offsets() if new else {}
         for partition in sorted(p for p in new if p in ends):
             self._ends[partition] = ends[partition]
-            logger.info("reading %s to its end at %s", partition, f"{ends[partition]:,}")
+            logger.info(
+                "reading %s to its end at %s", partition, f"{ends[partition]:,}"
+            )
 
     def before_end(self, chunk: Chunk) -> Chunk:
         """Return the records before the partition's end."""
@@ -56,11 +64,18 @@ class StopCondition:
         left = self._events_left
         if left is None or decoded.consumed <= left:
             return chunk
-        columns = zip(decoded.events_upto, decoded.filtered_upto, decoded.letters_upto, strict=True)
+        columns = zip(
+            decoded.events_upto,
+            decoded.filtered_upto,
+            decoded.letters_upto,
+            strict=True,
+        )
         return _first(chunk, bisect_left([sum(upto) for upto in columns], left) + 1)
 
     def count(self, events: int) -> None:
-        """Count events that were read; a negative number, if they are dropped and will be read again."""
+        """Count events that were read; a negative number, if they are dropped and will
+        be read again.
+        """
         if self._events_left is not None:
             self._events_left = max(0, self._events_left - events)
 
@@ -69,5 +84,10 @@ def _first(chunk: Chunk, n: int) -> Chunk:
     """The first n records of a chunk."""
     if n >= len(chunk):
         return chunk
-    columns = chunk.offsets[:n], chunk.timestamps_ms[:n], chunk.keys[:n], chunk.values[:n]
+    columns = (
+        chunk.offsets[:n],
+        chunk.timestamps_ms[:n],
+        chunk.keys[:n],
+        chunk.values[:n],
+    )
     return Chunk(chunk.partition, *columns, lost=chunk.lost)

@@ -1,7 +1,7 @@
 """Everything that is learned from a stream: one recovery unit, kept by rows.
 
-Id maps, users' recent items, what is counted, popularity, occurrence, cache, weights, optimizer and random state are
-saved and restored together.
+Id maps, users' recent items, what is counted, popularity, occurrence, cache, weights,
+optimizer and random state are saved and restored together.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import Trainer
 from streamer.vocabulary import Titles, Vocabulary
 
-DIGEST_EVERY, DIGEST_ROWS = 256, 4096
-"""Steps between two comparisons of the ranks of a group, and rows of items that one looks at."""
+DIGEST_EVERY = 256
+DIGEST_ROWS = 4096
+"""Steps between two comparisons of the ranks of a group, and rows of items that one
+looks at.
+"""
 OF_USERS = ("users.", "clock.", "items.retired.")
 """Dense state that depends on which users a rank has begins with these."""
 
@@ -63,13 +66,18 @@ class LearnerState:
             raise SettingsError([str(error)]) from error
         self.settings = settings
         self.limits = limits_of(settings)
-        self.users, self.items, self.retired = Vocabulary(), Vocabulary(reuse=False), RetiredItems()
+        self.users = Vocabulary()
+        self.items = Vocabulary(reuse=False)
+        self.retired = RetiredItems()
         self.titles = Titles()
         self.untouched: Rows = np.empty(0, np.int64)
         """Items that the catalogue describes and nobody has had yet, ascending."""
         self.categories = {
             side: {name: Vocabulary(first=1) for name in tower.categorical}
-            for side, tower in (("user", settings.user_tower), ("item", settings.item_tower))
+            for side, tower in (
+                ("user", settings.user_tower),
+                ("item", settings.item_tower),
+            )
         }
         history = max(settings.recent_items, settings.history if settings.rerank else 0)
         self.recent = RecentItems(history, self.retired)
@@ -81,7 +89,10 @@ class LearnerState:
         self.exact = ExactPopularity()
         self.ageing = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
-            slots=settings.hash_slots, alpha=settings.hash_alpha, clock=settings.hash_clock, seed=settings.seed
+            slots=settings.hash_slots,
+            alpha=settings.hash_alpha,
+            clock=settings.hash_clock,
+            seed=settings.seed,
         )
         self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
@@ -90,11 +101,15 @@ class LearnerState:
         self.keyed = KeyedByUser()
         self._draws = np.random.default_rng([settings.seed, 2])
         self.clock = StepClock()
-        self.admission = {kind: Admission(settings.admit_after) for kind in ("users", "items")}
+        self.admission = {
+            kind: Admission(settings.admit_after) for kind in ("users", "items")
+        }
         self.evicted: Counter[tuple[str, str]] = Counter()
         """Ids that went since this learner was made, by kind and reason."""
         self.evicted_age_s: dict[str, int] = {}
-        """How long ago, by event time, the last ids of a kind were seen that a limit made go."""
+        """How long ago, by event time, the last ids of a kind were seen that a limit
+        made go.
+        """
         self.on_retire: list[Callable[[str, Rows, str], None]] = []
         """Called with the kind and the rows that are about to be retired, and why."""
         self.on_reuse: list[Callable[[str, Rows], None]] = []
@@ -105,7 +120,8 @@ class LearnerState:
 
     def _by_kind(self) -> dict[str, dict[str, Any]]:
         """All parts whose state is kept by rows, by the kind of the rows."""
-        tables, found = self.trainer.model.tables, {}
+        tables = self.trainer.model.tables
+        found = {}
         own: dict[str, dict[str, Any]] = {
             "user": {
                 "ids": self.users,
@@ -125,7 +141,10 @@ class LearnerState:
                 "evidence": self.evidence,
             },
         }
-        for side, tower in (("user", self.trainer.model.user), ("item", self.trainer.model.item)):
+        for side, tower in (
+            ("user", self.trainer.model.user),
+            ("item", self.trainer.model.item),
+        ):
             found[f"{side}s"] = own[side] | {"features": tower.features}
             if f"{side}.id" in tables:
                 found[f"{side}s"]["table"] = tables[f"{side}.id"]
@@ -135,9 +154,15 @@ class LearnerState:
                     "recency": Recency(),
                     "table": tables[f"{side}.{name}"],
                 }
-        found |= {"pairs": {"lists": self.evidence.co_occurrence}, "hash": {"slots": self.hashed}}
+        found |= {
+            "pairs": {"lists": self.evidence.co_occurrence},
+            "hash": {"slots": self.hashed},
+        }
         if self.settings.admit_after > 1:
-            found |= {f"admission.{kind}": {"counts": sketch} for kind, sketch in self.admission.items()}
+            found |= {
+                f"admission.{kind}": {"counts": sketch}
+                for kind, sketch in self.admission.items()
+            }
         return found
 
     def _mark_all_items(self) -> None:
@@ -162,7 +187,11 @@ class LearnerState:
         vocabulary = self._vocabulary(kind)
         known = vocabulary.known(ids)
         self.changes.mark(kind, known[known >= 0])
-        rows = vocabulary.rows(ids, lambda free: self.changes.mark(kind, free)) if (known < 0).any() else known
+        rows = (
+            vocabulary.rows(ids, lambda free: self.changes.mark(kind, free))
+            if (known < 0).any()
+            else known
+        )
         self.trainer.model.grow(self.users.size, self.items.size)
         return rows
 
@@ -179,11 +208,15 @@ class LearnerState:
     def _touch(self, items: Rows) -> None:
         """These items are not among the untouched any more."""
         if len(gone := items[self.are_untouched(items)]):
-            self.untouched = np.delete(self.untouched, np.searchsorted(self.untouched, gone))
+            self.untouched = np.delete(
+                self.untouched, np.searchsorted(self.untouched, gone)
+            )
 
     def find_untouched(self, rows: Rows) -> None:
         """See which of some items are described, and were had by nobody."""
-        found = (self.exact.counts(rows) == 0) & self.trainer.model.item.features.are_known(rows)
+        found = (
+            self.exact.counts(rows) == 0
+        ) & self.trainer.model.item.features.are_known(rows)
         self._touch(rows)
         self.untouched = np.union1d(self.untouched, rows[found])
 
@@ -192,21 +225,34 @@ class LearnerState:
         return are_among(self.untouched, rows)
 
     def are_reachable(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each item can be recommended: somebody has had it, or it is untouched."""
-        found: NDArray[np.bool_] = (self.exact.counts(rows) > 0) | self.are_untouched(rows)
+        """Whether each item can be recommended: somebody has had it, or it is
+        untouched.
+        """
+        found: NDArray[np.bool_] = (self.exact.counts(rows) > 0) | self.are_untouched(
+            rows
+        )
         return found
 
     @property
     def reachable_items(self) -> int:
         """One more than the largest row of an item that can be recommended."""
-        return max(self.exact.size, int(self.untouched[-1]) + 1 if len(self.untouched) else 0)
+        return max(
+            self.exact.size, int(self.untouched[-1]) + 1 if len(self.untouched) else 0
+        )
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes in use, by kind of rows and part; pairs and retired items are those of items."""
-        return {kind: {name: part.nbytes for name, part in parts.items()} for kind, parts in self._parts.items()}
+        """Bytes in use, by kind of rows and part; pairs and retired items are those of
+        items.
+        """
+        return {
+            kind: {name: part.nbytes for name, part in parts.items()}
+            for kind, parts in self._parts.items()
+        }
 
     def age_s(self, kind: str) -> int:
-        """How long ago, by event time, the id of a kind was seen that was not seen for longest."""
+        """How long ago, by event time, the id of a kind was seen that was not seen for
+        longest.
+        """
         step = self._parts[kind]["recency"].step_of_oldest
         return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
 
@@ -224,7 +270,9 @@ class LearnerState:
         return np.arange(self._vocabulary(kind).size)
 
     def used(self, kind: str) -> NDArray[np.bool_]:
-        """Of each row of a kind, whether it is in use: what `rows` says, at a fraction of its memory."""
+        """Of each row of a kind, whether it is in use: what `rows` says, at a fraction
+        of its memory.
+        """
         if "ids" not in self._parts[kind] and kind != "pairs":
             return marked(self.rows(kind))
         return np.ones(self._vocabulary(kind).size, np.bool_)
@@ -232,7 +280,11 @@ class LearnerState:
     def take(self, kind: str, rows: Rows) -> Arrays:
         """A copy of what rows of a kind hold."""
         taken = {name: part.take(rows) for name, part in self._parts[kind].items()}
-        return {f"{name}.{key}": array for name, arrays in taken.items() for key, array in arrays.items()}
+        return {
+            f"{name}.{key}": array
+            for name, arrays in taken.items()
+            for key, array in arrays.items()
+        }
 
     def put(self, kind: str, rows: Rows, arrays: Arrays) -> None:
         """Make rows of a kind hold what `take` returned of them.
@@ -249,11 +301,20 @@ class LearnerState:
         found = {f"trainer.{name}": array for name, array in arrays.items()}
         for kind, parts in self._parts.items():
             for name, part in parts.items():
-                found |= {f"{kind}.{name}.{key}": array for key, array in part.dense().items()}
-        found |= {f"ranker.{name}": array.copy() for name, array in self.ranker.state().items()}
+                found |= {
+                    f"{kind}.{name}.{key}": array for key, array in part.dense().items()
+                }
+        found |= {
+            f"ranker.{name}": array.copy()
+            for name, array in self.ranker.state().items()
+        }
         found |= {f"clock.{name}": array for name, array in self.clock.dense().items()}
         found["cache"] = self.cache.copy()
-        own = {"draws": self._draws.bit_generator.state, "limits": list(self.limits), "fixed": self.settings.fixed()}
+        own = {
+            "draws": self._draws.bit_generator.state,
+            "limits": list(self.limits),
+            "fixed": self.settings.fixed(),
+        }
         return found, {"trainer": values, **own}
 
     def load_dense(self, arrays: Arrays, values: dict[str, Any]) -> None:
@@ -273,13 +334,19 @@ class LearnerState:
         self._draws.bit_generator.state = values["draws"]
 
     def check_settings(self, values: dict[str, Any]) -> None:
-        """See that the values that `dense` returned are of a learner with these settings.
+        """See that the values that `dense` returned are of a learner with these
+        settings.
 
         Raises:
             ValueError: they are not; the message says which differ.
         """
-        theirs, ours = values.get("fixed", {}), self.settings.fixed()
-        if differ := [f"{n} was {theirs.get(n)} and is {ours[n]} now" for n in ours if theirs.get(n) != ours[n]]:
+        theirs = values.get("fixed", {})
+        ours = self.settings.fixed()
+        if differ := [
+            f"{n} was {theirs.get(n)} and is {ours[n]} now"
+            for n in ours
+            if theirs.get(n) != ours[n]
+        ]:
             raise ValueError("; ".join(differ))
 
     def chunks(self) -> Iterator[Chunk]:
@@ -290,8 +357,11 @@ class LearnerState:
                 at = rows[k : k + CHUNK_ROWS]
                 yield Chunk(kind, at, self.take(kind, at))
 
-    def restore(self, chunks: Iterable[Chunk], arrays: Arrays, values: dict[str, Any]) -> None:
-        """Become, as a new learner, the one whose rows these are, and whose `dense` these arrays and values.
+    def restore(
+        self, chunks: Iterable[Chunk], arrays: Arrays, values: dict[str, Any]
+    ) -> None:
+        """Become, as a new learner, the one whose rows these are, and whose `dense`
+        these arrays and values.
 
         Raises:
             IncompatibleCheckpoint: it had other settings.
@@ -309,12 +379,21 @@ class LearnerState:
             ) from error
 
     def digest(self) -> bytes:
-        """A digest of what all ranks hold alike: everything dense, and some rows of items, others at each step."""
-        known, turn = self.items.size, self.trainer.steps // DIGEST_EVERY
-        rows = np.unique((turn * DIGEST_ROWS + np.arange(min(DIGEST_ROWS, known))) % max(known, 1))
+        """A digest of what all ranks hold alike: everything dense, and some rows of
+        items, others at each step.
+        """
+        known = self.items.size
+        turn = self.trainer.steps // DIGEST_EVERY
+        rows = np.unique(
+            (turn * DIGEST_ROWS + np.arange(min(DIGEST_ROWS, known))) % max(known, 1)
+        )
         found = hashlib.blake2b(digest_size=16)
         arrays, _ = self.dense()
-        shared = {name: array for name, array in arrays.items() if not name.startswith(OF_USERS)}
+        shared = {
+            name: array
+            for name, array in arrays.items()
+            if not name.startswith(OF_USERS)
+        }
         for arrays in (shared, self.take("items", rows), self.take("pairs", rows)):
             for name in sorted(arrays):
                 found.update(np.ascontiguousarray(arrays[name]).tobytes())
@@ -322,15 +401,22 @@ class LearnerState:
 
 
 def are_among(ascending: Rows, rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each row is one of those that ascend: many times faster than `np.isin` where these are few."""
+    """Whether each row is one of those that ascend: many times faster than `np.isin`
+    where these are few.
+    """
     if not len(ascending):
         return np.zeros(rows.shape, np.bool_)
-    found: NDArray[np.bool_] = ascending[np.minimum(np.searchsorted(ascending, rows), len(ascending) - 1)] == rows
+    found: NDArray[np.bool_] = (
+        ascending[np.minimum(np.searchsorted(ascending, rows), len(ascending) - 1)]
+        == rows
+    )
     return found
 
 
 def checkpoint_meta(learner: LearnerState, values: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says beside rows and arrays; a run adds its offsets and accounting."""
+    """What a checkpoint says beside rows and arrays; a run adds its offsets and
+    accounting.
+    """
     return {
         "settings": msgspec.to_builtins(learner.settings),
         "learner": values,
@@ -341,15 +427,23 @@ def checkpoint_meta(learner: LearnerState, values: dict[str, Any]) -> dict[str, 
     }
 
 
-def learner_settings(settings: LearnerSettings | None, changes: dict[str, Any]) -> LearnerSettings:
-    """The settings of a learner, from those of a whole run or from the defaults, with some changed.
+def learner_settings(
+    settings: LearnerSettings | None, changes: dict[str, Any]
+) -> LearnerSettings:
+    """The settings of a learner, from those of a whole run or from the defaults, with
+    some changed.
 
     Raises:
         SettingsError: there is no such setting.
     """
     if unknown := [name for name in changes if name not in LearnerSettings.all()]:
         known = ", ".join(LearnerSettings.all())
-        raise SettingsError([f"a learner has no setting {name!r}: choose among {known}" for name in unknown])
+        raise SettingsError(
+            [
+                f"a learner has no setting {name!r}: choose among {known}"
+                for name in unknown
+            ]
+        )
     base = settings.only(LearnerSettings) if settings is not None else LearnerSettings()
     return dataclasses.replace(base, **changes)
 
@@ -363,10 +457,16 @@ def checkpoint_settings(checkpoint: Checkpoint) -> LearnerSettings:
     try:
         return msgspec.convert(checkpoint.meta["settings"], LearnerSettings)
     except (KeyError, msgspec.ValidationError) as error:
-        raise IncompatibleCheckpoint(f"{checkpoint.path} was written by another version: {error}") from error
+        raise IncompatibleCheckpoint(
+            f"{checkpoint.path} was written by another version: {error}"
+        ) from error
 
 
 def _of(arrays: Arrays, name: str) -> Arrays:
     """Those whose names begin with this one and a dot, by the rest of their names."""
     prefix = f"{name}."
-    return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
+    return {
+        n.removeprefix(prefix): array
+        for n, array in arrays.items()
+        if n.startswith(prefix)
+    }

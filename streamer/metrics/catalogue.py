@@ -1,10 +1,14 @@
-"""Every metric that Streamer exposes: its name, kind, labels with all their values, and what it means.
+"""Every metric that Streamer exposes: its name, kind, labels with all their values, and
+what it means.
 
-Instruments are made from this list alone, and `docs/metrics.md` is compared with it. Names follow Prometheus: base
-units, `_total` for counters. Counters start at zero with the process, also where a model goes on from a checkpoint: a
-counter that began in the past would look like a burst of events. What a model has seen in its whole life is a gauge.
+Instruments are made from this list alone, and `docs/metrics.md` is compared with it.
+Names follow Prometheus: base units, `_total` for counters. Counters start at zero with
+the process, also where a model goes on from a checkpoint: a counter that began in the
+past would look like a burst of events. What a model has seen in its whole life is a
+gauge.
 
-A label has a closed set of values, or says what bounds it. Ids of users and items are never labels.
+A label has a closed set of values, or says what bounds it. Ids of users and items are
+never labels.
 """
 
 from __future__ import annotations
@@ -19,7 +23,14 @@ PHASES = ("poll", "decode", "rank", "step", "store", "publish", "checkpoint")
 BANDS = ("head", "torso", "tail")
 DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
-FLOORS = ("most-popular", "recently-popular", "last-items", "co-visitation", "counting", "counting-no-time")
+FLOORS = (
+    "most-popular",
+    "recently-popular",
+    "last-items",
+    "co-visitation",
+    "counting",
+    "counting-no-time",
+)
 RECOMMENDERS = ("model", "model-without-towers", *FLOORS)
 HISTORIES = ("0", "1", "2-3", "4-7", "8-15", "16+")
 EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")
@@ -27,17 +38,77 @@ SIDES = ("users", "items")
 WHY_EVICTED = ("limit", "ttl", "deleted", "shared")
 MEMORY = ("users", "items", "categories", "other")
 TOP_RANKS = tuple(str(k) for k in range(1, 11))
-STORE_ERRORS = ("unreachable", "slow", "full", "read-only", "loading", "broken", "refused", "fenced", "other")
+STORE_ERRORS = (
+    "unreachable",
+    "slow",
+    "full",
+    "read-only",
+    "loading",
+    "broken",
+    "refused",
+    "fenced",
+    "other",
+)
 
-QUICK_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 86_400.0)
-FRESH_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+QUICK_S = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
+WAITS_S = (
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    1800.0,
+    3600.0,
+    86_400.0,
+)
+FRESH_S = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 SIZES = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What distinguishes series of a metric: all values that it may have, or else why there are few, in a few words."""
+    """What distinguishes series of a metric: all values that it may have, or else why
+    there are few, in a few words.
+    """
 
     name: str
     values: tuple[str, ...] = ()
@@ -79,7 +150,10 @@ _LABELS = {
     "since": Label("since", ("event", "record")),
     "path": Label("path", bound="paths of the server, ids left out"),
     "status": Label("status", bound="statuses of HTTP"),
-    **{name: Label(name, bound=_ONE_VALUE) for name in ("k", "version", "python", "torch", "method", "device")},
+    **{
+        name: Label(name, bound=_ONE_VALUE)
+        for name in ("k", "version", "python", "torch", "method", "device")
+    },
 }
 _BUCKETS = {
     "streamer_event_to_trained_seconds": WAITS_S,
@@ -89,7 +163,9 @@ _BUCKETS = {
     "streamer_server_request_seconds": QUICK_S,
     "streamer_freshness_seconds": FRESH_S,
 }
-"""Of every histogram. Of the other metrics, those that end in `_total` are counters and the rest are gauges."""
+"""Of every histogram. Of the other metrics, those that end in `_total` are counters and
+the rest are gauges.
+"""
 
 _METRICS = """
 ## Stream
@@ -262,18 +338,31 @@ streamer_server_request_seconds: From a request to the end of its answer.
 streamer_freshness_seconds{seen_as, since}: From an event until a request sees it: among its user's recent items, as a
     new item that can be recommended, in updated vectors; since the event's own time, or since its record was written.
 """
-"""All metrics in the order of the documentation: name, its labels by their names above, and what it means."""
+"""All metrics in the order of the documentation: name, its labels by their names above,
+and what it means.
+"""
 
 
 def _metric(name: str, labels: str, about: str) -> Metric:
     kind: Literal["counter", "gauge", "histogram"]
-    kind = "histogram" if name in _BUCKETS else "counter" if name.endswith("_total") else "gauge"
+    kind = (
+        "histogram"
+        if name in _BUCKETS
+        else "counter"
+        if name.endswith("_total")
+        else "gauge"
+    )
     found = tuple(_LABELS[label] for label in labels.split(", ") if label)
     return Metric(name, kind, " ".join(about.split()), found, _BUCKETS.get(name, ()))
 
 
 GROUPS = {
-    title: [_metric(*found) for found in re.findall(r"^(\w+)(?:{(.*)})?: (.*(?:\n    .*)*)", lines, re.MULTILINE)]
+    title: [
+        _metric(*found)
+        for found in re.findall(
+            r"^(\w+)(?:{(.*)})?: (.*(?:\n    .*)*)", lines, re.MULTILINE
+        )
+    ]
     for title, lines in re.findall(r"^## (.*)\n((?:.+\n)*)", _METRICS, re.MULTILINE)
 }
 """All metrics, by the titles of the documentation."""
@@ -281,5 +370,7 @@ GROUPS = {
 SERVER = {metric.name: metric for metric in GROUPS["Server"]}
 """The metrics of `streamer serve` by name."""
 
-CATALOGUE = {m.name: m for title, metrics in GROUPS.items() if title != "Server" for m in metrics}
+CATALOGUE = {
+    m.name: m for title, metrics in GROUPS.items() if title != "Server" for m in metrics
+}
 """Those of a trainer."""

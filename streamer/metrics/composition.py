@@ -1,7 +1,8 @@
 """What the cache and the occurrence vector are made of, by popularity of the items.
 
-Items are sorted by popularity. A stratum (a band, a decile) is made of whole items: those that begin in its part of all
-events, so that the most popular item is always in the first, however popular it is.
+Items are sorted by popularity. A stratum (a band, a decile) is made of whole items:
+those that begin in its part of all events, so that the most popular item is always in
+the first, however popular it is.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from streamer.model.popularity import ExactPopularity
 
 Doubles = NDArray[np.float64]
 
-HEAD, TORSO = 0.5, 0.8
-"""The head begins in the first half of all events, the torso in the next 30%, the tail in the rest."""
+HEAD = 0.5
+TORSO = 0.8
+"""The head begins in the first half of all events, the torso in the next 30%, the tail
+in the rest.
+"""
 BANDS = (HEAD, TORSO)
 DECILES = tuple(k / 10 for k in range(1, 10))
 
@@ -50,7 +54,9 @@ class Ranking:
         self.seen = self.order[: int((self.counts > 0).sum())]
         """Those of `order` that were seen at all."""
         upto = np.cumsum(self.counts)
-        self._before = np.concatenate([[0.0], upto])[:-1] / max(float(upto[-1]) if len(upto) else 0.0, 1e-12)
+        self._before = np.concatenate([[0.0], upto])[:-1] / max(
+            float(upto[-1]) if len(upto) else 0.0, 1e-12
+        )
 
     @classmethod
     def of(cls, popularity: ExactPopularity) -> Ranking:
@@ -58,13 +64,17 @@ class Ranking:
         return cls(popularity.counts(np.arange(popularity.size)))
 
     def shares(self, amounts: Doubles, edges: tuple[float, ...]) -> Doubles:
-        """Share of an amount by stratum; `amounts` are [N], the most popular first. All zero if there is nothing."""
+        """Share of an amount by stratum; `amounts` are [N], the most popular first. All
+        zero if there is nothing.
+        """
         bounds = [0, *self._cuts(edges), len(amounts)]
         sums = np.array([amounts[start:end].sum() for start, end in pairwise(bounds)])
         return sums / max(float(sums.sum()), 1e-12)
 
     def shares_of(self, rows: Rows, edges: tuple[float, ...]) -> Doubles:
-        """Share of some rows, with repetitions, by stratum; rows that nobody has counted are passed over."""
+        """Share of some rows, with repetitions, by stratum; rows that nobody has
+        counted are passed over.
+        """
         places = self.place[rows[rows < len(self.place)]]
         strata = np.searchsorted(self._cuts(edges), places, side="right")
         return np.bincount(strata, minlength=len(edges) + 1) / max(len(places), 1)
@@ -75,7 +85,9 @@ class Ranking:
 
 
 class Point(NamedTuple):
-    """Mean share of neighbouring popularity ranks; shares of all events, and of everything resampled."""
+    """Mean share of neighbouring popularity ranks; shares of all events, and of
+    everything resampled.
+    """
 
     rank: float
     popularity: float
@@ -83,7 +95,8 @@ class Point(NamedTuple):
 
 
 def curve(popularity: Doubles, occurrence: Doubles, points: int) -> list[Point]:
-    """Shares of an item by its popularity rank, averaged over ranks that are neighbours on a logarithmic axis.
+    """Shares of an item by its popularity rank, averaged over ranks that are neighbours
+    on a logarithmic axis.
 
     Args:
         popularity: [N] events of each item, the most popular first.
@@ -93,12 +106,19 @@ def curve(popularity: Doubles, occurrence: Doubles, points: int) -> list[Point]:
     size = len(popularity)
     if not size:
         return []
-    spread = np.geomspace(1, size + 1, points + 1).round() if size > points else np.arange(1, size + 2)
+    spread = (
+        np.geomspace(1, size + 1, points + 1).round()
+        if size > points
+        else np.arange(1, size + 2)
+    )
     edges = np.unique(spread.astype(np.int64)) - 1
-    starts, widths = edges[:-1], np.diff(edges)
+    starts = edges[:-1]
+    widths = np.diff(edges)
     means = [
         np.add.reduceat(amounts, starts) / widths / max(float(amounts.sum()), 1e-12)
         for amounts in (popularity, occurrence)
     ]
     ranks = np.sqrt((starts + 1.0) * (starts + widths))
-    return [Point(*(float(x) for x in point)) for point in zip(ranks, *means, strict=True)]
+    return [
+        Point(*(float(x) for x in point)) for point in zip(ranks, *means, strict=True)
+    ]

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 STUCK_AFTER_S = 180.0
-"""A pipeline that has not looked for a batch for this long hangs; the first step compiles, which takes a while."""
+"""A pipeline that has not looked for a batch for this long hangs; the first step
+compiles, which takes a while.
+"""
 RECENT_S = 60.0
 """With records waiting, a step within this time is a recent one."""
 
@@ -37,7 +39,8 @@ class Health:
 
     def beat(self) -> None:
         """The line looks for the next batch."""
-        self._beat_at, self._begun = self._clock(), True
+        self._beat_at = self._clock()
+        self._begun = True
 
     def stepped(self) -> None:
         """A batch is done."""
@@ -59,7 +62,9 @@ class Health:
         return Verdict(True, "training")
 
     def ready(self) -> Verdict:
-        """Whether the line reaches all that it needs, has partitions, and a recent step or nothing to do."""
+        """Whether the line reaches all that it needs, has partitions, and a recent step
+        or nothing to do.
+        """
         alive = self.alive()
         if not alive.ok or not self._begun:
             return Verdict(False, alive.reason)
@@ -68,12 +73,20 @@ class Health:
         if not self.partitions:
             return Verdict(False, "no partition is assigned to this process yet")
         if self.unread:
-            return Verdict(False, f"it is not known yet where to begin in {self.unread:,} of its partitions")
+            return Verdict(
+                False,
+                f"it is not known yet where to begin in {self.unread:,} of its partitions",
+            )
         if not self.lag:
             return Verdict(True, "caught up")
         if self._stepped_at is None:
-            return Verdict(False, f"no step yet, {self.lag:,} records wait; the first one compiles kernels")
+            return Verdict(
+                False,
+                f"no step yet, {self.lag:,} records wait; the first one compiles kernels",
+            )
         since_s = self._clock() - self._stepped_at
         if since_s > RECENT_S:
-            return Verdict(False, f"no step for {since_s:.0f} s while {self.lag:,} records wait")
+            return Verdict(
+                False, f"no step for {since_s:.0f} s while {self.lag:,} records wait"
+            )
         return Verdict(True, "training")

@@ -1,4 +1,6 @@
-"""What was, in bounded memory: every moment of the last minutes, and the whole run in fewer points."""
+"""What was, in bounded memory: every moment of the last minutes, and the whole run in
+fewer points.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Rows = list[tuple[float, ...]]
 
 
 class Timeline:
-    """Several series over time, the first of them the time; written by one thread and read by others."""
+    """Several series over time, the first of them the time; written by one thread and
+    read by others.
+    """
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)

@@ -15,8 +15,9 @@ from streamer.metrics.catalogue import CATALOGUE, Metric
 class Instruments:
     """Every metric of a catalogue, that of trainers unless another is given.
 
-    Series whose labels have closed sets of values exist from the start, so that a rate can be taken of the first
-    event; a gauge that was never set is not a number until it is.
+    Series whose labels have closed sets of values exist from the start, so that a rate
+    can be taken of the first event; a gauge that was never set is not a number until it
+    is.
 
     Examples:
         >>> instruments = Instruments(CollectorRegistry())
@@ -27,9 +28,14 @@ class Instruments:
         9.0
     """
 
-    def __init__(self, registry: CollectorRegistry, catalogue: Mapping[str, Metric] = CATALOGUE) -> None:
-        self.registry, self._catalogue = registry, catalogue
-        self._metrics = {name: _made(metric, registry) for name, metric in catalogue.items()}
+    def __init__(
+        self, registry: CollectorRegistry, catalogue: Mapping[str, Metric] = CATALOGUE
+    ) -> None:
+        self.registry = registry
+        self._catalogue = catalogue
+        self._metrics = {
+            name: _made(metric, registry) for name, metric in catalogue.items()
+        }
         self._risen: dict[tuple[str, ...], float] = {}
         self._series: dict[str, set[tuple[str, ...]]] = {}
         for name, metric in catalogue.items():
@@ -47,7 +53,9 @@ class Instruments:
         metric = self._catalogue[name]
         for label, value in zip(metric.labels, labels, strict=True):
             if label.values and value not in label.values:
-                raise ValueError(f"{name} has no {label.name} {value!r}: it has {', '.join(label.values)}")
+                raise ValueError(
+                    f"{name} has no {label.name} {value!r}: it has {', '.join(label.values)}"
+                )
         return self._metrics[name].labels(*labels) if labels else self._metrics[name]
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
@@ -55,7 +63,9 @@ class Instruments:
         self.series(name, *labels).set(math.nan if value is None else value)
 
     def rise(self, name: str, total: float, *labels: str) -> None:
-        """Bring a counter up to a total that somebody else keeps, from where that total was at the first time: 0."""
+        """Bring a counter up to a total that somebody else keeps, from where that total
+        was at the first time: 0.
+        """
         key = (name, *labels)
         before = self._risen.get(key, 0.0)
         if total > before:
@@ -63,7 +73,9 @@ class Instruments:
             self._risen[key] = total
 
     def replace(self, name: str, values: Mapping[tuple[str, ...], float]) -> None:
-        """Set exactly these series of a gauge; those that are not among them any more are removed."""
+        """Set exactly these series of a gauge; those that are not among them any more
+        are removed.
+        """
         gone = self._series.get(name, set()) - values.keys()
         for labels in gone:
             self._metrics[name].remove(*labels)
@@ -79,7 +91,11 @@ class Instruments:
 def _made(metric: Metric, registry: CollectorRegistry) -> Any:
     names = [label.name for label in metric.labels]
     if metric.kind == "counter":
-        return Counter(metric.name.removesuffix("_total"), metric.help, names, registry=registry)
+        return Counter(
+            metric.name.removesuffix("_total"), metric.help, names, registry=registry
+        )
     if metric.kind == "histogram":
-        return Histogram(metric.name, metric.help, names, registry=registry, buckets=metric.buckets)
+        return Histogram(
+            metric.name, metric.help, names, registry=registry, buckets=metric.buckets
+        )
     return Gauge(metric.name, metric.help, names, registry=registry)

@@ -1,7 +1,9 @@
-"""Watches a line: sets every metric, judges its health, and keeps what the live page shows.
+"""Watches a line: sets every metric, judges its health, and keeps what the live page
+shows.
 
-What is cheap happens every step, a few observations; the rest twice a second with the line's status; a close look at
-the cache only so often that it takes a small share of the time.
+What is cheap happens every step, a few observations; the rest twice a second with the
+line's status; a close look at the cache only so often that it takes a small share of
+the time.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
     from streamer.prequential import Prequential
 
 LOOK_PAUSE = 400
-"""The pause between two close looks, in multiples of what a look takes: a quarter of a percent of the time."""
+"""The pause between two close looks, in multiples of what a look takes: a quarter of a
+percent of the time.
+"""
 LEAST_LOOK_PAUSE_S = 1.0
 KEPT_LETTERS = 20
 DELAYS_A_BATCH = 4
@@ -66,7 +70,10 @@ class Monitor(Observer):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.registry, self.source, self._clock, self._wall = registry, source, clock, wall
+        self.registry = registry
+        self.source = source
+        self._clock = clock
+        self._wall = wall
         self.started_at = wall()
         self.instruments = Instruments(registry)
         self.health = Health(clock)
@@ -102,9 +109,15 @@ class Monitor(Observer):
     def begin(self, learner: Learner, prequential: Prequential | None) -> None:
         from streamer.metrics.sampler_report import SamplerReporter
 
-        self._learner, self._prequential, self._reporter = learner, prequential, SamplerReporter(learner, self._clock)
+        self._learner = learner
+        self._prequential = prequential
+        self._reporter = SamplerReporter(learner, self._clock)
         self._ranked_s = prequential.seconds if prequential is not None else 0.0
-        names = [f"hit_rate {name}" for name in prequential.tallies] if prequential is not None else []
+        names = (
+            [f"hit_rate {name}" for name in prequential.tallies]
+            if prequential is not None
+            else []
+        )
         self.timeline = Timeline([*_COLUMNS, *names])
         self.build = {
             "version": metadata.version("streamer"),
@@ -123,14 +136,16 @@ class Monitor(Observer):
 
     def timed(self, phase: str, seconds: float) -> None:
         if phase == "step" and self._prequential is not None:
-            ranked_s, self._ranked_s = self._prequential.seconds - self._ranked_s, self._prequential.seconds
+            ranked_s = self._prequential.seconds - self._ranked_s
+            self._ranked_s = self._prequential.seconds
             self._phases["rank"].observe(ranked_s)
             seconds -= ranked_s
         self._phases[phase].observe(seconds)
 
     def learned(self, learned: Learned) -> None:
         assert self._learner is not None
-        self._learned, self._caches = learned, (self._caches[1], self._learner.cache)
+        self._learned = learned
+        self._caches = (self._caches[1], self._learner.cache)
         self._counts["steps"] += 1
         self._counts["new_users"] += learned.new_users
         self._counts["new_items"] += learned.new_items
@@ -142,7 +157,9 @@ class Monitor(Observer):
         self._counts["consumed"] += batch.consumed
         self._counts["trained"] += batch.learned
         self._counts["not_admitted"] += batch.not_admitted
-        self._counts["filtered"] += batch.filtered + batch.not_admitted + batch.catalogue
+        self._counts["filtered"] += (
+            batch.filtered + batch.not_admitted + batch.catalogue
+        )
         self._counts["catalogue"] += batch.catalogue
         self._counts["lost"] += batch.lost
         self._batch_events.observe(len(batch))
@@ -155,16 +172,25 @@ class Monitor(Observer):
         if batch.dead_letters:
             self._reasons.update(str(letter.reason) for letter in batch.dead_letters)
             with self._letters_lock:
-                self._letters.extend((now, letter) for letter in batch.dead_letters[-KEPT_LETTERS:])
+                self._letters.extend(
+                    (now, letter) for letter in batch.dead_letters[-KEPT_LETTERS:]
+                )
         self._stepped_at = now
         self._spent_s += time.perf_counter() - started
 
     def refreshed(self, status: Status) -> None:
         started = time.perf_counter()
-        self.status = dataclasses.replace(status)  # a copy: read by other threads while the run goes on
-        self.health.partitions, self.health.lag = len(status.partitions), sum(status.lag.values())
+        self.status = dataclasses.replace(
+            status
+        )  # a copy: read by other threads while the run goes on
+        self.health.partitions = len(status.partitions)
+        self.health.lag = sum(status.lag.values())
         self.health.unread = list(status.partitions.values()).count(None)
-        store_problem = None if status.store.live else status.store.problem or "the store does not respond"
+        store_problem = (
+            None
+            if status.store.live
+            else status.store.problem or "the store does not respond"
+        )
         problems = (status.source_problem, store_problem, status.saves.problem)
         self.health.problems = [problem for problem in problems if problem is not None]
         self._set_stream(status)
@@ -187,7 +213,8 @@ class Monitor(Observer):
     # twice a second ---------------------------------------------------------------------------------------------------
 
     def _set_stream(self, status: Status) -> None:
-        i, counts = self.instruments, self._counts
+        i = self.instruments
+        counts = self._counts
         i.rise("streamer_events_consumed_total", counts["consumed"])
         i.rise("streamer_events_trained_total", counts["trained"])
         i.rise("streamer_events_filtered_total", counts["filtered"])
@@ -198,13 +225,17 @@ class Monitor(Observer):
             i.rise("streamer_dead_letters_total", count, reason)
         i.set("streamer_source_live", float(status.source_problem is None))
         i.set("streamer_partitions", len(status.partitions))
-        i.replace("streamer_lag_records", {(p.topic, str(p.number)): lag for p, lag in status.lag.items()})
+        i.replace(
+            "streamer_lag_records",
+            {(p.topic, str(p.number)): lag for p, lag in status.lag.items()},
+        )
         i.set("streamer_queued_events", status.queued_events)
         i.set("streamer_event_delay_seconds", self._delay_s)
         i.rise("streamer_rebalances_total", status.rebalances)
 
     def _set_learning(self, status: Status) -> None:
-        i, counts = self.instruments, self._counts
+        i = self.instruments
+        counts = self._counts
         i.rise("streamer_steps_total", counts["steps"])
         i.rise("streamer_new_users_total", counts["new_users"])
         i.rise("streamer_new_items_total", counts["new_items"])
@@ -216,19 +247,33 @@ class Monitor(Observer):
         i.set("streamer_model_events", status.accounting.get("consumed", 0))
         if (p := self._prequential) is not None:
             for name in p.tallies.keys() & set(RECOMMENDERS):
-                i.set("streamer_prequential_hit_rate", p.figure(name).recent, name, str(p.k))
-                i.set("streamer_prequential_ndcg", p.figure(name, metric="ndcg").recent, name, str(p.k))
+                i.set(
+                    "streamer_prequential_hit_rate",
+                    p.figure(name).recent,
+                    name,
+                    str(p.k),
+                )
+                i.set(
+                    "streamer_prequential_ndcg",
+                    p.figure(name, metric="ndcg").recent,
+                    name,
+                    str(p.k),
+                )
             if (share := p.untouched_share) is not None:
                 i.set("streamer_recommended_untouched_share", share)
             if (floor := p.best_floor()) is not None:
-                i.replace("streamer_prequential_best_floor_hit_rate", {(floor.name, str(p.k)): floor.hit_rate})
+                i.replace(
+                    "streamer_prequential_best_floor_hit_rate",
+                    {(floor.name, str(p.k)): floor.hit_rate},
+                )
             for history, shares in status.influence.items():
                 for evidence, share in shares.items():
                     i.set("streamer_ranker_influence_share", share, history, evidence)
             i.rise("streamer_prequential_events_total", p.model.events)
 
     def _set_limits(self) -> None:
-        i, learner = self.instruments, self._learner
+        i = self.instruments
+        learner = self._learner
         if learner is None:
             return
         i.set("streamer_untouched_items", len(learner.untouched))
@@ -238,7 +283,12 @@ class Monitor(Observer):
             i.set("streamer_oldest_age_seconds", learner.age_s(side), side)
             i.set("streamer_evicted_age_seconds", learner.evicted_age_s.get(side), side)
             for reason in WHY_EVICTED:
-                i.rise("streamer_evicted_total", learner.evicted[side, reason], side, reason)
+                i.rise(
+                    "streamer_evicted_total",
+                    learner.evicted[side, reason],
+                    side,
+                    reason,
+                )
         i.set("streamer_young_age_seconds", learner.settings.young_age_s)
 
     def _set_memory(self) -> None:
@@ -246,15 +296,21 @@ class Monitor(Observer):
         sizes: Counter[str] = Counter()
         for kind, parts in self._learner.memory().items():
             of = "items" if kind == "pairs" else kind if kind in SIDES else "other"
-            sizes["categories" if of == "other" and "ids" in parts else of] += sum(parts.values())
+            sizes["categories" if of == "other" and "ids" in parts else of] += sum(
+                parts.values()
+            )
         for part in MEMORY:
             self.instruments.set("streamer_memory_bytes", sizes[part], part)
 
     def _set_sampler(self) -> None:
-        """What the draws of the latest step looked like; the line has waited for the device already, for the loss."""
+        """What the draws of the latest step looked like; the line has waited for the
+        device already, for the loss.
+        """
         if self._learned is None:
             return
-        i, step, users = self.instruments, self._learned.step, max(len(self._learned.users), 1)
+        i = self.instruments
+        step = self._learned.step
+        users = max(len(self._learned.users), 1)
         for name in PARTS:
             part = step.parts.get(name)
             if part is None:
@@ -262,9 +318,15 @@ class Monitor(Observer):
             draws = float(_array(part.counts).sum()) / users
             distinct = float(_array(part.distinct))
             i.set("streamer_loss_part", float(_array(part.loss)), name)
-            i.set("streamer_sampler_effective_size", float(_array(part.effective)), name)
+            i.set(
+                "streamer_sampler_effective_size", float(_array(part.effective)), name
+            )
             i.set("streamer_sampler_distinct_negatives", distinct, name)
-            i.set("streamer_sampler_distinct_share", distinct / draws if draws else 0.0, name)
+            i.set(
+                "streamer_sampler_distinct_share",
+                distinct / draws if draws else 0.0,
+                name,
+            )
             i.set("streamer_sampler_own_share", float(_array(part.own_share)), name)
 
     def _set_group(self, status: Status) -> None:
@@ -273,8 +335,16 @@ class Monitor(Observer):
         i.set("streamer_group_spread_users", status.spread_users)
         for rank, (partitions, figures) in enumerate(status.ranks):
             i.set("streamer_group_partitions", len(partitions), str(rank))
-            i.rise("streamer_group_waiting_seconds_total", figures.waiting_ms / 1000, str(rank))
-            i.rise("streamer_group_exchange_seconds_total", figures.exchange_ms / 1000, str(rank))
+            i.rise(
+                "streamer_group_waiting_seconds_total",
+                figures.waiting_ms / 1000,
+                str(rank),
+            )
+            i.rise(
+                "streamer_group_exchange_seconds_total",
+                figures.exchange_ms / 1000,
+                str(rank),
+            )
             i.rise("streamer_group_sent_bytes_total", figures.sent_bytes, str(rank))
 
     def _set_store(self, store: StoreStatus) -> None:
@@ -302,7 +372,8 @@ class Monitor(Observer):
             i.rise("streamer_store_errors_total", count, reason)
 
     def _set_checkpoints(self, status: Status) -> None:
-        i, saves = self.instruments, status.saves
+        i = self.instruments
+        saves = status.saves
         i.set("streamer_checkpoint_writable", float(saves.problem is None))
         i.set("streamer_checkpoint_unsaved_events", saves.unsaved_events)
         i.set("streamer_checkpoint_duration_seconds", saves.seconds)
@@ -315,12 +386,25 @@ class Monitor(Observer):
         i.rise("streamer_checkpoints_total", saves.failed, "failed")
 
     def _set_publishing(self, status: Status) -> None:
-        i, published = self.instruments, status.publishing
-        i.set("streamer_publish_live", float(published is None or published.problem is None))
-        i.rise("streamer_published_points_total", published.points if published is not None else 0)
-        i.rise("streamer_published_bytes_total", published.written_bytes if published is not None else 0)
+        i = self.instruments
+        published = status.publishing
+        i.set(
+            "streamer_publish_live",
+            float(published is None or published.problem is None),
+        )
+        i.rise(
+            "streamer_published_points_total",
+            published.points if published is not None else 0,
+        )
+        i.rise(
+            "streamer_published_bytes_total",
+            published.written_bytes if published is not None else 0,
+        )
         at_s = published.at_s if published is not None else None
-        i.set("streamer_published_age_seconds", self._wall() - at_s if at_s is not None else None)
+        i.set(
+            "streamer_published_age_seconds",
+            self._wall() - at_s if at_s is not None else None,
+        )
 
     def _moment(self, status: Status) -> dict[str, float]:
         """A point of the timeline."""
@@ -346,8 +430,11 @@ class Monitor(Observer):
         """
         if self._reporter is None or self._learned is None:
             return
-        started, first = time.perf_counter(), self.sampler_report is None
-        self.sampler_report = self._reporter.report(self._caches[0], self._learned.items)
+        started = time.perf_counter()
+        first = self.sampler_report is None
+        self.sampler_report = self._reporter.report(
+            self._caches[0], self._learned.items
+        )
         self._set_sampler_report(self.sampler_report)
         self._set_memory()
         took = 0.0 if first else time.perf_counter() - started
@@ -361,10 +448,14 @@ class Monitor(Observer):
         i.set("streamer_cache_turnover_share", report.turnover)
         i.set("streamer_cache_entry_age_seconds", report.age_s)
         i.set("streamer_cache_batch_overlap_share", report.overlap)
-        for band, slots, drawn in zip(BANDS, report.slot_bands, report.occurrence_bands, strict=True):
+        for band, slots, drawn in zip(
+            BANDS, report.slot_bands, report.occurrence_bands, strict=True
+        ):
             i.set("streamer_cache_slot_share", slots, band)
             i.set("streamer_occurrence_share", drawn, band)
-        for decile, slots, drawn in zip(DECILES, report.slot_deciles, report.occurrence_deciles, strict=True):
+        for decile, slots, drawn in zip(
+            DECILES, report.slot_deciles, report.occurrence_deciles, strict=True
+        ):
             i.set("streamer_cache_slot_share_decile", slots, decile)
             i.set("streamer_occurrence_share_decile", drawn, decile)
         shares = [top.share for top in report.top] + [0.0] * len(TOP_RANKS)
@@ -392,7 +483,9 @@ class Monitor(Observer):
 
 
 def _array(tensor: Tensor) -> Any:
-    """What a tensor holds. On the host without a call that lets other threads run first: they may take their time."""
+    """What a tensor holds. On the host without a call that lets other threads run
+    first: they may take their time.
+    """
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
@@ -402,7 +495,9 @@ class _Timer:
     __slots__ = ("_name", "_started", "_tell")
 
     def __init__(self, tell: Callable[[str, float], None], name: str) -> None:
-        self._tell, self._name, self._started = tell, name, 0.0
+        self._tell = tell
+        self._name = name
+        self._started = 0.0
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()

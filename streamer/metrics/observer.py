@@ -1,4 +1,6 @@
-"""What a pipeline reports to an observer. Called by the training thread; `timed` by the reading thread too."""
+"""What a pipeline reports to an observer. Called by the training thread; `timed` by the
+reading thread too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the learner samples from: cache, occurrence vector and popularity in figures. Too slow for every step."""
+"""What the learner samples from: cache, occurrence vector and popularity in figures.
+Too slow for every step.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,21 @@ class SamplerReport:
 
 
 class SamplerReporter:
-    """Makes reports of a learner, and remembers since when items have been in its cache."""
+    """Makes reports of a learner, and remembers since when items have been in its
+    cache.
+    """
 
-    def __init__(self, learner: Learner, clock: Callable[[], float] = time.monotonic) -> None:
-        self._learner, self._clock = learner, clock
+    def __init__(
+        self, learner: Learner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._learner = learner
+        self._clock = clock
         self._since: dict[int, float] = {}
 
     def report(self, before: Rows, batch: Rows) -> SamplerReport:
-        """The figures now; `before` is the cache before its latest refresh, `batch` has the latest batch's items."""
+        """The figures now; `before` is the cache before its latest refresh, `batch` has
+        the latest batch's items.
+        """
         learner = self._learner
         ranking = Ranking.of(learner.exact)
         cache = learner.cache[learner.cache < len(ranking.order)]
@@ -100,8 +109,13 @@ class SamplerReporter:
         most = np.argsort(-slots, kind="stable")[:TOP]
         ranks = ranking.place[rows[most]] + 1
         total = int(slots.sum())
-        found = zip(rows[most].tolist(), slots[most].tolist(), ranks.tolist(), strict=True)
-        return [Top(self._learner.items.id_of(row), n, n / total, rank) for row, n, rank in found]
+        found = zip(
+            rows[most].tolist(), slots[most].tolist(), ranks.tolist(), strict=True
+        )
+        return [
+            Top(self._learner.items.id_of(row), n, n / total, rank)
+            for row, n, rank in found
+        ]
 
 
 def entropy(counts: Rows) -> float:
@@ -111,13 +125,19 @@ def entropy(counts: Rows) -> float:
 
 
 def turnover(before: Rows, after: Rows) -> float:
-    """Share of the slots of `after` that hold an item which `before` has no slot left for."""
+    """Share of the slots of `after` that hold an item which `before` has no slot left
+    for.
+    """
     if not len(after):
         return 0.0
     old, old_slots = np.unique(before, return_counts=True)
     new, new_slots = np.unique(after, return_counts=True)
-    _, at_old, at_new = np.intersect1d(old, new, assume_unique=True, return_indices=True)
-    return 1.0 - float(np.minimum(old_slots[at_old], new_slots[at_new]).sum()) / len(after)
+    _, at_old, at_new = np.intersect1d(
+        old, new, assume_unique=True, return_indices=True
+    )
+    return 1.0 - float(np.minimum(old_slots[at_old], new_slots[at_new]).sum()) / len(
+        after
+    )
 
 
 def divergence(found: Doubles, expected: Doubles) -> float:

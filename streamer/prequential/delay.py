@@ -1,6 +1,8 @@
-"""Feedback that comes late: an event is trained only after further events, or seconds of the stream, have been ranked.
+"""Feedback that comes late: an event is trained only after further events, or seconds
+of the stream, have been ranked.
 
-What users did last is known at once, as it is to whoever serves them; only learning waits.
+What users did last is known at once, as it is to whoever serves them; only learning
+waits.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Delay:
 
     Args:
         events: this many further events come first.
-        seconds: this many further seconds of the stream pass first, by its events' times. With both, both must.
+        seconds: this many further seconds of the stream pass first, by its events'
+            times. With both, both must.
 
     Raises:
         SettingsError: with every wrong setting.
@@ -60,12 +63,19 @@ class Delay:
 
     def __init__(self, events: int = 0, seconds: float = 0.0) -> None:
         given = {"events": events, "seconds": seconds}
-        if problems := [f"delay {name} must be at least 0, not {n}" for name, n in given.items() if not n >= 0]:
+        if problems := [
+            f"delay {name} must be at least 0, not {n}"
+            for name, n in given.items()
+            if not n >= 0
+        ]:
             raise SettingsError(problems)
-        self.events, self.seconds = events, seconds
+        self.events = events
+        self.seconds = seconds
         self._came = self._learned = 0
         self._latest = -np.inf
-        self._times = np.empty(0)  # of events that are not due; the latest so far where times go back
+        self._times = np.empty(
+            0
+        )  # of events that are not due; the latest so far where times go back
 
     def __bool__(self) -> bool:
         return bool(self.events or self.seconds)
@@ -75,10 +85,14 @@ class Delay:
         now = np.maximum.accumulate(np.concatenate([[self._latest], times_s]))[1:]
         self._times = np.concatenate([self._times, now])
         came = self._came + np.arange(len(now) + 1)
-        old = self._learned + np.searchsorted(self._times, [*(now - self.seconds), now[-1] - self.seconds], "right")
+        old = self._learned + np.searchsorted(
+            self._times, [*(now - self.seconds), now[-1] - self.seconds], "right"
+        )
         due = np.minimum(np.maximum(came - self.events, 0), np.minimum(old, came))
         self._times = self._times[due[-1] - self._learned :]
-        self._came, self._learned, self._latest = int(came[-1]), int(due[-1]), float(now[-1])
+        self._came = int(came[-1])
+        self._learned = int(due[-1])
+        self._latest = float(now[-1])
         return Due(due[:-1], int(due[-1]))
 
 
@@ -100,15 +114,29 @@ class DelayedLearner(Learner):
         self._live = RecentItems(self.recent.length, self.retired)
         self.on_reuse.append(self._forget_live)
 
-    def learn_batch(self, batch: MicroBatch, evaluator: Evaluator | None = None, counted: bool = True) -> Learned:
-        """1. rank the batch as it comes; 2. hold it back; 3. learn from those that are due."""
+    def learn_batch(
+        self,
+        batch: MicroBatch,
+        evaluator: Evaluator | None = None,
+        counted: bool = True,
+    ) -> Learned:
+        """1. rank the batch as it comes; 2. hold it back; 3. learn from those that are
+        due.
+        """
         # 1.
-        due, times_s = self.delay.due(batch.timestamps_s), self._times(batch)
-        users, items = self.rows_of("users", batch.users), self.rows_of("items", batch.items)
+        due = self.delay.due(batch.timestamps_s)
+        times_s = self._times(batch)
+        users = self.rows_of("users", batch.users)
+        items = self.rows_of("items", batch.items)
         history = self._live.observe(users, items, times_s)
         if evaluator is not None:
-            rows, chosen = Batch(users, items, self.recent_items(history), times_s), evaluator.choose(len(batch))
-            candidates = self.candidates(rows.only(chosen), history.only(chosen)) if self.settings.rerank else None
+            rows = Batch(users, items, self.recent_items(history), times_s)
+            chosen = evaluator.choose(len(batch))
+            candidates = (
+                self.candidates(rows.only(chosen), history.only(chosen))
+                if self.settings.rerank
+                else None
+            )
             evaluator(rows, chosen, candidates, due)
         # 2.
         self._held.append((batch, counted))
@@ -129,38 +157,56 @@ class DelayedLearner(Learner):
 
 def _nothing() -> Learned:
     """What no batch does."""
-    step, rows = StepResult(torch.tensor(torch.nan), {}, [], []), np.empty(0, np.int64)
+    step = StepResult(torch.tensor(torch.nan), {}, [], [])
+    rows = np.empty(0, np.int64)
     return Learned(rows, rows, 0, 0, step, step.occurrence())
 
 
 class PendingEvents:
-    """Events that were ranked and that the floors have not learned from yet; without a feedback delay, none."""
+    """Events that were ranked and that the floors have not learned from yet; without a
+    feedback delay, none.
+    """
 
     def __init__(self) -> None:
         self._learned = 0
-        self._users, self._items = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._users = np.empty(0, np.int64)
+        self._items = np.empty(0, np.int64)
         self._recent: Recent = np.empty((0, RECENT), np.int32)
         self._ages_s = np.empty((0, RECENT))
 
     def stretch(
-        self, batch: Batch, recent: Recent, ages_s: Doubles, ranked: Rows, due: Due, seen: SeenBefore
+        self,
+        batch: Batch,
+        recent: Recent,
+        ages_s: Doubles,
+        ranked: Rows,
+        due: Due,
+        seen: SeenBefore,
     ) -> Stretch:
         """What waits and a batch, as one stretch; what is due at its end waits no more.
 
         Args:
             batch: the events that come.
-            recent: [B, 10] the last distinct items of each event's user, as of the event.
+            recent: [B, 10] the last distinct items of each event's user, as of the
+                event.
             ages_s: [B, 10] how long before the event the user had each of them.
             ranked: those of them to be ranked.
             due: how many events of the whole stream are due.
             seen: what the users of the `ranked` had before.
         """
         before = len(self._items)
-        users, items = np.concatenate([self._users, batch.users]), np.concatenate([self._items, batch.items])
-        recents, ages = np.concatenate([self._recent, recent]), np.concatenate([self._ages_s, ages_s])
+        users = np.concatenate([self._users, batch.users])
+        items = np.concatenate([self._items, batch.items])
+        recents = np.concatenate([self._recent, recent])
+        ages = np.concatenate([self._ages_s, ages_s])
         end = due.after - self._learned
         due_before = due.before[ranked] - self._learned
-        stretch = Stretch(users, items, recents, ages, ranked + before, due_before, end, seen)
-        self._users, self._items, self._recent, self._ages_s = users[end:], items[end:], recents[end:], ages[end:]
+        stretch = Stretch(
+            users, items, recents, ages, ranked + before, due_before, end, seen
+        )
+        self._users = users[end:]
+        self._items = items[end:]
+        self._recent = recents[end:]
+        self._ages_s = ages[end:]
         self._learned = due.after
         return stretch

@@ -1,11 +1,13 @@
 """Test, then train: how well the model predicts events that it has not seen yet.
 
-Before a micro-batch is trained, some of its events are ranked among their candidates, as of each event; trivial
-recommenders, which see every event, are asked the same. A sample passes over what comes before anything is trained. It
-looks at the learner and changes nothing in it.
+Before a micro-batch is trained, some of its events are ranked among their candidates,
+as of each event; trivial recommenders, which see every event, are asked the same. A
+sample passes over what comes before anything is trained. It looks at the learner and
+changes nothing in it.
 
-What the towers are worth is measured on the same events: the ranker ranks once more with their number at zero, and some
-events are looked up in the towers' own list of all items, without counts and without the ranker.
+What the towers are worth is measured on the same events: the ranker ranks once more
+with their number at zero, and some events are looked up in the towers' own list of all
+items, without counts and without the ranker.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from streamer.model.ranking.recent import RecentItems
 from streamer.model.ranking.seen_items import SeenBefore, UserItems
 from streamer.model.retrieval import Excluded
 from streamer.prequential.delay import Due, PendingEvents
-from streamer.prequential.floors import RECENT, Floor, MostPopular, Ranks, Stretch, make_floors
+from streamer.prequential.floors import (
+    RECENT,
+    Floor,
+    MostPopular,
+    Ranks,
+    Stretch,
+    make_floors,
+)
 from streamer.prequential.metrics import MISS, Figure, Tally
 from streamer.prequential.slices import SLICES, FirstEvents, Traits
 
@@ -93,16 +102,20 @@ class Prequential:
     Args:
         learner: whose model ranks.
         k: an event is a hit if its item is among the first k.
-        time_share: how much of the time ranking may take; batches are passed over to keep to it. None passes over none.
-        sample: at most this many events of a batch are ranked, and none before anything is trained. None ranks all.
+        time_share: how much of the time ranking may take; batches are passed over to
+            keep to it. None passes over none.
+        sample: at most this many events of a batch are ranked, and none before anything
+            is trained. None ranks all.
         window: events of the windowed figures.
-        new_only: whether to rank events that are new to their user too, known items left out; keeps every user's
-            items in memory.
+        new_only: whether to rank events that are new to their user too, known items
+            left out; keeps every user's items in memory.
         clock: seconds.
         ks: further lengths of lists.
         floors: names of the trivial recommenders that are asked the same.
-        half: number of the event with which the second half of the stream begins; None if nobody knows.
-        retrieve_every: of every n-th event that is ranked, find the rank in the towers' own list too; 0: of none.
+        half: number of the event with which the second half of the stream begins; None
+            if nobody knows.
+        retrieve_every: of every n-th event that is ranked, find the rank in the towers'
+            own list too; 0: of none.
 
     Raises:
         SettingsError: with every wrong setting.
@@ -123,7 +136,11 @@ class Prequential:
         half: int | None = None,
         retrieve_every: int = 0,
     ) -> None:
-        self.learner, self.k, self.time_share, self.sample, self.half = learner, k, time_share, sample, half
+        self.learner = learner
+        self.k = k
+        self.time_share = time_share
+        self.sample = sample
+        self.half = half
         ks = sorted({k, *ks})
         if problems := _problems(ks, window, time_share):
             raise SettingsError(problems)
@@ -131,30 +148,50 @@ class Prequential:
         names = [name for name in floors if name != self._popularity.name]
         self._floors: list[Floor] = [self._popularity, *make_floors(names)]
         models = (MODEL, WITHOUT_TOWERS) if learner.settings.rerank else (MODEL,)
-        self._tallies = {name: Tally(SLICES, ks, window) for name in (*models, *(f.name for f in self._floors))}
-        self.retrieved, self._retrieve_every = Tally(SLICES, RETRIEVED, window), retrieve_every
+        self._tallies = {
+            name: Tally(SLICES, ks, window)
+            for name in (*models, *(f.name for f in self._floors))
+        }
+        self.retrieved = Tally(SLICES, RETRIEVED, window)
+        self._retrieve_every = retrieve_every
         """What was found in the towers' own lists."""
         self._top = deque[tuple[int, int]](maxlen=UNTOUCHED_BATCHES)
         self.influence = np.full((len(BUCKETS), len(KINDS)), np.nan)
-        """[buckets, kinds] what decides the ranking, and for whom: see `Ranker.influence`."""
+        """[buckets, kinds] what decides the ranking, and for whom: see
+        `Ranker.influence`.
+        """
         self._influence_at = 0
         self.events = 0
         """Events that came so far, ranked or not."""
         self.seconds = 0.0
         """Seconds that looking at them took."""
-        self.timed_events, self.seconds_of = 0, dict.fromkeys(self._tallies, 0.0)
-        """Seconds that the model took to rank, and each floor to rank and learn, and of how many events."""
+        self.timed_events = 0
+        self.seconds_of = dict.fromkeys(self._tallies, 0.0)
+        """Seconds that the model took to rank, and each floor to rank and learn, and of
+        how many events.
+        """
         self._user_items = UserItems(learner.retired) if new_only else None
         self._recent = RecentItems(RECENT, learner.retired)
         learner.on_reuse.append(self._forget)
-        self._users, self._items = FirstEvents(), FirstEvents()
+        self._users = FirstEvents()
+        self._items = FirstEvents()
         self._pending = PendingEvents()
-        self._beside = ThreadPoolExecutor(1, "floors") if time_share is not None else None
+        self._beside = (
+            ThreadPoolExecutor(1, "floors") if time_share is not None else None
+        )
         self._open: _Open | None = None
-        self._clock, self._not_before, self._warm = clock, clock(), False
+        self._clock = clock
+        self._not_before = clock()
+        self._warm = False
         self._rng = np.random.default_rng(0)
 
-    def figure(self, name: str = MODEL, slice_: str = "all", metric: str = "hr", k: int | None = None) -> Figure:
+    def figure(
+        self,
+        name: str = MODEL,
+        slice_: str = "all",
+        metric: str = "hr",
+        k: int | None = None,
+    ) -> Figure:
         """One figure of the model or of a floor, overall and over the window."""
         return Figure(self.tallies[name], slice_, metric, k or self.k)
 
@@ -169,29 +206,43 @@ class Prequential:
         return self.figure(slice_="new")
 
     def best_floor(self, *, overall: bool = False) -> BestFloor | None:
-        """The floor with the highest hit rate over the window, or over all events; None before the first."""
+        """The floor with the highest hit rate over the window, or over all events; None
+        before the first.
+        """
         figures = {floor.name: self.figure(floor.name) for floor in self._floors}
-        rates = {name: figure.overall if overall else figure.recent for name, figure in figures.items()}
-        found = [BestFloor(name, rate) for name, rate in rates.items() if rate is not None]
+        rates = {
+            name: figure.overall if overall else figure.recent
+            for name, figure in figures.items()
+        }
+        found = [
+            BestFloor(name, rate) for name, rate in rates.items() if rate is not None
+        ]
         return max(found, key=lambda floor: floor.hit_rate, default=None)
 
     def towers(self) -> TowersShare | None:
-        """What the towers add to the ranking of the window's events; None of a few, or without a ranker."""
+        """What the towers add to the ranking of the window's events; None of a few, or
+        without a ranker.
+        """
         events = self.tallies[MODEL].recent_events("all")
         if WITHOUT_TOWERS not in self._tallies or events < LEAST_RANKED:
             return None
-        with_them, without = self.figure().recent, self.figure(WITHOUT_TOWERS).recent
+        with_them = self.figure().recent
+        without = self.figure(WITHOUT_TOWERS).recent
         return TowersShare(with_them or 0.0, without or 0.0, events)
 
     @property
     def untouched_share(self) -> float | None:
-        """Share of items that nobody has had yet in the first k of the latest lists; None without any list."""
+        """Share of items that nobody has had yet in the first k of the latest lists;
+        None without any list.
+        """
         items = sum(every for every, _ in self._top)
         return sum(untouched for _, untouched in self._top) / items if items else None
 
     @property
     def tallies(self) -> dict[str, Tally]:
-        """What was counted, of the model and of each floor; waits for floors that are still at the latest batch."""
+        """What was counted, of the model and of each floor; waits for floors that are
+        still at the latest batch.
+        """
         self._close()
         return self._tallies
 
@@ -199,14 +250,23 @@ class Prequential:
         """Which events of the next batch to rank: as many as time allows."""
         return self._chosen(events) if self._clock() >= self._not_before else _NONE
 
-    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Due | None = None) -> None:
-        """Rank the chosen events, and take the batch in. The learner calls this before it trains a batch.
+    def __call__(
+        self,
+        batch: Batch,
+        chosen: Rows,
+        candidates: Candidates | None,
+        due: Due | None = None,
+    ) -> None:
+        """Rank the chosen events, and take the batch in. The learner calls this before
+        it trains a batch.
 
         Args:
             batch: the events.
             chosen: those to be ranked, ascending.
-            candidates: of the chosen ones, described; None if the towers alone rank all items.
-            due: how many events are learned before each of these, with a feedback delay; None if all before it are.
+            candidates: of the chosen ones, described; None if the towers alone rank all
+                items.
+            due: how many events are learned before each of these, with a feedback
+                delay; None if all before it are.
         """
         started = self._clock()
         self._look(batch, chosen, candidates, due)
@@ -219,7 +279,9 @@ class Prequential:
     def _chosen(self, events: int) -> Rows:
         if self.sample is None:
             return np.arange(events)
-        if not self.learner.exact.size:  # nobody knows any item: not worth a place in the sample
+        if (
+            not self.learner.exact.size
+        ):  # nobody knows any item: not worth a place in the sample
             return _NONE
         if events <= self.sample:
             return np.arange(events)
@@ -228,22 +290,34 @@ class Prequential:
     def took(self, seconds: float, *, ranked: bool) -> None:
         """Keep to the share of the time; a quiet stream saves nothing up for later.
 
-        The first ranking does not count: compiled loops are loaded then, once. Nor does what every batch takes.
+        The first ranking does not count: compiled loops are loaded then, once. Nor does
+        what every batch takes.
         """
         self.seconds += seconds
         if self.time_share is not None and self._warm and ranked:
-            self._not_before = max(self._clock() - seconds, self._not_before) + seconds / self.time_share
+            self._not_before = (
+                max(self._clock() - seconds, self._not_before)
+                + seconds / self.time_share
+            )
         self._warm = self._warm or ranked
 
-    def _look(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Due | None) -> None:
-        """1. what is known of the events; 2. the model ranks; 3. the floors rank and learn; 4. the figures."""
+    def _look(
+        self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Due | None
+    ) -> None:
+        """1. what is known of the events; 2. the model ranks; 3. the floors rank and
+        learn; 4. the figures.
+        """
         self._close()
         if not self.events:
             self._go_on_from_learner(batch)
         # 1.
         seen = self._seen_before(batch, chosen)
         traits = self._traits(batch, chosen, seen)
-        times_s = batch.times_s if batch.times_s is not None else np.zeros(len(batch), np.int64)
+        times_s = (
+            batch.times_s
+            if batch.times_s is not None
+            else np.zeros(len(batch), np.int64)
+        )
         recent, recent_s, _ = self._recent.observe(batch.users, batch.items, times_s)
         ages_s = np.maximum(times_s[:, None] - recent_s, 0.0)
         now_due = due or Due.at_once(self.events, len(batch))
@@ -265,25 +339,36 @@ class Prequential:
             self.retrieved.add(*found, traits.members()[some])
         self.events += len(batch)
         # 3.
-        walking = self._beside.submit(self._walk, stretch, ranks, took) if self._beside else None
+        walking = (
+            self._beside.submit(self._walk, stretch, ranks, took)
+            if self._beside
+            else None
+        )
         self._open = _Open(ranks, took, traits, len(batch), self._warm, walking)
         if walking is None:
             self._walk(stretch, ranks, took)
             # 4.
             self._close()
 
-    def _walk(self, stretch: Stretch, ranks: dict[str, Ranks], took: dict[str, float]) -> None:
-        """The floors rank and learn; where training must not wait for them, beside it on a thread of their own."""
+    def _walk(
+        self, stretch: Stretch, ranks: dict[str, Ranks], took: dict[str, float]
+    ) -> None:
+        """The floors rank and learn; where training must not wait for them, beside it
+        on a thread of their own.
+        """
         for floor in self._floors:
             started = self._clock()
             ranks[floor.name] = floor.walk(stretch)
             took[floor.name] = self._clock() - started
 
     def _close(self) -> None:
-        """Count what the model and the floors found in the latest batch, when all are done."""
+        """Count what the model and the floors found in the latest batch, when all are
+        done.
+        """
         if self._open is None:
             return
-        done, self._open = self._open, None
+        done = self._open
+        self._open = None
         if done.walking is not None:
             done.walking.result()
         if done.warm:  # else compiled loops were loaded
@@ -309,19 +394,24 @@ class Prequential:
             self._user_items.sweep(np.arange(self._user_items.size))
         for floor in self._floors:
             if self._beside:
-                self._beside.submit(floor.forget, rows)  # after the batch that they are at
+                self._beside.submit(
+                    floor.forget, rows
+                )  # after the batch that they are at
             else:
                 floor.forget(rows)
 
     def _go_on_from_learner(self, batch: Batch) -> None:
-        """Before the first batch: the learner may have learned already, and knows counts and rows.
+        """Before the first batch: the learner may have learned already, and knows
+        counts and rows.
 
-        It does not say which users of the batch are new to it: then none counts as new. Floors other than the most
-        popular items begin with nothing.
+        It does not say which users of the batch are new to it: then none counts as new.
+        Floors other than the most popular items begin with nothing.
         """
         exact = self.learner.exact
         if exact.size:
-            self._popularity.start_from(np.rint(exact.counts(np.arange(exact.size))).astype(np.int64))
+            self._popularity.start_from(
+                np.rint(exact.counts(np.arange(exact.size))).astype(np.int64)
+            )
             self._users.know(np.arange(int(batch.users.max()) + 1))
 
     def _seen_before(self, batch: Batch, chosen: Rows) -> SeenBefore:
@@ -332,33 +422,63 @@ class Prequential:
         return seen
 
     def _traits(self, batch: Batch, chosen: Rows, seen: SeenBefore) -> Traits:
-        self._items.know(batch.items[self.learner.exact.counts(batch.items) > 0])  # other trainers may have had some
-        new_user, new_item = self._users.first(batch.users), self._items.first(batch.items)
-        late = self.events + chosen >= self.half if self.half is not None else np.zeros(len(chosen), np.bool_)
+        self._items.know(
+            batch.items[self.learner.exact.counts(batch.items) > 0]
+        )  # other trainers may have had some
+        new_user = self._users.first(batch.users)
+        new_item = self._items.first(batch.items)
+        late = (
+            self.events + chosen >= self.half
+            if self.half is not None
+            else np.zeros(len(chosen), np.bool_)
+        )
         band = self._popularity.bands(batch.items[chosen]) if len(chosen) else _NONE
         return Traits(new_user[chosen], new_item[chosen], band, seen.fresh, late)
 
-    def _rank(self, candidates: Candidates, seen: SeenBefore, without: Sequence[int] = ()) -> Ranks:
-        """By the ranker, with some features at zero; an item that is no candidate is in no list."""
+    def _rank(
+        self, candidates: Candidates, seen: SeenBefore, without: Sequence[int] = ()
+    ) -> Ranks:
+        """By the ranker, with some features at zero; an item that is no candidate is in
+        no list.
+        """
         ranks = Ranks.missed(len(candidates))
         for purpose, places in ((ALL, ranks.among_all), (DISCOVERY, ranks.among_new)):
             wanted = seen.fresh | (purpose == ALL)
             if not wanted.any():
                 continue
             scores = self.learner.ranker.scores(candidates, purpose, without)
-            left_out = (seen.first, seen.items) if purpose == DISCOVERY else _NOTHING_SEEN
-            _ranks(candidates.first, candidates.items, candidates.target, scores, wanted, *left_out, places)
+            left_out = (
+                (seen.first, seen.items) if purpose == DISCOVERY else _NOTHING_SEEN
+            )
+            _ranks(
+                candidates.first,
+                candidates.items,
+                candidates.target,
+                scores,
+                wanted,
+                *left_out,
+                places,
+            )
         return ranks
 
-    def _retrieve(self, batch: Batch, chosen: Rows, seen: SeenBefore, some: Rows) -> Ranks:
-        """By the towers alone, among all items that can be recommended, of `some` of the chosen; others are missed."""
-        ranks, size = Ranks.missed(len(some)), self.learner.reachable_items
+    def _retrieve(
+        self, batch: Batch, chosen: Rows, seen: SeenBefore, some: Rows
+    ) -> Ranks:
+        """By the towers alone, among all items that can be recommended, of `some` of
+        the chosen; others are missed.
+        """
+        ranks = Ranks.missed(len(some))
+        size = self.learner.reachable_items
         known = np.flatnonzero(batch.items[chosen[some]] < size)
         if not len(known):
             return ranks
-        retriever, asked = self.learner.retriever, some[known]
-        rows, left_out = batch.only(chosen[asked]), Excluded(seen.first, seen.items).only(asked)
-        found = retriever.ranks_with_and_without(retriever.items(size), rows.users, rows.items, rows.recent, left_out)
+        retriever = self.learner.retriever
+        asked = some[known]
+        rows = batch.only(chosen[asked])
+        left_out = Excluded(seen.first, seen.items).only(asked)
+        found = retriever.ranks_with_and_without(
+            retriever.items(size), rows.users, rows.items, rows.recent, left_out
+        )
         ranks.among_all[known] = found[0]
         ranks.among_new[known] = np.where(seen.fresh[asked], found[1], MISS)
         return ranks
@@ -366,15 +486,23 @@ class Prequential:
     def _look_at_untouched(self, candidates: Candidates) -> None:
         """Count items that nobody has had yet in the first k of each list."""
         if len(candidates) and len(self.learner.untouched):
-            scores, first = self.learner.ranker.scores(candidates), candidates.first.tolist()
-            best = [a + np.argsort(-scores[a:b], kind="stable")[: self.k] for a, b in itertools.pairwise(first)]
+            scores = self.learner.ranker.scores(candidates)
+            first = candidates.first.tolist()
+            best = [
+                a + np.argsort(-scores[a:b], kind="stable")[: self.k]
+                for a, b in itertools.pairwise(first)
+            ]
             top = np.concatenate(best)
-            self._top.append((len(top), int(self.learner.are_untouched(candidates.items[top]).sum())))
+            self._top.append(
+                (len(top), int(self.learner.are_untouched(candidates.items[top]).sum()))
+            )
         elif len(candidates):
             self._top.append((self.k * len(candidates), 0))
 
     def _look_at_influence(self, candidates: Candidates) -> None:
-        """Now and then; users that are not among the candidates keep what was found for their like before."""
+        """Now and then; users that are not among the candidates keep what was found for
+        their like before.
+        """
         self._influence_at -= len(candidates)
         if len(candidates) and self._influence_at <= 0:
             self._influence_at = INFLUENCE_EVERY
@@ -393,15 +521,20 @@ def _ranks(
     seen: NDArray[np.int32],
     found: Rows,
 ) -> None:
-    """The target's rank among the candidates that the user has not seen; ties count against it."""
-    last = np.full(max(items.max() if len(items) else 0, seen.max() if len(seen) else 0) + 1, -1)
+    """The target's rank among the candidates that the user has not seen; ties count
+    against it.
+    """
+    last = np.full(
+        max(items.max() if len(items) else 0, seen.max() if len(seen) else 0) + 1, -1
+    )
     for e in range(len(target)):
         if not wanted[e] or target[e] < 0:
             continue
         if len(seen_first):
             for s in range(seen_first[e], seen_first[e + 1]):
                 last[seen[s]] = e
-        rank, own = 0, scores[target[e]]
+        rank = 0
+        own = scores[target[e]]
         for c in range(first[e], first[e + 1]):
             rank += scores[c] >= own and last[items[c]] != e
         found[e] = rank

@@ -1,4 +1,6 @@
-"""From ranks to figures: HR, NDCG and MRR at several k, over the whole stream and over a window of its last events."""
+"""From ranks to figures: HR, NDCG and MRR at several k, over the whole stream and over
+a window of its last events.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ Doubles = NDArray[np.float64]
 
 
 def values(ranks: Rows, ks: Sequence[int]) -> Doubles:
-    """[n, metrics, ks] what each event adds to each figure; there is one right item an event.
+    """[n, metrics, ks] what each event adds to each figure; there is one right item an
+    event.
 
     Examples:
         >>> values(np.array([3, MISS]), (2, 5)).round(2).tolist()
         [[[0.0, 1.0], [0.0, 0.5], [0.0, 0.33]], [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]]
     """
-    gains = np.stack([np.ones(len(ranks)), 1.0 / np.log2(1.0 + ranks), 1.0 / ranks], axis=1)  # [n, metrics]
+    gains = np.stack(
+        [np.ones(len(ranks)), 1.0 / np.log2(1.0 + ranks), 1.0 / ranks], axis=1
+    )  # [n, metrics]
     inside = ranks[:, None] <= np.asarray(ks)  # [n, ks]
     return gains[:, :, None] * inside[:, None, :]
 
@@ -33,8 +38,9 @@ def values(ranks: Rows, ks: Sequence[int]) -> Doubles:
 class Tally:
     """Sums of figures by slice, of all events and of the last ones.
 
-    The window is of the stream: it holds the last batches that have at least this many events together, and a slice's
-    windowed figure is over those events of the slice that are among them.
+    The window is of the stream: it holds the last batches that have at least this many
+    events together, and a slice's windowed figure is over those events of the slice
+    that are among them.
 
     Args:
         slices: names of the slices.
@@ -43,11 +49,15 @@ class Tally:
     """
 
     def __init__(self, slices: Sequence[str], ks: Sequence[int], window: int) -> None:
-        self.slices, self.ks, self.window = tuple(slices), tuple(ks), window
+        self.slices = tuple(slices)
+        self.ks = tuple(ks)
+        self.window = window
         self._among_new = np.array([among_new(s) for s in self.slices])
         shape = (len(self.slices), len(METRICS), len(self.ks))
-        self._sums, self._recent_sums = np.zeros(shape), np.zeros(shape)
-        self._events, self._recent_events = np.zeros(len(slices), np.int64), np.zeros(len(slices), np.int64)
+        self._sums = np.zeros(shape)
+        self._recent_sums = np.zeros(shape)
+        self._events = np.zeros(len(slices), np.int64)
+        self._recent_events = np.zeros(len(slices), np.int64)
         self._batches: deque[tuple[int, NDArray[np.int64], Doubles]] = deque()
         self._batched = 0
 
@@ -61,7 +71,11 @@ class Tally:
         """
         sums = np.empty_like(self._sums)
         for chosen, theirs in ((~self._among_new, ranks), (self._among_new, new_ranks)):
-            sums[chosen] = np.tensordot(members[:, chosen].astype(np.float64), values(theirs, self.ks), axes=(0, 0))
+            sums[chosen] = np.tensordot(
+                members[:, chosen].astype(np.float64),
+                values(theirs, self.ks),
+                axes=(0, 0),
+            )
         events = members.sum(0)
         self._sums += sums
         self._events += events
@@ -73,8 +87,12 @@ class Tally:
         self._batched += count
         while self._batched - self._batches[0][0] >= self.window:
             self._batched -= self._batches.popleft()[0]
-        self._recent_events = sum((e for _, e, _ in self._batches), np.zeros_like(self._events))
-        self._recent_sums = sum((s for _, _, s in self._batches), np.zeros_like(self._sums))
+        self._recent_events = sum(
+            (e for _, e, _ in self._batches), np.zeros_like(self._events)
+        )
+        self._recent_sums = sum(
+            (s for _, _, s in self._batches), np.zeros_like(self._sums)
+        )
 
     def events(self, slice_: str) -> int:
         """Events of a slice so far."""
@@ -92,7 +110,9 @@ class Tally:
         """Over the window; None if the slice has no event there."""
         return self._figure(self._recent_sums, self._recent_events, slice_, metric, k)
 
-    def _figure(self, sums: Doubles, events: NDArray[np.int64], slice_: str, metric: str, k: int) -> float | None:
+    def _figure(
+        self, sums: Doubles, events: NDArray[np.int64], slice_: str, metric: str, k: int
+    ) -> float | None:
         s = self.slices.index(slice_)
         if not events[s]:
             return None
@@ -110,7 +130,9 @@ class Figure:
     """
 
     def __init__(self, tally: Tally, slice_: str, metric: str, k: int) -> None:
-        self._tally, self._slice, self._which = tally, slice_, (slice_, metric, k)
+        self._tally = tally
+        self._slice = slice_
+        self._which = (slice_, metric, k)
 
     @property
     def events(self) -> int:

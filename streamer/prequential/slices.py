@@ -1,4 +1,5 @@
-"""Over which events a figure is: all, those new to their user, and both by what is known of their user and item.
+"""Over which events a figure is: all, those new to their user, and both by what is
+known of their user and item.
 
 all, new                            every event; events whose item its user never had, known items left out
 new-users, returning-users          the user's first event; later ones
@@ -27,7 +28,9 @@ SLICES = (*WHOLE, *(SECOND_HALF + name for name in WHOLE))
 
 
 def among_new(slice_: str) -> bool:
-    """Whether a slice is of events new to their user, in lists without what the user had."""
+    """Whether a slice is of events new to their user, in lists without what the user
+    had.
+    """
     name = slice_.removeprefix(SECOND_HALF)
     return name == "new" or name.startswith("new/")
 

@@ -23,7 +23,9 @@ from streamer.publish.points import Point, PointId
 LOOK_S = 0.02
 """How often a reader looks for the next delta."""
 LOOK_AROUND_S = 0.5
-"""How often it looks whether there is a higher generation, or whether the next delta will never come."""
+"""How often it looks whether there is a higher generation, or whether the next delta
+will never come.
+"""
 
 
 class DirectoryWriter:
@@ -59,10 +61,13 @@ class DirectoryWriter:
     def prune(self, base: PointId) -> None:
         """See `Writer.prune`."""
         with _explained(self._directory):
-            keep, self._base_before = self._base_before, base.sequence
+            keep = self._base_before
+            self._base_before = base.sequence
             for generation in _generations(self._directory):
                 if generation < base.generation:
-                    shutil.rmtree(_path(self._directory, generation), ignore_errors=True)
+                    shutil.rmtree(
+                        _path(self._directory, generation), ignore_errors=True
+                    )
             for old in _points(self._directory, base.generation):
                 if keep is not None and old.sequence < keep + (not old.base):
                     _file(self._directory, old).unlink(missing_ok=True)
@@ -85,7 +90,8 @@ class DirectoryReader:
         """See `Reader.poll`."""
         deadline = time.monotonic() + timeout_s
         if self._returned is not None:
-            self._at, self._returned = self._returned, None
+            self._at = self._returned
+            self._returned = None
         with _explained(self._directory):
             while True:
                 if (found := self._find()) is not None:
@@ -98,25 +104,45 @@ class DirectoryReader:
                 time.sleep(min(LOOK_S, left_s))
 
     def _find(self) -> PointId | None:
-        """The next delta; a base, if there is one of a higher generation, or if the next delta is gone or refused."""
-        now, at = time.monotonic(), self._at
-        delta = PointId(at.generation, False, at.sequence + 1) if at is not None else None
-        has_delta = delta is not None and delta not in self._refused and _file(self._directory, delta).exists()
+        """The next delta; a base, if there is one of a higher generation, or if the
+        next delta is gone or refused.
+        """
+        now = time.monotonic()
+        at = self._at
+        delta = (
+            PointId(at.generation, False, at.sequence + 1) if at is not None else None
+        )
+        has_delta = (
+            delta is not None
+            and delta not in self._refused
+            and _file(self._directory, delta).exists()
+        )
         if at is not None and now - self._looked_around < LOOK_AROUND_S:
             return delta if has_delta else None
         self._looked_around = now
-        higher = [g for g in _generations(self._directory) if at is None or g > at.generation]
+        higher = [
+            g for g in _generations(self._directory) if at is None or g > at.generation
+        ]
         for generation in sorted(higher, reverse=True):
             if bases := self._bases(generation):
                 return max(bases)
         if at is None or has_delta:
             return delta
-        return max((base for base in self._bases(at.generation) if base.sequence > at.sequence), default=None)
+        return max(
+            (
+                base
+                for base in self._bases(at.generation)
+                if base.sequence > at.sequence
+            ),
+            default=None,
+        )
 
     def _bases(self, generation: int) -> list[PointId]:
         with contextlib.suppress(FileNotFoundError):
             found = _points(self._directory, generation)
-            return [point for point in found if point.base and point not in self._refused]
+            return [
+                point for point in found if point.base and point not in self._refused
+            ]
         return []
 
     def refuse(self, point: PointId) -> None:
@@ -133,7 +159,10 @@ def _path(directory: Path, generation: int) -> Path:
 
 
 def _file(directory: Path, point: PointId) -> Path:
-    return _path(directory, point.generation) / f"{'base' if point.base else 'delta'}-{point.sequence}"
+    return (
+        _path(directory, point.generation)
+        / f"{'base' if point.base else 'delta'}-{point.sequence}"
+    )
 
 
 def _generations(directory: Path) -> list[int]:
@@ -163,7 +192,9 @@ def _frames(path: Path) -> Iterator[bytearray]:
                 frame += file.read(length)
                 yield frame
     except OSError as error:
-        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror or error}") from error
+        raise CorruptCheckpoint(
+            f"cannot read {path}: {error.strerror or error}"
+        ) from error
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{path}: {error}") from error
 

@@ -1,7 +1,9 @@
-"""Publishes what a trainer learns, beside training: copies on the training thread, packs and writes on its own.
+"""Publishes what a trainer learns, beside training: copies on the training thread,
+packs and writes on its own.
 
-The training thread copies rows only while the writer is free. While it is not, because a disk is slow or a broker away,
-what changes is remembered as rows: the next delta is larger, and nothing else grows.
+The training thread copies rows only while the writer is free. While it is not, because
+a disk is slow or a broker away, what changes is remembered as rows: the next delta is
+larger, and nothing else grows.
 """
 
 from __future__ import annotations
@@ -30,14 +32,23 @@ logger = logging.getLogger(__name__)
 
 SLICE_ROWS = 4096
 """Rows that are copied, packed and put at a time."""
-SLICE_S, IDLE_SLICE_S = 0.004, 0.04
-"""Time that copying a base takes from training between two steps, and where there is nothing to train."""
+SLICE_S = 0.004
+IDLE_SLICE_S = 0.04
+"""Time that copying a base takes from training between two steps, and where there is
+nothing to train.
+"""
 HEARTBEAT_S = 2.0
-"""A delta is written after this time even if nothing has changed: servers see that the trainer lives."""
+"""A delta is written after this time even if nothing has changed: servers see that the
+trainer lives.
+"""
 MOST_DELTA_ROWS = 100_000
-"""If more rows have changed, because nothing could be written for long, they are copied slice by slice, as a base."""
+"""If more rows have changed, because nothing could be written for long, they are copied
+slice by slice, as a base.
+"""
 LEAST_BASE_BYTES = 1 << 26
-"""Deltas may become as large as this before there is another base, however small the last was."""
+"""Deltas may become as large as this before there is another base, however small the
+last was.
+"""
 LINES = "table.lines"
 RETRY_S = 1.0
 LAST_WRITE_S = 10.0
@@ -79,7 +90,9 @@ class Copied:
 
 
 class Due(IntFlag):
-    """What is to be copied after a step; in a group rank 0 knows it, and all ranks do it."""
+    """What is to be copied after a step; in a group rank 0 knows it, and all ranks do
+    it.
+    """
 
     BASE = 1
     """Some more of a base."""
@@ -92,13 +105,17 @@ def copied(learner: Learner, kind: str, rows: Rows) -> Arrays:
     """A copy of rows without their optimizer state."""
     arrays = dict(learner.take(kind, rows))
     if LINES in arrays:
-        arrays[LINES] = arrays[LINES][:, : learner.trainer.model.tables[table_of(kind)].dim]
+        arrays[LINES] = arrays[LINES][
+            :, : learner.trainer.model.tables[table_of(kind)].dim
+        ]
     return arrays
 
 
 def cut(rows: Rows) -> list[Rows]:
     """Rows, as many at a time as are copied at once."""
-    return [rows[start : start + SLICE_ROWS] for start in range(0, len(rows), SLICE_ROWS)]
+    return [
+        rows[start : start + SLICE_ROWS] for start in range(0, len(rows), SLICE_ROWS)
+    ]
 
 
 class _Base:
@@ -110,17 +127,23 @@ class _Base:
         users: brings those of all ranks of a group; None where there is no group.
     """
 
-    def __init__(self, learner: Learner, kinds: list[str], users: UsersOfGroup | None) -> None:
+    def __init__(
+        self, learner: Learner, kinds: list[str], users: UsersOfGroup | None
+    ) -> None:
         self.slices: list[Slice] = []
         self.complete = False
-        self._users, own = users, [kind for kind in kinds if users is None or kind != "users"]
+        self._users = users
+        own = [kind for kind in kinds if users is None or kind != "users"]
         parts = [(kind, part) for kind in own for part in cut(learner.rows(kind))]
-        self._left = (Slice(kind, part, copied(learner, kind, part)) for kind, part in parts)
+        self._left = (
+            Slice(kind, part, copied(learner, kind, part)) for kind, part in parts
+        )
         self._users_left = iter(cut(learner.rows("users")) if users is not None else [])
 
     def copy(self, budget_s: float) -> None:
         """Copy some more; of users of a group, one slice of each rank."""
-        deadline, is_done = time.monotonic() + budget_s, True
+        deadline = time.monotonic() + budget_s
+        is_done = True
         for one in self._left:
             self.slices.append(one)
             if time.monotonic() >= deadline:
@@ -140,7 +163,9 @@ def is_served(kind: str) -> bool:
 
 
 def table_of(kind: str) -> str:
-    """The table that a kind of rows has a line of: `item.id` of items, `item.brand` of brands."""
+    """The table that a kind of rows has a line of: `item.id` of items, `item.brand` of
+    brands.
+    """
     return {"users": "user.id", "items": "item.id"}.get(kind, kind)
 
 
@@ -149,9 +174,11 @@ class Publisher:
 
     Args:
         learner: what changes; its steps and `step` are called by one thread.
-        writer: where points go; closed at the end. None on all ranks of a group but 0, which bring their users to it.
+        writer: where points go; closed at the end. None on all ranks of a group but 0,
+            which bring their users to it.
         every_s: time between deltas.
-        base_every_s: time between bases; one also comes when the deltas since the last are larger than it.
+        base_every_s: time between bases; one also comes when the deltas since the last
+            are larger than it.
         group: the ranks that train the learner.
         heartbeat_s: time until a delta comes though nothing has changed.
     """
@@ -167,22 +194,37 @@ class Publisher:
     ) -> None:
         self.status = PublishStatus()
         self.base_wanted = False
-        self._learner, self._writer, self._group = learner, writer, group or Group()
-        self._kinds = [kind for kind in learner.kinds() if is_served(kind)] if writer is not None else ["users"]
+        self._learner = learner
+        self._writer = writer
+        self._group = group or Group()
+        self._kinds = (
+            [kind for kind in learner.kinds() if is_served(kind)]
+            if writer is not None
+            else ["users"]
+        )
         self._users: UsersOfGroup | None = None
         if self._group.size > 1:
-            self._users = UsersOfGroup(self._group, lambda rows: copied(learner, "users", rows))
-        self._every_s, self._base_every_s, self._heartbeat_s = every_s, base_every_s, heartbeat_s
-        self._deltas, self._bases = learner.changes.reader(), learner.changes.reader()
+            self._users = UsersOfGroup(
+                self._group, lambda rows: copied(learner, "users", rows)
+            )
+        self._every_s = every_s
+        self._base_every_s = base_every_s
+        self._heartbeat_s = heartbeat_s
+        self._deltas = learner.changes.reader()
+        self._bases = learner.changes.reader()
         self._base: _Base | None = None
         self._due = self._heartbeat = self._base_due = 0.0
-        self._sequence, self._base_bytes, self._delta_bytes = 0, 0, 0
+        self._sequence = 0
+        self._base_bytes = 0
+        self._delta_bytes = 0
         self._leaps = False  # the next base takes the place of the next delta
         self._chain = 0  # checksum of the last delta
         self._job: Copied | None = None
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._write_all, name="publisher", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write_all, name="publisher", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to write."""
@@ -190,11 +232,14 @@ class Publisher:
             self._thread.start()
 
     def due(self) -> Due:
-        """What is to be copied now: nothing while the writer is busy, or on a rank that has none."""
+        """What is to be copied now: nothing while the writer is busy, or on a rank that
+        has none.
+        """
         with self._changed:
             if self._writer is None or self._job is not None or self._closing:
                 return Due(0)
-        now, found = time.monotonic(), Due(0)
+        now = time.monotonic()
+        found = Due(0)
         many = self._delta_bytes > max(self._base_bytes, LEAST_BASE_BYTES)
         if self._base is not None or self.base_wanted or many or now >= self._base_due:
             found |= Due.BASE
@@ -202,13 +247,19 @@ class Publisher:
             found |= Due.DELTA
         return found | (Due.HEARTBEAT if now >= self._heartbeat else 0)
 
-    def step(self, positions: Callable[[], Positions], idle: bool = False, due: Due | None = None) -> None:
+    def step(
+        self,
+        positions: Callable[[], Positions],
+        idle: bool = False,
+        due: Due | None = None,
+    ) -> None:
         """Copy what is due, between two steps of training.
 
         Args:
             positions: how far each partition is trained.
             idle: whether there was nothing to train.
-            due: what `due` has returned, on rank 0 if there is a group, whose ranks call this together; None: ask.
+            due: what `due` has returned, on rank 0 if there is a group, whose ranks
+                call this together; None: ask.
         """
         due = self.due() if due is None else due
         if due & Due.BASE and self._base is None:
@@ -224,17 +275,25 @@ class Publisher:
             self._hand_over(self._delta(positions, bool(due & Due.HEARTBEAT)))
 
     def _finished_base(self, positions: Positions) -> Copied | None:
-        """All rows, those that changed while they were copied once more: so it is of one moment."""
+        """All rows, those that changed while they were copied once more: so it is of
+        one moment.
+        """
         assert self._base is not None
-        slices, self._base = self._base.slices + self._slices(self._drain(self._bases)), None
+        slices = self._base.slices + self._slices(self._drain(self._bases))
+        self._base = None
         if self._leaps:  # it has all that the deltas would say
             self._drain(self._deltas)
-            self._sequence, self._leaps = self._sequence + 1, False
+            self._sequence = self._sequence + 1
+            self._leaps = False
         self._base_due = time.monotonic() + self._base_every_s
         return self._point(True, positions, slices)
 
-    def _delta(self, positions: Callable[[], Positions], heartbeat: bool) -> Copied | None:
-        """What changed since the last delta; None if nothing did, or so much that a base takes its place."""
+    def _delta(
+        self, positions: Callable[[], Positions], heartbeat: bool
+    ) -> Copied | None:
+        """What changed since the last delta; None if nothing did, or so much that a
+        base takes its place.
+        """
         changed = self._drain(self._deltas)
         own = np.array([sum(len(rows) for _, rows in changed)])
         count = sum(int(n[0]) for n in self._group.gather_equal(own))
@@ -246,12 +305,17 @@ class Publisher:
         if not count and not heartbeat:
             return None
         now = time.monotonic()
-        self._due, self._heartbeat = now + self._every_s, now + self._heartbeat_s
+        self._due = now + self._every_s
+        self._heartbeat = now + self._heartbeat_s
         self._sequence += 1
         return self._point(False, positions(), self._slices(changed) if count else None)
 
-    def _point(self, base: bool, positions: Positions, slices: list[Slice] | None) -> Copied | None:
-        """A point of these rows, of none if nothing has changed; None where there is no writer."""
+    def _point(
+        self, base: bool, positions: Positions, slices: list[Slice] | None
+    ) -> Copied | None:
+        """A point of these rows, of none if nothing has changed; None where there is no
+        writer.
+        """
         if self._writer is None:
             return None
         if slices is None:
@@ -263,11 +327,14 @@ class Publisher:
 
     def _slices(self, changed: Changed) -> list[Slice]:
         """Copies of rows; of users, those that any rank of the group has."""
-        learner, found = self._learner, []
+        learner = self._learner
+        found = []
         users = dict(changed).get("users", NO_ROWS)
         for kind, rows in changed:
             if kind != "users" or self._users is None:
-                found += [Slice(kind, part, copied(learner, kind, part)) for part in cut(rows)]
+                found += [
+                    Slice(kind, part, copied(learner, kind, part)) for part in cut(rows)
+                ]
         if self._users is not None:
             found += [Slice("users", *one) for one in self._users.gather(users)[0]]
         return found
@@ -277,7 +344,9 @@ class Publisher:
         taken = [(kind, reader.take(kind)) for kind in self._kinds]
         return [(kind, rows) for kind, rows in taken if len(rows)]
 
-    def _end(self, base: bool, positions: Positions, values: dict[str, Any] | None) -> End:
+    def _end(
+        self, base: bool, positions: Positions, values: dict[str, Any] | None
+    ) -> End:
         return End(
             generation=0,  # filled in when it is written
             base=base,
@@ -320,26 +389,41 @@ class Publisher:
         try:
             if status.generation is None:
                 status.generation = self._writer.begin()
-            end = msgspec.structs.replace(job.end, generation=status.generation, before=self._chain)
-            point, frames = PointId(end.generation, end.base, end.sequence), Frames()
+            end = msgspec.structs.replace(
+                job.end, generation=status.generation, before=self._chain
+            )
+            point = PointId(end.generation, end.base, end.sequence)
+            frames = Frames()
             self._writer.write(point, self._packed(frames, end, job))
             if end.base:
                 self._writer.prune(point)
-        except Exception as error:  # whatever it is, training goes on, and it is tried again
+        except (
+            Exception
+        ) as error:  # whatever it is, training goes on, and it is tried again
             if status.problem is None:
-                logger.warning("nothing is published: %s", error, exc_info=not isinstance(error, StreamerError))
+                logger.warning(
+                    "nothing is published: %s",
+                    error,
+                    exc_info=not isinstance(error, StreamerError),
+                )
             with self._changed:
-                status.problem, self.base_wanted = str(error), True
+                status.problem = str(error)
+                self.base_wanted = True
                 self._changed.notify_all()
             return False
         if status.problem is not None:
             logger.warning("publishing goes on")
-        status.problem, status.sequence, status.at_s = None, end.sequence, end.time_s
-        status.points, status.written_bytes = status.points + 1, status.written_bytes + frames.bytes
+        status.problem = None
+        status.sequence = end.sequence
+        status.at_s = end.time_s
+        status.points = status.points + 1
+        status.written_bytes = status.written_bytes + frames.bytes
         if end.base:
-            self._base_bytes, self._delta_bytes = frames.bytes, 0
+            self._base_bytes = frames.bytes
+            self._delta_bytes = 0
         else:
-            self._chain, self._delta_bytes = frames.checksum, self._delta_bytes + frames.bytes
+            self._chain = frames.checksum
+            self._delta_bytes = self._delta_bytes + frames.bytes
         return True
 
     def _packed(self, frames: Frames, end: End, job: Copied) -> Iterator[bytes]:
@@ -351,11 +435,12 @@ class Publisher:
         yield frames.end(end, job.dense)
 
     def close(self, positions: Callable[[], Positions] | None) -> None:
-        """Write the last changes, if they can be written now, and end. All ranks of a group call it together.
+        """Write the last changes, if they can be written now, and end. All ranks of a
+        group call it together.
 
         Args:
-            positions: how far each partition is trained; None if what is learned must not be published, or not all
-                ranks have come this far.
+            positions: how far each partition is trained; None if what is learned must
+                not be published, or not all ranks have come this far.
         """
         last = self._delta(positions, False) if positions is not None else None
         if self._writer is None or not self._thread.is_alive():
@@ -370,7 +455,12 @@ class Publisher:
         self._writer.close()
 
     def flush(self) -> bool:
-        """Wait for a while until everything that was copied is written; False if it is not."""
+        """Wait for a while until everything that was copied is written; False if it is
+        not.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._job is None or self.status.problem is not None, LAST_WRITE_S)
+            self._changed.wait_for(
+                lambda: self._job is None or self.status.problem is not None,
+                LAST_WRITE_S,
+            )
             return self._job is None and not self._closing

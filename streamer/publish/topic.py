@@ -1,12 +1,13 @@
 """Points as records of a topic of one partition.
 
-A point is cut into records that brokers take. The key of each says which part of which point it is, as JSON; the value
-is a stretch of the point's bytes:
+A point is cut into records that brokers take. The key of each says which part of which
+point it is, as JSON; the value is a stretch of the point's bytes:
 
     {"generation": 1207, "base": false, "sequence": 13, "part": 0, "last": true}
 
-A generation's number is the end of the topic when it began, so that it is higher than all before. Records before the
-base before the last are removed: the topic holds two bases and the deltas after them.
+A generation's number is the end of the topic when it began, so that it is higher than
+all before. Records before the base before the last are removed: the topic holds two
+bases and the deltas after them.
 """
 
 from __future__ import annotations
@@ -27,11 +28,25 @@ from streamer.sources.kafka.client import connect, explained
 from streamer.sources.kafka.settings import KafkaSettings
 
 PART_BYTES = 900_000
-"""Below what a broker takes by default (`message.max.bytes`), with room for key and batch."""
+"""Below what a broker takes by default (`message.max.bytes`), with room for key and
+batch.
+"""
 TIMEOUT_S = 30.0
 MOST_RECORDS = 500
-CONFIG = {"linger_ms": 0, "max_block_ms": 5_000, "delivery_timeout_ms": 20_000, "request_timeout_ms": 10_000}
-TOPIC = {"num_partitions": 1, "configs": {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}}
+CONFIG = {
+    "linger_ms": 0,
+    "max_block_ms": 5_000,
+    "delivery_timeout_ms": 20_000,
+    "request_timeout_ms": 10_000,
+}
+TOPIC = {
+    "num_partitions": 1,
+    "configs": {
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "cleanup.policy": "delete",
+    },
+}
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -52,10 +67,15 @@ class KafkaWriter:
     """Writes points to a topic of Kafka, which is created if it is missing."""
 
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
-        self._settings, self._topic = settings, topic
-        self._where = f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        self._settings = settings
+        self._topic = topic
+        self._where = (
+            f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        )
         self._producer: Any = None
-        self._base_at, self._base_before = 0, 0  # offsets at which the last two bases begin
+        # offsets at which the last two bases begin
+        self._base_at = 0
+        self._base_before = 0
 
     def begin(self) -> int:
         """See `Writer.begin`."""
@@ -68,35 +88,48 @@ class KafkaWriter:
             admin.close()
         config = self._settings.consumer_config() | {"group_id": None}
         config.pop("group_instance_id", None)
-        with contextlib.closing(connect(KafkaConsumer, config)) as consumer, explained(self._where):
+        with (
+            contextlib.closing(connect(KafkaConsumer, config)) as consumer,
+            explained(self._where),
+        ):
             partitions = sorted(consumer.partitions_for_topic(self._topic) or ())
             if partitions != [0]:
-                raise SourceError(f"{self._where} has {len(partitions)} partitions: points need a topic of one")
-            end: int = consumer.end_offsets([TopicPartition(self._topic, 0)])[TopicPartition(self._topic, 0)]
+                raise SourceError(
+                    f"{self._where} has {len(partitions)} partitions: points need a topic of one"
+                )
+            end: int = consumer.end_offsets([TopicPartition(self._topic, 0)])[
+                TopicPartition(self._topic, 0)
+            ]
         return end + 1
 
     def write(self, point: PointId, frames: Iterable[bytes]) -> None:
         """See `Writer.write`."""
         if self._producer is None:
-            self._producer = connect(KafkaProducer, CONFIG | self._settings.producer_config())
+            self._producer = connect(
+                KafkaProducer, CONFIG | self._settings.producer_config()
+            )
         try:
             with explained(self._where):
                 promises = deque[Any]()
                 first: int | None = None
                 for part, (value, last) in enumerate(_parts(frames)):
                     key = _encode_key(_Key(*point, part, last))
-                    promises.append(self._producer.send(self._topic, value, key, partition=0))
-                    if len(promises) > 8 or last:  # a base must not fill the client's memory
+                    promises.append(
+                        self._producer.send(self._topic, value, key, partition=0)
+                    )
+                    if (
+                        len(promises) > 8 or last
+                    ):  # a base must not fill the client's memory
                         done = [p.get(timeout=TIMEOUT_S) for p in promises]
                         first = done[0].offset if first is None else first
                         promises.clear()
-        except (
-            SourceError
-        ) as error:  # a client that failed once cannot write in order any more: the next try has a new one
+        except SourceError as error:
+            # a client that failed once cannot write in order any more: the next try has a new one
             self._hang_up()
             raise SourceUnavailable(str(error)) from error
         if point.base and first is not None:
-            self._base_before, self._base_at = self._base_at, first
+            self._base_before = self._base_at
+            self._base_at = first
 
     def prune(self, base: PointId) -> None:
         """See `Writer.prune`. Brokers that do not let us remove records keep them."""
@@ -105,7 +138,9 @@ class KafkaWriter:
         with contextlib.suppress(SourceError, errors.KafkaError):
             admin = connect(KafkaAdminClient, self._settings.admin_config())
             try:
-                admin.delete_records({TopicPartition(self._topic, 0): self._base_before})
+                admin.delete_records(
+                    {TopicPartition(self._topic, 0): self._base_before}
+                )
             finally:
                 admin.close()
 
@@ -114,7 +149,8 @@ class KafkaWriter:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        producer, self._producer = self._producer, None
+        producer = self._producer
+        self._producer = None
         if producer is not None:
             if hasattr(producer, "_sender"):
                 producer._sender.force_close()  # or it would wait for what it cannot send
@@ -160,12 +196,18 @@ class TopicReader:
             self._parts[point] = []
         parts = self._parts.get(point)
         if parts is None or len(parts) != key.part:
-            self._parts.pop(point, None)  # one is missing: it was removed, or is written again from the start
+            self._parts.pop(
+                point, None
+            )  # one is missing: it was removed, or is written again from the start
             return
         parts.append(value)
         if key.last:
             self._complete.append(Point(point, _frames(self._parts.pop(point))))
-            self._parts = {other: kept for other, kept in self._parts.items() if other.generation >= point.generation}
+            self._parts = {
+                other: kept
+                for other, kept in self._parts.items()
+                if other.generation >= point.generation
+            }
 
     def refuse(self, point: PointId) -> None:
         """See `Reader.refuse`: the next base comes by itself."""

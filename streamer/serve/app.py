@@ -39,19 +39,33 @@ K = Annotated[int, Query(ge=1, le=MOST_K)]
 
 
 class Questions(BaseModel):
-    """For whom to recommend, and what: a user, or the recent items of a session without one."""
+    """For whom to recommend, and what: a user, or the recent items of a session without
+    one.
+    """
 
     user: Id | None = None
-    recent: list[Id] = Field([], max_length=MOST_IDS, description="Items of a session, oldest first.")
+    recent: list[Id] = Field(
+        [], max_length=MOST_IDS, description="Items of a session, oldest first."
+    )
     k: int = Field(10, ge=1, le=MOST_K)
     exclude_seen: bool = True
     exclude: list[Id] = Field([], max_length=MOST_IDS)
     explain: bool = False
-    features: dict[Id, str | float] | None = Field(None, max_length=64, description="Of whoever the session is of.")
+    features: dict[Id, str | float] | None = Field(
+        None, max_length=64, description="Of whoever the session is of."
+    )
 
     def asked(self) -> Asked:
         """As the service takes it."""
-        return Asked(self.user, self.recent, self.k, self.exclude_seen, self.exclude, self.explain, self.features)
+        return Asked(
+            self.user,
+            self.recent,
+            self.k,
+            self.exclude_seen,
+            self.exclude,
+            self.explain,
+            self.features,
+        )
 
 
 class Batch(BaseModel):
@@ -70,7 +84,9 @@ class NearItem(BaseModel):
 class Reasons(BaseModel):
     """What made a recommendation."""
 
-    parts: dict[str, float] = Field(description="What each kind of evidence adds to the score.")
+    parts: dict[str, float] = Field(
+        description="What each kind of evidence adds to the score."
+    )
     recent: list[NearItem]
 
 
@@ -89,9 +105,13 @@ class Recommendations(BaseModel):
     user: str | None
     known: bool
     note: str | None
-    recent: list[str] = Field(description="The recent items that it is based on, most recent first.")
+    recent: list[str] = Field(
+        description="The recent items that it is based on, most recent first."
+    )
     items: list[Recommended]
-    titles: dict[str, str] = Field(description="What people call the items above, of those that have a title.")
+    titles: dict[str, str] = Field(
+        description="What people call the items above, of those that have a title."
+    )
     generation: int
     step: int
     age_s: float
@@ -117,7 +137,9 @@ class Click(BaseModel):
 
 
 class Desk:
-    """Answers requests that wait at the same time together, which costs less than one by one."""
+    """Answers requests that wait at the same time together, which costs less than one
+    by one.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -133,12 +155,17 @@ class Desk:
         return await future
 
     def _work(self) -> None:
-        now, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+        now = self._waiting[:MOST_TOGETHER]
+        self._waiting = self._waiting[MOST_TOGETHER:]
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._work)
         try:
-            answers: Sequence[dict[str, Any] | Exception] = self._service.recommend_all([a for a, _ in now])
-        except Exception as error:  # whatever it is: each of them has a client that waits
+            answers: Sequence[dict[str, Any] | Exception] = self._service.recommend_all(
+                [a for a, _ in now]
+            )
+        except (
+            Exception
+        ) as error:  # whatever it is: each of them has a client that waits
             answers = [error] * len(now)
         for (_, future), answer in zip(now, answers, strict=True):
             if future.cancelled():
@@ -163,10 +190,14 @@ def make_app(
         service: answers.
         metrics: for Prometheus.
         token: that requests must carry; None for none.
-        only_local: whether requests for other names than this machine's own are refused.
-        write_event: writes an event of a user and an item to the stream; None if that cannot be done.
+        only_local: whether requests for other names than this machine's own are
+            refused.
+        write_event: writes an event of a user and an item to the stream; None if that
+            cannot be done.
     """
-    app = FastAPI(title="Streamer", description=ABOUT, docs_url=None, redoc_url=None)  # those load from elsewhere
+    app = FastAPI(
+        title="Streamer", description=ABOUT, docs_url=None, redoc_url=None
+    )  # those load from elsewhere
     desk = Desk(service)
     app.add_middleware(Guard, metrics=metrics, token=token, only_local=only_local)
 
@@ -178,8 +209,12 @@ def make_app(
         exclude: IdQuery = (),
         explain: bool = False,
     ) -> Response:
-        """The best items for a user; one who is not known gets what a user without history gets."""
-        return _json(await desk.answer(Asked(user, (), k, exclude_seen, exclude, explain)))
+        """The best items for a user; one who is not known gets what a user without
+        history gets.
+        """
+        return _json(
+            await desk.answer(Asked(user, (), k, exclude_seen, exclude, explain))
+        )
 
     @app.post("/recommendations", response_model=Recommendations)
     async def for_session(questions: Questions) -> Response:
@@ -188,9 +223,20 @@ def make_app(
 
     @app.post("/recommendations/batch", response_model=BatchAnswer)
     async def for_several(batch: Batch) -> Response:
-        """Several at once, answered by one step of the model; one that cannot be answered has an `error`."""
-        answers = service.recommend_all([questions.asked() for questions in batch.queries])
-        return _json({"answers": [{"error": str(a)} if isinstance(a, StreamerError) else a for a in answers]})
+        """Several at once, answered by one step of the model; one that cannot be
+        answered has an `error`.
+        """
+        answers = service.recommend_all(
+            [questions.asked() for questions in batch.queries]
+        )
+        return _json(
+            {
+                "answers": [
+                    {"error": str(a)} if isinstance(a, StreamerError) else a
+                    for a in answers
+                ]
+            }
+        )
 
     @app.get("/items/{item:path}/similar", response_model=Recommendations)
     async def similar(item: IdPath, k: K = 10, explain: bool = False) -> Response:
@@ -231,7 +277,9 @@ def make_app(
             "freshness": service.freshness.quantiles(time.time(), last_s),
             "writes_events": write_event is not None,
         }
-        return _json({"ready": ok, "reason": reason, **about, **service.sizes(), **extra})
+        return _json(
+            {"ready": ok, "reason": reason, **about, **service.sizes(), **extra}
+        )
 
     @app.get("/healthz")
     async def alive() -> Response:
@@ -242,7 +290,10 @@ def make_app(
     async def ready() -> Response:
         """Everything that is published is served."""
         ok, reason = service.ready()
-        return _json({"ok": ok, "reason": reason}, HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE)
+        return _json(
+            {"ok": ok, "reason": reason},
+            HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE,
+        )
 
     @app.get("/metrics")
     async def prometheus(request: Request) -> Response:
@@ -294,10 +345,16 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Guard:
-    """Lets requests through that may ask, are small and arrive in time, and counts them."""
+    """Lets requests through that may ask, are small and arrive in time, and counts
+    them.
+    """
 
-    def __init__(self, app: Any, metrics: ServerMetrics, token: str | None, only_local: bool) -> None:
-        self._app, self._metrics, self._only_local = app, metrics, only_local
+    def __init__(
+        self, app: Any, metrics: ServerMetrics, token: str | None, only_local: bool
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._only_local = only_local
         self._wanted = f"Bearer {token}".encode() if token is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -306,13 +363,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        began, status = asyncio.get_running_loop().time(), int(HTTPStatus.GATEWAY_TIMEOUT)
+        began = asyncio.get_running_loop().time()
+        status = int(HTTPStatus.GATEWAY_TIMEOUT)
         started = False
 
         async def counted(message: MutableMapping[str, Any]) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
-                status, started = message["status"], True
+                status = message["status"]
+                started = True
                 message["headers"] = [*message["headers"], *SAFE_HEADERS]
             await send(message)
 
@@ -329,20 +388,38 @@ class Guard:
                 await _json(why, HTTPStatus.REQUEST_TIMEOUT)(scope, receive, counted)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self._metrics.answered(route, status, asyncio.get_running_loop().time() - began)
+            self._metrics.answered(
+                route, status, asyncio.get_running_loop().time() - began
+            )
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[HTTPStatus, str] | None:
-        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
+    def _refusal(
+        self, scope: Scope, headers: dict[bytes, bytes]
+    ) -> tuple[HTTPStatus, str] | None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin", b"").decode("latin-1")
         if self._only_local and host and not is_local(host):
-            return HTTPStatus.MISDIRECTED_REQUEST, "this is for local names only, such as 127.0.0.1; see --host"
-        if origin and scope["method"] not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+            return (
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this is for local names only, such as 127.0.0.1; see --host",
+            )
+        if (
+            origin
+            and scope["method"] not in ("GET", "HEAD")
+            and urlsplit(origin).netloc != host
+        ):
             return HTTPStatus.FORBIDDEN, "pages of other servers may not write here"
         given = headers.get(b"authorization", b"")
         needs_token = self._wanted is not None and scope["path"] not in OPEN_PATHS
         if needs_token and not hmac.compare_digest(given, self._wanted or b""):
-            return HTTPStatus.UNAUTHORIZED, "this server needs its token: Authorization: Bearer TOKEN"
+            return (
+                HTTPStatus.UNAUTHORIZED,
+                "this server needs its token: Authorization: Bearer TOKEN",
+            )
         if int(headers.get(b"content-length", b"0") or 0) > MOST_BODY_BYTES:
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BODY_BYTES:,} bytes"
+            return (
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"at most {MOST_BODY_BYTES:,} bytes",
+            )
         return None
 
 
@@ -354,10 +431,15 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > MOST_BODY_BYTES:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BODY_BYTES:,} bytes")
+            raise HTTPException(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"at most {MOST_BODY_BYTES:,} bytes",
+            )
         return message
 
     return limited
 
 
-SAFE_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+SAFE_HEADERS = [
+    (name.lower().encode(), value.encode()) for name, value in HEADERS.items()
+]

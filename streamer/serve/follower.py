@@ -1,4 +1,6 @@
-"""The threads that keep a server up to date: one follows what the trainer publishes, one the events themselves."""
+"""The threads that keep a server up to date: one follows what the trainer publishes,
+one the events themselves.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class _Thread:
         while not self._stop.is_set():
             try:
                 self._work()
-            except Exception as error:  # whatever it is, requests are answered, and it is tried again
+            except (
+                Exception
+            ) as error:  # whatever it is, requests are answered, and it is tried again
                 if not isinstance(error, StreamerError):
                     logger.exception("the %s failed", self._thread.name)
                 self._note(str(error))
@@ -65,12 +69,17 @@ class _Thread:
 class Follower(_Thread):
     """Brings a service what a trainer publishes.
 
-    A point that is damaged or out of order is refused: the service goes on with what it has until a base comes.
+    A point that is damaged or out of order is refused: the service goes on with what it
+    has until a base comes.
     """
 
-    def __init__(self, service: Service, reader: Reader, exact_items: int = EXACT_ITEMS) -> None:
+    def __init__(
+        self, service: Service, reader: Reader, exact_items: int = EXACT_ITEMS
+    ) -> None:
         super().__init__("follower")
-        self._service, self._reader, self._exact_items = service, reader, exact_items
+        self._service = service
+        self._reader = reader
+        self._exact_items = exact_items
 
     def close(self) -> None:
         """End, and let go of the reader."""
@@ -83,8 +92,12 @@ class Follower(_Thread):
             self._note(None)
             self._service.caught_up = self._service.replica is not None
             return
-        service, replica = self._service, self._service.replica
-        if replica is not None and (point.id.generation, point.id.sequence) <= replica.end.id[::2]:
+        service = self._service
+        replica = self._service.replica
+        if (
+            replica is not None
+            and (point.id.generation, point.id.sequence) <= replica.end.id[::2]
+        ):
             return  # doubled, or of a trainer that has a successor
         try:
             if point.id.base:
@@ -99,18 +112,26 @@ class Follower(_Thread):
             service.refused_points += 1
             self._reader.refuse(point.id)
             expected = isinstance(error, CorruptCheckpoint)
-            logger.warning("refused %s, waiting for the next base: %s", point.id, error, exc_info=not expected)
+            logger.warning(
+                "refused %s, waiting for the next base: %s",
+                point.id,
+                error,
+                exc_info=not expected,
+            )
 
 
 def _let_go_of_garbage() -> None:
-    """Free the replica before, and have later collections, for which all requests wait, pass over what is there now."""
+    """Free the replica before, and have later collections, for which all requests wait,
+    pass over what is there now.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
 class Tail(_Thread):
-    """Brings a service the events of the stream, from the positions that its model has on.
+    """Brings a service the events of the stream, from the positions that its model has
+    on.
 
     Args:
         service: gets them.
@@ -118,9 +139,13 @@ class Tail(_Thread):
         decoder: from records to events.
     """
 
-    def __init__(self, service: Service, make_source: Callable[[], Source], decoder: EventDecoder) -> None:
+    def __init__(
+        self, service: Service, make_source: Callable[[], Source], decoder: EventDecoder
+    ) -> None:
         super().__init__("tail")
-        self._service, self._make_source, self._decoder = service, make_source, decoder
+        self._service = service
+        self._make_source = make_source
+        self._decoder = decoder
 
     def _work(self) -> None:
         """Read one generation's events."""
@@ -143,9 +168,17 @@ class Tail(_Thread):
             source.close()
 
     def _events(self, chunk: Chunk) -> Iterable[Event]:
-        decoded, written = self._decoder.decode(chunk), dict(zip(chunk.offsets, chunk.timestamps_ms, strict=True))
+        decoded = self._decoder.decode(chunk)
+        written = dict(zip(chunk.offsets, chunk.timestamps_ms, strict=True))
         said = decoded.item_features or [None] * len(decoded)
-        columns = zip(decoded.offsets, decoded.users, decoded.items, decoded.timestamps_s, said, strict=True)
+        columns = zip(
+            decoded.offsets,
+            decoded.users,
+            decoded.items,
+            decoded.timestamps_s,
+            said,
+            strict=True,
+        )
         return [
             Event(chunk.partition, at, user, item, time_s, written[at] / 1000)
             for at, user, item, time_s, of_item in columns
@@ -160,7 +193,11 @@ class _From:
         self._positions = positions
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        return {partition: self._positions[partition] for partition in partitions if partition in self._positions}
+        return {
+            partition: self._positions[partition]
+            for partition in partitions
+            if partition in self._positions
+        }
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
         return

@@ -12,7 +12,9 @@ import numpy as np
 from streamer.serve.overlay import Event
 
 KINDS = ("recent_items", "new_item", "vectors")
-"""The event is among its user's recent items; its item, which was new, can be recommended; its vectors are updated."""
+"""The event is among its user's recent items; its item, which was new, can be
+recommended; its vectors are updated.
+"""
 CLOCKS = ("event", "record")
 """From the event's own time, or from when its record was written."""
 KEPT = 100_000
@@ -26,12 +28,20 @@ class Freshness:
 
     Args:
         record: called with kind, clock and seconds of each; None for nobody.
-        since_s: events that happened or were written before are not counted: they waited for us, not for the trainer.
+        since_s: events that happened or were written before are not counted: they
+            waited for us, not for the trainer.
     """
 
-    def __init__(self, record: Callable[[str, str, float], None] | None = None, since_s: float | None = None) -> None:
-        self._record, self._since_s = record, time.time() if since_s is None else since_s
-        self._latest: dict[str, deque[tuple[float, float]]] = {kind: deque(maxlen=KEPT) for kind in KINDS}
+    def __init__(
+        self,
+        record: Callable[[str, str, float], None] | None = None,
+        since_s: float | None = None,
+    ) -> None:
+        self._record = record
+        self._since_s = time.time() if since_s is None else since_s
+        self._latest: dict[str, deque[tuple[float, float]]] = {
+            kind: deque(maxlen=KEPT) for kind in KINDS
+        }
 
     def recent_items(self, event: Event, now: float) -> None:
         """A request would see the event from now on."""
@@ -55,10 +65,14 @@ class Freshness:
                 self._latest[kind].append((now, max(now - began, 0.0)))
 
     def quantiles(self, now: float, last_s: float = LAST_S) -> dict[str, Any]:
-        """Median and 99th percentile of the latest waits since records were written; None without any."""
+        """Median and 99th percentile of the latest waits since records were written;
+        None without any.
+        """
         found = {}
         for kind, seen in self._latest.items():
             waits = [wait for at, wait in list(seen) if at >= now - last_s]
-            p50, p99 = np.percentile(waits, [50, 99]).tolist() if waits else (None, None)
+            p50, p99 = (
+                np.percentile(waits, [50, 99]).tolist() if waits else (None, None)
+            )
             found[f"{kind}_s"] = {"p50": p50, "p99": p99, "count": len(waits)}
         return found

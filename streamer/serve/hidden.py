@@ -1,4 +1,6 @@
-"""Items that are never recommended, kept in a file: withdrawn goods stay withdrawn after a restart."""
+"""Items that are never recommended, kept in a file: withdrawn goods stay withdrawn
+after a restart.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Hidden:
             return
         try:
             found = json.loads(path.read_bytes())
-            if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            if not isinstance(found, list) or not all(
+                isinstance(item, str) for item in found
+            ):
                 raise ValueError("it is not a list of ids")
         except (OSError, ValueError) as error:
             raise StreamerError(
@@ -43,7 +47,9 @@ class Hidden:
             StreamerError: the file cannot be written, or there are too many.
         """
         if len(self.ids) >= MOST_HIDDEN and item not in self.ids:
-            raise StreamerError(f"{MOST_HIDDEN:,} items are hidden already: retire goods from the catalogue instead")
+            raise StreamerError(
+                f"{MOST_HIDDEN:,} items are hidden already: retire goods from the catalogue instead"
+            )
         self._save(self.ids | {item})
 
     def show(self, item: str) -> None:
@@ -65,5 +71,7 @@ class Hidden:
                     os.fsync(file.fileno())
                 temporary.replace(self._path)
             except OSError as error:
-                raise StreamerError(f"cannot write the hidden items to {self._path}: {error.strerror}") from error
+                raise StreamerError(
+                    f"cannot write the hidden items to {self._path}: {error.strerror}"
+                ) from error
         self.ids = ids

@@ -23,7 +23,8 @@ class ServerMetrics:
         self._instruments = Instruments(self.registry, SERVER)
         self._seconds = self._instruments.series("streamer_server_request_seconds")
         self._waits = {
-            pair: self._instruments.series("streamer_freshness_seconds", *pair) for pair in product(KINDS, CLOCKS)
+            pair: self._instruments.series("streamer_freshness_seconds", *pair)
+            for pair in product(KINDS, CLOCKS)
         }
         self._problems: dict[str, Callable[[], str | None]] = {}
 
@@ -35,7 +36,9 @@ class ServerMetrics:
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """A request was answered."""
-        self._instruments.series("streamer_server_requests_total", path, str(status)).inc()
+        self._instruments.series(
+            "streamer_server_requests_total", path, str(status)
+        ).inc()
         self._seconds.observe(seconds)
 
     def waited(self, kind: str, clock: str, seconds: float) -> None:
@@ -51,11 +54,16 @@ class ServerMetrics:
             "generation": about.get("generation"),
             "step": about.get("step"),
             "age_seconds": about.get("age_s"),
-            **{name: float(problem() is None) for name, problem in self._problems.items()},
+            **{
+                name: float(problem() is None)
+                for name, problem in self._problems.items()
+            },
             **sizes,
         }
         for name, value in values.items():
             self._instruments.set(f"streamer_server_{name}", value)
         self._instruments.rise("streamer_server_deltas_total", service.applied_deltas)
         self._instruments.rise("streamer_server_bases_total", service.bases)
-        self._instruments.rise("streamer_server_refused_points_total", service.refused_points)
+        self._instruments.rise(
+            "streamer_server_refused_points_total", service.refused_points
+        )

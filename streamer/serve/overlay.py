@@ -1,4 +1,6 @@
-"""Events that the server has read itself and the trainer has not published yet, by user."""
+"""Events that the server has read itself and the trainer has not published yet, by
+user.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Overlay:
         return [(event.item, event.time_s) for event in self._by_user.get(user, ())]
 
     def prune(self, learned: Positions) -> Iterator[Event]:
-        """Let go of events before these positions, which are part of the model now; yields each."""
+        """Let go of events before these positions, which are part of the model now;
+        yields each.
+        """
         self._done |= {partition: int(offset) for partition, offset in learned.items()}
         for partition, offset in learned.items():
             waiting = self._by_partition[partition]
@@ -69,7 +73,9 @@ class Overlay:
             del self._by_user[event.user]
 
     def clear(self) -> None:
-        """Let go of everything: another generation begins, and events are read again from its positions."""
+        """Let go of everything: another generation begins, and events are read again
+        from its positions.
+        """
         self._by_user.clear()
         self._by_partition.clear()
         self._done.clear()

@@ -39,9 +39,15 @@ class Replica:
         try:
             settings = msgspec.convert(begin.values["settings"], LearnerSettings)
         except (KeyError, msgspec.ValidationError) as error:
-            raise CorruptCheckpoint(f"{point.id} was published by another version: {error}") from error
-        self.learner = Learner(dataclasses.replace(settings, device="cpu", optimizer="sgd"))  # no optimizer state
-        self.learner.retriever = self.vectors = KeptVectors(self.learner.trainer, exact_items)
+            raise CorruptCheckpoint(
+                f"{point.id} was published by another version: {error}"
+            ) from error
+        self.learner = Learner(
+            dataclasses.replace(settings, device="cpu", optimizer="sgd")
+        )  # no optimizer state
+        self.learner.retriever = self.vectors = KeptVectors(
+            self.learner.trainer, exact_items
+        )
         self.recommender = Recommender(self.learner)
         for chunk in chunks:
             if isinstance(chunk, Chunk):
@@ -65,17 +71,25 @@ class Replica:
         Raises:
             CorruptCheckpoint: it is damaged, or does not follow what was applied last.
         """
-        frames, rows = Frames(), []
+        frames = Frames()
+        rows = []
         for chunk in frames.unpack(point.frames):
             if isinstance(chunk, Chunk):
                 rows.append(chunk)
                 continue
             end, dense = chunk
             _check(point, end)
-            if end.sequence != self.end.sequence + 1 or end.generation != self.end.generation:
-                raise CorruptCheckpoint(f"{point.id} does not follow delta {self.end.sequence}")
+            if (
+                end.sequence != self.end.sequence + 1
+                or end.generation != self.end.generation
+            ):
+                raise CorruptCheckpoint(
+                    f"{point.id} does not follow delta {self.end.sequence}"
+                )
             if end.before != self._chain:
-                raise CorruptCheckpoint(f"{point.id} does not follow the delta {self.end.sequence} that came")
+                raise CorruptCheckpoint(
+                    f"{point.id} does not follow the delta {self.end.sequence} that came"
+                )
             return Delta(end, rows, dense, frames.checksum)
         raise AssertionError("a point without an end is refused before")
 
@@ -96,7 +110,9 @@ class Replica:
         try:
             self.learner.put(chunk.kind, chunk.rows, self._with_room(chunk))
         except (KeyError, ValueError) as error:
-            raise CorruptCheckpoint(f"{point.id} does not fit its base: {error}") from error
+            raise CorruptCheckpoint(
+                f"{point.id} does not fit its base: {error}"
+            ) from error
 
     def _with_room(self, chunk: Chunk) -> Arrays:
         """Lines of a table with room for the optimizer state that is not published."""
@@ -114,7 +130,9 @@ class Replica:
             try:
                 self.learner.load_dense(dict(dense.arrays), end.dense)
             except (KeyError, ValueError) as error:
-                raise CorruptCheckpoint(f"{point.id} does not fit its base: {error}") from error
+                raise CorruptCheckpoint(
+                    f"{point.id} does not fit its base: {error}"
+                ) from error
         self.end = end
 
 

@@ -30,9 +30,13 @@ logger = logging.getLogger("streamer")
 
 
 SWITCH_S = 0.0005
-"""How long a request waits each time it asks a following thread for the interpreter; Python's own 5 ms add up."""
+"""How long a request waits each time it asks a following thread for the interpreter;
+Python's own 5 ms add up.
+"""
 IDLE_S = 20.0
-"""A connection that has asked nothing for this long, or has begun to ask and not ended, is closed."""
+"""A connection that has asked nothing for this long, or has begun to ask and not ended,
+is closed.
+"""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -40,18 +44,24 @@ class _Uvicorn(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._since: dict[Any, tuple[Any, float]] = {}  # of each connection: its last request, and since when
+        self._since: dict[
+            Any, tuple[Any, float]
+        ] = {}  # of each connection: its last request, and since when
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         if counter % 10 == 0:
-            now, before = time.monotonic(), self._since
+            now = time.monotonic()
+            before = self._since
             self._since = {}
             for connection in list(self.server_state.connections):
                 request = getattr(connection, "cycle", None)
                 last, since = before.get(connection, (request, now))
                 is_idle = request is None or request.response_complete
-                self._since[connection] = (request, since if last is request and is_idle else now)
+                self._since[connection] = (
+                    request,
+                    since if last is request and is_idle else now,
+                )
                 if now - self._since[connection][1] > IDLE_S:
                     connection.transport.close()
         return await super().on_tick(counter)
@@ -89,11 +99,18 @@ def serving(settings: ServeSettings) -> Iterator[Server]:
     gc.freeze()  # what is imported is no garbage: a full collection, while requests wait, passes it over
     metrics = ServerMetrics()
     service = Service(
-        Hidden(settings.hidden_file or settings.data_dir / "hidden.json"), Freshness(record=metrics.waited)
+        Hidden(settings.hidden_file or settings.data_dir / "hidden.json"),
+        Freshness(record=metrics.waited),
     )
     follower = Follower(service, point_reader(settings), settings.exact_items)
     tail = (
-        Tail(service, event_tail(settings), EventDecoder(settings, settings.catalogue_topic)) if settings.tail else None
+        Tail(
+            service,
+            event_tail(settings),
+            EventDecoder(settings, settings.catalogue_topic),
+        )
+        if settings.tail
+        else None
     )
     metrics.watch(follower, tail)
     app = make_app(
@@ -127,13 +144,17 @@ def serving(settings: ServeSettings) -> Iterator[Server]:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, kind)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         return listening
     except OSError as error:
-        raise StreamerError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0") from error
+        raise StreamerError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0"
+        ) from error
 
 
 def _shown(host: str) -> str:

@@ -1,7 +1,8 @@
-"""The answers of a server: what a replica recommends, with the events that it has not learned yet.
+"""The answers of a server: what a replica recommends, with the events that it has not
+learned yet.
 
-Requests, deltas and events come from several threads; one lock lets one in at a time. So an answer is of one generation
-and one step.
+Requests, deltas and events come from several threads; one lock lets one in at a time.
+So an answer is of one generation and one step.
 """
 
 from __future__ import annotations
@@ -66,9 +67,13 @@ class Service:
     """
 
     def __init__(
-        self, hidden: Hidden | None = None, freshness: Freshness | None = None, clock: Callable[[], float] = time.time
+        self,
+        hidden: Hidden | None = None,
+        freshness: Freshness | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.hidden, self.freshness = hidden or Hidden(), freshness or Freshness()
+        self.hidden = hidden or Hidden()
+        self.freshness = freshness or Freshness()
         self.replica: Replica | None = None
         self.overlay = Overlay()
         self.caught_up = False
@@ -77,7 +82,11 @@ class Service:
         self._clock = clock
         self._lock = threading.RLock()
         self._new_items: set[str] = set()
-        self._looked_up: tuple[frozenset[str] | None, End | None, Rows] = (None, None, np.empty(0, np.int64))
+        self._looked_up: tuple[frozenset[str] | None, End | None, Rows] = (
+            None,
+            None,
+            np.empty(0, np.int64),
+        )
 
     @property
     def end(self) -> End | None:
@@ -88,18 +97,24 @@ class Service:
     # what is served ---------------------------------------------------------------------------------------------------
 
     def load(self, replica: Replica) -> None:
-        """Serve a new replica from now on; events are read again from its positions if it is of another generation."""
+        """Serve a new replica from now on; events are read again from its positions if
+        it is of another generation.
+        """
         with self._lock:
-            before, self.replica = self.replica, replica
+            before = self.replica
+            self.replica = replica
             self.bases += 1
             if before is not None and before.end.generation != replica.end.generation:
                 self.overlay.clear()
                 self._new_items.clear()
-            learned, now = self._learned(), self._clock()
+            learned = self._learned()
+            now = self._clock()
         self._note(learned, now)
 
     def apply(self, delta: Delta) -> None:
-        """Take over a delta. If that fails, nothing is served until there is a base: never half of a delta."""
+        """Take over a delta. If that fails, nothing is served until there is a base:
+        never half of a delta.
+        """
         with self._lock:
             assert self.replica is not None, "a base comes first"
             try:
@@ -108,11 +123,14 @@ class Service:
                 self.replica = None
                 raise
             self.applied_deltas += 1
-            learned, now = self._learned(), self._clock()
+            learned = self._learned()
+            now = self._clock()
         self._note(learned, now)
 
     def _learned(self) -> list[tuple[Event, bool]]:
-        """The events that are part of the model from now on, and whether each is the first of a new item."""
+        """The events that are part of the model from now on, and whether each is the
+        first of a new item.
+        """
         assert self.replica is not None
         found = []
         for event in self.overlay.prune(self.replica.end.offsets):
@@ -121,7 +139,9 @@ class Service:
         return found
 
     def _note(self, learned: Iterable[tuple[Event, bool]], now: float) -> None:
-        """Count how long events took; without the lock, because it takes longer than a delta, and requests wait."""
+        """Count how long events took; without the lock, because it takes longer than a
+        delta, and requests wait.
+        """
         for event, is_new in learned:
             self.freshness.vectors(event, now)
             if is_new:
@@ -132,14 +152,18 @@ class Service:
 
         Args:
             events: in the order of their partitions.
-            generation: from whose positions on they were read; if another is served by now, they are read again.
+            generation: from whose positions on they were read; if another is served by
+                now, they are read again.
         """
         with self._lock:
             if self.replica is None or self.replica.end.generation != generation:
                 return
-            now, known = self._clock(), self.replica.learner.items
+            now = self._clock()
+            known = self.replica.learner.items
             added = [event for event in events if self.overlay.add(event)]
-            self._new_items.update(event.item for event in added if known.row_of(event.item) is None)
+            self._new_items.update(
+                event.item for event in added if known.row_of(event.item) is None
+            )
         for event in added:
             if event.user != NO_USER:
                 self.freshness.recent_items(event, now)
@@ -149,7 +173,11 @@ class Service:
     def about(self, replica: Replica | None = None) -> dict[str, Any]:
         """Of which generation, step and age an answer is."""
         end = (replica or self._ready()).end
-        return {"generation": end.generation, "step": end.step, "age_s": round(max(self._clock() - end.time_s, 0.0), 3)}
+        return {
+            "generation": end.generation,
+            "step": end.step,
+            "age_s": round(max(self._clock() - end.time_s, 0.0), 3),
+        }
 
     def recommend(self, asked: Asked) -> dict[str, Any]:
         """Recommendations, as they are sent.
@@ -163,25 +191,35 @@ class Service:
             raise found
         return found
 
-    def recommend_all(self, asked: Sequence[Asked]) -> list[dict[str, Any] | StreamerError]:
-        """Answers to several, in their order, all of one generation and step; what cannot be answered has an error.
+    def recommend_all(
+        self, asked: Sequence[Asked]
+    ) -> list[dict[str, Any] | StreamerError]:
+        """Answers to several, in their order, all of one generation and step; what
+        cannot be answered has an error.
 
         Raises:
             NotReady: nothing is served yet.
         """
         with self._lock:
-            replica, answers = self._ready(), dict[int, Any]()
+            replica = self._ready()
+            answers = dict[int, Any]()
             wanted: dict[int, Wanted] = {}
             for k, one in enumerate(asked):
                 try:
-                    wanted[k] = Wanted(self._query(replica, one), one.k, self._left_out(replica, one))
+                    wanted[k] = Wanted(
+                        self._query(replica, one), one.k, self._left_out(replica, one)
+                    )
                 except StreamerError as error:
                     answers[k] = error
             for together in _groups(asked, wanted):
                 seen = asked[together[0]].exclude_seen
-                found = replica.recommender.recommend_each([wanted[k] for k in together], exclude_seen=seen)
+                found = replica.recommender.recommend_each(
+                    [wanted[k] for k in together], exclude_seen=seen
+                )
                 for k, best in zip(together, found, strict=True):
-                    answers[k] = self._answer(replica, wanted[k].query, asked[k], best) | self.about(replica)
+                    answers[k] = self._answer(
+                        replica, wanted[k].query, asked[k], best
+                    ) | self.about(replica)
             return [answers[k] for k in range(len(asked))]
 
     def _query(self, replica: Replica, asked: Asked) -> Query:
@@ -190,7 +228,11 @@ class Service:
         return replica.recommender.session(asked.recent, asked.features)
 
     def _left_out(self, replica: Replica, asked: Asked) -> Rows:
-        rows = [row for item in asked.exclude if (row := replica.learner.items.row_of(item)) is not None]
+        rows = [
+            row
+            for item in asked.exclude
+            if (row := replica.learner.items.row_of(item)) is not None
+        ]
         return np.concatenate([self._hidden_rows(replica), np.array(rows, np.int64)])
 
     def similar(self, item: str, k: int, explain: bool = False) -> dict[str, Any]:
@@ -202,15 +244,28 @@ class Service:
         with self._lock:
             if self._ready().learner.items.row_of(item) is None:
                 raise UnknownItem(f"no event of this item has been learned yet: {item}")
-            return {"item": item} | self.recommend(Asked(recent=[item], k=k, explain=explain))
+            return {"item": item} | self.recommend(
+                Asked(recent=[item], k=k, explain=explain)
+            )
 
-    def _answer(self, replica: Replica, query: Query, asked: Asked, found: Sequence[Recommendation]) -> dict[str, Any]:
+    def _answer(
+        self,
+        replica: Replica,
+        query: Query,
+        asked: Asked,
+        found: Sequence[Recommendation],
+    ) -> dict[str, Any]:
         recommender = replica.recommender
         answers: list[dict[str, Any]] = [best._asdict() for best in found]
         if asked.explain:
-            reasons = recommender.reasons(query, [best.item for best in found], exclude_seen=asked.exclude_seen)
+            reasons = recommender.reasons(
+                query, [best.item for best in found], exclude_seen=asked.exclude_seen
+            )
             for answer, why in zip(answers, reasons, strict=True):
-                near = [{"item": item, "nearness": nearness} for item, nearness in why.recent]
+                near = [
+                    {"item": item, "nearness": nearness}
+                    for item, nearness in why.recent
+                ]
                 answer["reasons"] = {"parts": why.parts, "recent": near}
         recent = replica.learner.items.ids_of(query.recent)
         named = [*recent, *(best.item for best in found)]
@@ -220,26 +275,40 @@ class Service:
             "note": query.note or None,
             "recent": recent,
             "items": answers,
-            "titles": {item: title for item in named if (title := replica.title_of(item)) is not None},
+            "titles": {
+                item: title
+                for item in named
+                if (title := replica.title_of(item)) is not None
+            },
         }
 
     def _hidden_rows(self, replica: Replica) -> Rows:
         """Rows of hidden items, looked up when they or what is served have changed."""
-        ids, end = self.hidden.ids, replica.end
+        ids = self.hidden.ids
+        end = replica.end
         if self._looked_up[0] is not ids or self._looked_up[1] is not end:
-            rows = [row for item in ids if (row := replica.learner.items.row_of(item)) is not None]
+            rows = [
+                row
+                for item in ids
+                if (row := replica.learner.items.row_of(item)) is not None
+            ]
             self._looked_up = (ids, end, np.array(rows, np.int64))
         return self._looked_up[2]
 
     def _ready(self) -> Replica:
         if self.replica is None:
-            raise NotReady("nothing has been published yet that could be served: is the trainer running?")
+            raise NotReady(
+                "nothing has been published yet that could be served: is the trainer running?"
+            )
         return self.replica
 
     def ready(self) -> tuple[bool, str]:
         """Whether everything that is published is served, and why not."""
         if self.replica is None:
-            return False, "waiting for a base: has the trainer been started with --publish-dir or --publish-topic?"
+            return (
+                False,
+                "waiting for a base: has the trainer been started with --publish-dir or --publish-topic?",
+            )
         return self.caught_up, "" if self.caught_up else "deltas are being applied"
 
     def sizes(self) -> dict[str, int]:
@@ -248,15 +317,22 @@ class Service:
         return {
             "users": len(replica.learner.users) if replica is not None else 0,
             "items": len(replica.learner.items) if replica is not None else 0,
-            "indexed_items": replica.vectors.indexed_items if replica is not None else 0,
+            "indexed_items": replica.vectors.indexed_items
+            if replica is not None
+            else 0,
             "hidden_items": len(self.hidden.ids),
             "events_not_learned": len(self.overlay),
         }
 
 
 def _groups(asked: Sequence[Asked], wanted: Mapping[int, Wanted]) -> list[list[int]]:
-    """Which queries are ranked together: those for one purpose; one with features alone."""
+    """Which queries are ranked together: those for one purpose; one with features
+    alone.
+    """
     alone = [[k] for k, one in wanted.items() if one.query.features is not None]
     rest = [k for k, one in wanted.items() if one.query.features is None]
-    both = [[k for k in rest if asked[k].exclude_seen is purpose] for purpose in (True, False)]
+    both = [
+        [k for k in rest if asked[k].exclude_seen is purpose]
+        for purpose in (True, False)
+    ]
     return [group for group in [*alone, *both] if group]

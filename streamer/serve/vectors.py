@@ -1,7 +1,9 @@
-"""The item vectors of a server: kept between requests, and renewed where a delta changed them.
+"""The item vectors of a server: kept between requests, and renewed where a delta
+changed them.
 
-Up to `EXACT_ITEMS` items the nearest are found by scoring all of them, as a trainer does. Above, an inverted file of
-faiss (`IVFFlat`) finds most of them in a fraction of the time; what changed since it was built is scored beside it.
+Up to `EXACT_ITEMS` items the nearest are found by scoring all of them, as a trainer
+does. Above, an inverted file of faiss (`IVFFlat`) finds most of them in a fraction of
+the time; what changed since it was built is scored beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from torch import Tensor
 
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.growing import capacity_for, grown
-from streamer.model.retrieval import CHUNK_ITEMS, SIMILARITIES, Items, Retriever, compare, lengths_of
+from streamer.model.retrieval import (
+    CHUNK_ITEMS,
+    SIMILARITIES,
+    Items,
+    Retriever,
+    compare,
+    lengths_of,
+)
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
@@ -39,7 +48,8 @@ REBUILD_SHARE = 0.02
 
 
 class KeptVectors(Retriever):
-    """Retrieves like `Retriever`, with vectors that are computed once. Only the building of an index has a thread.
+    """Retrieves like `Retriever`, with vectors that are computed once. Only the
+    building of an index has a thread.
 
     Args:
         trainer: whose model it is.
@@ -50,8 +60,11 @@ class KeptVectors(Retriever):
         super().__init__(trainer)
         self._exact_items = exact_items
         tower = trainer.settings.item_tower
-        self._by_row = not (tower.layers or tower.numeric or tower.categorical)  # a vector is its row's alone
-        self._kept, self._size = torch.empty(0, tower.out_dim), 0
+        self._by_row = not (
+            tower.layers or tower.numeric or tower.categorical
+        )  # a vector is its row's alone
+        self._kept = torch.empty(0, tower.out_dim)
+        self._size = 0
         self._lengths = np.empty(0, np.float32)  # of the kept vectors
         self._asked: tuple[Rows, Recent | None, Tensor] | None = None
         self._index: Any = None
@@ -60,36 +73,53 @@ class KeptVectors(Retriever):
 
     @torch.no_grad()
     def renew(self, rows: Rows, size: int) -> None:
-        """Compute the vectors of items that have changed; of all, where they depend on more than the item's own row.
+        """Compute the vectors of items that have changed; of all, where they depend on
+        more than the item's own row.
 
         Args:
             rows: the items.
             size: how many items there are now.
         """
         if size > len(self._kept):
-            larger = torch.empty(capacity_for(size, len(self._kept)), self._kept.shape[1])
+            larger = torch.empty(
+                capacity_for(size, len(self._kept)), self._kept.shape[1]
+            )
             larger[: self._size] = self._kept[: self._size]
-            self._kept, self._lengths = larger, grown(self._lengths, len(larger))
-        rows = rows[rows < size] if self._by_row else np.arange(size)  # rows beyond belong to no item yet
+            self._kept = larger
+            self._lengths = grown(self._lengths, len(larger))
+        rows = (
+            rows[rows < size] if self._by_row else np.arange(size)
+        )  # rows beyond belong to no item yet
         for start in range(0, len(rows), CHUNK_ITEMS):
             part = rows[start : start + CHUNK_ITEMS]
             vectors = self._item_vectors(part)
-            self._kept[torch.from_numpy(part)], self._lengths[part] = vectors, lengths_of(vectors.numpy())
-        self._size, self._asked = size, None
+            self._kept[torch.from_numpy(part)] = vectors
+            self._lengths[part] = lengths_of(vectors.numpy())
+        self._size = size
+        self._asked = None
         self._refresh_index(rows)
 
     @torch.no_grad()
     def queries(self, users: Rows, recent: Recent | None) -> Tensor:
         """See `Retriever.queries`; a request asks for the same ones twice."""
-        if self._asked is None or self._asked[0] is not users or self._asked[1] is not recent:
-            model, touched = self.trainer.model, TouchedRows(self.trainer.device)
+        if (
+            self._asked is None
+            or self._asked[0] is not users
+            or self._asked[1] is not recent
+        ):
+            model = self.trainer.model
+            touched = TouchedRows(self.trainer.device)
             model.user.grow(int(users.max(initial=-1)) + 1)
             at = torch.from_numpy(recent) if recent is not None else None
-            vectors = model.queries(touched, users, torch.arange(len(users)), self._kept, at)
+            vectors = model.queries(
+                touched, users, torch.arange(len(users)), self._kept, at
+            )
             self._asked = (users, recent, vectors)
         return self._asked[2]
 
-    def similarities(self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]) -> Floats:
+    def similarities(
+        self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]
+    ) -> Floats:
         """See `Retriever.similarities`."""
         queries = self.queries(users, recent).numpy()
         recent = np.empty((len(users), 0), np.int32) if recent is None else recent
@@ -99,11 +129,18 @@ class KeptVectors(Retriever):
 
     def items(self, size: int | None = None) -> Items:
         """The vectors of all known items, or of the first `size`; a view."""
-        return Items(self._kept[: self._size if size is None else min(size, self._size)])
+        return Items(
+            self._kept[: self._size if size is None else min(size, self._size)]
+        )
 
     @torch.no_grad()
     def top(
-        self, items: Items, users: Rows, count: int, recent: Recent | None = None, excluded: list[Rows] | None = None
+        self,
+        items: Items,
+        users: Rows,
+        count: int,
+        recent: Recent | None = None,
+        excluded: list[Rows] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """See `Retriever.top`; approximately, if there is an index."""
         self._take_over_index()
@@ -115,9 +152,12 @@ class KeptVectors(Retriever):
         fresh, vectors = self._changed.rows(self._kept)
         if len(fresh):
             rows = np.concatenate([rows, np.tile(fresh, (len(users), 1))], axis=1)
-            scores = np.concatenate([scores, torch.mm(queries, vectors.T).numpy()], axis=1)
+            scores = np.concatenate(
+                [scores, torch.mm(queries, vectors.T).numpy()], axis=1
+            )
         best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        rows, scores = np.take_along_axis(rows, best, 1), np.take_along_axis(scores, best, 1)
+        rows = np.take_along_axis(rows, best, 1)
+        scores = np.take_along_axis(scores, best, 1)
         return np.where(np.isfinite(scores), rows, -1), scores
 
     # the index --------------------------------------------------------------------------------------------------------
@@ -129,14 +169,20 @@ class KeptVectors(Retriever):
             self._next.changed.add(rows, self._size)
         self._take_over_index()
         old = self._index is None or self._changed.count > REBUILD_SHARE * self._size
-        if self._size > self._exact_items and old and self._next is None and has_faiss():
+        if (
+            self._size > self._exact_items
+            and old
+            and self._next is None
+            and has_faiss()
+        ):
             self._next = _Build(self._kept[: self._size].clone().numpy())
 
     def _take_over_index(self) -> None:
         if self._next is None or self._next.thread.is_alive():
             return
         if self._next.index is not None:
-            self._index, self._changed = self._next.index, self._next.changed
+            self._index = self._next.index
+            self._changed = self._next.changed
         self._next = None
 
     @property
@@ -184,7 +230,9 @@ class _Build:
     def __init__(self, vectors: Floats) -> None:
         self.index: Any = None
         self.changed = _Changed(len(vectors))
-        self.thread = threading.Thread(target=self._build, args=(vectors,), name="index", daemon=True)
+        self.thread = threading.Thread(
+            target=self._build, args=(vectors,), name="index", daemon=True
+        )
         self.thread.start()
 
     def _build(self, vectors: Floats) -> None:
@@ -197,12 +245,15 @@ class _Build:
         quantizer = faiss.IndexFlatIP(dim)
         index = faiss.IndexIVFFlat(quantizer, dim, lists, faiss.METRIC_INNER_PRODUCT)
         index.cp.max_points_per_centroid = POINTS_A_LIST
-        index.cp.min_points_per_centroid, index.cp.niter = 1, 8
+        index.cp.min_points_per_centroid = 1
+        index.cp.niter = 8
         index.train(vectors)
         index.add(vectors)
         index.nprobe = PROBES
         self.index = index
-        logger.info("indexed %s items in %.1f s", f"{count:,}", time.monotonic() - began)
+        logger.info(
+            "indexed %s items in %.1f s", f"{count:,}", time.monotonic() - began
+        )
 
 
 @functools.cache
@@ -210,5 +261,7 @@ def has_faiss() -> bool:
     """Whether faiss is installed."""
     if importlib.util.find_spec("faiss") is not None:
         return True
-    logger.warning("faiss is missing, so that all items are scored at every request: pip install 'streamer[serve]'")
+    logger.warning(
+        "faiss is missing, so that all items are scored at every request: pip install 'streamer[serve]'"
+    )
     return False

@@ -1,4 +1,6 @@
-"""A group of trainers as one of the trainers that share through a store: rank 0 exchanges, all ranks apply the same."""
+"""A group of trainers as one of the trainers that share through a store: rank 0
+exchanges, all ranks apply the same.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ class NoStore:
 
 
 class GroupSharing(StoreSharing):
-    """One rank's part in what its group shares. All ranks call `start`, `receive`, `parts`, `contribute` and
-    `before_save` together: these are collectives.
+    """One rank's part in what its group shares. All ranks call `start`, `receive`,
+    `parts`, `contribute` and `before_save` together: these are collectives.
 
     Args:
         learner: of this rank.
@@ -76,9 +78,13 @@ class GroupSharing(StoreSharing):
         patience_s: float = FLUSH_S,
     ) -> None:
         super().__init__(learner, store)  # type: ignore[arg-type]
-        self._group, self._partitions, self._patience_s = group, partitions, patience_s
+        self._group = group
+        self._partitions = partitions
+        self._patience_s = patience_s
         self._claimed: set[Partition] = set()
-        self._counted: Mapping[str, int] = {}  # up to which offset the store has counted each partition
+        self._counted: Mapping[
+            str, int
+        ] = {}  # up to which offset the store has counted each partition
         self._saved: tuple[Arrays, dict[str, Any]] = {}, {}
 
     def start(self) -> None:
@@ -92,12 +98,18 @@ class GroupSharing(StoreSharing):
 
     def save(self) -> tuple[Arrays, dict[str, Any]]:
         arrays, values = self._saved
-        return (arrays | self._numbering(), values) if self._group.rank == 0 else ({}, {})
+        return (
+            (arrays | self._numbering(), values) if self._group.rank == 0 else ({}, {})
+        )
 
-    def parts(self, batch: MicroBatch, ends: Callable[[], Positions]) -> list[LearnPart]:
+    def parts(
+        self, batch: MicroBatch, ends: Callable[[], Positions]
+    ) -> list[LearnPart]:
         new = np.ones(len(batch), np.bool_)
         for partition, start, stop in batch.origins:
-            new[start:stop] = np.array(batch.offsets[start:stop]) >= self._counted.get(str(partition), 0)
+            new[start:stop] = np.array(batch.offsets[start:stop]) >= self._counted.get(
+                str(partition), 0
+            )
             self._note_duplicates([str(partition)] * int((~new[start:stop]).sum()))
         of_ranks = self._group.gather_equal(np.array([(~new).sum(), new.sum()]))
         duplicates, others = np.stack(of_ranks).sum(0).tolist()
@@ -114,12 +126,26 @@ class GroupSharing(StoreSharing):
             return
         batch = part.batch
         own = [(*o.partition, batch.offsets[o.start : o.stop]) for o in batch.origins]
-        messages = self._group.gather(np.frombuffer(msgspec.msgpack.encode(own), np.uint8))
-        found = sorted(span for message in messages for span in msgspec.msgpack.decode(message.data))
+        messages = self._group.gather(
+            np.frombuffer(msgspec.msgpack.encode(own), np.uint8)
+        )
+        found = sorted(
+            span
+            for message in messages
+            for span in msgspec.msgpack.decode(message.data)
+        )
         if found:
-            spans = tuple(Span(str(Partition(t, p)), offsets[0], offsets[-1] + 1) for t, p, offsets in found)
-            sources = np.repeat(np.arange(len(found), dtype=np.int32), [len(offsets) for *_, offsets in found])
-            self._contribute(spans, sources, [at for *_, offsets in found for at in offsets], learned)
+            spans = tuple(
+                Span(str(Partition(t, p)), offsets[0], offsets[-1] + 1)
+                for t, p, offsets in found
+            )
+            sources = np.repeat(
+                np.arange(len(found), dtype=np.int32),
+                [len(offsets) for *_, offsets in found],
+            )
+            self._contribute(
+                spans, sources, [at for *_, offsets in found for at in offsets], learned
+            )
 
     def _counted_until(self, partition: str) -> int:
         return self._counted.get(partition, 0)
@@ -136,7 +162,9 @@ class GroupSharing(StoreSharing):
     def _receive(self) -> Received:
         if new := set(self._partitions()) - self._claimed:
             self._claimed |= new
-            self._store.claim(dict.fromkeys(str(p) for p in sorted(new)), self._patience_s)
+            self._store.claim(
+                dict.fromkeys(str(p) for p in sorted(new)), self._patience_s
+            )
         return self._store.receive()
 
     def _save(self) -> Received:
@@ -156,31 +184,51 @@ class GroupSharing(StoreSharing):
         if self._group.rank == 0:
             try:
                 received = receive()
-                counted = {str(p): self._store.counted_until(str(p)) for p in self._claimed}
+                counted = {
+                    str(p): self._store.counted_until(str(p)) for p in self._claimed
+                }
                 message = pack_chunk("received", NO_ROWS, *_packed(received, counted))
             except StoreError as error:
                 message = pack_chunk("error", NO_ROWS, {}, {"error": str(error)})
-        lengths = [int(n[0]) for n in self._group.gather_equal(np.array([len(message)]))]
-        chunk = unpack_chunk(self._group.gather_sized(np.frombuffer(message, np.uint8), lengths)[0].data)
+        lengths = [
+            int(n[0]) for n in self._group.gather_equal(np.array([len(message)]))
+        ]
+        chunk = unpack_chunk(
+            self._group.gather_sized(np.frombuffer(message, np.uint8), lengths)[0].data
+        )
         if chunk.kind == "error":
             raise SharingError(chunk.values["error"])
         self._counted = chunk.values["counted"]
         return _unpacked(chunk)
 
 
-def _packed(received: Received, counted: Mapping[str, int]) -> tuple[Arrays, dict[str, Any]]:
+def _packed(
+    received: Received, counted: Mapping[str, int]
+) -> tuple[Arrays, dict[str, Any]]:
     arrays: Arrays = {}
     for k, delta in enumerate(received.deltas):
         for name, part in (("items", delta.items), ("drawn", delta.drawn)):
-            arrays |= {f"delta.{k}.{name}.rows": part.rows, f"delta.{k}.{name}.counts": part.counts}
+            arrays |= {
+                f"delta.{k}.{name}.rows": part.rows,
+                f"delta.{k}.{name}.counts": part.counts,
+            }
     pending: tuple[Contribution, ...] = ()
     if received.reset is not None:
-        arrays |= {"reset.counts": received.reset.counts, "reset.drawn": received.reset.drawn}
+        arrays |= {
+            "reset.counts": received.reset.counts,
+            "reset.drawn": received.reset.drawn,
+        }
         pending = received.reset.pending
     for k, contribution in enumerate(pending):
-        arrays |= {f"pending.{k}.{name}": array for name, array in contribution.arrays().items()}
+        arrays |= {
+            f"pending.{k}.{name}": array
+            for name, array in contribution.arrays().items()
+        }
     if received.corrected is not None:
-        arrays |= {f"corrected.{name}": array for name, array in received.corrected._asdict().items()}
+        arrays |= {
+            f"corrected.{name}": array
+            for name, array in received.corrected._asdict().items()
+        }
     if received.cache is not None:
         arrays["cache"] = received.cache
     values = {name: getattr(received, name) for name in PLAIN} | {"counted": counted}
@@ -189,24 +237,39 @@ def _packed(received: Received, counted: Mapping[str, int]) -> tuple[Arrays, dic
 
 
 def _unpacked(chunk: Chunk) -> Received:
-    arrays, values = chunk.arrays, chunk.values
+    arrays = chunk.arrays
+    values = chunk.values
     deltas = []
     for k in range(values["deltas"]):
         items, drawn = (
-            Increments(arrays[f"delta.{k}.{name}.rows"], arrays[f"delta.{k}.{name}.counts"])
+            Increments(
+                arrays[f"delta.{k}.{name}.rows"], arrays[f"delta.{k}.{name}.counts"]
+            )
             for name in ("items", "drawn")
         )
         deltas.append(Delta("", 0, 0, (), items, drawn))
     pending = []
     for k, spans in enumerate(values["pending"]):
         prefix = f"pending.{k}."
-        own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): array
+            for name, array in arrays.items()
+            if name.startswith(prefix)
+        }
         pending.append(Contribution.from_arrays(spans, own))
     reset = None
     if "reset.counts" in arrays:
         reset = Totals(arrays["reset.counts"], arrays["reset.drawn"], tuple(pending))
     corrected = None
     if "corrected.items" in arrays:
-        corrected = Corrected(*(arrays[f"corrected.{name}"] for name in Corrected._fields))
+        corrected = Corrected(
+            *(arrays[f"corrected.{name}"] for name in Corrected._fields)
+        )
     plain: dict[str, Any] = {name: values[name] for name in PLAIN}
-    return Received(reset=reset, deltas=deltas, corrected=corrected, cache=arrays.get("cache"), **plain)
+    return Received(
+        reset=reset,
+        deltas=deltas,
+        corrected=corrected,
+        cache=arrays.get("cache"),
+        **plain,
+    )

@@ -1,4 +1,5 @@
-"""The shared state of a model in a file: what `streamer store export` writes and `streamer store import` reads.
+"""The shared state of a model in a file: what `streamer store export` writes and
+`streamer store import` reads.
 
 `.npz` without object arrays, so that numpy reads it without pickle:
 
@@ -46,9 +47,15 @@ def write(path: Path, contents: Contents, about: Mapping[str, Any]) -> None:
         "counts": contents.counts,
         "drawn": contents.drawn,
         **pack_strings(partitions, "partitions"),
-        "next": np.array([contents.next.get(name, -1) for name in partitions], np.int64),
-        "epochs": np.array([contents.epochs.get(name, -1) for name in partitions], np.int64),
-        "cache": contents.cache if contents.cache is not None else np.empty(0, np.int64),
+        "next": np.array(
+            [contents.next.get(name, -1) for name in partitions], np.int64
+        ),
+        "epochs": np.array(
+            [contents.epochs.get(name, -1) for name in partitions], np.int64
+        ),
+        "cache": contents.cache
+        if contents.cache is not None
+        else np.empty(0, np.int64),
         "about": np.frombuffer(json.dumps({**about, **described}).encode(), np.uint8),
     }
     with path.open("wb") as file:
@@ -65,35 +72,71 @@ def read(path: Path) -> tuple[Contents, dict[str, Any]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays["about"].tobytes())
-        ids, partitions = unpack_strings(arrays, "ids"), unpack_strings(arrays, "partitions")
+        ids = unpack_strings(arrays, "ids")
+        partitions = unpack_strings(arrays, "partitions")
         problems = _problems(arrays, about, ids, partitions)
     except OSError as error:
         raise StreamerError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, CorruptCheckpoint) as error:
-        raise StreamerError(f"{path} is not an export of a store, or it is damaged: {error}") from error
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        zipfile.BadZipFile,
+        EOFError,
+        CorruptCheckpoint,
+    ) as error:
+        raise StreamerError(
+            f"{path} is not an export of a store, or it is damaged: {error}"
+        ) from error
     if problems:
         raise StreamerError(f"{path} cannot be imported: {'; '.join(problems)}")
-    position, events = Position(str(about["generation"]), int(about["number"]), "", ""), int(about["events"])
+    position = Position(str(about["generation"]), int(about["number"]), "", "")
+    events = int(about["events"])
     following, epochs = (
-        {name: int(n) for name, n in zip(partitions, arrays[column], strict=True) if n >= 0}
+        {
+            name: int(n)
+            for name, n in zip(partitions, arrays[column], strict=True)
+            if n >= 0
+        }
         for column in ("next", "epochs")
     )
     cache = arrays["cache"] if about["has_cache"] else None
-    return Contents(position, events, ids, arrays["counts"], arrays["drawn"], following, epochs, cache), about
+    return Contents(
+        position,
+        events,
+        ids,
+        arrays["counts"],
+        arrays["drawn"],
+        following,
+        epochs,
+        cache,
+    ), about
 
 
 def _problems(
-    arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any], ids: list[str], partitions: list[str]
+    arrays: Mapping[str, NDArray[Any]],
+    about: Mapping[str, Any],
+    ids: list[str],
+    partitions: list[str],
 ) -> list[str]:
     """Everything that is wrong; empty if nothing is."""
     if about["format"] != FORMAT:
         return [f"it has format {about['format']}, this version reads {FORMAT}"]
-    lengths = {"counts": len(ids), "drawn": len(ids), "next": len(partitions), "epochs": len(partitions), "cache": None}
+    lengths = {
+        "counts": len(ids),
+        "drawn": len(ids),
+        "next": len(partitions),
+        "epochs": len(partitions),
+        "cache": None,
+    }
     found = []
     for name, length in lengths.items():
         array = arrays[name]
         if array.dtype != np.int64 or array.ndim != 1:
-            found.append(f"{name} is {array.dtype} of {array.ndim} dimensions, not int64 of one")
+            found.append(
+                f"{name} is {array.dtype} of {array.ndim} dimensions, not int64 of one"
+            )
         elif length is not None and len(array) != length:
             found.append(f"{name} has {len(array):,} numbers, not {length:,}")
         elif array.min(initial=0) < (-1 if name in ("next", "epochs") else 0):

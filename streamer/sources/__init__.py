@@ -1,5 +1,6 @@
-"""Where records come from: Kafka, the embedded log, files and memory, all with the methods of `base.Source`.
+"""Where records come from: Kafka, the embedded log, files and memory, all with the
+methods of `base.Source`.
 
-Belongs here: what moves bytes and offsets; what a record means is the business of `event`.
-May import: `settings` and `errors`.
+Belongs here: what moves bytes and offsets; what a record means is the business of
+`event`. May import: `settings` and `errors`.
 """

@@ -1,4 +1,6 @@
-"""Partitions that were assigned to us by name, each read by itself: a full queue of one does not hold up the others."""
+"""Partitions that were assigned to us by name, each read by itself: a full queue of one
+does not hold up the others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Assigned(Source, Protocol):
     """A source whose partitions are assigned by name."""
 
     def has_no_more(self, partition: Partition) -> bool:
-        """Whether the last look into a partition found no further record. For any thread."""
+        """Whether the last look into a partition found no further record. For any
+        thread.
+        """
         ...
 
 
@@ -39,7 +43,10 @@ class AssignedSource:
         wants: Callable[[Partition], bool],
         may_commit: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._open_one, self._assigned, self._wants, self._may_commit = open_one, assigned, wants, may_commit
+        self._open_one = open_one
+        self._assigned = assigned
+        self._wants = wants
+        self._may_commit = may_commit
         self._sources: dict[Partition, Source] = {}
         self._has_no_more: dict[Partition, bool] = {}
         self._listener: RebalanceListener | None = None
@@ -55,7 +62,9 @@ class AssignedSource:
             if partition not in self._sources:
                 source = self._open_one(partition)
                 source.open(self._listener)
-                self._sources = self._sources | {partition: source}  # not in place: another thread may be reading it
+                self._sources = self._sources | {
+                    partition: source
+                }  # not in place: another thread may be reading it
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`; partitions that do not want more are passed over."""
@@ -79,11 +88,22 @@ class AssignedSource:
     @property
     def problem(self) -> str | None:
         """See `Source.problem`."""
-        return next((p for source in self._sources.values() if (p := source.problem) is not None), None)
+        return next(
+            (
+                p
+                for source in self._sources.values()
+                if (p := source.problem) is not None
+            ),
+            None,
+        )
 
     def positions(self) -> Positions:
         """See `Source.positions`."""
-        return {p: at for source in self._sources.values() for p, at in source.positions().items()}
+        return {
+            p: at
+            for source in self._sources.values()
+            for p, at in source.positions().items()
+        }
 
     def commit(self, positions: Positions) -> None:
         """See `Source.commit`."""
@@ -93,7 +113,11 @@ class AssignedSource:
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`."""
-        return {p: at for source in self._sources.values() for p, at in source.end_offsets().items()}
+        return {
+            p: at
+            for source in self._sources.values()
+            for p, at in source.end_offsets().items()
+        }
 
     def close(self) -> None:
         """See `Source.close`."""

@@ -1,7 +1,8 @@
 """What a source of events is: partitions of records, each read in order from an offset.
 
-Kafka, the embedded log, files and memory all look like this to the rest of Streamer. A source knows nothing of events:
-it moves bytes. As in Kafka, a position is the next offset to read, and a committed offset the next one to be processed.
+Kafka, the embedded log, files and memory all look like this to the rest of Streamer. A
+source knows nothing of events: it moves bytes. As in Kafka, a position is the next
+offset to read, and a committed offset the next one to be processed.
 """
 
 from __future__ import annotations
@@ -31,16 +32,20 @@ class Position(int):
     Args:
         offset: the next offset to read.
         topic_id: of the topic as it was created; "" if it is not known.
-        leader_epoch: of the record before the offset, or a later one; -1 if it is not known. A log that lost its end in
-            an election of its leader has no such record any more.
+        leader_epoch: of the record before the offset, or a later one; -1 if it is not
+            known. A log that lost its end in an election of its leader has no such
+            record any more.
     """
 
     topic_id: str
     leader_epoch: int
 
-    def __new__(cls, offset: int, topic_id: str = "", leader_epoch: int = -1) -> Position:
+    def __new__(
+        cls, offset: int, topic_id: str = "", leader_epoch: int = -1
+    ) -> Position:
         position = super().__new__(cls, offset)
-        position.topic_id, position.leader_epoch = topic_id, leader_epoch
+        position.topic_id = topic_id
+        position.leader_epoch = leader_epoch
         return position
 
 
@@ -63,19 +68,24 @@ class Chunk:
 
 
 class RebalanceListener(Protocol):
-    """Takes partitions over and gives them up. A source calls it inside `open` and `poll`, on the polling thread."""
+    """Takes partitions over and gives them up. A source calls it inside `open` and
+    `poll`, on the polling thread.
+    """
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        """Return how far we have trained these partitions, which are ours now; of those that we never had, nothing.
+        """Return how far we have trained these partitions, which are ours now; of those
+        that we never had, nothing.
 
-        The source resumes there, unless others have trained beyond it: then at their committed offset.
+        The source resumes there, unless others have trained beyond it: then at their
+        committed offset.
         """
         ...
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
         """Give up these partitions: nothing more of them may be trained.
 
-        What is committed before this returns is there for whoever is assigned them next, if the source has groups.
+        What is committed before this returns is there for whoever is assigned them
+        next, if the source has groups.
         """
         ...
 
@@ -83,7 +93,8 @@ class RebalanceListener(Protocol):
 class Source(Protocol):
     """A stream of records.
 
-    `open`, `poll` and `close` are called by one thread. `commit` and `end_offsets` may be called by any thread.
+    `open`, `poll` and `close` are called by one thread. `commit` and `end_offsets` may
+    be called by any thread.
     """
 
     def open(self, listener: RebalanceListener) -> None:
@@ -96,46 +107,60 @@ class Source(Protocol):
         ...
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
-        """Return the next records, at most `max_records` in all, after waiting at most `timeout_s` for the first.
+        """Return the next records, at most `max_records` in all, after waiting at most
+        `timeout_s` for the first.
 
-        With `max_records=0` nothing is read, but we stay a member of the group, and rebalances are served.
+        With `max_records=0` nothing is read, but we stay a member of the group, and
+        rebalances are served.
         """
         ...
 
     @property
     def at_end(self) -> bool:
-        """Whether no record will ever come again: the end of a file or a pipe. A topic never ends."""
+        """Whether no record will ever come again: the end of a file or a pipe. A topic
+        never ends.
+        """
         ...
 
     @property
     def all_assigned(self) -> bool:
-        """Whether every partition is ours, is read by another reader that lives, or was trained to its end by one.
+        """Whether every partition is ours, is read by another reader that lives, or was
+        trained to its end by one.
 
-        False in the middle of a rebalance, and while a reader that died is not yet known to be dead. For the polling
-        thread; may take a moment.
+        False in the middle of a rebalance, and while a reader that died is not yet
+        known to be dead. For the polling thread; may take a moment.
         """
         ...
 
     @property
     def problem(self) -> str | None:
-        """What keeps the other side from responding now, in a sentence; None if nothing does. For any thread."""
+        """What keeps the other side from responding now, in a sentence; None if nothing
+        does. For any thread.
+        """
         ...
 
     def positions(self) -> Positions:
-        """Return for each of our partitions the offset that `poll` reads next, as a `Position` if the source has more.
+        """Return for each of our partitions the offset that `poll` reads next, as a
+        `Position` if the source has more.
 
         Called by the polling thread.
         """
         ...
 
     def commit(self, positions: Positions) -> None:
-        """Commit these positions as the group's offsets. Never waits, never raises; it may be done later."""
+        """Commit these positions as the group's offsets. Never waits, never raises; it
+        may be done later.
+        """
         ...
 
     def end_offsets(self) -> Positions:
-        """Return the offset after the last record of each of our partitions, as far as is known now."""
+        """Return the offset after the last record of each of our partitions, as far as
+        is known now.
+        """
         ...
 
     def close(self) -> None:
-        """Send commits that wait, leave the group, and close the connection. May be called twice."""
+        """Send commits that wait, leave the group, and close the connection. May be
+        called twice.
+        """
         ...

@@ -1,8 +1,9 @@
-"""Events from a file of JSON lines, or from standard input: for a quick look, without a log.
+"""Events from a file of JSON lines, or from standard input: for a quick look, without a
+log.
 
-The file is one partition, `Partition(<its name>, 0)`; an offset is a line number, counted from 0. Blank lines
-are left out but counted, so offsets stay line numbers. Reading goes on at a position by skipping that many
-lines.
+The file is one partition, `Partition(<its name>, 0)`; an offset is a line number,
+counted from 0. Blank lines are left out but counted, so offsets stay line numbers.
+Reading goes on at a position by skipping that many lines.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ IDLE_SLEEP_S = 0.02
 
 
 class FileSource:
-    """Reads lines of a file, of a gzip file (`.gz`), or of standard input (`-`) and other pipes.
+    """Reads lines of a file, of a gzip file (`.gz`), or of standard input (`-`) and
+    other pipes.
 
     Args:
         path: the file; "-" for standard input.
-        follow: at the end of the file, wait for more, as `tail -f` does; a last line without its newline is
-            not
-            taken for complete. Without it the source ends: see `at_end`.
+        follow: at the end of the file, wait for more, as `tail -f` does; a last line
+            without its newline is not taken for complete. Without it the source ends:
+            see `at_end`.
         stdin: what "-" means; the process's standard input if not given.
-        clock: seconds since the epoch; the timestamp of lines from a pipe. A file's lines have its time of
-            change.
-        max_line_bytes: the rest of a longer line is dropped, so that memory stays bounded; far above any
-            event.
+        clock: seconds since the epoch; the timestamp of lines from a pipe. A file's
+            lines have its time of change.
+        max_line_bytes: the rest of a longer line is dropped, so that memory stays
+            bounded; far above any event.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class FileSource:
         """A file keeps no positions."""
 
     def end_offsets(self) -> Positions:
-        """The position after the last line that is not blank; a pipe's end is not known before it comes.
+        """The position after the last line that is not blank; a pipe's end is not known
+        before it comes.
 
         The first call on a large file takes the time of reading it.
         """
@@ -138,11 +141,15 @@ class FileSource:
             return _PlainFile(file, self._path)
         file.close()
         if self._follow:
-            raise SourceError(f"cannot follow {self._path}: a gzip file is not written line by line. Unpack it first")
+            raise SourceError(
+                f"cannot follow {self._path}: a gzip file is not written line by line. Unpack it first"
+            )
         return _GzipFile(self._path)
 
     def _finish(self) -> None:
-        """The input ended: its last line may lack a newline; it must be long enough to hold our position."""
+        """The input ended: its last line may lack a newline; it must be long enough to
+        hold our position.
+        """
         self._lines.finish()
         self._ended = True
         self._check_long_enough()
@@ -168,11 +175,21 @@ class FileSource:
             return []
         self._position = offsets[-1] + 1
         timestamp_ms = int((self._input.changed_at_s() or self._clock()) * 1000)
-        return [Chunk(self.partition, offsets, [timestamp_ms] * len(offsets), [None] * len(offsets), values)]
+        return [
+            Chunk(
+                self.partition,
+                offsets,
+                [timestamp_ms] * len(offsets),
+                [None] * len(offsets),
+                values,
+            )
+        ]
 
 
 class _Lines:
-    """Cuts blocks of bytes into numbered lines, leaving out blank ones and those before `start`."""
+    """Cuts blocks of bytes into numbered lines, leaving out blank ones and those before
+    `start`.
+    """
 
     def __init__(self, max_line_bytes: int) -> None:
         self.start = 0
@@ -183,7 +200,9 @@ class _Lines:
         self._max_line_bytes = max_line_bytes
         self._number = 0  # of the line that `_partial` begins
         self._partial = b""
-        self._cut = False  # `_partial` is as long as allowed: drop bytes up to the next newline
+        self._cut = (
+            False  # `_partial` is as long as allowed: drop bytes up to the next newline
+        )
         self._offsets: list[int] = []
         self._values: list[bytes] = []
         self._taken = 0
@@ -213,10 +232,13 @@ class _Lines:
 
     def take(self, max_records: int) -> tuple[list[int], list[bytes]]:
         until = self._taken + max_records
-        offsets, values = self._offsets[self._taken : until], self._values[self._taken : until]
+        offsets = self._offsets[self._taken : until]
+        values = self._values[self._taken : until]
         self._taken += len(values)
         if not self.ready:
-            self._offsets, self._values, self._taken = [], [], 0
+            self._offsets = []
+            self._values = []
+            self._taken = 0
         return offsets, values
 
     def _skip(self, block: bytes, count: int) -> None:
@@ -237,7 +259,11 @@ class _Lines:
 
     def _cut_long_line(self) -> None:
         if len(self._partial) > self._max_line_bytes:
-            logger.warning("line %d is longer than %d bytes; the rest is dropped", self._number, self._max_line_bytes)
+            logger.warning(
+                "line %d is longer than %d bytes; the rest is dropped",
+                self._number,
+                self._max_line_bytes,
+            )
             self._partial = self._partial[: self._max_line_bytes]
             self._cut = True
 
@@ -246,11 +272,15 @@ class _Input(Protocol):
     """Where bytes come from."""
 
     def read(self, timeout_s: float) -> bytes | None:
-        """The next bytes; b"" at the end (for now, if a file may grow); None if none came in time."""
+        """The next bytes; b"" at the end (for now, if a file may grow); None if none
+        came in time.
+        """
         ...
 
     def changed_at_s(self) -> float | None:
-        """When the content was written, in seconds since the epoch; None if the input does not know."""
+        """When the content was written, in seconds since the epoch; None if the input
+        does not know.
+        """
         ...
 
     def close(self) -> None: ...
@@ -264,7 +294,9 @@ class _PlainFile:
     def read(self, timeout_s: float) -> bytes | None:
         block = self._file.read(BLOCK_BYTES)
         if not block and os.fstat(self._file.fileno()).st_size < self._file.tell():
-            raise SourceError(f"{self._path} became shorter while it was read: it was truncated or rewritten")
+            raise SourceError(
+                f"{self._path} became shorter while it was read: it was truncated or rewritten"
+            )
         return block
 
     def changed_at_s(self) -> float | None:
@@ -283,7 +315,9 @@ class _GzipFile:
         try:
             return self._file.read(BLOCK_BYTES)
         except (OSError, EOFError, zlib.error) as error:
-            raise SourceError(f"cannot unpack {self._path}: {error}. Is it complete?") from error
+            raise SourceError(
+                f"cannot unpack {self._path}: {error}. Is it complete?"
+            ) from error
 
     def changed_at_s(self) -> float | None:
         return self._path.stat().st_mtime
@@ -331,7 +365,9 @@ class _EndCounter:
                     self._add(block)
             except (OSError, EOFError, zlib.error) as error:  # poll will say so
                 logger.debug("cannot count lines: %s", error)
-            return self._lines + 1 if self._unfinished and not self._follow else self._end
+            return (
+                self._lines + 1 if self._unfinished and not self._follow else self._end
+            )
 
     def close(self) -> None:
         with self._lock:

@@ -1,7 +1,8 @@
 """Topics in memory: the twin of a real log that tests, and programs without one, use.
 
-The simplest thing that keeps the Source protocol: records lie in one list in append order, and a reader walks
-along it. `MemorySource.assign` and `revoke` play the part of a group's coordinator.
+The simplest thing that keeps the Source protocol: records lie in one list in append
+order, and a reader walks along it. `MemorySource.assign` and `revoke` play the part of
+a group's coordinator.
 
     log = MemoryLog()
     log.create_topic("interactions", partitions=2)
@@ -19,7 +20,13 @@ from typing import Literal, NamedTuple
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
-from streamer.sources.positions import Partitioner, Record, as_topics, checked_partitions, checked_position
+from streamer.sources.positions import (
+    Partitioner,
+    Record,
+    as_topics,
+    checked_partitions,
+    checked_position,
+)
 
 
 class _Stored(NamedTuple):
@@ -50,17 +57,27 @@ class MemoryLog:
         with self.changed:
             existing = len(self._ends.setdefault(name, [0] * partitions))
             if existing != partitions:
-                raise SourceError(f"topic {name!r} has {existing} partitions, not {partitions}")
+                raise SourceError(
+                    f"topic {name!r} has {existing} partitions, not {partitions}"
+                )
             self._partitioners.setdefault(name, Partitioner(partitions))
             self.changed.notify_all()
 
-    def append(self, topic: str, records: Iterable[Record], partition: int | None = None) -> None:
+    def append(
+        self, topic: str, records: Iterable[Record], partition: int | None = None
+    ) -> None:
         """Append records, by key or to the given partition."""
         with self.changed:
             ends = self._ends_of(topic)
             for record in records:
-                number = self._partitioners[topic].choose(record[0]) if partition is None else partition
-                self.stored.append(_Stored(Partition(topic, number), ends[number], record))
+                number = (
+                    self._partitioners[topic].choose(record[0])
+                    if partition is None
+                    else partition
+                )
+                self.stored.append(
+                    _Stored(Partition(topic, number), ends[number], record)
+                )
                 ends[number] += 1
             self.changed.notify_all()
 
@@ -72,11 +89,16 @@ class MemoryLog:
     def end_offsets(self, topic: str) -> dict[Partition, int]:
         """The position after the last record of each partition."""
         with self.changed:
-            return {Partition(topic, number): end for number, end in enumerate(self._ends_of(topic))}
+            return {
+                Partition(topic, number): end
+                for number, end in enumerate(self._ends_of(topic))
+            }
 
     def _ends_of(self, topic: str) -> list[int]:
         if topic not in self._ends:
-            raise UnknownTopic(f"there is no topic {topic!r}; there are {sorted(self._ends) or 'none'}")
+            raise UnknownTopic(
+                f"there is no topic {topic!r}; there are {sorted(self._ends) or 'none'}"
+            )
         return self._ends[topic]
 
 
@@ -86,9 +108,10 @@ class MemorySource:
     Args:
         log: where the records are.
         topics: one topic or several.
-        partitions: the partition numbers to read of every topic; None for all. May be empty: `assign` adds
-            some.
-        start: where partitions begin that neither the listener nor the group has a position for.
+        partitions: the partition numbers to read of every topic; None for all. May be
+            empty: `assign` adds some.
+        start: where partitions begin that neither the listener nor the group has a
+            position for.
         group: the name under which `commit` stores positions in `log.committed`.
         trainer: what tells our commits from those of others; "" if nothing does.
     """
@@ -102,7 +125,8 @@ class MemorySource:
         group: str = "streamer",
         trainer: str = "",
     ) -> None:
-        self._log, self._trainer = log, trainer
+        self._log = log
+        self._trainer = trainer
         self._since: dict[Partition, int] = {}
         self._topics = as_topics(topics)
         self._wanted = partitions
@@ -112,25 +136,37 @@ class MemorySource:
         self._rebalances: deque[tuple[bool, list[Partition]]] = deque()
         self._positions: dict[Partition, int] = {}
         self._all_assigned = True
-        self._cursor = 0  # index into log.stored; everything of ours before it was returned
+        self._cursor = (
+            0  # index into log.stored; everything of ours before it was returned
+        )
 
     def open(self, listener: RebalanceListener) -> None:
         """Take the wanted partitions, or all. See `Source.open`."""
         existing = self._log.topics()
         for topic in self._topics:
             if topic not in existing:
-                raise UnknownTopic(f"there is no topic {topic!r}; there are {sorted(existing) or 'none'}")
+                raise UnknownTopic(
+                    f"there is no topic {topic!r}; there are {sorted(existing) or 'none'}"
+                )
         self._listener = listener
-        ours = [p for topic in self._topics for p in checked_partitions(topic, existing[topic], self._wanted)]
+        ours = [
+            p
+            for topic in self._topics
+            for p in checked_partitions(topic, existing[topic], self._wanted)
+        ]
         if ours:
             self._take_over(ours)
 
     def assign(self, partitions: Iterable[Partition]) -> None:
-        """Give these partitions to this reader, inside its next poll. Any thread may call."""
+        """Give these partitions to this reader, inside its next poll. Any thread may
+        call.
+        """
         self._announce(True, partitions)
 
     def revoke(self, partitions: Iterable[Partition]) -> None:
-        """Take these partitions from this reader, inside its next poll. Any thread may call."""
+        """Take these partitions from this reader, inside its next poll. Any thread may
+        call.
+        """
         self._announce(False, partitions)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
@@ -139,7 +175,11 @@ class MemorySource:
         while True:
             self._serve_rebalances()
             chunks = self._take(max_records)
-            if chunks or max_records == 0 or not self._wait_for_news(deadline - time.monotonic()):
+            if (
+                chunks
+                or max_records == 0
+                or not self._wait_for_news(deadline - time.monotonic())
+            ):
                 return chunks
 
     at_end = False
@@ -147,7 +187,9 @@ class MemorySource:
 
     @property
     def all_assigned(self) -> bool:
-        """See `Source.all_assigned`. A reader from which everything was revoked waits for what is assigned next."""
+        """See `Source.all_assigned`. A reader from which everything was revoked waits
+        for what is assigned next.
+        """
         return self._all_assigned
 
     def positions(self) -> Positions:
@@ -159,7 +201,10 @@ class MemorySource:
         with self._log.changed:
             self._log.committed.setdefault(self._group, {}).update(positions)
             for partition in positions:
-                self._log.trained_by[self._group, partition] = self._trainer, self._since.get(partition, 0)
+                self._log.trained_by[self._group, partition] = (
+                    self._trainer,
+                    self._since.get(partition, 0),
+                )
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`."""
@@ -169,7 +214,9 @@ class MemorySource:
         return {partition: ends[partition] for partition in tuple(self._positions)}
 
     def close(self) -> None:
-        """Give up all partitions, without a call of the listener: it is the one who closes."""
+        """Give up all partitions, without a call of the listener: it is the one who
+        closes.
+        """
         self._positions = {}
         self._listener = None
 
@@ -196,7 +243,9 @@ class MemorySource:
         self._all_assigned = True
         self._cursor = 0  # what was returned before is left out by its position
 
-    def _starting_position(self, partition: Partition, answer: int | None, end: int) -> int:
+    def _starting_position(
+        self, partition: Partition, answer: int | None, end: int
+    ) -> int:
         """As Kafka has it: how far we or others came, whichever is later; the policy."""
         committed, (trainer, since) = (
             self._log.committed.get(self._group, {}).get(partition),
@@ -222,7 +271,10 @@ class MemorySource:
             while max_records > 0 and self._cursor < len(self._log.stored):
                 stored = self._log.stored[self._cursor]
                 self._cursor += 1
-                if self._positions.get(stored.partition, stored.offset + 1) == stored.offset:
+                if (
+                    self._positions.get(stored.partition, stored.offset + 1)
+                    == stored.offset
+                ):
                     self._positions[stored.partition] += 1
                     _extend(chunks, stored)
                     max_records -= 1
@@ -230,8 +282,12 @@ class MemorySource:
 
     def _wait_for_news(self, timeout_s: float) -> bool:
         with self._log.changed:
-            news = lambda: bool(self._rebalances) or self._cursor < len(self._log.stored)  # noqa: E731
-            return timeout_s > 0 and self._log.changed.wait_for(news, timeout_s)
+            return timeout_s > 0 and self._log.changed.wait_for(
+                self._has_news, timeout_s
+            )
+
+    def _has_news(self) -> bool:
+        return bool(self._rebalances) or self._cursor < len(self._log.stored)
 
 
 def _extend(chunks: list[Chunk], stored: _Stored) -> None:

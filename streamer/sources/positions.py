@@ -1,4 +1,6 @@
-"""Small rules that the log-like sources share: which partition a record goes to, and where reading starts."""
+"""Small rules that the log-like sources share: which partition a record goes to, and
+where reading starts.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,22 @@ from streamer.sources.base import Partition
 logger = logging.getLogger(__name__)
 
 Record = tuple[bytes | None, bytes, int]
-"""Key (or None), value, timestamp in milliseconds since the epoch: what a writer appends."""
+"""Key (or None), value, timestamp in milliseconds since the epoch: what a writer
+appends.
+"""
 
 
 def partition_of_key(key: bytes, partitions: int) -> int:
-    """The partition a key belongs to: its CRC-32 modulo the number of partitions. Never to be changed."""
+    """The partition a key belongs to: its CRC-32 modulo the number of partitions. Never
+    to be changed.
+    """
     return zlib.crc32(key) % partitions
 
 
 class Partitioner:
-    """Chooses partitions for the records of one topic: by key, and round robin for records without one."""
+    """Chooses partitions for the records of one topic: by key, and round robin for
+    records without one.
+    """
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
@@ -33,19 +41,26 @@ class Partitioner:
         return (next(self._turn) if key is None else zlib.crc32(key)) % self._partitions
 
 
-def checked_partitions(topic: str, existing: int, wanted: Collection[int] | None) -> list[Partition]:
-    """The partitions of a topic that a reader takes: all of them, or the wanted ones, which must exist."""
+def checked_partitions(
+    topic: str, existing: int, wanted: Collection[int] | None
+) -> list[Partition]:
+    """The partitions of a topic that a reader takes: all of them, or the wanted ones,
+    which must exist.
+    """
     numbers = range(existing) if wanted is None else sorted(set(wanted))
     missing = [number for number in numbers if not 0 <= number < existing]
     if missing:
-        raise SourceError(f"topic {topic!r} has partitions 0 to {existing - 1}, not {missing}: choose among those")
+        raise SourceError(
+            f"topic {topic!r} has partitions 0 to {existing - 1}, not {missing}: choose among those"
+        )
     return [Partition(topic, number) for number in numbers]
 
 
 def checked_position(partition: Partition, position: int, end: int) -> int:
     """The position, which must not be beyond the end of the partition.
 
-    The log would not be the one that the position was taken from; reading on would silently lose or double events.
+    The log would not be the one that the position was taken from; reading on would
+    silently lose or double events.
     """
     if position > end:
         raise SourceError(

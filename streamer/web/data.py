@@ -15,7 +15,9 @@ SHOWN_VALUE = 160
 """Characters of a dead letter's value that are shown."""
 
 
-def page_data(monitor: Monitor, span: str = "recent", show_values: bool = False) -> dict[str, Any]:
+def page_data(
+    monitor: Monitor, span: str = "recent", show_values: bool = False
+) -> dict[str, Any]:
     """Everything that the page shows.
 
     Args:
@@ -34,13 +36,19 @@ def page_data(monitor: Monitor, span: str = "recent", show_values: bool = False)
         "ready": _verdict(monitor.health.ready()),
         "timeline": {"span": span, "columns": monitor.timeline.columns, "rows": rows},
         "figures": _figures(status) if status is not None else None,
-        "cache": _cache(monitor.sampler_report) if monitor.sampler_report is not None else None,
+        "cache": _cache(monitor.sampler_report)
+        if monitor.sampler_report is not None
+        else None,
         "ranking": _ranking(status) if status is not None else None,
         "partitions": _partitions(status) if status is not None else [],
         "ranks": _ranks(status) if status is not None else [],
         "dead_letters": {
-            "reasons": dict(status.accounting.get("dead_letters", {})) if status is not None else {},
-            "recent": [_letter(at, letter, show_values) for at, letter in monitor.letters()],
+            "reasons": dict(status.accounting.get("dead_letters", {}))
+            if status is not None
+            else {},
+            "recent": [
+                _letter(at, letter, show_values) for at, letter in monitor.letters()
+            ],
             "shows_values": show_values,
             "held_up": status.held_up if status is not None else None,
         },
@@ -61,19 +69,27 @@ def _figures(status: Status) -> dict[str, Any]:
         "queued_events": status.queued_events,
         "loss": status.loss,
         "hit_rate": status.hit_rate,
-        "best_floor": status.best_floor._asdict() if status.best_floor is not None else None,
+        "best_floor": status.best_floor._asdict()
+        if status.best_floor is not None
+        else None,
         "steps": status.steps,
         "users": status.users,
         "items": status.items,
         "limits": status.limits._asdict() if status.limits is not None else None,
         "evicted": status.evicted,
         "rebalances": status.rebalances,
-        **{name: status.accounting.get(name, 0) for name in ("consumed", "trained", "filtered", "dead_lettered")},
+        **{
+            name: status.accounting.get(name, 0)
+            for name in ("consumed", "trained", "filtered", "dead_lettered")
+        },
     }
 
 
 def _ranking(status: Status) -> dict[str, Any]:
-    return {"influence": status.influence, "towers": str(status.towers) if status.towers is not None else None}
+    return {
+        "influence": status.influence,
+        "towers": str(status.towers) if status.towers is not None else None,
+    }
 
 
 def _cache(report: SamplerReport) -> dict[str, Any]:
@@ -93,14 +109,22 @@ def _cache(report: SamplerReport) -> dict[str, Any]:
 def _partitions(status: Status) -> list[dict[str, Any]]:
     """Our partitions; of a file nobody knows the lag."""
     return [
-        {"topic": p.topic, "partition": p.number, "position": position, "lag": status.lag.get(p)}
+        {
+            "topic": p.topic,
+            "partition": p.number,
+            "position": position,
+            "lag": status.lag.get(p),
+        }
         for p, position in sorted(status.partitions.items())
     ]
 
 
 def _ranks(status: Status) -> list[dict[str, Any]]:
     """The trainers of a group; none if this one trains alone."""
-    return [{"partitions": [p.number for p in rank.partitions], **rank.figures._asdict()} for rank in status.ranks]
+    return [
+        {"partitions": [p.number for p in rank.partitions], **rank.figures._asdict()}
+        for rank in status.ranks
+    ]
 
 
 def _letter(at: float, letter: DeadLetter, show_values: bool) -> dict[str, Any]:
@@ -133,7 +157,9 @@ def _store(status: Status) -> dict[str, Any]:
 
 def _checkpoint(monitor: Monitor, status: Status) -> dict[str, Any]:
     return {
-        "age_s": monitor.checkpoint_age_s() if status.checkpoint_age_s is not None else None,
+        "age_s": monitor.checkpoint_age_s()
+        if status.checkpoint_age_s is not None
+        else None,
         "unsaved_events": status.saves.unsaved_events,
         "duration_s": status.saves.seconds,
         "longest_pause_s": status.saves.longest_pause_s,
@@ -148,4 +174,8 @@ def _publishing(status: Status) -> dict[str, Any] | None:
     if published is None:
         return None
     age_s = time.time() - published.at_s if published.at_s is not None else None
-    return {"generation": published.generation, "age_s": age_s, "problem": published.problem}
+    return {
+        "generation": published.generation,
+        "age_s": age_s,
+        "problem": published.problem,
+    }

@@ -1,4 +1,6 @@
-"""What is served: the live page and its data, metrics for Prometheus, health for Kubernetes."""
+"""What is served: the live page and its data, metrics for Prometheus, health for
+Kubernetes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ FILES = {
 def routes(monitor: Monitor, show_values: bool = False) -> Routes:
     """Everything that can be asked; what dead letters hold only if `show_values`."""
     return {
-        **{path: functools.partial(_file, name, kind) for path, (name, kind) in FILES.items()},
+        **{
+            path: functools.partial(_file, name, kind)
+            for path, (name, kind) in FILES.items()
+        },
         "/plotly.js": plotly,
         "/data.json": lambda request: _data(monitor, request, show_values),
         "/metrics": lambda request: _metrics(monitor, request),
@@ -51,14 +56,21 @@ def _plotly_packed() -> tuple[bytes, bytes]:
 def plotly(_: Request) -> Answer:
     """The charts' library, as the installed package carries it."""
     script, packed = _plotly_packed()
-    return Answer(script, "text/javascript; charset=utf-8", cache="public, max-age=86400", packed=packed)
+    return Answer(
+        script,
+        "text/javascript; charset=utf-8",
+        cache="public, max-age=86400",
+        packed=packed,
+    )
 
 
 def _data(monitor: Monitor, request: Request, show_values: bool) -> Answer:
     from streamer.web.data import page_data
 
     span = "run" if request.parameters.get("span") == "run" else "recent"
-    body = msgspec.json.encode(page_data(monitor, span, show_values))  # numbers that are not finite become null
+    body = msgspec.json.encode(
+        page_data(monitor, span, show_values)
+    )  # numbers that are not finite become null
     return Answer(body, "application/json")
 
 
@@ -70,4 +82,6 @@ def _metrics(monitor: Monitor, request: Request) -> Answer:
 def _health(verdict: Callable[[], Verdict]) -> Answer:
     ok, reason = verdict()
     status = HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return Answer(msgspec.json.encode({"ok": ok, "reason": reason}), "application/json", status)
+    return Answer(
+        msgspec.json.encode({"ok": ok, "reason": reason}), "application/json", status
+    )

@@ -26,7 +26,9 @@ logger = logging.getLogger("streamer")
 
 
 @contextlib.contextmanager
-def serve_metrics(source: str, host: str, port: int, show_values: bool = False) -> Iterator[tuple[Monitor, str]]:
+def serve_metrics(
+    source: str, host: str, port: int, show_values: bool = False
+) -> Iterator[tuple[Monitor, str]]:
     """A monitor that is served while the block runs, and the address of its page.
 
     Args:
@@ -61,4 +63,6 @@ def opens_browser(environ: Mapping[str, str] = os.environ) -> bool:
 
 def open_browser(url: str) -> None:
     """Open the page, beside everything else: a browser may take its time to start."""
-    threading.Thread(target=webbrowser.open, args=(url,), name="browser", daemon=True).start()
+    threading.Thread(
+        target=webbrowser.open, args=(url,), name="browser", daemon=True
+    ).start()

@@ -1,7 +1,9 @@
-"""A small HTTP server: a few paths, each served by a function. It only reads, and only GET and HEAD.
+"""A small HTTP server: a few paths, each served by a function. It only reads, and only
+GET and HEAD.
 
-Nothing that a client does takes more than a few threads and file descriptors from the trainer: there are at most
-`MOST_CONNECTIONS`, of which a new one displaces the oldest, and each request is over within `REQUEST_S`.
+Nothing that a client does takes more than a few threads and file descriptors from the
+trainer: there are at most `MOST_CONNECTIONS`, of which a new one displaces the oldest,
+and each request is over within `REQUEST_S`.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ from streamer.errors import StreamerError
 logger = logging.getLogger(__name__)
 
 REQUEST_S = 30.0
-"""A connection is closed that has taken longer to ask and to read the answer, or has asked nothing for so long."""
+"""A connection is closed that has taken longer to ask and to read the answer, or has
+asked nothing for so long.
+"""
 MOST_CONNECTIONS = 64
 LEAST_COMPRESSED = 1024
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-"""The empty string: plotly makes an empty style element and fills it by script; the rest it styles by attributes."""
+"""The empty string: plotly makes an empty style element and fills it by script; the
+rest it styles by attributes.
+"""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -69,7 +75,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked: the parameters of the query, and the media types that are understood."""
+    """What was asked: the parameters of the query, and the media types that are
+    understood.
+    """
 
     parameters: Mapping[str, str]
     accept: str
@@ -92,11 +100,15 @@ class WebServer:
 
     def __init__(self, routes: Routes, host: str = "127.0.0.1", port: int = 0) -> None:
         self._server = _listening(host, port, _handler(routes))
-        self._server.only_local = ipaddress.ip_address(str(self._server.server_address[0])).is_loopback
+        self._server.only_local = ipaddress.ip_address(
+            str(self._server.server_address[0])
+        ).is_loopback
         self.port: int = self._server.server_address[1]
         self.url = f"http://{_shown(host)}:{self.port}/"
         """Where a browser on this machine finds it."""
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="web", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="web", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -110,7 +122,9 @@ class WebServer:
 
 def _listening(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         kind = type("_Server", (_Server,), {"address_family": family})
         server: _Server = kind(address[:2], handler)
     except OSError as error:
@@ -140,11 +154,16 @@ def _shown(host: str) -> str:
 def is_local(host: str) -> bool:
     """Whether a `Host` header names this machine, as only a program on it would say.
 
-    The page of a stranger may ask a browser for a name of its own that leads to 127.0.0.1; that name comes along here.
+    The page of a stranger may ask a browser for a name of its own that leads to
+    127.0.0.1; that name comes along here.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
+        return (
+            name == "localhost"
+            or name.endswith(".localhost")
+            or ipaddress.ip_address(name).is_loopback
+        )
     except ValueError:
         return False
 
@@ -156,7 +175,9 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = MOST_CONNECTIONS
 
     def __init__(self, *arguments: Any) -> None:
-        self._deadlines: dict[socket.socket, float] = {}  # of connections, the oldest first
+        self._deadlines: dict[
+            socket.socket, float
+        ] = {}  # of connections, the oldest first
         self._lock = threading.Lock()
         super().__init__(*arguments)
 
@@ -189,7 +210,11 @@ class _Server(ThreadingHTTPServer):
         """Called a few times a second."""
         now = time.monotonic()
         with self._lock:
-            overdue = [connection for connection, deadline in self._deadlines.items() if deadline < now]
+            overdue = [
+                connection
+                for connection, deadline in self._deadlines.items()
+                if deadline < now
+            ]
         self._hang_up(overdue)
 
     def _hang_up(self, connections: Iterable[socket.socket]) -> None:
@@ -201,12 +226,17 @@ class _Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
-        """Without the look for our own name that the base does: it may wait for a name server."""
+        """Without the look for our own name that the base does: it may wait for a name
+        server.
+        """
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, mostly; nothing that a trainer should print a traceback for."""
+        """A client that went away, mostly; nothing that a trainer should print a
+        traceback for.
+        """
         logger.debug("a request of %s failed", client_address, exc_info=True)
 
 
@@ -216,7 +246,8 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server_version, sys_version = "streamer", ""
+    server_version = "streamer"
+    sys_version = ""
     timeout = REQUEST_S
     routes: Routes
     server: _Server
@@ -239,25 +270,39 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.close_connection = True  # whatever comes with it is not read
         headers = {"Allow": "GET, HEAD", "Connection": "close"}
-        self._send(Answer(b"only GET and HEAD are allowed\n", status=HTTPStatus.METHOD_NOT_ALLOWED, headers=headers))
+        self._send(
+            Answer(
+                b"only GET and HEAD are allowed\n",
+                status=HTTPStatus.METHOD_NOT_ALLOWED,
+                headers=headers,
+            )
+        )
 
     do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST  # noqa: N815
 
     def _answer(self) -> Answer:
         try:
             parts = urlsplit(self.path)
-            parameters = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+            parameters = {
+                name: values[-1] for name, values in parse_qs(parts.query).items()
+            }
         except ValueError:
             return Answer(b"this is not a valid path\n", status=HTTPStatus.BAD_REQUEST)
         found = self.routes.get(parts.path)
         if found is None:
             known = ", ".join(sorted(self.routes))
-            return Answer(f"this path does not exist; there are {known}\n".encode(), status=HTTPStatus.NOT_FOUND)
+            return Answer(
+                f"this path does not exist; there are {known}\n".encode(),
+                status=HTTPStatus.NOT_FOUND,
+            )
         try:
             return found(Request(parameters, self.headers.get("Accept", "")))
         except Exception:
             logger.exception("the request of %s failed", parts.path)
-            return Answer(b"the request failed; the trainer's log says why\n", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            return Answer(
+                b"the request failed; the trainer's log says why\n",
+                status=HTTPStatus.INTERNAL_SERVER_ERROR,
+            )
 
     def _send(self, answer: Answer) -> None:
         body = self._packed(answer)
@@ -279,7 +324,11 @@ class _Handler(BaseHTTPRequestHandler):
         understood = "gzip" in self.headers.get("Accept-Encoding", "")
         if not understood or len(answer.body) < LEAST_COMPRESSED:
             return answer.body
-        return answer.packed if answer.packed is not None else gzip.compress(answer.body, 1)
+        return (
+            answer.packed
+            if answer.packed is not None
+            else gzip.compress(answer.body, 1)
+        )
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("%s", format % args)

@@ -1,7 +1,8 @@
 """Trivial recommenders: a method that loses to one of them is of no use.
 
 Belongs here: one recommender a file, which learns from each event after it was ranked.
-May import: `metrics.composition`, `model`, and the pair counts and seen items of `prequential`.
+May import: `metrics.composition`, `model`, and the pair counts and seen items of
+`prequential`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ FLOORS: dict[str, Callable[[], Floor]] = {
 }
 
 LINE_FLOORS = ("most-popular", "last-items", "counting")
-"""Those beside a running line: their memory is bounded by the number of users and items."""
+"""Those beside a running line: their memory is bounded by the number of users and
+items.
+"""
 
 
 def make_floors(names: Sequence[str]) -> list[Floor]:
@@ -49,5 +52,10 @@ def make_floors(names: Sequence[str]) -> list[Floor]:
     """
     unknown = [name for name in names if name not in FLOORS]
     if unknown:
-        raise SettingsError([f"there is no floor {name!r}: choose among {', '.join(FLOORS)}" for name in unknown])
+        raise SettingsError(
+            [
+                f"there is no floor {name!r}: choose among {', '.join(FLOORS)}"
+                for name in unknown
+            ]
+        )
     return [FLOORS[name]() for name in names]

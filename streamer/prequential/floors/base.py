@@ -20,10 +20,12 @@ RECENT = 10
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of the stream: events that are learned from, and among them those to be ranked.
+    """A stretch of the stream: events that are learned from, and among them those to be
+    ranked.
 
-    Without a feedback delay it is a micro-batch, and an event is ranked when all before it are learned. With one, it
-    begins with events that were ranked and still wait to be learned from.
+    Without a feedback delay it is a micro-batch, and an event is ranked when all before
+    it are learned. With one, it begins with events that were ranked and still wait to
+    be learned from.
 
     Args:
         users: [n] user rows, in the order of the stream.
@@ -31,7 +33,8 @@ class Stretch:
         recent: [n, 10] the last distinct items of each event's user, as of the event.
         ages_s: [n, 10] how long before the event the user had each of them.
         ranked: [m] the places of the events to be ranked, ascending.
-        due: [m] how many events of the stretch are learned before each of those is ranked; ascends.
+        due: [m] how many events of the stretch are learned before each of those is
+            ranked; ascends.
         end: how many are learned when all are ranked.
         seen: what the users of the `ranked` had before.
     """
@@ -46,8 +49,12 @@ class Stretch:
     seen: SeenBefore
 
     def __post_init__(self) -> None:
-        assert 0 <= self.end <= len(self.items), "an event can only be learned from when it has come"
-        assert ((self.due >= 0) & (self.due <= self.ranked)).all(), "an event is ranked before it is learned from"
+        assert 0 <= self.end <= len(self.items), (
+            "an event can only be learned from when it has come"
+        )
+        assert ((self.due >= 0) & (self.due <= self.ranked)).all(), (
+            "an event is ranked before it is learned from"
+        )
 
     @property
     def targets(self) -> Rows:
@@ -56,11 +63,13 @@ class Stretch:
 
 
 class Ranks(NamedTuple):
-    """Where the items of m events stood in the lists made for them before they came; `MISS` if nowhere.
+    """Where the items of m events stood in the lists made for them before they came;
+    `MISS` if nowhere.
 
     Args:
         among_all: [m] in the list of all items.
-        among_new: [m] in the list without what the user had; `MISS` if the item is among those.
+        among_new: [m] in the list without what the user had; `MISS` if the item is
+            among those.
     """
 
     among_all: Rows
@@ -82,5 +91,7 @@ class Floor(Protocol):
         ...
 
     def forget(self, items: Rows) -> None:
-        """Retire items: their rows are those of others from now on (may look at everything)."""
+        """Retire items: their rows are those of others from now on (may look at
+        everything).
+        """
         ...

@@ -9,14 +9,18 @@ from streamer.prequential.floors.base import Ranks, Stretch
 
 
 class LastItems:
-    """Recommends the user's last ten distinct items, most recent first; nothing that is new to the user."""
+    """Recommends the user's last ten distinct items, most recent first; nothing that is
+    new to the user.
+    """
 
     name = "last-items"
 
     def walk(self, stretch: Stretch) -> Ranks:
         """Rank; what a user had last is state of the stream, there is nothing to learn."""
         ranks = Ranks.missed(len(stretch.ranked))
-        at, place = np.nonzero(stretch.recent[stretch.ranked] == stretch.targets[:, None])
+        at, place = np.nonzero(
+            stretch.recent[stretch.ranked] == stretch.targets[:, None]
+        )
         ranks.among_all[at] = place + 1
         return ranks
 

@@ -1,7 +1,9 @@
-"""The floors of popularity: all items by their number of events, of all events or of the last ones.
+"""The floors of popularity: all items by their number of events, of all events or of
+the last ones.
 
-Items stay sorted from event to event: those with equal counts are neighbours, so an item whose count changes by one
-only changes places with the first or the last of its neighbours.
+Items stay sorted from event to event: those with equal counts are neighbours, so an
+item whose count changes by one only changes places with the first or the last of its
+neighbours.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Popularity(NamedTuple):
         items: [N] the most frequent first.
         place: [N] where each item is in `items`.
         counts: [N] events of each item.
-        above: [C] how many items have more than c events: where those with exactly c begin.
+        above: [C] how many items have more than c events: where those with exactly c
+            begin.
         last: [W] the last events that count; empty if all do.
         learned: [1] how many events came.
     """
@@ -57,7 +60,9 @@ class MostPopular:
         self.size = len(counts)
         order = np.argsort(-counts, kind="stable")
         above = len(counts) - np.cumsum(np.bincount(counts, minlength=1))
-        self._order = Popularity(order, np.argsort(order), counts.copy(), above, *self._window)
+        self._order = Popularity(
+            order, np.argsort(order), counts.copy(), above, *self._window
+        )
 
     def walk(self, stretch: Stretch) -> Ranks:
         """Rank and learn, event by event."""
@@ -80,23 +85,35 @@ class MostPopular:
         return self._order.items[: self.size]
 
     def bands(self, items: Rows) -> Rows:
-        """Popularity band of each item now: 0 the head, 1 the torso, 2 the tail and what was never seen."""
+        """Popularity band of each item now: 0 the head, 1 the torso, 2 the tail and
+        what was never seen.
+        """
         counts = self._order.counts[self.items()]
         share = (np.cumsum(counts) - counts) / max(counts.sum(), 1)
         begins = np.searchsorted(share, (HEAD, TORSO))
         known = items < self.size
-        place = np.where(known, self._order.place[np.where(known, items, 0)], self.size) if self.size else items
+        place = (
+            np.where(known, self._order.place[np.where(known, items, 0)], self.size)
+            if self.size
+            else items
+        )
         return np.where(known, np.searchsorted(begins, place, side="right"), 2)
 
     def reserve(self, size: int, events: int) -> Popularity:
-        """Make room for N items, and for the counts after this many events; returns what these change."""
-        order, old = self._order, self.size
+        """Make room for N items, and for the counts after this many events; returns
+        what these change.
+        """
+        order = self._order
+        old = self.size
         self.size = max(size, old)
         self._order = order._replace(
             items=grown(order.items, self.size),
             place=grown(order.place, self.size),
             counts=grown(order.counts, self.size),
-            above=grown(order.above, int(order.counts[order.items[0]]) + events + 2 if old else events + 2),
+            above=grown(
+                order.above,
+                int(order.counts[order.items[0]]) + events + 2 if old else events + 2,
+            ),
         )
         new = np.arange(old, self.size)
         self._order.items[new] = self._order.place[new] = new
@@ -145,8 +162,11 @@ def _forget(order: Popularity, items: Rows) -> None:
 
 @compiled
 def count_event(order: Popularity, item: int) -> None:
-    """One more event of an item; where only the last ones count, the oldest of these is forgotten."""
-    last, learned = order.last, order.learned
+    """One more event of an item; where only the last ones count, the oldest of these is
+    forgotten.
+    """
+    last = order.last
+    learned = order.learned
     _one_more(order, item)
     if len(last):
         slot = learned[0] % len(last)
@@ -174,6 +194,9 @@ def _one_less(order: Popularity, item: int) -> None:
 
 @compiled
 def _swap(order: Popularity, one: int, other: int) -> None:
-    a, b = order.items[one], order.items[other]
-    order.items[one], order.items[other] = b, a
-    order.place[a], order.place[b] = other, one
+    a = order.items[one]
+    b = order.items[other]
+    order.items[one] = b
+    order.items[other] = a
+    order.place[a] = other
+    order.place[b] = one

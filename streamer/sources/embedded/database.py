@@ -1,4 +1,6 @@
-"""The database of the embedded log: its tables and the questions put to them. `embedded.py` explains it."""
+"""The database of the embedded log: its tables and the questions put to them.
+`embedded.py` explains it.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,27 @@ Run = tuple[Sequence[int], Sequence[bytes | None], Sequence[bytes]]
 """Timestamps, keys and values of consecutive records of one partition."""
 
 encode_run = msgspec.msgpack.Encoder().encode
-decode_run = msgspec.msgpack.Decoder(tuple[list[int], list[bytes | None], list[bytes]]).decode
+decode_run = msgspec.msgpack.Decoder(
+    tuple[list[int], list[bytes | None], list[bytes]]
+).decode
 
 
 def connect(path: Path, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
     """Open a database in autocommit mode; `mode` is SQLite's: ro, rw, rwc (create)."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(
+        uri,
+        uri=True,
+        timeout=busy_timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+    )
 
 
 def create_or_open(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
-    """Open the log for writing; create its tables if they are missing, even if others do the same now."""
+    """Open the log for writing; create its tables if they are missing, even if others
+    do the same now.
+    """
     db = connect(path, "rwc", busy_timeout_s)
     try:
         if format_of(db, path) == 0:
@@ -78,7 +90,9 @@ def format_of(db: sqlite3.Connection, path: Path) -> int:
     """The version of the tables; 0 if they are not there yet."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, FORMAT):
-        raise SourceError(f"{path} has format {version}, this version of Streamer reads {FORMAT}: upgrade Streamer")
+        raise SourceError(
+            f"{path} has format {version}, this version of Streamer reads {FORMAT}: upgrade Streamer"
+        )
     return version
 
 
@@ -89,21 +103,34 @@ def translated_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
-            raise SourceUnavailable(f"{path} is in use by another writer: {error}. Try again") from error
-        raise SourceError(f"cannot use {path}: {error}. Check free space and permissions") from error
+            raise SourceUnavailable(
+                f"{path} is in use by another writer: {error}. Try again"
+            ) from error
+        raise SourceError(
+            f"cannot use {path}: {error}. Check free space and permissions"
+        ) from error
     except sqlite3.DatabaseError as error:
-        raise SourceError(f"cannot use {path}: {error}. Is it a log of Streamer?") from error
+        raise SourceError(
+            f"cannot use {path}: {error}. Is it a log of Streamer?"
+        ) from error
     except OSError as error:
         raise SourceError(f"cannot use {path}: {error.strerror}") from error
 
 
 def rows_of(db: sqlite3.Connection, topic: str) -> list[tuple[int, int]]:
     """Row id and next offset of each partition, by number."""
-    return db.execute("SELECT id, next_offset FROM partitions WHERE topic = ? ORDER BY number", (topic,)).fetchall()
+    return db.execute(
+        "SELECT id, next_offset FROM partitions WHERE topic = ? ORDER BY number",
+        (topic,),
+    ).fetchall()
 
 
 def topics_of(db: sqlite3.Connection) -> dict[str, int]:
-    return dict(db.execute("SELECT topic, count(*) FROM partitions GROUP BY topic ORDER BY topic"))
+    return dict(
+        db.execute(
+            "SELECT topic, count(*) FROM partitions GROUP BY topic ORDER BY topic"
+        )
+    )
 
 
 def unknown_topic(path: Path, missing: Sequence[str], existing: Iterable[str]) -> str:
@@ -112,8 +139,12 @@ def unknown_topic(path: Path, missing: Sequence[str], existing: Iterable[str]) -
     return f"there is no topic {names} in {path.parent} (there: {there}). Write it first, or check the name"
 
 
-def first_run_since(db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int) -> int:
-    """The first offset of the first run that reaches this timestamp; `end` if none does."""
+def first_run_since(
+    db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int
+) -> int:
+    """The first offset of the first run that reaches this timestamp; `end` if none
+    does.
+    """
     query = "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ? AND max_timestamp_ms >= ?"
     first: int = db.execute(query, (end, partition_id, timestamp_ms)).fetchone()[0]
     return first

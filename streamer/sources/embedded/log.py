@@ -28,12 +28,15 @@ INSERT = "INSERT INTO batches (partition, first_offset, count, max_timestamp_ms,
 
 
 class EmbeddedLog:
-    """The writing side of the embedded log. Threads may share one, processes each open their own.
+    """The writing side of the embedded log. Threads may share one, processes each open
+    their own.
 
     Args:
         data_dir: the directory of the log; created if it is missing.
-        group_records: how many records of an append are sorted by partition together; see `embedded.py`.
-        durable: sync to disk at every append, so that a power cut loses nothing; several times slower.
+        group_records: how many records of an append are sorted by partition together;
+            see `embedded.py`.
+        durable: sync to disk at every append, so that a power cut loses nothing;
+            several times slower.
         busy_timeout_s: how long to wait for another writer.
     """
 
@@ -61,19 +64,28 @@ class EmbeddedLog:
             SourceError: it is there with another number of partitions.
         """
         if partitions < 1:
-            raise SourceError(f"topic {name!r} needs at least one partition, not {partitions}")
+            raise SourceError(
+                f"topic {name!r} needs at least one partition, not {partitions}"
+            )
         with self._transaction():
             existing = len(rows_of(self._db, name))
             if existing not in (0, partitions):
-                raise SourceError(f"topic {name!r} has {existing} partitions, not {partitions}")
+                raise SourceError(
+                    f"topic {name!r} has {existing} partitions, not {partitions}"
+                )
             rows = [(name, number) for number in range(existing, partitions)]
-            self._db.executemany("INSERT INTO partitions (topic, number) VALUES (?, ?)", rows)
+            self._db.executemany(
+                "INSERT INTO partitions (topic, number) VALUES (?, ?)", rows
+            )
 
-    def append(self, topic: str, records: Sequence[Record], partition: int | None = None) -> dict[Partition, int]:
-        """Append records, all of them or (on an error, or if killed) none, and return the ends of all partitions.
+    def append(
+        self, topic: str, records: Sequence[Record], partition: int | None = None
+    ) -> dict[Partition, int]:
+        """Append records, all of them or (on an error, or if killed) none, and return
+        the ends of all partitions.
 
-        Each goes to the partition of its key (`partition_of_key`), without a key to the next in turn, or all
-        go to the given partition.
+        Each goes to the partition of its key (`partition_of_key`), without a key to the
+        next in turn, or all go to the given partition.
 
         Raises:
             UnknownTopic: create the topic first.
@@ -82,19 +94,38 @@ class EmbeddedLog:
         with self._transaction():
             rows = rows_of(self._db, topic)
             if not rows:
-                raise UnknownTopic(unknown_topic(self._path, [topic], topics_of(self._db)))
+                raise UnknownTopic(
+                    unknown_topic(self._path, [topic], topics_of(self._db))
+                )
             if partition is not None and not 0 <= partition < len(rows):
-                raise SourceError(f"topic {topic!r} has partitions 0 to {len(rows) - 1}, not {partition}")
+                raise SourceError(
+                    f"topic {topic!r} has partitions 0 to {len(rows) - 1}, not {partition}"
+                )
             ends = [next_offset for _, next_offset in rows]
             for group in _groups(records, self._group_records):
                 for number, run in self._runs(topic, group, len(rows), partition):
                     keys, values, timestamps_ms = zip(*run, strict=True)
                     _check_types(keys, values, timestamps_ms)
                     packed = encode_run((timestamps_ms, keys, values))
-                    self._db.execute(INSERT, (rows[number][0], ends[number], len(run), max(timestamps_ms), packed))
+                    self._db.execute(
+                        INSERT,
+                        (
+                            rows[number][0],
+                            ends[number],
+                            len(run),
+                            max(timestamps_ms),
+                            packed,
+                        ),
+                    )
                     ends[number] += len(run)
-            updates = [(end, row[0]) for end, row in zip(ends, rows, strict=True) if end != row[1]]
-            self._db.executemany("UPDATE partitions SET next_offset = ? WHERE id = ?", updates)
+            updates = [
+                (end, row[0])
+                for end, row in zip(ends, rows, strict=True)
+                if end != row[1]
+            ]
+            self._db.executemany(
+                "UPDATE partitions SET next_offset = ? WHERE id = ?", updates
+            )
         return {Partition(topic, number): end for number, end in enumerate(ends)}
 
     def topics(self) -> dict[str, int]:
@@ -107,14 +138,22 @@ class EmbeddedLog:
         with self._lock, translated_errors(self._path):
             rows = rows_of(self._db, topic)
             if not rows:
-                raise UnknownTopic(unknown_topic(self._path, [topic], topics_of(self._db)))
+                raise UnknownTopic(
+                    unknown_topic(self._path, [topic], topics_of(self._db))
+                )
         return {Partition(topic, number): end for number, (_, end) in enumerate(rows)}
 
-    def trim(self, topic: str, keep_records: int | None = None, older_than_ms: int | None = None) -> int:
+    def trim(
+        self,
+        topic: str,
+        keep_records: int | None = None,
+        older_than_ms: int | None = None,
+    ) -> int:
         """Remove old records, and return how many; offsets are not used again.
 
-        Those go that lie further than `keep_records` from the end of their partition, or from the beginning on have a
-        timestamp before `older_than_ms`. Whole runs go, so more may stay than asked for.
+        Those go that lie further than `keep_records` from the end of their partition,
+        or from the beginning on have a timestamp before `older_than_ms`. Whole runs go,
+        so more may stay than asked for.
         """
         removed = 0
         where = "WHERE partition = :id AND first_offset < :limit AND first_offset + count <= :limit"
@@ -122,9 +161,18 @@ class EmbeddedLog:
             for partition_id, next_offset in rows_of(self._db, topic):
                 limit = 0 if keep_records is None else next_offset - keep_records
                 if older_than_ms is not None:
-                    limit = max(limit, first_run_since(self._db, partition_id, older_than_ms, next_offset))
+                    limit = max(
+                        limit,
+                        first_run_since(
+                            self._db, partition_id, older_than_ms, next_offset
+                        ),
+                    )
                 values = {"id": partition_id, "limit": limit}
-                removed += int(self._db.execute(f"SELECT total(count) FROM batches {where}", values).fetchone()[0])
+                removed += int(
+                    self._db.execute(
+                        f"SELECT total(count) FROM batches {where}", values
+                    ).fetchone()[0]
+                )
                 self._db.execute(f"DELETE FROM batches {where}", values)
         return removed
 
@@ -140,7 +188,11 @@ class EmbeddedLog:
         self.close()
 
     def _runs(
-        self, topic: str, group: Sequence[Record], partitions: int, partition: int | None
+        self,
+        topic: str,
+        group: Sequence[Record],
+        partitions: int,
+        partition: int | None,
     ) -> Iterator[tuple[int, Sequence[Record]]]:
         """Sort a group by partition, stably, and yield each partition's part."""
         if partition is not None or partitions == 1:
@@ -156,7 +208,9 @@ class EmbeddedLog:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing. Taking the write lock first means that no step within can find the log busy."""
+        """All or nothing. Taking the write lock first means that no step within can
+        find the log busy.
+        """
         with self._lock, translated_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -169,7 +223,9 @@ class EmbeddedLog:
 
 
 def _groups(records: Sequence[Record], size: int) -> Iterator[Sequence[Record]]:
-    """Cut records into groups of at most `size`, smaller where values are large (a run is one value)."""
+    """Cut records into groups of at most `size`, smaller where values are large (a run
+    is one value).
+    """
     for start in range(0, len(records), size):
         group = records[start : start + size]
         if len(group) > 1 and sum(len(record[1]) for record in group) > MAX_GROUP_BYTES:
@@ -178,7 +234,9 @@ def _groups(records: Sequence[Record], size: int) -> Iterator[Sequence[Record]]:
             yield group
 
 
-def _check_types(keys: Sequence[Any], values: Sequence[Any], timestamps_ms: Sequence[Any]) -> None:
+def _check_types(
+    keys: Sequence[Any], values: Sequence[Any], timestamps_ms: Sequence[Any]
+) -> None:
     """Refuse what a reader could not read; at write time, where the mistake is."""
     if not set(map(type, values)) <= {bytes}:
         raise TypeError("values must be bytes")

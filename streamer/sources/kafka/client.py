@@ -1,4 +1,6 @@
-"""What a consumer and a producer of Kafka have in common: connecting, errors in our words, a quiet log."""
+"""What a consumer and a producer of Kafka have in common: connecting, errors in our
+words, a quiet log.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ ADVICE = {
 class ClientLog(logging.Handler):
     """Takes the client's own warnings, which come in floods while a broker is away.
 
-    They go to our log at debug level; the last one is kept to explain what we say ourselves, and so is a refusal,
-    which the client takes for one more reason to try again.
+    They go to our log at debug level; the last one is kept to explain what we say
+    ourselves, and so is a refusal, which the client takes for one more reason to try
+    again.
     """
 
     refusal: errors.KafkaError | None = None
@@ -46,9 +49,14 @@ class ClientLog(logging.Handler):
         log.debug("%s: %s", record.name, message)
         if (record.name, record.levelno) == ("kafka.net.selector", logging.WARNING):
             return  # it complains of slow tasks, which parsing large responses is
-        self._last, self._last_at = message, time.monotonic()
+        self._last = message
+        self._last_at = time.monotonic()
         for part in record.args if isinstance(record.args, tuple) else ():
-            if isinstance(part, errors.SaslAuthenticationFailedError | errors.UnsupportedSaslMechanismError):
+            if isinstance(
+                part,
+                errors.SaslAuthenticationFailedError
+                | errors.UnsupportedSaslMechanismError,
+            ):
                 self.refusal = part
 
     def last_words(self, age_s: float = 10.0) -> str:
@@ -57,9 +65,15 @@ class ClientLog(logging.Handler):
 
     @classmethod
     def attach(cls) -> ClientLog:
-        """Listen to the client's loggers, once in a process; who has set them up goes on seeing them."""
+        """Listen to the client's loggers, once in a process; who has set them up goes
+        on seeing them.
+        """
         logger = logging.getLogger("kafka")
-        others = [handler for handler in logger.handlers if not isinstance(handler, logging.NullHandler)]
+        others = [
+            handler
+            for handler in logger.handlers
+            if not isinstance(handler, logging.NullHandler)
+        ]
         for handler in others:
             if isinstance(handler, cls):
                 return handler
@@ -74,7 +88,8 @@ class ClientLog(logging.Handler):
 def connect(make: Any, config: dict[str, Any]) -> Any:
     """Make a client: `KafkaConsumer` or `KafkaProducer`.
 
-    One that reaches no broker is taken apart again; kafka-python would leave its thread running.
+    One that reaches no broker is taken apart again; kafka-python would leave its thread
+    running.
 
     Raises:
         SourceUnavailable: no broker responds in time.
@@ -95,10 +110,14 @@ def connect(make: Any, config: dict[str, Any]) -> Any:
     except Exception as error:
         for client in half_made:
             client.close()
-        raise _why_not_connected(client_log.refusal or error, config, client_log.last_words()) from error
+        raise _why_not_connected(
+            client_log.refusal or error, config, client_log.last_words()
+        ) from error
 
 
-def _why_not_connected(error: Exception, config: dict[str, Any], last_words: str) -> Exception:
+def _why_not_connected(
+    error: Exception, config: dict[str, Any], last_words: str
+) -> Exception:
     servers = ", ".join(config["bootstrap_servers"])
     if isinstance(error, errors.KafkaTimeoutError):
         seconds = config["bootstrap_timeout_ms"] / 1000
@@ -106,15 +125,21 @@ def _why_not_connected(error: Exception, config: dict[str, Any], last_words: str
         advice = "is it running, and are its address and security_protocol right?"
         if "SASL" in config.get("security_protocol", ""):
             advice += " It may also hang up on a wrong login: check sasl_username and sasl_password"
-        return SourceUnavailable(f"no Kafka broker responded at {servers} within {seconds:g} s{said}; {advice}")
-    if isinstance(error, errors.KafkaError) and not isinstance(error, errors.KafkaConfigurationError):
+        return SourceUnavailable(
+            f"no Kafka broker responded at {servers} within {seconds:g} s{said}; {advice}"
+        )
+    if isinstance(error, errors.KafkaError) and not isinstance(
+        error, errors.KafkaConfigurationError
+    ):
         return in_our_words(error, f"Kafka at {servers} does not let us in")
     return SettingsError([f"Kafka client for {servers}: {error}"])
 
 
 def in_our_words(error: errors.KafkaError, where: str) -> StreamerError:
     """What happened, where, and what to try."""
-    advice = next((text for kind, text in ADVICE.items() if isinstance(error, kind)), "")
+    advice = next(
+        (text for kind, text in ADVICE.items() if isinstance(error, kind)), ""
+    )
     kind = SourceUnavailable if is_transient(error) else SourceError
     return kind(f"{where}: {error}" + (f"; {advice}" if advice else ""))
 

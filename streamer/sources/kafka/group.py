@@ -25,18 +25,28 @@ AGAIN_S = 1.0
 class Group:
     """Our consumer group, as its broker sees it.
 
-    A member that died is one of the group until its session expires, and may be given partitions that nobody reads
-    then. So the broker is asked only when nothing has changed for as long as a session lasts: who is a member of a
-    stable group then, lives.
+    A member that died is one of the group until its session expires, and may be given
+    partitions that nobody reads then. So the broker is asked only when nothing has
+    changed for as long as a session lasts: who is a member of a stable group then,
+    lives.
 
     Args:
-        settings: how to connect; each question has a connection of its own, as there are few.
-        session_s: how long a session lasts, which is taken to be the same for all members.
+        settings: how to connect; each question has a connection of its own, as there
+            are few.
+        session_s: how long a session lasts, which is taken to be the same for all
+            members.
         clock: monotonic seconds.
     """
 
-    def __init__(self, settings: KafkaSettings, session_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._session_s, self._clock = settings, session_s, clock
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        session_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._session_s = session_s
+        self._clock = clock
         self._where = f"the group {settings.group_id!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
         self._read_by_others: set[Partition] = set()
         self._ask_at = math.inf
@@ -47,19 +57,28 @@ class Group:
         self._ask_at = self._clock() + self._session_s + EXPIRY_S
 
     def read_by_others(self, partitions: Collection[Partition], our_id: str) -> bool:
-        """Whether living members other than us read all of these; False if that is not known yet.
+        """Whether living members other than us read all of these; False if that is not
+        known yet.
 
         What they read is taken to stay so until something changes for us.
         """
-        if not self._read_by_others.issuperset(partitions) and self._clock() >= self._ask_at:
+        if (
+            not self._read_by_others.issuperset(partitions)
+            and self._clock() >= self._ask_at
+        ):
             self._ask_at = self._clock() + AGAIN_S
             self._ask(partitions, our_id)
         return self._read_by_others.issuperset(partitions)
 
     def has_member(self, instance_ids: Collection[str]) -> bool:
-        """Whether one of these is a member, as far as the broker knows; True if it does not say."""
+        """Whether one of these is a member, as far as the broker knows; True if it does
+        not say.
+        """
         try:
-            return any(member["group_instance_id"] in instance_ids for member in self._described()["members"])
+            return any(
+                member["group_instance_id"] in instance_ids
+                for member in self._described()["members"]
+            )
         except StreamerError as error:
             log.warning("%s; taking it that other trainers run", error)
             return True
@@ -70,7 +89,11 @@ class Group:
         except SourceUnavailable as error:
             log.debug("%s", error)
         except StreamerError as error:
-            log.warning("%s; assuming that other trainers read %s", error, ", ".join(map(str, sorted(partitions))))
+            log.warning(
+                "%s; assuming that other trainers read %s",
+                error,
+                ", ".join(map(str, sorted(partitions))),
+            )
             self._read_by_others = set(partitions)
 
     def _given_to_others(self, our_id: str) -> set[Partition]:

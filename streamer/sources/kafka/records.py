@@ -1,9 +1,11 @@
-"""Records of a fetch as plain rows, parsed by a compiled loop, for a small part of the client's own cost.
+"""Records of a fetch as plain rows, parsed by a compiled loop, for a small part of the
+client's own cost.
 
-kafka-python parses each record in Python and wraps it twice; we need four of its fields. Here a batch is parsed
-as a whole, by replacing the part of the client that turns what was fetched into records. That part is not a
-documented interface: `use_rows` leaves a client alone that does not look as expected, and `columns` takes the
-client's own records as well.
+kafka-python parses each record in Python and wraps it twice; we need four of its
+fields. Here a batch is parsed as a whole, by replacing the part of the client that
+turns what was fetched into records. That part is not a documented interface: `use_rows`
+leaves a client alone that does not look as expected, and `columns` takes the client's
+own records as well.
 
 A compressed batch is read piece by piece: a few kilobytes may decompress to gigabytes.
 """
@@ -36,28 +38,41 @@ Row = tuple[int, int, bytes | None, bytes | None]
 Columns = tuple[list[int], list[int], list[bytes | None], list[bytes | None]]
 
 FIELDS = 6
-"""Of each record: timestamp and offset, relative to the batch's; start and end of key and value."""
+"""Of each record: timestamp and offset, relative to the batch's; start and end of key
+and value.
+"""
 LEAST_RECORD_BYTES = 7
 PIECE_BYTES = 1 << 22
 """How much of a batch is decompressed at a time."""
 SNAPPY_BLOCKS = 128
 """How many blocks of snappy are; they hold 32 kB as a rule."""
 MOST_HELD_BYTES = MOST_RECORD_BYTES + (1 << 20)
-"""A compressed record larger than this is cut to it, and still larger than any record that is decoded."""
+"""A compressed record larger than this is cut to it, and still larger than any record
+that is decoded.
+"""
 
 
 def use_rows(consumer: Any) -> bool:
-    """Let this consumer's `poll` return rows; False if it cannot, then it goes on returning records."""
+    """Let this consumer's `poll` return rows; False if it cannot, then it goes on
+    returning records.
+    """
     if not _as_expected(consumer):
         return False
-    _parse(np.zeros(0, np.uint8), np.empty((FIELDS, 0), np.int64))  # compiled now, not in the first poll
+    _parse(
+        np.zeros(0, np.uint8), np.empty((FIELDS, 0), np.int64)
+    )  # compiled now, not in the first poll
     consumer._fetcher.PartitionRecords = RowRecords
     return True
 
 
 def _as_expected(consumer: Any) -> bool:
     replaced = {"_unpack_records", "_maybe_skip_record", "take"}
-    used = {"drain", "_consume_aborted_transactions_up_to", "_contains_abort_marker", "_is_batch_aborted"}
+    used = {
+        "drain",
+        "_consume_aborted_transactions_up_to",
+        "_contains_abort_marker",
+        "_is_batch_aborted",
+    }
     return (
         hasattr(consumer, "_fetcher")
         and replaced | used <= set(vars(Fetcher.PartitionRecords))
@@ -81,8 +96,8 @@ def columns(records: Sequence[Any]) -> Columns:
 class RowRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
     """What was fetched of one partition, handed out as rows.
 
-    The client asks for rows with `take`, and by `next_fetch_offset` where it has come. It is done when
-    `record_iterator` is None, which `drain` sees to.
+    The client asks for rows with `take`, and by `next_fetch_offset` where it has come.
+    It is done when `record_iterator` is None, which `drain` sees to.
     """
 
     _rows: Sequence[Row] = ()  # of the current piece of a batch
@@ -97,12 +112,17 @@ class RowRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
         rows = list(self._rows[self._taken : end])
         self._taken = end
         if rows:
-            self.next_fetch_offset = self._behind if end == len(self._rows) else rows[-1][0] + 1
+            self.next_fetch_offset = (
+                self._behind if end == len(self._rows) else rows[-1][0] + 1
+            )
         return rows
 
     def _next_rows(self) -> None:
-        """Unpack the next piece. After an error we are done, or the client would ask again without end."""
-        self._rows, self._taken = (), 0
+        """Unpack the next piece. After an error we are done, or the client would ask
+        again without end.
+        """
+        self._rows = ()
+        self._taken = 0
         try:
             self._rows = next(self.record_iterator, ())
         except Exception:
@@ -112,8 +132,11 @@ class RowRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
     def _maybe_skip_record(self, _: Any) -> bool:
         return False
 
-    def _unpack_records(self, tp: Any, records: Any, *_: Any) -> Iterator[Sequence[Row]]:
-        """Yield the rows of each batch, piece by piece. What holds no rows is passed by.
+    def _unpack_records(
+        self, tp: Any, records: Any, *_: Any
+    ) -> Iterator[Sequence[Row]]:
+        """Yield the rows of each batch, piece by piece. What holds no rows is passed
+        by.
 
         Raises:
             CorruptRecordError: the bytes of a batch are no batch.
@@ -125,8 +148,12 @@ class RowRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
             while (batch := records.next_batch()) is not None:
                 at = batch.base_offset
                 if self.check_crcs and not batch.validate_crc():
-                    text = f"the batch of {tp} at offset {at} does not match its checksum"
-                    raise errors.CorruptRecordError(f"{text} (it is read all the same with check_crcs=false)")
+                    text = (
+                        f"the batch of {tp} at offset {at} does not match its checksum"
+                    )
+                    raise errors.CorruptRecordError(
+                        f"{text} (it is read all the same with check_crcs=false)"
+                    )
                 for rows, behind in self._pieces(batch):
                     self.records_read += len(rows)
                     self._behind = behind
@@ -136,36 +163,56 @@ class RowRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
         except errors.KafkaError:
             raise
         except Exception as error:  # every library of a codec has errors of its own
-            raise errors.CorruptRecordError(f"the batch of {tp} at offset {at} is damaged: {error}") from error
+            raise errors.CorruptRecordError(
+                f"the batch of {tp} at offset {at} is damaged: {error}"
+            ) from error
         self.drain()
 
     def _pieces(self, batch: Any) -> Iterator[tuple[list[Row], int]]:
         """Yield lists of rows, and the offset to fetch after each.
 
-        A batch comes as a whole, though we may have asked for an offset in its middle. Young ones know the offset after
-        them, though their last records were removed.
+        A batch comes as a whole, though we may have asked for an offset in its middle.
+        Young ones know the offset after them, though their last records were removed.
         """
         if batch.magic < 2:
-            rows = [(record.offset, record.timestamp, record.key, record.value) for record in batch]
-            yield self._from_fetch_offset(rows), rows[-1][0] + 1 if rows else self.next_fetch_offset
+            rows = [
+                (record.offset, record.timestamp, record.key, record.value)
+                for record in batch
+            ]
+            yield (
+                self._from_fetch_offset(rows),
+                rows[-1][0] + 1 if rows else self.next_fetch_offset,
+            )
             return
         self.leader_epoch = batch.leader_epoch
         behind = batch.next_offset
         if not self._is_aborted(batch) and not batch.is_control_batch:
             for rows, is_last in pieces_of(batch):
-                yield self._from_fetch_offset(rows), behind if is_last else rows[-1][0] + 1
+                yield (
+                    self._from_fetch_offset(rows),
+                    behind if is_last else rows[-1][0] + 1,
+                )
         self.next_fetch_offset = self._behind = behind
 
     def _from_fetch_offset(self, rows: list[Row]) -> list[Row]:
-        return rows if not rows or rows[0][0] >= self.fetch_offset else [r for r in rows if r[0] >= self.fetch_offset]
+        return (
+            rows
+            if not rows or rows[0][0] >= self.fetch_offset
+            else [r for r in rows if r[0] >= self.fetch_offset]
+        )
 
     def _is_aborted(self, batch: Any) -> bool:
-        """True if the batch is of a transaction that was aborted, and we are not to see such.
+        """True if the batch is of a transaction that was aborted, and we are not to see
+        such.
 
-        What was fetched comes with the producers of aborted transactions and the offsets where those begin; the mark of
-        an abort ends them. Transactions that are still open are not fetched.
+        What was fetched comes with the producers of aborted transactions and the
+        offsets where those begin; the mark of an abort ends them. Transactions that are
+        still open are not fetched.
         """
-        if self.isolation_level != IsolationLevel.READ_COMMITTED or not batch.has_producer_id():
+        if (
+            self.isolation_level != IsolationLevel.READ_COMMITTED
+            or not batch.has_producer_id()
+        ):
             return False
         self._consume_aborted_transactions_up_to(batch.last_offset)
         if self._contains_abort_marker(batch):
@@ -174,18 +221,23 @@ class RowRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 def pieces_of(batch: DefaultRecordBatch) -> Iterator[tuple[list[Row], bool]]:
-    """Yield the rows of a batch in pieces of a few megabytes, each with whether it is the last.
+    """Yield the rows of a batch in pieces of a few megabytes, each with whether it is
+    the last.
 
     Raises:
-        ValueError: its bytes are no batch. A library of a codec may raise something else.
+        ValueError: its bytes are no batch. A library of a codec may raise something
+            else.
         UnsupportedCodecError: it is compressed in a way that nobody knows.
     """
     read = _reader(batch)
-    content, left = b"", batch.records_count
+    content = b""
+    left = batch.records_count
     while left:
         piece = read(PIECE_BYTES)
         content += piece
-        fields = np.empty((FIELDS, max(0, min(left, len(content) // LEAST_RECORD_BYTES))), np.int64)
+        fields = np.empty(
+            (FIELDS, max(0, min(left, len(content) // LEAST_RECORD_BYTES))), np.int64
+        )
         count, end = _parse(np.frombuffer(content, np.uint8), fields)
         if end < 0 or (count == 0 and not piece):
             raise ValueError("it is malformed")
@@ -202,8 +254,11 @@ def pieces_of(batch: DefaultRecordBatch) -> Iterator[tuple[list[Row], bool]]:
 
 
 def _reader(batch: DefaultRecordBatch) -> Callable[[int], bytes]:
-    """What returns the next bytes of a batch's records, decompressed: none at the end, of snappy whole blocks."""
-    content, kind = bytes(memoryview(batch._buffer)[batch._pos :]), batch.compression_type
+    """What returns the next bytes of a batch's records, decompressed: none at the end,
+    of snappy whole blocks.
+    """
+    content = bytes(memoryview(batch._buffer)[batch._pos :])
+    kind = batch.compression_type
     if kind == batch.CODEC_NONE:
         return io.BytesIO(content).read
     batch._assert_has_codec(kind)
@@ -216,13 +271,17 @@ def _reader(batch: DefaultRecordBatch) -> Callable[[int], bytes]:
     elif kind == batch.CODEC_LZ4:
         decompressed = lz4.frame.LZ4FrameFile(io.BytesIO(content))
     else:
-        decompressed = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
+        decompressed = zstandard.ZstdDecompressor().stream_reader(
+            content, read_across_frames=True
+        )
     read: Callable[[int], bytes] = decompressed.read
     return read
 
 
 def _snappy_blocks(content: bytes) -> Iterator[bytes]:
-    """Yield what the blocks of Java's library hold; without its header all is one, which grows 21 times at most."""
+    """Yield what the blocks of Java's library hold; without its header all is one,
+    which grows 21 times at most.
+    """
     if not content.startswith(b"\x82SNAPPY\0"):
         yield snappy.decompress(content)
         return
@@ -233,33 +292,45 @@ def _snappy_blocks(content: bytes) -> Iterator[bytes]:
         yield snappy.decompress(content[pos - max(size, 0) : pos])
 
 
-def _rows(batch: DefaultRecordBatch, content: bytes, fields: npt.NDArray[np.int64]) -> list[Row]:
+def _rows(
+    batch: DefaultRecordBatch, content: bytes, fields: npt.NDArray[np.int64]
+) -> list[Row]:
     times = fields[0] + batch.first_timestamp
     if batch.timestamp_type == batch.LOG_APPEND_TIME:
         times[:] = batch.max_timestamp
     offsets = (fields[1] + batch.base_offset).tolist()
-    keys, values = _slices(content, fields[2], fields[3]), _slices(content, fields[4], fields[5])
+    keys = _slices(content, fields[2], fields[3])
+    values = _slices(content, fields[4], fields[5])
     return list(zip(offsets, times.tolist(), keys, values, strict=True))
 
 
 def _cut_row(batch: DefaultRecordBatch, content: bytes) -> Row:
-    """The row of a record of which `content` is only the beginning; its value is too large to be decoded."""
+    """The row of a record of which `content` is only the beginning; its value is too
+    large to be decoded.
+    """
     _, pos = decode_varint(content, 0)
     _, pos = decode_varint(content, pos)
     delay_ms, pos = decode_varint(content, pos)
     number, pos = decode_varint(content, pos)
     key_bytes, pos = decode_varint(content, pos)
-    key, rest = (content[pos : pos + key_bytes] if key_bytes >= 0 else None), content[pos + max(key_bytes, 0) :]
+    key = content[pos : pos + key_bytes] if key_bytes >= 0 else None
+    rest = content[pos + max(key_bytes, 0) :]
     value: bytes | None = content  # if it is the key that is too large
     if len(rest) > 10:
         value_bytes, pos = decode_varint(rest, 0)
         value = rest[pos : pos + value_bytes] if value_bytes >= 0 else None
-    time_ms = batch.max_timestamp if batch.timestamp_type == batch.LOG_APPEND_TIME else batch.first_timestamp + delay_ms
+    time_ms = (
+        batch.max_timestamp
+        if batch.timestamp_type == batch.LOG_APPEND_TIME
+        else batch.first_timestamp + delay_ms
+    )
     return batch.base_offset + number, time_ms, key, value
 
 
 def _behind_record(read: Callable[[int], bytes], content: bytes) -> bytes:
-    """Read to the end of a record of which `content` is the beginning; returns what was read behind it."""
+    """Read to the end of a record of which `content` is the beginning; returns what was
+    read behind it.
+    """
     length, pos = decode_varint(content, 0)
     left = pos + length - len(content)
     while left > 0:
@@ -270,7 +341,9 @@ def _behind_record(read: Callable[[int], bytes], content: bytes) -> bytes:
     return content[len(content) + left :]
 
 
-def _slices(content: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[bytes | None]:
+def _slices(
+    content: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> list[bytes | None]:
     """The bytes from each start to each end; None where the end is -1."""
     if len(ends) and ends.max() < 0:
         return [None] * len(ends)
@@ -280,13 +353,16 @@ def _slices(content: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.
 
 @njit(cache=True, nogil=True)
 def _parse(content, fields):  # type: ignore[no-untyped-def]
-    """Parse the records that are whole in `content` [bytes] into `fields` [FIELDS, records].
+    """Parse the records that are whole in `content` [bytes] into `fields` [FIELDS,
+    records].
 
-    A record: its length, attributes, timestamp, offset, length and bytes of the key, the same of the value,
-    headers. Every number is a varint: seven bits a byte, lowest first, with the sign in the lowest bit.
+    A record: its length, attributes, timestamp, offset, length and bytes of the key,
+    the same of the value, headers. Every number is a varint: seven bits a byte, lowest
+    first, with the sign in the lowest bit.
 
     Returns:
-        How many records, and the position after them; -1 if the fields of one reach beyond its length.
+        How many records, and the position after them; -1 if the fields of one reach
+        beyond its length.
     """
     size = len(content)
     pos: Any = 0

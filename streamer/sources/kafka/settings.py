@@ -1,11 +1,15 @@
-"""Settings of a Kafka source: our own few, and any setting of the Kafka client, checked by name and type.
+"""Settings of a Kafka source: our own few, and any setting of the Kafka client, checked
+by name and type.
 
-    KafkaSettings("broker:9092", "interactions", client={"security_protocol": "SSL", "ssl_cafile": "ca.pem"})
+    KafkaSettings("broker:9092", "interactions", client={"security_protocol": "SSL",
+    "ssl_cafile": "ca.pem"})
 
-The client's settings have the names of kafka-python; Kafka's own spelling with dots works too (`ssl.cafile`).
-They come from options, a file or the environment as text, or from Python as values:
+The client's settings have the names of kafka-python; Kafka's own spelling with dots
+works too (`ssl.cafile`). They come from options, a file or the environment as text, or
+from Python as values:
 
-    client_settings(settings_from_file("client.properties") | settings_from_environment(os.environ))
+    client_settings(settings_from_file("client.properties") |
+    settings_from_environment(os.environ))
 """
 
 from __future__ import annotations
@@ -68,8 +72,9 @@ CLIENT_DEFAULTS: dict[str, Any] = {
     "allow_auto_create_topics": False,  # a misspelt topic must be an error, not a new topic
     "isolation_level": "read_committed",  # what was aborted is not learned
     "metrics_enabled": False,
-    # Not the cooperative one: after a lost session, kafka-python 3.0 still claims to own the partitions that
-    # others took over meanwhile, and may be given them back while those still read them.
+    # Not the cooperative one: after a lost session, kafka-python 3.0 still claims to
+    # own the partitions that others took over meanwhile, and may be given them back
+    # while those still read them.
     "partition_assignment_strategy": (StickyPartitionAssignor,),
     "reconnect_backoff_max_ms": 2_000,  # a broker that is back is found soon
     "metadata_max_age_ms": 20_000,  # new partitions are found within half a minute
@@ -85,19 +90,24 @@ class KafkaSettings:
         bootstrap_servers: `host:port`, several separated by commas or as a sequence.
         topics: the topics to read.
         group_id: the consumer group; its members share the partitions.
-        auto_offset_reset: where a partition starts that has no position: `earliest` or `latest`; `error` stops there,
-            and also where a position is gone, which the others get over.
-        start_timestamp_ms: partitions without a position start at the first record at or after this time, in
-            milliseconds since the epoch; those that have none so young, at the end.
+        auto_offset_reset: where a partition starts that has no position: `earliest` or
+            `latest`; `error` stops there, and also where a position is gone, which the
+            others get over.
+        start_timestamp_ms: partitions without a position start at the first record at
+            or after this time, in milliseconds since the epoch; those that have none so
+            young, at the end.
         from_beginning: those of the topics that start at their beginning in any case.
-        trainer: what tells this trainer's commits from those of others, and makes it a static member of the group:
-            after a crash it gets its partitions back at once. None for a reader that keeps no state.
+        trainer: what tells this trainer's commits from those of others, and makes it a
+            static member of the group: after a crash it gets its partitions back at
+            once. None for a reader that keeps no state.
         client: other settings of the client, by name; see `client_settings`.
         open_timeout_s: how long to wait for the first answer of a broker.
-        join_timeout_s: how long to wait for the group to let us in. If others join, a member that died holds a group up
-            until its session expires (the client's `session_timeout_ms`, 45 s).
+        join_timeout_s: how long to wait for the group to let us in. If others join, a
+            member that died holds a group up until its session expires (the client's
+            `session_timeout_ms`, 45 s).
         close_timeout_s: how long leaving may take at most.
-        fast_records: parse records with compiled code where the client allows it; see `kafka_records`.
+        fast_records: parse records with compiled code where the client allows it; see
+            `kafka_records`.
 
     Raises:
         SettingsError: with every problem found.
@@ -110,7 +120,9 @@ class KafkaSettings:
     start_timestamp_ms: int | None = None
     from_beginning: tuple[str, ...] = ()
     trainer: str | None = None
-    client: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold passwords
+    client: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # may hold passwords
     open_timeout_s: float = 5.0
     join_timeout_s: float = 90.0
     close_timeout_s: float = 5.0
@@ -130,7 +142,10 @@ class KafkaSettings:
 
     def _problems(self) -> list[str]:
         checks = [
-            (bool(self.bootstrap_servers), "bootstrap_servers: give at least one host:port"),
+            (
+                bool(self.bootstrap_servers),
+                "bootstrap_servers: give at least one host:port",
+            ),
             (bool(self.topics), "topics: give at least one"),
             (bool(self.group_id), "group_id: must not be empty"),
             (
@@ -147,8 +162,12 @@ class KafkaSettings:
         return [text for holds, text in checks if not holds]
 
     def consumer_config(self) -> dict[str, Any]:
-        """What to give to `KafkaConsumer`. The reset policy is ours, so that no reset goes without a word."""
-        member = {"group_instance_id": f"streamer-{self.trainer}"} if self.trainer else {}
+        """What to give to `KafkaConsumer`. The reset policy is ours, so that no reset
+        goes without a word.
+        """
+        member = (
+            {"group_instance_id": f"streamer-{self.trainer}"} if self.trainer else {}
+        )
         return (
             member
             | self._config(KafkaConsumer.DEFAULT_CONFIG)
@@ -161,14 +180,21 @@ class KafkaSettings:
 
     def producer_config(self) -> dict[str, Any]:
         """What to give to `KafkaProducer`."""
-        return self._config(KafkaProducer.DEFAULT_CONFIG) | {"acks": "all", "enable_idempotence": True}
+        return self._config(KafkaProducer.DEFAULT_CONFIG) | {
+            "acks": "all",
+            "enable_idempotence": True,
+        }
 
     def admin_config(self) -> dict[str, Any]:
         """What to give to `KafkaAdminClient`."""
         return self._config(KafkaAdminClient.DEFAULT_CONFIG)
 
     def _config(self, known: Iterable[str]) -> dict[str, Any]:
-        config = CLIENT_DEFAULTS | {"bootstrap_timeout_ms": round(self.open_timeout_s * 1000)} | dict(self.client)
+        config = (
+            CLIENT_DEFAULTS
+            | {"bootstrap_timeout_ms": round(self.open_timeout_s * 1000)}
+            | dict(self.client)
+        )
         chosen = {name: value for name, value in config.items() if name in known}
         return chosen | {"bootstrap_servers": list(self.bootstrap_servers)}
 
@@ -177,9 +203,11 @@ def client_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings for the Kafka client, and turn text into values of the right type.
 
     Raises:
-        SettingsError: names every setting that is unknown, not ours to give, or of the wrong type.
+        SettingsError: names every setting that is unknown, not ours to give, or of the
+            wrong type.
     """
-    settings, problems = {}, []
+    settings = {}
+    problems = []
     for written, value in given.items():
         name = _client_name(written)
         try:
@@ -192,7 +220,9 @@ def client_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Client settings from variables like `STREAMER_KAFKA_SASL_PASSWORD`, without fields of `KafkaSettings`."""
+    """Client settings from variables like `STREAMER_KAFKA_SASL_PASSWORD`, without
+    fields of `KafkaSettings`.
+    """
     found = {
         _client_name(name.removeprefix(ENVIRONMENT_PREFIX)): value
         for name, value in environ.items()
@@ -203,7 +233,8 @@ def settings_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings_from_file(path: str | Path) -> dict[str, Any]:
-    """Client settings from a TOML file (its table `kafka` if it has one) or a file of `name=value` lines.
+    """Client settings from a TOML file (its table `kafka` if it has one) or a file of
+    `name=value` lines.
 
     Raises:
         SettingsError: the file cannot be read or is malformed.
@@ -215,7 +246,9 @@ def settings_from_file(path: str | Path) -> dict[str, Any]:
             return _properties(text)
         content = tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise SettingsError([f"Kafka client settings {str(path)!r}: {error}"]) from error
+        raise SettingsError(
+            [f"Kafka client settings {str(path)!r}: {error}"]
+        ) from error
     found: dict[str, Any] = content.get("kafka", content)
     return found
 
@@ -242,7 +275,10 @@ def _client_name(written: str) -> str:
     return ALIASES.get(name, name)
 
 
-_KNOWN: dict[str, Any] = {**KafkaProducer.DEFAULT_CONFIG, **KafkaConsumer.DEFAULT_CONFIG}
+_KNOWN: dict[str, Any] = {
+    **KafkaProducer.DEFAULT_CONFIG,
+    **KafkaConsumer.DEFAULT_CONFIG,
+}
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -254,8 +290,13 @@ def _checked(name: str, value: Any) -> Any:
     if name in OURS:
         raise ValueError(f"cannot be given: {OURS[name]}")
     if name not in _KNOWN:
-        close = difflib.get_close_matches(name, [*(_KNOWN.keys() - OURS.keys()), *ALIASES], n=3)
-        raise ValueError("there is no such setting" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+        close = difflib.get_close_matches(
+            name, [*(_KNOWN.keys() - OURS.keys()), *ALIASES], n=3
+        )
+        raise ValueError(
+            "there is no such setting"
+            + (f"; did you mean {' or '.join(close)}?" if close else "")
+        )
     if name in _SPECIAL:
         return _SPECIAL[name](value)
     return _typed(_KNOWN[name], value)
@@ -291,7 +332,9 @@ def _boolean(value: Any) -> bool:
 
 
 def _number(value: Any) -> int | float:
-    """An integer: every number among the client's settings counts bytes, milliseconds or things."""
+    """An integer: every number among the client's settings counts bytes, milliseconds
+    or things.
+    """
     try:
         if isinstance(value, bool | float):
             raise ValueError
@@ -310,10 +353,18 @@ def _version(value: Any) -> tuple[int, ...] | None:
 
 def _assignors(value: Any) -> tuple[Any, ...]:
     parts = value.split(",") if isinstance(value, str) else list(value)
-    unknown = [part for part in parts if isinstance(part, str) and part.strip() not in ASSIGNORS]
+    unknown = [
+        part
+        for part in parts
+        if isinstance(part, str) and part.strip() not in ASSIGNORS
+    ]
     if unknown:
-        raise ValueError(f"must be among {', '.join(ASSIGNORS)}, not {', '.join(unknown)}")
-    return tuple(ASSIGNORS[part.strip()] if isinstance(part, str) else part for part in parts)
+        raise ValueError(
+            f"must be among {', '.join(ASSIGNORS)}, not {', '.join(unknown)}"
+        )
+    return tuple(
+        ASSIGNORS[part.strip()] if isinstance(part, str) else part for part in parts
+    )
 
 
 def _object(value: Any) -> Any:

@@ -1,7 +1,9 @@
-"""The thread that runs the Kafka consumer, so that the polling thread is free to answer its questions.
+"""The thread that runs the Kafka consumer, so that the polling thread is free to answer
+its questions.
 
-kafka-python calls a rebalance listener on its I/O thread, while the caller of `poll` is blocked. A `RebalanceListener`
-is promised the polling thread. So the polling thread has `poll` run here, and answers meanwhile.
+kafka-python calls a rebalance listener on its I/O thread, while the caller of `poll` is
+blocked. A `RebalanceListener` is promised the polling thread. So the polling thread has
+`poll` run here, and answers meanwhile.
 """
 
 from __future__ import annotations
@@ -47,10 +49,14 @@ class ClientThread:
             self._inbox = None
         return result.result()
 
-    async def ask(self, question: Callable[[], None], sleep: Callable[[float], Awaitable[None]]) -> None:
-        """Have `question()` done by the thread that waits in `run`; nobody does if that was interrupted.
+    async def ask(
+        self, question: Callable[[], None], sleep: Callable[[float], Awaitable[None]]
+    ) -> None:
+        """Have `question()` done by the thread that waits in `run`; nobody does if that
+        was interrupted.
 
-        For the client's I/O thread, which goes on meanwhile: it sends heartbeats. `sleep` is that of its loop.
+        For the client's I/O thread, which goes on meanwhile: it sends heartbeats.
+        `sleep` is that of its loop.
         """
         inbox = self._inbox
         if inbox is None:

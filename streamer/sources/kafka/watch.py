@@ -1,4 +1,6 @@
-"""Watches Kafka: looks up where our partitions end, and logs once if no broker responds."""
+"""Watches Kafka: looks up where our partitions end, and logs once if no broker
+responds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ ASKING = "streamer-kafka-ends"
 
 
 class Watch:
-    """A thread that looks every second. (The client's look-ups may be called by any thread.)
+    """A thread that looks every second. (The client's look-ups may be called by any
+    thread.)
 
     Args:
         consumer: the client.
@@ -34,7 +37,8 @@ class Watch:
         self._consumer = consumer
         self._progress = progress
         self._where = where
-        # A broker responds only after a fetch that it holds back until there is something to return.
+        # A broker responds only after a fetch that it holds back until there is
+        # something to return.
         self._patience_ms = PATIENCE_MS + consumer.config["fetch_max_wait_ms"]
         self._partitions: list[Partition] = []
         self._away_since: float | None = None
@@ -44,7 +48,9 @@ class Watch:
         self._asking = ClientThread(ASKING)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="streamer-kafka-watch", daemon=True).start()
+        threading.Thread(
+            target=self._run, name="streamer-kafka-watch", daemon=True
+        ).start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -55,7 +61,9 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Look once; without partitions, whether somebody responds for those that we had."""
+        """Look once; without partitions, whether somebody responds for those that we
+        had.
+        """
         partitions, changes = self._progress.known()
         self._partitions = partitions or self._partitions
         if not self._partitions:
@@ -63,17 +71,26 @@ class Watch:
         wanted = [TopicPartition(*partition) for partition in self._partitions]
         try:
             ends = self._asking.run(
-                lambda: self._consumer.end_offsets(wanted, timeout_ms=self._patience_ms), 2 * self._patience_ms / 1000
+                lambda: self._consumer.end_offsets(
+                    wanted, timeout_ms=self._patience_ms
+                ),
+                2 * self._patience_ms / 1000,
             )
-        except Exception as error:  # whatever it is: errors that matter come up where we poll
-            if isinstance(error, TimeoutError) and not self._stopped.is_set():  # the client may never return
+        except (
+            Exception
+        ) as error:  # whatever it is: errors that matter come up where we poll
+            if (
+                isinstance(error, TimeoutError) and not self._stopped.is_set()
+            ):  # the client may never return
                 self._asking.stop()
                 self._asking = ClientThread(ASKING)
             self._note_away(error)
         else:
             self._note_back()
             if partitions:
-                self._progress.set_ends({Partition(*tp): end for tp, end in ends.items()}, changes)
+                self._progress.set_ends(
+                    {Partition(*tp): end for tp, end in ends.items()}, changes
+                )
 
     def _note_away(self, error: Exception) -> None:
         if self._away_since is None and not self._stopped.is_set():
@@ -83,5 +100,9 @@ class Watch:
 
     def _note_back(self) -> None:
         if self._away_since is not None:
-            log.warning("%s responds again after %.0f s", self._where, time.monotonic() - self._away_since)
+            log.warning(
+                "%s responds again after %.0f s",
+                self._where,
+                time.monotonic() - self._away_since,
+            )
             self._away_since = self.problem = None
