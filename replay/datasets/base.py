@@ -5,6 +5,7 @@ hold the parts of an event.
 from __future__ import annotations
 
 import difflib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,10 @@ class DatasetFormat(ABC):
     @property
     def help(self) -> str:
         """One line about it."""
-        return (type(self).__doc__ or "").split("\n")[0]
+        first_paragraph = inspect.cleandoc(type(self).__doc__ or "").partition("\n\n")[
+            0
+        ]
+        return first_paragraph.replace("\n", " ")
 
     @abstractmethod
     def columns(self, log: LogFiles) -> EventColumns:
