@@ -103,7 +103,7 @@ def _rank(directory: Path, size: int, rank: int, port: int) -> Found:
     import torch
 
     from streamer.build import build_pipeline
-    from streamer.prequential import Prequential
+    from streamer.evaluation import Prequential
     from streamer.settings import RunSettings
 
     torch.set_num_threads(1)
@@ -117,7 +117,7 @@ def _rank(directory: Path, size: int, rank: int, port: int) -> Found:
         RunSettings(data_dir=directory, until_end=True, trainers=size or None, **own)
     )
     test = pipeline._prequential = Prequential(
-        pipeline.learner, time_share=None, sample=None, floors=()
+        pipeline.learner, time_share=None, sample=None, baselines=()
     )
     pipeline.run()
     events = test.tallies["model"].events("all")

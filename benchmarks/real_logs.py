@@ -1,4 +1,4 @@
-"""Checks the readers and the floors on real logs, whose figures are known from other
+"""Checks the readers and the baselines on real logs, whose figures are known from other
 code.
 
     python benchmarks/real_logs.py --data DIRECTORY
@@ -8,7 +8,7 @@ The directory holds RecBole files `gowalla.inter.gz` (the paper's cut, no times)
 `tmall_user_log_format1.sample.csv.gz` in Tmall's own columns. Those that are missing
 are left out. The script prints two tables, and exits with 1 if a figure is wrong.
 
-Floors are hit rates at 10 over the second half of the stream, on all events and on
+Baselines are hit rates at 10 over the second half of the stream, on all events and on
 those new to their user. What popularity and last items are leaves nothing open.
 Co-visitation leaves open how ties are broken and whether a pair counts in both
 directions, so its figures are met less closely. So are those of counting, whose weights
@@ -81,28 +81,28 @@ def check_sizes(data: Path) -> bool:
     return well
 
 
-def check_floors(data: Path) -> bool:
-    """Print the hit rates of each floor; whether they are those that are known."""
-    print(f"\n{'log':24} {'floor':18} {'HR@10 all / new':>16} {'known':>16}")
+def check_baselines(data: Path) -> bool:
+    """Print the hit rates of each baseline; whether they are those that are known."""
+    print(f"\n{'log':24} {'baseline':18} {'HR@10 all / new':>16} {'known':>16}")
     well = True
     for name, wanted in HIT_RATES.items():
         if not (data / name).exists():
             continue
-        for floor, found in hit_rates(data / name).items():
-            pairs = zip(found, wanted[floor], strict=True)
+        for baseline, found in hit_rates(data / name).items():
+            pairs = zip(found, wanted[baseline], strict=True)
             right = all(
-                abs(here - known) <= TOLERANCE.get(floor, 0.001)
+                abs(here - known) <= TOLERANCE.get(baseline, 0.001)
                 for here, known in pairs
             )
             well &= right
             print(
-                f"{name:24} {floor:18} {_pair(found):>16} {_pair(wanted[floor]):>16}{'' if right else '   WRONG'}"
+                f"{name:24} {baseline:18} {_pair(found):>16} {_pair(wanted[baseline]):>16}{'' if right else '   WRONG'}"
             )
     return well
 
 
 def hit_rates(path: Path) -> dict[str, tuple[float, float]]:
-    """Of each floor, beside a model that is as small as can be: the floors do not
+    """Of each baseline, beside a model that is as small as can be: the baselines do not
     depend on it.
     """
     settings = PrequentialSettings(
@@ -114,8 +114,10 @@ def hit_rates(path: Path) -> dict[str, tuple[float, float]]:
         ).run()
     slices = ("second-half/all", "second-half/new")
     return {
-        floor: tuple(result.value("hr", 10, slice_, floor) or 0.0 for slice_ in slices)
-        for floor in HIT_RATES[path.name]
+        baseline: tuple(
+            result.value("hr", 10, slice_, baseline) or 0.0 for slice_ in slices
+        )
+        for baseline in HIT_RATES[path.name]
     }
 
 
@@ -133,7 +135,7 @@ def main() -> None:
     data = parser.parse_args().data
     if not any((data / name).exists() for name in SIZES):
         parser.error(f"there is none of these in {data}: {', '.join(SIZES)}")
-    raise SystemExit(not all([check_sizes(data), check_floors(data)]))
+    raise SystemExit(not all([check_sizes(data), check_baselines(data)]))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import threading
 import time
 from pathlib import Path
 
-from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
+from streamer.snapshot import CheckpointStore
 from streamer.sources.embedded.log import EmbeddedLog
 
 USERS = 100_000

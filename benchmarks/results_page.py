@@ -6,8 +6,8 @@ have found.
 Each directory is an `--out` of a comparison. What stands between one of these marks and
 `<!-- end -->` is replaced:
 
-    <!-- table: LOG PROTOCOL -->     methods and floors with the defaults
-    <!-- slices: LOG PROTOCOL -->    the default method beside the best floor of each slice
+    <!-- table: LOG PROTOCOL -->     methods and baselines with the defaults
+    <!-- slices: LOG PROTOCOL -->    the default method beside the best baseline of each slice
     <!-- towers: LOG PROTOCOL -->    the towers' own lists, by batch size and method, where the towers alone rank
     <!-- paper: LOG PROTOCOL -->     methods with the epochs of the paper
     <!-- sweep: LOG PARAMETER -->    one parameter
@@ -27,8 +27,8 @@ from typing import Any
 
 import msgspec
 
-from streamer.prequential import RETRIEVED
-from streamer.prequential.slices import SECOND_HALF
+from streamer.evaluation import RETRIEVED
+from streamer.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.record import Record, Records, result_rows
 from streamer.replay.evaluation.tables import (
     STREAM_FIGURES,
@@ -110,24 +110,26 @@ def _untimed(record: Record) -> Record:
 
 
 def slices_table(records: Sequence[Record]) -> str:
-    """Of each slice of the second half: the default method, the best floor, and the
+    """Of each slice of the second half: the default method, the best baseline, and the
     ratio; means over seeds.
     """
     figures = Figures(records)
     group = next(group_of(r) for r in records if r.method == DEFAULT)
-    floors = {floor: group_of(r, floor) for r in records for floor in r.floors}
-    lines = [f"| HR@10 | `{DEFAULT}` | best floor | ratio |", "|---|---|---|---|"]
+    baselines = {
+        baseline: group_of(r, baseline) for r in records for baseline in r.baselines
+    }
+    lines = [f"| HR@10 | `{DEFAULT}` | best baseline | ratio |", "|---|---|---|---|"]
     for metric, slice_ in STREAM_FIGURES:
         if metric != "hr":
             continue
         at = ("hr", 10, SECOND_HALF + slice_)
         found = {
-            floor: mean
-            for floor, where in floors.items()
+            baseline: mean
+            for baseline, where in baselines.items()
             if (mean := figures.of(where, *at))
         }
         ours = figures.of(group, *at)
-        best = max(found, key=lambda floor: found[floor].mean)
+        best = max(found, key=lambda baseline: found[baseline].mean)
         assert ours is not None
         ratio = f"{ours.mean / found[best].mean:.3f}"
         lines.append(

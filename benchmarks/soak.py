@@ -155,10 +155,10 @@ def figures(samples: list[Sample], events: int) -> dict[str, float]:
 
 
 def _median_cpu_us(samples: list[Sample]) -> float:
-    """Microseconds of the training thread for an event: the median over stretches of
+    """Microseconds of the training thread for an event: the median over split_catalogue_events of
     ten samples.
     """
-    stretches = [
+    split_catalogue_events = [
         (a, b)
         for a, b in zip(samples, samples[10:], strict=False)
         if b.events > a.events
@@ -167,7 +167,7 @@ def _median_cpu_us(samples: list[Sample]) -> float:
         np.median(
             [
                 1e6 * (b.training_cpu_s - a.training_cpu_s) / (b.events - a.events)
-                for a, b in stretches
+                for a, b in split_catalogue_events
             ]
         )
     )

@@ -25,17 +25,17 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def compiled(function: F) -> F:
+def njit_borrowing(function: F) -> F:
     """Compile a loop over numpy arrays; it runs without the interpreter lock and is
     cached on disk.
 
     It works on arrays that its caller holds: references to them are not counted, which
-    would take longer than many a loop. One that makes arrays is `making_arrays`.
+    would take longer than many a loop. One that makes arrays is `njit_allocating`.
     """
     return cast(F, njit(**_OPTIONS, _nrt=False)(function))  # type: ignore[call-overload]
 
 
-def making_arrays(function: F) -> F:
+def njit_allocating(function: F) -> F:
     """As `compiled`, for a loop that makes, sorts or returns an array."""
     return cast(F, njit(**_OPTIONS)(function))
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.by_rows import Arrays, ByRows, held
-from streamer.model.growing import SMALLEST_CAPACITY, capacity_for
-from streamer.model.jit import compiled
+from streamer.model.jit import njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.growing import SMALLEST_CAPACITY, capacity_for
 
 Doubles = NDArray[np.float64]
 
@@ -212,7 +212,7 @@ def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
     return tree, starts
 
 
-@compiled
+@njit_borrowing
 def _add(
     tree: Doubles, starts: Rows, rows: Rows, counts: Doubles, weight: float
 ) -> None:
@@ -231,7 +231,7 @@ def _add(
     _carry(tree, starts, parent, carried)
 
 
-@compiled
+@njit_borrowing
 def _carry(tree: Doubles, starts: Rows, node: int, weight: float) -> None:
     """Add to a node of the second level, and to all above it."""
     if node >= 0:
@@ -240,7 +240,7 @@ def _carry(tree: Doubles, starts: Rows, node: int, weight: float) -> None:
             node >>= _BITS
 
 
-@compiled
+@njit_borrowing
 def _sum_up(tree: Doubles, starts: Rows, rows: Rows) -> None:
     """Add up all nodes above these leaves."""
     for level in range(1, len(starts) - 1):
@@ -254,7 +254,7 @@ def _sum_up(tree: Doubles, starts: Rows, rows: Rows) -> None:
             tree[starts[level] + node] = total
 
 
-@compiled
+@njit_borrowing
 def _descend(tree: Doubles, starts: Rows, uniform: Doubles, out: Rows) -> None:
     """For each uniform number, the leaf at that share of the total; never a leaf of
     weight zero.

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.device import in_host_memory
-from streamer.model.jit import compiled, making_arrays
-from streamer.model.tables import Table
+from streamer.model.jit import njit_allocating, njit_borrowing
+from streamer.model.rows.tables import Table
 
 BETA1 = 0.9
 BETA2 = 0.999
@@ -101,7 +101,7 @@ def _adam_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float) ->
     table.lines.index_copy_(0, rows, lines)
 
 
-@compiled
+@njit_borrowing
 def _adam_rows(
     lines: NDArray[np.float32],
     rows: NDArray[np.int64],
@@ -175,7 +175,7 @@ def _adagrad_gathered(
     table.lines.index_copy_(0, rows, lines)
 
 
-@compiled
+@njit_borrowing
 def _adagrad_rows(
     lines: NDArray[np.float32],
     rows: NDArray[np.int64],
@@ -230,7 +230,7 @@ def _row_adagrad_gathered(
     table.lines.index_copy_(0, rows, lines)
 
 
-@compiled
+@njit_borrowing
 def _row_adagrad_rows(
     lines: NDArray[np.float32],
     rows: NDArray[np.int64],
@@ -306,7 +306,7 @@ def _dense_adam_whole(
     w.addcdiv_(m, (v.sqrt() * unbias).add_(EPSILON), value=-step)
 
 
-@making_arrays
+@njit_allocating
 def _dense_adam(
     lines: NDArray[np.float32],
     rows: NDArray[np.int64],
@@ -424,7 +424,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:
     return math.fsum(_squares(tensor.numpy().reshape(-1)) for tensor in tensors)
 
 
-@compiled
+@njit_borrowing
 def _squares(numbers: NDArray[np.float32]) -> float:
     total = np.float32(0)
     for i in range(len(numbers)):

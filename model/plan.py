@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Batch, Floats, Recent, Rows
-from streamer.model.growing import grown
-from streamer.model.jit import inlined, making_arrays
+from streamer.model.jit import inlined, njit_allocating
+from streamer.model.rows.growing import grown
 
 Ints = NDArray[np.int32]
 
@@ -133,7 +133,7 @@ def _number(item: int, place: Ints, items: Rows, n: int) -> int:
     return n
 
 
-@making_arrays
+@njit_allocating
 def _lay_out(
     positives: Rows, extra: Rows, recent: Recent, place: Ints
 ) -> tuple[Rows, int, int, Rows, Rows, Ints]:

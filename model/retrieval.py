@@ -15,8 +15,8 @@ from torch import Tensor
 
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.device import to_device
-from streamer.model.growing import capacity_for
-from streamer.model.jit import compiled, inlined, making_arrays
+from streamer.model.jit import inlined, njit_allocating, njit_borrowing
+from streamer.model.rows.growing import capacity_for
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
@@ -30,7 +30,7 @@ neither ruins a ranker.
 COSINE = np.float32(4)
 """What a cosine of 1 is as a feature: the size of an inner product of trained vectors."""
 RUN = 64
-MOST_INSERTED = 256
+MAX_INSERTED = 256
 """Of this many scores in a row the best is looked at first; up to this many are kept in
 order by insertion.
 """
@@ -264,7 +264,7 @@ class Retriever:
                     _cells(scores, *left_out.of_users(np.arange(len(users))[part]))
                 ] = -torch.inf
             if scores.device.type == "cpu" and count <= min(
-                len(items) // RUN, MOST_INSERTED
+                len(items) // RUN, MAX_INSERTED
             ):
                 _top(scores.numpy(), rows[part], values[part])
                 continue
@@ -335,7 +335,7 @@ def _not_below_among(
     return found
 
 
-@making_arrays
+@njit_allocating
 def _top(scores: Floats, rows: Rows, values: Floats) -> None:
     """As `topk`: the n-th best of the runs' best scores is a bound that at least n
     scores reach, and few others.
@@ -366,7 +366,7 @@ def _top(scores: Floats, rows: Rows, values: Floats) -> None:
                 values[b, at] = score
 
 
-@compiled
+@njit_borrowing
 def _count_not_below(scores: Floats, own: Floats, found: NDArray[np.int64]) -> None:
     for row in range(len(scores)):
         count = 0
@@ -375,7 +375,7 @@ def _count_not_below(scores: Floats, own: Floats, found: NDArray[np.int64]) -> N
         found[row] = count
 
 
-@compiled
+@njit_borrowing
 def _count_not_below_among(
     scores: Floats,
     own: Floats,
@@ -393,7 +393,7 @@ def _count_not_below_among(
         found[row] = count
 
 
-@making_arrays
+@njit_allocating
 def lengths_of(vectors: Floats) -> Floats:
     """[T] of vectors, as `compare` divides by them."""
     lengths = np.empty(len(vectors), np.float32)
@@ -402,7 +402,7 @@ def lengths_of(vectors: Floats) -> Floats:
     return lengths
 
 
-@compiled
+@njit_borrowing
 def compare(
     queries: Floats,
     vectors: Floats,

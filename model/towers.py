@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from streamer.model.batch import Rows
 from streamer.model.device import to_device
-from streamer.model.features import FeatureStore
+from streamer.model.rows.features import FeatureStore
+from streamer.model.rows.tables import Table
 from streamer.model.settings import TowerShape
-from streamer.model.tables import Table
 
 
 @dataclass(slots=True)

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
-from streamer.model.changes import Changes
 from streamer.model.device import to_device
 from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
 from streamer.model.kernels.rows_numba import MASKED
 from streamer.model.losses import LossTerm, Proposals, method_named
 from streamer.model.optim import ParameterAdam, make_optimizer, sum_of_squares
 from streamer.model.plan import Candidates, Plan, Planner
+from streamer.model.rows.changes import Changes
 from streamer.model.settings import LearnerSettings
 from streamer.model.towers import TouchedRows, TouchedTable
 from streamer.model.two_tower import TwoTower

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from streamer.model.batch import Rows
 from streamer.model.kernels.pooling import pooled
+from streamer.model.rows.tables import Table
 from streamer.model.settings import ModelSettings
-from streamer.model.tables import Table
 from streamer.model.towers import TouchedRows, Tower
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from streamer.event import Features, encode_all
 from streamer.sources.positions import Record
 
-__all__ = ["MOST_EXAMPLES", "Events", "Malformed", "Record"]
+__all__ = ["MAX_EXAMPLES", "Events", "Malformed", "Record"]
 
-MOST_EXAMPLES = 20
+MAX_EXAMPLES = 20
 """Malformed lines that are kept, and shown."""
 
 
@@ -94,5 +94,5 @@ class Malformed:
 
     def add_example(self, text: str) -> None:
         """Keep an example, if there is room."""
-        if len(self.examples) < MOST_EXAMPLES:
+        if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(text)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
-from streamer.model.by_rows import Arrays, ByRows
-from streamer.model.jit import compiled, making_arrays
+from streamer.model.jit import njit_allocating, njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows
 from streamer.vocabulary import Bytes, hash_of, packed
 
 SLOTS = 1 << 20
@@ -84,7 +84,7 @@ class Admission(ByRows):
         self._events = int(arrays["events"])
 
 
-@making_arrays
+@njit_allocating
 def _slots(utf8: Bytes, offsets: Rows, slots: int) -> Rows:
     found = np.empty(2 * (len(offsets) - 1), np.int64)
     for i in range(len(offsets) - 1):
@@ -94,7 +94,7 @@ def _slots(utf8: Bytes, offsets: Rows, slots: int) -> Rows:
     return found
 
 
-@compiled
+@njit_borrowing
 def _count(
     counts: NDArray[np.uint8], slots: Rows, after: int, admitted: NDArray[np.bool_]
 ) -> None:

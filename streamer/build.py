@@ -32,8 +32,8 @@ from streamer.sources.base import Partition, Source
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
     from streamer.cache_store.store import CacheStore
-    from streamer.group.group import Group
     from streamer.learner import Learner
+    from streamer.lockstep.group import Group
     from streamer.pipeline import Lockstep, Pipeline
     from streamer.publish.points import Reader as PointReader
     from streamer.publish.points import Writer as PointWriter
@@ -56,11 +56,11 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         import torch
 
         torch.set_num_threads(settings.threads or 1)
-    from streamer.checkpoint import CheckpointStore
+    from streamer.evaluation import LINE_BASELINES, Prequential
     from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.pipeline import Pipeline
-    from streamer.prequential import LINE_FLOORS, Prequential
+    from streamer.snapshot import CheckpointStore
 
     kafka_settings(
         settings
@@ -78,7 +78,9 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         letters,
         settings,
         checkpoints,
-        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS)
+        Prequential(
+            learner, time_share=settings.evaluation_share, baselines=LINE_BASELINES
+        )
         if settings.evaluation_share
         else None,
         shared_store(settings),
@@ -209,13 +211,13 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     """The pipeline of one rank of a group, as the environment says which; waits for the
     others to come.
     """
-    from streamer.checkpoint.rank import rank_store
+    from streamer.evaluation import LINE_BASELINES, Prequential
     from streamer.event import EventDecoder
-    from streamer.group.group import connect
     from streamer.learner import Learner
+    from streamer.lockstep.checkpoint import rank_store
+    from streamer.lockstep.group import connect
+    from streamer.lockstep.sharing import NoStore
     from streamer.pipeline import Pipeline
-    from streamer.prequential import LINE_FLOORS, Prequential
-    from streamer.sharing.group import NoStore
 
     group = connect(settings.parts, settings.group_timeout_s)
     learner = Learner(settings)
@@ -227,7 +229,9 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         dead_letters(settings, group.rank),
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group),
-        Prequential(learner, time_share=settings.evaluation_share, floors=LINE_FLOORS)
+        Prequential(
+            learner, time_share=settings.evaluation_share, baselines=LINE_BASELINES
+        )
         if evaluated
         else None,
         NoStore() if group.rank and settings.redis_url else shared_store(settings),
@@ -241,14 +245,14 @@ def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
     from streamer.pipeline import Lockstep
 
     if (kafka := kafka_settings(settings)) is not None:
-        from streamer.sources.kafka import assigned
+        from streamer.lockstep import kafka_source as assigned
 
         return Lockstep(
             group,
             partial(assigned.AssignedKafkaSource, kafka),
             assigned.all_partitions(kafka),
         )
-    from streamer.sources.assigned import AssignedSource
+    from streamer.lockstep.sources import AssignedSource
     from streamer.sources.embedded.source import EmbeddedSource, all_partitions
 
     def open_one(partition: Partition) -> Source:

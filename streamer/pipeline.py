@@ -4,7 +4,7 @@
     account -> (save -> commit)
 
 Polling and decoding happen ahead of it on a thread of their own (`streamer.ingest`),
-writing checkpoints behind it on another (`streamer.checkpoint`), the exchange with
+writing checkpoints behind it on another (`streamer.snapshot`), the exchange with
 other trainers beside it on a third (`cache_store.store`). Whatever is trained, counted
 and positioned changes between two batches only, so a checkpoint taken there is
 consistent: killed at any instant, a restart continues as if nothing had happened.
@@ -30,31 +30,31 @@ from torch import Tensor
 from streamer.accounting import Accounting
 from streamer.cache_store.state import StoreStatus
 from streamer.cache_store.store import CacheStore
-from streamer.checkpoint import CheckpointStore
-from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
-from streamer.checkpoint.rank import RankCheckpointer
 from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SourceUnavailable
+from streamer.evaluation import BestBaseline, Prequential, TowersShare
 from streamer.event import EventDecoder
-from streamer.group.group import Group
-from streamer.group.keyed import ONE_IN
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.lockstep import LockstepIngest, Queues, RankFigures, Report
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.ingest.reader import Reader
 from streamer.ingest.stop_condition import StopCondition
 from streamer.learner import Learner
 from streamer.limits import Limits
+from streamer.lockstep.checkpoint import RankCheckpointer
+from streamer.lockstep.group import Group
+from streamer.lockstep.ingest import LockstepIngest, Queues, RankFigures, Report
+from streamer.lockstep.key_check import ONE_IN
+from streamer.lockstep.sharing import GroupSharing, NoStore
+from streamer.lockstep.sources import Assigned
 from streamer.metrics.composition import Composition, composition
 from streamer.metrics.observer import Observer
 from streamer.model.ranking.ranker import influence_by_name
-from streamer.prequential import BestFloor, Prequential, TowersShare
 from streamer.publish.publisher import Due, Publisher, PublishStatus
 from streamer.settings import PipelineSettings
-from streamer.sharing.group import GroupSharing, NoStore
 from streamer.sharing.sharing import Sharing, StoreSharing
-from streamer.sources.assigned import Assigned
+from streamer.snapshot import CheckpointStore
+from streamer.snapshot.checkpointer import Checkpointer, SaveStats
 from streamer.sources.base import Partition, Source
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Status:
     weighs less.
     """
     hit_rate: float | None = None
-    best_floor: BestFloor | None = None
+    best_baseline: BestBaseline | None = None
     towers: TowersShare | None = None
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
     """What decides the ranking, by length of the user's history and kind of evidence."""
@@ -225,7 +225,7 @@ class Pipeline:
             timed=lambda phase, seconds: self._watch.timed(phase, seconds),
         )
         self._stop = threading.Event()
-        self._torn = False
+        self._batch_failed = False
         self._started = self._status_at = self._composed_at = time.monotonic()
         self._first_events = self._status_events = self.accounting.consumed
         self._losses: list[
@@ -429,12 +429,12 @@ class Pipeline:
             yield None
             return
         with self._ingest.batch(timeout_s) as batch:
-            self._torn = batch is not None
+            self._batch_failed = batch is not None
             yield batch
-        self._torn = False
+        self._batch_failed = False
 
     def _learn(self, batch: MicroBatch) -> None:
-        for stretch in self.learner.stretches(batch):
+        for stretch in self.learner.split_catalogue_events(batch):
             for part in self._sharing.parts(stretch, self._ingest.end_offsets):
                 with self._watch.phase("step"):
                     learned = self.learner.learn_batch(
@@ -577,7 +577,7 @@ class Pipeline:
             stack.callback(self._reader.stop)
             stack.callback(self._refresh_status, force=True)
             if self._publisher is not None:
-                whole = not self._torn and (
+                whole = not self._batch_failed and (
                     self._lockstep is None or self._ingest.finished
                 )
                 stack.callback(
@@ -594,7 +594,7 @@ class Pipeline:
                 if self._ingest.finished:
                     self._checkpoints.finish()
                     self._ingest.settle()
-            elif self._torn:
+            elif self._batch_failed:
                 saved = self.last_checkpoint or "the start"
                 logger.warning(
                     "the last batch failed halfway: nothing is saved after %s", saved
@@ -621,7 +621,7 @@ class Pipeline:
         self._average_loss()
         if self._prequential is not None:
             status.hit_rate = self._prequential.model.recent
-            status.best_floor = self._prequential.best_floor()
+            status.best_baseline = self._prequential.best_floor()
             status.towers = self._prequential.towers()
             status.influence = influence_by_name(self._prequential.influence)
         if force or now >= self._composed_at:
@@ -637,7 +637,7 @@ class Pipeline:
         status.items = len(learner.items)
         if isinstance(self._ingest, LockstepIngest):
             self._refresh_group(status, self._ingest)
-            status.spread_users = learner.keyed.spread * ONE_IN
+            status.spread_users = learner.key_check.spread * ONE_IN
         status.limits = learner.limits
         status.evicted = sum(learner.evicted.values())
         status.checkpoint_age_s = (
@@ -695,7 +695,7 @@ class Pipeline:
         """Look at the cache; the more items there are, the longer it takes, and the
         rarer it is done.
         """
-        self.status.cache = composition(self.learner.cache, self.learner.exact)
+        self.status.cache = composition(self.learner.cache, self.learner.item_counts)
         self._composed_at = now + COMPOSITION_PAUSE * (time.monotonic() - now)
 
     def summary(self) -> dict[str, Any]:
@@ -703,7 +703,7 @@ class Pipeline:
         seconds = max(self._status_at - self._started, 1e-9)
         events = self.accounting.consumed - self._first_events
         test = self._prequential
-        floor = test.best_floor(overall=True) if test is not None else None
+        baseline = test.best_floor(overall=True) if test is not None else None
         return {
             **self.accounting.to_json(),
             "events_this_run": events,
@@ -714,8 +714,10 @@ class Pipeline:
             "items": len(self.learner.items),
             "loss": self.status.loss,
             "hit_rate_at_10": test.model.overall if test is not None else None,
-            "best_floor": floor.name if floor is not None else None,
-            "best_floor_hit_rate_at_10": floor.hit_rate if floor is not None else None,
+            "best_baseline": baseline.name if baseline is not None else None,
+            "best_baseline_hit_rate_at_10": baseline.hit_rate
+            if baseline is not None
+            else None,
             "cache": self.status.cache._asdict(),
             "checkpoint": str(self.last_checkpoint)
             if self.last_checkpoint is not None

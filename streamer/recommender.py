@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from streamer.errors import StreamerError
 from streamer.model.batch import Batch, Floats, Rows
-from streamer.model.by_rows import Arrays
-from streamer.model.jit import compiled
+from streamer.model.jit import njit_borrowing
 from streamer.model.ranking.evidence import KINDS, Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
-from streamer.model.ranking.recent import History, RecentItems
+from streamer.model.rows.by_rows import Arrays
+from streamer.model.rows.recent_items import History, RecentItems
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
@@ -273,7 +273,7 @@ class Recommender:
     def _most_popular(self) -> tuple[Rows, Floats]:
         items = self.learner.items.used
         items = items[self.learner.are_reachable(items)]
-        counts = self.learner.exact.counts(items)
+        counts = self.learner.item_counts.counts(items)
         return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(
             np.float32
         )
@@ -392,7 +392,7 @@ def _printable(raw: str) -> str:
     return raw if raw and raw.isprintable() else ascii(raw)
 
 
-@compiled
+@njit_borrowing
 def _holds(rows: Rows, row: int) -> bool:
     found = False
     for other in rows:
@@ -400,7 +400,7 @@ def _holds(rows: Rows, row: int) -> bool:
     return found
 
 
-@compiled
+@njit_borrowing
 def _best(items: ItemRows, scores: Floats, left_out: Rows, best: Rows) -> int:
     """Write where the best items that are not left out are, best first, ties in their
     order; returns how many.

@@ -22,8 +22,8 @@ FIELDS = (
     "user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating", "title", "deleted",
 )  # fmt: skip
 """The fields of an event by our own names; the last two are those of catalogue events."""
-LEAST_TOKEN = 16
-MOST_RECORD_BYTES = 1 << 24
+MIN_TOKEN = 16
+MAX_RECORD_BYTES = 1 << 24
 """No record can be allowed to be larger: more of a compressed one is never in memory."""
 
 
@@ -191,7 +191,7 @@ class EventSettings(Settings):
         1 << 20,
         "Maximum size of a record's value.",
         at_least=1,
-        at_most=MOST_RECORD_BYTES,
+        at_most=MAX_RECORD_BYTES,
         unit="bytes",
     )
     max_events_per_record: int = setting(
@@ -402,9 +402,9 @@ class ServeSettings(EventSettings, StreamSettings):
             )
         if self.publish_topic is not None and not self.bootstrap_servers:
             found.append("publish-topic needs bootstrap-servers")
-        if self.token is not None and len(self.token) < LEAST_TOKEN:
+        if self.token is not None and len(self.token) < MIN_TOKEN:
             found.append(
-                f"token has {len(self.token)} characters: give at least {LEAST_TOKEN}"
+                f"token has {len(self.token)} characters: give at least {MIN_TOKEN}"
             )
         if self.token is None and not is_loopback(self.host):
             found.append(

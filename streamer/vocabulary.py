@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.checkpoint.strings import pack_strings
 from streamer.model.batch import Rows
-from streamer.model.by_rows import Arrays, ByRows, held
-from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined, making_arrays
+from streamer.model.jit import inlined, njit_allocating, njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.growing import grown
+from streamer.snapshot.strings import pack_strings
 
 Bytes = NDArray[np.uint8]
 
@@ -353,7 +353,7 @@ def _home(h: np.uint64, slots: int) -> np.int64:
     return np.int64(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
-@compiled
+@njit_borrowing
 def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
     """The slot that holds the row of an id; if none does, -1 minus the slot where it
     belongs.
@@ -376,7 +376,7 @@ def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
     return int(-1 - (left if left >= 0 else slot))
 
 
-@compiled
+@njit_borrowing
 def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> None:
     for i in range(len(found)):
         if found[i] >= 0:
@@ -393,7 +393,7 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
             _set(ids, row, utf8, offsets[i], offsets[i + 1], -1 - slot)
 
 
-@making_arrays
+@njit_allocating
 def _free(ids: Ids, count: int) -> Rows:
     """The rows that the next new ids get; there is room for them."""
     found = np.empty(count, np.int64)
@@ -406,7 +406,7 @@ def _free(ids: Ids, count: int) -> Rows:
     return found
 
 
-@compiled
+@njit_borrowing
 def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> None:
     end = ids.at[0]
     ids.start[row] = end
@@ -419,7 +419,7 @@ def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> N
     ids.slots[slot] = row
 
 
-@compiled
+@njit_borrowing
 def _insert_all(ids: Ids, rows: Rows) -> None:
     """Fill an empty hash table with rows that have ids."""
     ids.at[2] = len(rows)
@@ -431,7 +431,7 @@ def _insert_all(ids: Ids, rows: Rows) -> None:
         ids.slots[slot] = row
 
 
-@compiled
+@njit_borrowing
 def _forget_all(ids: Ids, rows: Rows, length: int) -> None:
     for row in rows:
         start = ids.start[row]
@@ -442,14 +442,14 @@ def _forget_all(ids: Ids, rows: Rows, length: int) -> None:
             ids.at[3] = min(ids.at[3], row)
 
 
-@compiled
+@njit_borrowing
 def _give_back(ids: Ids, rows: Rows) -> None:
     for row in rows:
         ids.length[row] = FREE
         ids.at[3] = min(ids.at[3], row)
 
 
-@compiled
+@njit_borrowing
 def _copy_out(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> None:
     to = 0
     for i in range(len(rows)):
@@ -458,7 +458,7 @@ def _copy_out(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> N
         to += max(length[i], 0)
 
 
-@compiled
+@njit_borrowing
 def _copy_in(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> None:
     start = 0
     for i in range(len(rows)):

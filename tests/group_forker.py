@@ -38,7 +38,7 @@ def serve() -> None:
     warm_up()
     import torch.distributed  # noqa: F401
 
-    from streamer.checkpoint import rank  # noqa: F401
+    from streamer.lockstep import checkpoint as rank  # noqa: F401
 
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -13,8 +13,8 @@ from crash_harness import Forker
 from line_harness import until
 from serve_harness import Server, said, served, wait_until
 
-from streamer.checkpoint import CheckpointStore
 from streamer.learner import OF_USERS, Learner
+from streamer.snapshot import CheckpointStore
 
 PATIENCE_S = 60.0
 TINY = [

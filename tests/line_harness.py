@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.cli.run import run
 from streamer.event import encode
 from streamer.ingest.batcher import MicroBatch
@@ -20,6 +19,7 @@ from streamer.model.batch import Batch, Rows
 from streamer.model.ranking.evidence import Candidates
 from streamer.model.settings import LearnerSettings, id_towers
 from streamer.settings import RunSettings
+from streamer.snapshot import Checkpoint, CheckpointStore
 from streamer.sources.memory import MemoryLog
 
 NOON_MS = 1_700_000_000_000
@@ -109,7 +109,7 @@ class Watch:
 def popularity_counts(learner: Learner) -> Counter[str]:
     """How often each item was trained, by the learner's own exact counts."""
     rows = learner.items.used
-    counts = zip(learner.items.ids, learner.exact.counts(rows), strict=True)
+    counts = zip(learner.items.ids, learner.item_counts.counts(rows), strict=True)
     return Counter({item: round(float(n)) for item, n in counts})
 
 

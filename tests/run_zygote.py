@@ -23,8 +23,8 @@ def warm_up() -> None:
     from line_harness import events, learn_all, small
 
     from streamer.cli import run as _run  # noqa: F401
+    from streamer.evaluation import Prequential  # noqa: F401
     from streamer.learner import Learner
-    from streamer.prequential import Prequential  # noqa: F401
     from streamer.sources.embedded import source as _embedded  # noqa: F401
     from streamer.sources.kafka import source as _kafka  # noqa: F401
 

@@ -25,9 +25,9 @@ from line_harness import popularity_counts, until
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.store import CacheStore
-from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.learner import Learner
 from streamer.sharing.sharing import Sharing, StoreSharing
+from streamer.snapshot import Checkpoint, CheckpointStore
 
 QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200"]
 """Client settings that make tests quick."""

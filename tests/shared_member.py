@@ -55,7 +55,7 @@ def keep_journal(path: str) -> None:
         if not begun:
             begun = True
             every = np.arange(len(self.items))
-            counts = by_id(Increments(every, self.exact.counts(every).astype(np.int64)), self.items.ids)
+            counts = by_id(Increments(every, self.item_counts.counts(every).astype(np.int64)), self.items.ids)
             note({"first": True, "counts": counts, "cache": [self.items.id_of(row) for row in self.cache]})
         return learn(self, *arguments)
 

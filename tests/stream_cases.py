@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from streamer.evaluation.baselines import RECENT, Baseline, Ranks
+from streamer.evaluation.delay import Due, PendingEvents
+from streamer.evaluation.metrics import MISS
 from streamer.model.batch import Batch
-from streamer.model.ranking.recent import RecentItems
-from streamer.model.ranking.seen_items import UserItems
-from streamer.prequential.delay import Due, PendingEvents
-from streamer.prequential.floors import RECENT, Floor, Ranks
-from streamer.prequential.metrics import MISS
+from streamer.model.rows.recent_items import RecentItems
+from streamer.model.rows.seen_items import UserItems
 
 
 def in_order_of_appearance(raw: list[int]) -> np.ndarray:
@@ -66,14 +66,14 @@ def moments(users: np.ndarray, items: np.ndarray, delay: int = 0, times: np.ndar
 
 
 def walked(
-    floor: Floor,
+    baseline: Baseline,
     users: np.ndarray,
     items: np.ndarray,
     ends: list[int],
     delay: int = 0,
     times: np.ndarray | None = None,
 ) -> Ranks:
-    """All events through a floor, batch by batch."""
+    """All events through a baseline, batch by batch."""
     known, recent, waiting, found = UserItems(), RecentItems(RECENT), PendingEvents(), []
     when = np.zeros(len(users), np.int64) if times is None else times
     for start, end in zip([0, *ends], ends, strict=False):
@@ -84,7 +84,7 @@ def walked(
         due = Due(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
         history = recent.observe(batch.users, batch.items, when[start:end])
         ages = np.maximum(when[start:end, None] - history.times_s, 0.0)
-        found.append(floor.walk(waiting.stretch(batch, history.items, ages, chosen, due, seen)))
+        found.append(baseline.walk(waiting.stretch(batch, history.items, ages, chosen, due, seen)))
     return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 

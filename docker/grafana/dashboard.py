@@ -154,8 +154,8 @@ ROWS = (
                 "percentunit",
             ),
             number(
-                "... of the best floor",
-                mean("streamer_prequential_best_floor_hit_rate"),
+                "... of the best baseline",
+                mean("streamer_prequential_best_baseline_hit_rate"),
                 "What counting, popularity or the user's last items would do, whichever does best.",
                 "percentunit",
             ),
@@ -450,7 +450,7 @@ ROWS = (
                         "streamer_popularity_items"
                     ),
                     "items of {{instance}} that nobody has had yet": each(
-                        "streamer_untouched_items"
+                        "streamer_cold_items"
                     ),
                 },
                 "That the models know. What other trainers have seen is counted too.",

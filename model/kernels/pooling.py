@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.device import in_host_memory
-from streamer.model.jit import compiled
+from streamer.model.jit import njit_borrowing
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -65,7 +65,7 @@ class _Pooled(torch.autograd.Function):
         return torch.from_numpy(of_items), None, torch.from_numpy(of_weight)
 
 
-@compiled
+@njit_borrowing
 def _gather(items: Floats, at: Ints, weight: Floats, out: Floats) -> None:
     for b in range(at.shape[0]):
         for k in range(at.shape[1]):
@@ -75,7 +75,7 @@ def _gather(items: Floats, at: Ints, weight: Floats, out: Floats) -> None:
                     out[b, j] += w * items[at[b, k], j]
 
 
-@compiled
+@njit_borrowing
 def _scatter(
     items: Floats,
     at: Ints,

@@ -11,7 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.jit import compiled, float32_from_bits, inlined, making_arrays
+from streamer.model.jit import (
+    float32_from_bits,
+    inlined,
+    njit_allocating,
+    njit_borrowing,
+)
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -53,7 +58,7 @@ def exp_of_non_positive(x: np.float32) -> np.float32:
     return y if x > _SMALLEST_EXPONENT else _ZERO
 
 
-@compiled
+@njit_borrowing
 def weigh(
     z: Floats,
     log_weight: Floats,
@@ -97,7 +102,7 @@ def weigh(
         )
 
 
-@making_arrays
+@njit_allocating
 def resample(
     z: Floats,
     factor: Floats,
@@ -152,7 +157,7 @@ def resample(
         counts[j] += column
 
 
-@compiled
+@njit_borrowing
 def finish(
     top: Floats,
     mass: Floats,
@@ -186,7 +191,7 @@ def finish(
             positive_gradient[r] = _ZERO
 
 
-@compiled
+@njit_borrowing
 def add_entries(
     z: Floats, first: Ints, columns: Ints, values: Floats, start: int
 ) -> None:
@@ -196,7 +201,7 @@ def add_entries(
             z[columns[k], r] += values[k]
 
 
-@compiled
+@njit_borrowing
 def take_entries(
     z: Floats, first: Ints, columns: Ints, scale: Floats, start: int, out: Floats
 ) -> None:
@@ -209,7 +214,7 @@ def take_entries(
 _CHUNK = 16
 
 
-@compiled
+@njit_borrowing
 def collect_draws(
     z: Floats, bits: Ints, columns: Ints, rows: Ints, values: Floats
 ) -> int:
@@ -248,7 +253,7 @@ def collect_draws(
     return n
 
 
-@compiled
+@njit_borrowing
 def add_products(
     out: Floats,
     out_at: Ints,
@@ -266,7 +271,7 @@ def add_products(
             line[k] += g * added[k]
 
 
-@making_arrays
+@njit_allocating
 def block(
     z: Floats,
     start: int,

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.by_rows import Arrays, ByRows, held
-from streamer.model.growing import grown
-from streamer.model.jit import compiled
+from streamer.model.jit import njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.growing import grown
 
-MOST_EVENTS = 2**32 - 1
+MAX_EVENTS = 2**32 - 1
 """Of an item that are counted without a half-life, in 32 bits; it counts as that many
 from then on.
 """
@@ -33,7 +33,7 @@ class ExactPopularity(ByRows):
 
     Args:
         half_life_events: None keeps every event for ever.
-        floor: an item counts as at least this many events of today; keeps the logarithm
+        baseline: an item counts as at least this many events of today; keeps the logarithm
             finite.
 
     Raises:
@@ -47,12 +47,12 @@ class ExactPopularity(ByRows):
     """
 
     def __init__(
-        self, half_life_events: float | None = None, floor: float = 1.0
+        self, half_life_events: float | None = None, baseline: float = 1.0
     ) -> None:
-        if problems := _problems(half_life_events, floor):
+        if problems := _problems(half_life_events, baseline):
             raise ValueError("; ".join(problems))
         self.half_life_events = half_life_events
-        self.floor = floor
+        self.baseline = baseline
         self._counts: NDArray[Any] = np.zeros(
             0, np.uint32 if half_life_events is None else np.float64
         )
@@ -84,7 +84,7 @@ class ExactPopularity(ByRows):
         if self._period:
             self._counts[rows] = self._of_this_period(rows)
             self._periods[rows] = self._period
-        most = MOST_EVENTS if self.half_life_events is None else math.inf
+        most = MAX_EVENTS if self.half_life_events is None else math.inf
         self._total += _add_weights(self._counts, rows, weights, scale, most)
 
     def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
@@ -157,10 +157,12 @@ class ExactPopularity(ByRows):
         return self._total * self._today
 
     def log_pop(self, rows: Rows) -> Floats:
-        """log of each item's share of the events; an item counts as seen `floor` times
+        """log of each item's share of the events; an item counts as seen `baseline` times
         at least.
         """
-        share = np.maximum(self.counts(rows), self.floor) / max(self.total, self.floor)
+        share = np.maximum(self.counts(rows), self.baseline) / max(
+            self.total, self.baseline
+        )
         return np.log(share).astype(np.float32)
 
     def forget(self, rows: Rows) -> None:
@@ -199,10 +201,10 @@ class ExactPopularity(ByRows):
         self._period = int(period) if self.half_life_events is not None else 0
 
     def clear(self) -> None:
-        self.__init__(self.half_life_events, self.floor)  # type: ignore[misc]
+        self.__init__(self.half_life_events, self.baseline)  # type: ignore[misc]
 
 
-@compiled
+@njit_borrowing
 def _add_weights(
     counts: NDArray[Any],
     rows: Rows,
@@ -222,14 +224,14 @@ def _add_weights(
     return total
 
 
-def _problems(half_life_events: float | None, floor: float) -> list[str]:
+def _problems(half_life_events: float | None, baseline: float) -> list[str]:
     found = []
     if half_life_events is not None and not half_life_events > 0:
         found.append(
             f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing"
         )
-    if not floor > 0:
+    if not baseline > 0:
         found.append(
-            f"floor is {floor}: choose a positive number, so that no item's logarithm is infinite"
+            f"baseline is {baseline}: choose a positive number, so that no item's logarithm is infinite"
         )
     return found

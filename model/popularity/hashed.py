@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.by_rows import Arrays, ByRows
-from streamer.model.jit import compiled, inlined, making_arrays, mixed
+from streamer.model.jit import inlined, mixed, njit_allocating, njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows
 
 _STALE = 4.0
 """An item that has been away for this many of its gaps is estimated by its absence:
@@ -15,7 +15,7 @@ e^-4 = 2% of gaps are longer.
 """
 
 _CLOCKS = ("event", "batch")
-_MOST_HITS = 1 << 30
+_MAX_HITS = 1 << 30
 """Where a slot's counter stops; far beyond 1 / alpha it tells nothing more."""
 
 
@@ -199,14 +199,14 @@ def _slot(item: int, seed: np.uint64, slots: int) -> np.int64:
     return np.int64(mixed(np.uint64(item) + seed) % np.uint64(slots))
 
 
-@compiled
+@njit_borrowing
 def _slots(items: Rows, seeds: NDArray[np.uint64], slots: int, found: Rows) -> None:
     for i in range(len(items)):
         for h in range(len(seeds)):
             found[i, h] = h * slots + _slot(items[i], seeds[h], slots)
 
 
-@compiled
+@njit_borrowing
 def _hit(
     items: Rows,
     tick: int,
@@ -222,13 +222,13 @@ def _hit(
         for h in range(len(seeds)):
             s = _slot(items[i], seeds[h], last.shape[1])
             now = tick + 1 - step
-            hits[h, s] = min(hits[h, s] + 1, _MOST_HITS)
+            hits[h, s] = min(hits[h, s] + 1, _MAX_HITS)
             rate = max(alpha, 1.0 / hits[h, s])
             gap[h, s] += rate * (now - last[h, s] - gap[h, s])
             last[h, s] = now
 
 
-@making_arrays
+@njit_allocating
 def _gaps(
     rows: Rows,
     tick: int,

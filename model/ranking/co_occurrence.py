@@ -19,13 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Recent, Rows
-from streamer.model.by_rows import Arrays, ByRows, held
-from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined
-from streamer.model.ranking.recent import Seconds
-from streamer.model.retired import Flags, RetiredItems, is_retired, rows_with_retired
+from streamer.model.jit import inlined, njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.growing import grown
+from streamer.model.rows.recent_items import Seconds
+from streamer.model.rows.retired import (
+    Flags,
+    RetiredItems,
+    is_retired,
+    rows_with_retired,
+)
 
-REACH = 10
+MAX_PAIR_DISTANCE = 10
 """An event is paired with this many of its user's recent items."""
 GAP_S = np.float32(0.3 * 86_400)
 """After this time the timed weight of a pair is 1/e."""
@@ -225,7 +230,7 @@ class CoOccurrence(ByRows):
         self.reserve(self.size)
 
 
-@compiled
+@njit_borrowing
 def room_for_event(longest: int) -> int:
     """Places of the pool that an event may need: its own list and those of its user's
     items may all move.
@@ -233,10 +238,10 @@ def room_for_event(longest: int) -> int:
     block = 1
     while block < longest:
         block *= 2
-    return (REACH + 2) * max(block, 1 << _FIRST_BITS)
+    return (MAX_PAIR_DISTANCE + 2) * max(block, 1 << _FIRST_BITS)
 
 
-@compiled
+@njit_borrowing
 def _observe(
     lists: Lists,
     longest: int,
@@ -258,7 +263,7 @@ def _observe(
     return done
 
 
-@compiled
+@njit_borrowing
 def pair_up(
     lists: Lists,
     longest: int,
@@ -269,7 +274,7 @@ def pair_up(
 ) -> None:
     """An event is paired with its user's recent items."""
     rank = 0
-    for k in range(min(len(recent), REACH)):
+    for k in range(min(len(recent), MAX_PAIR_DISTANCE)):
         other = recent[k]
         if other < 0:
             break
@@ -287,7 +292,7 @@ def pair_up(
         lists.timed_total[item] += timed
 
 
-@compiled
+@njit_borrowing
 def _add(
     lists: Lists,
     longest: int,
@@ -332,7 +337,7 @@ def _room(bits: int) -> int:
     return (1 << bits) if bits > 0 else 0
 
 
-@compiled
+@njit_borrowing
 def _move(lists: Lists, item: int) -> int:
     """Give a list a block twice as large; returns its start."""
     bits = lists.bits[item]
@@ -349,7 +354,7 @@ def _move(lists: Lists, item: int) -> int:
     return int(to)
 
 
-@compiled
+@njit_borrowing
 def _take_block(lists: Lists, bits: int) -> int:
     to = lists.free[bits]
     if to >= 0:
@@ -360,7 +365,7 @@ def _take_block(lists: Lists, bits: int) -> int:
     return int(to)
 
 
-@compiled
+@njit_borrowing
 def _leave_block(lists: Lists, item: int) -> None:
     bits = lists.bits[item]
     start = lists.start[item]
@@ -369,7 +374,7 @@ def _leave_block(lists: Lists, item: int) -> None:
         lists.free[bits] = start
 
 
-@compiled
+@njit_borrowing
 def _take(
     lists: Lists,
     rows: Rows,
@@ -390,7 +395,7 @@ def _take(
                 at += 1
 
 
-@compiled
+@njit_borrowing
 def _put(
     lists: Lists,
     rows: Rows,
@@ -419,7 +424,7 @@ def _put(
         lists.length[item] = length[k]
 
 
-@compiled
+@njit_borrowing
 def _leave_all(lists: Lists, items: Rows) -> None:
     for item in items:
         _leave_block(lists, item)
@@ -429,13 +434,13 @@ def _leave_all(lists: Lists, items: Rows) -> None:
         lists.timed_total[item] = 0
 
 
-@compiled
+@njit_borrowing
 def _sweep(lists: Lists, items: Rows) -> None:
     for item in items:
         _sweep_one(lists, item)
 
 
-@compiled
+@njit_borrowing
 def _sweep_one(lists: Lists, item: int) -> None:
     """Take retired items out of a list; the others move up in their order."""
     start = lists.start[item]

@@ -21,14 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.by_rows import Arrays, ByRows, held
-from streamer.model.growing import grown
 from streamer.model.jit import (
     bits_of_float32,
-    compiled,
     float32_from_bits,
     inlined,
     mixed,
+    njit_borrowing,
 )
 from streamer.model.ranking.co_occurrence import (
     GAP_S,
@@ -37,8 +35,10 @@ from streamer.model.ranking.co_occurrence import (
     pair_up,
     room_for_event,
 )
-from streamer.model.ranking.recent import History
-from streamer.model.retired import RetiredItems, is_retired
+from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.growing import grown
+from streamer.model.rows.recent_items import History
+from streamer.model.rows.retired import RetiredItems, is_retired
 
 LATELY = 5000
 JUST_NOW = 500
@@ -445,7 +445,7 @@ class Evidence(ByRows):
         self.events, self.now_s = (int(n) for n in arrays["clock"])
 
 
-@compiled
+@njit_borrowing
 def _describe_and_count(
     lists: Lists,
     longest: int,
@@ -535,7 +535,7 @@ def _describe_and_count(
         at[0] += 1
 
 
-@compiled
+@njit_borrowing
 def _count(
     counts: Counts,
     window: NDArray[np.int32],
@@ -564,7 +564,7 @@ def _count(
         counts.again[item] += other == item
 
 
-@compiled
+@njit_borrowing
 def _bucket(recent: NDArray[np.int32]) -> int:
     length = 0
     bucket = 0
@@ -594,7 +594,7 @@ def _candidate(
     return n
 
 
-@compiled
+@njit_borrowing
 def _gather(
     lists: Lists,
     event: int,
@@ -652,7 +652,7 @@ def _gather(
     return n
 
 
-@compiled
+@njit_borrowing
 def _describe(
     counts: Counts,
     event: int,
@@ -676,10 +676,10 @@ def _describe(
     recent_s = history.times_s[event]
     times = history.counts[event]
     most = np.float32(1e-30)
-    most_timed = np.float32(1e-30)
+    max_timed = np.float32(1e-30)
     for c in range(end - first):
         most = max(most, sums[c, 0])
-        most_timed = max(most_timed, sums[c, 1])
+        max_timed = max(max_timed, sums[c, 1])
     n = first
     target = out.target[k]
     limit = np.uint64(share * 2.0**32)
@@ -700,7 +700,7 @@ def _describe(
             x[2] = s[0] / most
             x[3] = _log(1 + 30 * s[1])
             x[4] = np.sqrt(s[1])
-            x[5] = s[1] / most_timed
+            x[5] = s[1] / max_timed
             for g in range(4):
                 if s[2 + g] > 0:
                     x[6 + g] = _log(1 + 30 * s[2 + g])

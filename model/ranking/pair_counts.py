@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
-from streamer.model.growing import grown
-from streamer.model.jit import compiled, inlined, making_arrays
-from streamer.model.retired import Flags, is_retired
+from streamer.model.jit import inlined, njit_allocating, njit_borrowing
+from streamer.model.rows.growing import grown
+from streamer.model.rows.retired import Flags, is_retired
 
 _FIRST_BITS = 2
 _CLASSES = 40
@@ -166,7 +166,7 @@ def _home(key: int, mask: int) -> int:
     return ((key * 0x9E3779B1) >> 7) & mask
 
 
-@compiled
+@njit_borrowing
 def slot_of(pool: Pool, row: int, key: int) -> int:
     """The slot where a row's table has this key, or the empty one where it belongs; the
     row has a table.
@@ -179,7 +179,7 @@ def slot_of(pool: Pool, row: int, key: int) -> int:
     return int(first + place)
 
 
-@compiled
+@njit_borrowing
 def has(pool: Pool, row: int, key: int) -> bool:
     """Whether the pair was ever counted."""
     if row >= len(pool.start) or pool.start[row] < 0:
@@ -187,7 +187,7 @@ def has(pool: Pool, row: int, key: int) -> bool:
     return bool(pool.keys[slot_of(pool, row, key)] == key)
 
 
-@compiled
+@njit_borrowing
 def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
     """Count a pair; False if the pool has no room for the table that this needs, and
     nothing was changed.
@@ -212,7 +212,7 @@ def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
     return True
 
 
-@compiled
+@njit_borrowing
 def _drop_lowest(pool: Pool, row: int) -> None:
     """Take the pair with the lowest count out of a row's table, and close the gap for
     those that were pushed on.
@@ -231,7 +231,7 @@ def _drop_lowest(pool: Pool, row: int) -> None:
     _take_out(pool, row, gap)
 
 
-@compiled
+@njit_borrowing
 def _take_out(pool: Pool, row: int, gap: int) -> None:
     """Empty a place of a row's table, and close the gap for those that were pushed on."""
     first = pool.start[row]
@@ -252,7 +252,7 @@ def _take_out(pool: Pool, row: int, gap: int) -> None:
     pool.used[row] -= 1
 
 
-@compiled
+@njit_borrowing
 def _remove(pool: Pool, rows: Rows, gone: Flags) -> None:
     """Take marked keys out of the tables of rows."""
     for row in rows:
@@ -265,7 +265,7 @@ def _remove(pool: Pool, rows: Rows, gone: Flags) -> None:
                 place += 1
 
 
-@making_arrays
+@njit_allocating
 def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
     found = np.empty(len(rows), np.int64)
     count = 0
@@ -280,7 +280,7 @@ def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
     return found[:count]
 
 
-@compiled
+@njit_borrowing
 def _move(pool: Pool, row: int, bits: int) -> bool:
     """Give a row a table of another size, with what its old one holds; False if the
     pool has no room.
@@ -313,7 +313,7 @@ def _move(pool: Pool, row: int, bits: int) -> bool:
     return True
 
 
-@compiled
+@njit_borrowing
 def _drop(pool: Pool, rows: Rows) -> None:
     for row in rows:
         if pool.start[row] >= 0:
@@ -324,7 +324,7 @@ def _drop(pool: Pool, rows: Rows) -> None:
             pool.used[row] = 0
 
 
-@compiled
+@njit_borrowing
 def _put_all(
     pool: Pool, rows: Rows, used: NDArray[np.int32], keys: NDArray[np.int32]
 ) -> None:
@@ -347,7 +347,7 @@ def _put_all(
         at += used[k]
 
 
-@compiled
+@njit_borrowing
 def _add_all(pool: Pool, rows: Rows, keys: Rows, done: int) -> int:
     for k in range(done, len(rows)):
         if not add_one(pool, rows[k], keys[k], 1.0):

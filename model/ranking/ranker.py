@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.jit import compiled, making_arrays
+from streamer.model.jit import njit_allocating, njit_borrowing
 from streamer.model.ranking.evidence import (
     BUCKET_NAMES,
     BUCKETS,
@@ -258,7 +258,7 @@ def _product(a: Floats, b: Floats) -> Floats:
     return found
 
 
-@compiled
+@njit_borrowing
 def _scores(
     weights: Weights, products: Floats, first: Rows, bucket: Rows, found: Floats
 ) -> None:
@@ -267,7 +267,7 @@ def _scores(
             found[c] = _score(weights, products[c], bucket[e])
 
 
-@compiled
+@njit_borrowing
 def _score(weights: Weights, products: Floats, b: int) -> np.float32:
     score = products[b]
     units = products[len(BUCKETS) :]
@@ -276,7 +276,7 @@ def _score(weights: Weights, products: Floats, b: int) -> np.float32:
     return np.float32(score)
 
 
-@making_arrays
+@njit_allocating
 def _derive(
     weights: Weights,
     products: Floats,

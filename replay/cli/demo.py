@@ -30,7 +30,7 @@ from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
-from streamer.group.launcher import other_ranks
+from streamer.lockstep.launch import other_ranks
 from streamer.model.setting import Settings, setting
 from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from streamer.pipeline import Pipeline, Status
 
 TOPIC = "interactions"
-LEAST_LEARNING_S = 5.0
+MIN_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
 START_S = 60.0
@@ -161,8 +161,8 @@ def run_demo(
         events = status.accounting.get("consumed", 0)
         if first_cache is None and any(status.cache):
             first_cache = status.cache._asdict()
-        if status.hit_rate is not None and status.best_floor is not None:
-            hit_rates.append((events, status.hit_rate, status.best_floor.hit_rate))
+        if status.hit_rate is not None and status.best_baseline is not None:
+            hit_rates.append((events, status.hit_rate, status.best_baseline.hit_rate))
         reporter.update(status)
         if (
             ended_by == "events"
@@ -188,7 +188,7 @@ def run_demo(
     ):
         open_browser(url)
     stop_on_signals(lambda: stop("you"))
-    deadline = max(deadline, time.monotonic() + LEAST_LEARNING_S)
+    deadline = max(deadline, time.monotonic() + MIN_LEARNING_S)
     reporter.note("")
     on_status(pipeline.status)
     # 2. the writer, and the server if one is wanted, are processes of their own, while
@@ -212,8 +212,8 @@ def run_demo(
         "ended_by": ended_by,
         "lag": sum(status.lag.values()),
         "recent_hit_rate_at_10": status.hit_rate,
-        "recent_best_floor": status.best_floor._asdict()
-        if status.best_floor is not None
+        "recent_best_baseline": status.best_baseline._asdict()
+        if status.best_baseline is not None
         else None,
         "hit_rates": hit_rates,
         "first_cache": first_cache,

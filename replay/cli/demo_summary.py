@@ -60,14 +60,14 @@ def _results(figures: Figures) -> Iterator[Text]:
     if figures["lag"]:
         yield _row("lag", f"{figures['lag']:,} events were written but not learned yet")
     model = figures["recent_hit_rate_at_10"]
-    floor = figures["recent_best_floor"]
-    if model is not None and floor is not None:
-        models, floors = _sparks(figures["hit_rates"])
-        name = f"floor {floor['name']}"
+    baseline = figures["recent_best_baseline"]
+    if model is not None and baseline is not None:
+        models, baselines = _sparks(figures["hit_rates"])
+        name = f"baseline {baseline['name']}"
         yield _row("HR@10", f"{'model':<{len(name)}} {model:.3f}  ").append(
             models, MODEL
         )
-        yield _row("", f"{name} {floor['hit_rate']:.3f}  ").append(floors, FLOOR)
+        yield _row("", f"{name} {baseline['hit_rate']:.3f}  ").append(baselines, FLOOR)
         yield _row(
             "", "of the last events that were ranked, each before it was learned", "dim"
         )
@@ -91,12 +91,12 @@ def _row(label: str, text: str, style: str = "") -> Text:
 
 
 def _sparks(hit_rates: Sequence[tuple[int, float, float]]) -> list[str]:
-    """The hit rates of the model and of the best floor, on one scale."""
+    """The hit rates of the model and of the best baseline, on one scale."""
     from streamer.display.charts import History, sparkline
 
     history = History()
-    for _, model, floor in hit_rates:
-        history.add((model, floor))
+    for _, model, baseline in hit_rates:
+        history.add((model, baseline))
     points = history.resampled(SPARKS)
     top = max((max(point) for point in points), default=0.0)
     return [

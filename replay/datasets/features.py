@@ -29,11 +29,11 @@ from streamer.replay.datasets.database import Database, reading
 from streamer.replay.datasets.delimited import DelimitedTable
 from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
 
-MOST_SHARED = 1_000_000
+MAX_SHARED = 1_000_000
 """Up to this number of different features are kept taken apart, and shared by the
 events.
 """
-MOST_IN_SMALL_FILE = 10
+MAX_IN_SMALL_FILE = 10
 """A column with no more different values than this holds features, however few lines
 there are.
 """
@@ -68,7 +68,7 @@ class FeatureReader:
             else self._split_values
         )
         self._shared: NDArray[Any] | None = None
-        if len(texts) <= MOST_SHARED:
+        if len(texts) <= MAX_SHARED:
             self._shared = np.empty(len(texts), object)
             self._shared[:] = self._split_plain() or [
                 self._split(text) for text in texts
@@ -222,7 +222,7 @@ def read_feature_file(
             )
         database.drop_rejects()
     # 3. those that are features
-    most = max(MOST_IN_SMALL_FILE, len(rows) // 2)
+    most = max(MAX_IN_SMALL_FILE, len(rows) // 2)
     used = [
         (number, name)
         for number, name in enumerate(names, 1)

@@ -25,7 +25,7 @@ from streamer.replay.datasets.database import Database, quoted, reading
 from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.settings import LogSettings
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 """File names in a message."""
 FIRST_LINES = 1000
 LONGEST_LINE = 16_000_000
@@ -300,5 +300,5 @@ def _files_matching(pattern: str) -> dict[str, Path]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return f"there is {', '.join(names[:MOST_LISTED]) or 'no file'}{more}"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"there is {', '.join(names[:MAX_LISTED]) or 'no file'}{more}"

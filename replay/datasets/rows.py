@@ -22,7 +22,7 @@ from streamer.replay.datasets.base import LATEST_S, EventColumns
 from streamer.replay.datasets.database import Database, reading
 from streamer.replay.datasets.delimited import DelimitedTable
 from streamer.replay.datasets.files import LogFile, LogFiles
-from streamer.replay.events import MOST_EXAMPLES, Malformed
+from streamer.replay.events import MAX_EXAMPLES, Malformed
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class _RowReader:
             f"SELECT problem, count(*) {problems} GROUP BY ALL ORDER BY ALL"
         )
         first = database.rows(
-            f"SELECT rowid - {self._rows}, problem {problems} ORDER BY rowid LIMIT {MOST_EXAMPLES}"
+            f"SELECT rowid - {self._rows}, problem {problems} ORDER BY rowid LIMIT {MAX_EXAMPLES}"
         )
         if table.encoding is None:
             unit = "row"
@@ -168,7 +168,7 @@ class _RowReader:
                 )
                 + counts
             )
-            rejected = f"SELECT line, reason || ': ' || text FROM {_REJECTED} ORDER BY line LIMIT {MOST_EXAMPLES}"
+            rejected = f"SELECT line, reason || ': ' || text FROM {_REJECTED} ORDER BY line LIMIT {MAX_EXAMPLES}"
             unit = "line"
             examples = database.rows(rejected)
             lines = _lines_of_rows(

@@ -19,16 +19,8 @@ import numpy as np
 
 from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
-from streamer.event import EventDecoder, EventSettings
-from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Evaluator, Learned, Learner
-from streamer.metrics.composition import composition
-from streamer.model.ranking.ranker import influence_by_name
-from streamer.model.setting import changed, setting
-from streamer.model.settings import LearnerSettings
-from streamer.pipeline import Pipeline
-from streamer.prequential import (
-    FLOORS,
+from streamer.evaluation import (
+    BASELINES,
     METRICS,
     MODEL,
     RETRIEVED,
@@ -38,6 +30,14 @@ from streamer.prequential import (
     DelayedLearner,
     Prequential,
 )
+from streamer.event import EventDecoder, EventSettings
+from streamer.ingest.batcher import MicroBatch
+from streamer.learner import Evaluator, Learned, Learner
+from streamer.metrics.composition import composition
+from streamer.model.ranking.ranker import influence_by_name
+from streamer.model.setting import changed, setting
+from streamer.model.settings import LearnerSettings
+from streamer.pipeline import Pipeline
 from streamer.replay.datasets.log import CATALOGUE_TYPE
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.record import Measure, Point, RunResult, step_measure
@@ -47,7 +47,7 @@ from streamer.settings import PipelineSettings
 K = 10
 """The length of the list that the curves look at."""
 CLOCK = time.process_time
-"""Time on a core: what a step and a floor cost does not depend on what else the machine
+"""Time on a core: what a step and a baseline cost does not depend on what else the machine
 does.
 """
 
@@ -69,8 +69,8 @@ class PrequentialSettings(LearnerSettings):
     window: int = setting(
         5000, "Length of the window of the windowed figures.", at_least=1, unit="events"
     )
-    floors: tuple[str, ...] = setting(
-        tuple(FLOORS), "Trivial recommenders beside it.", option="floors"
+    baselines: tuple[str, ...] = setting(
+        tuple(BASELINES), "Trivial recommenders beside it.", option="baselines"
     )
     delay_events: int = setting(
         0,
@@ -95,9 +95,9 @@ class PrequentialSettings(LearnerSettings):
     points: int = setting(200, "Points of the curves.", at_least=1)
 
     def problems(self) -> list[str]:
-        unknown = [floor for floor in self.floors if floor not in FLOORS]
+        unknown = [baseline for baseline in self.baselines if baseline not in BASELINES]
         return super().problems() + [
-            f"there is no floor {f!r}: choose among {', '.join(FLOORS)}"
+            f"there is no baseline {f!r}: choose among {', '.join(BASELINES)}"
             for f in unknown
         ]
 
@@ -137,7 +137,7 @@ class PrequentialRun:
             new_only=True,
             clock=CLOCK,
             ks=settings.ks,
-            floors=settings.floors,
+            baselines=settings.baselines,
             half=total // 2,
             retrieve_every=settings.retrieve_every,
         )
@@ -148,10 +148,10 @@ class PrequentialRun:
         self, on_progress: Callable[[float, str], None] = lambda share, text: None
     ) -> RunResult:
         """Send the events down the production line; figures of the method and the
-        floors, none of an empty slice.
+        baselines, none of an empty slice.
 
         Points of the curve lie along the stream: `events`, `time` (seconds since the
-        epoch), `loss`, and for the model and each floor `<name>/<all or new>/recent`
+        epoch), `loss`, and for the model and each baseline `<name>/<all or new>/recent`
         and `.../overall`, the hit rates at 10; None where there is no event. Points of
         the composition: `events`, and shares `head`, `torso`, `tail` of the cache.
         About it: `slices`, the number of ranked events of each; `events_per_second`,
@@ -177,8 +177,8 @@ class PrequentialRun:
         seconds = time.perf_counter() - started
         rows = learner.items.used
         result.occurrence = learner.occurrence.values(rows)
-        result.popularity = learner.exact.counts(rows)
-        for name in (MODEL, *self._settings.floors):
+        result.popularity = learner.item_counts.counts(rows)
+        for name in (MODEL, *self._settings.baselines):
             for slice_, metric, k in itertools.product(
                 SLICES, METRICS, self._settings.ks
             ):
@@ -200,7 +200,7 @@ class PrequentialRun:
                     )
                 )
         if self._catalogue and (share := test.untouched_share) is not None:
-            result.measures.append(Measure("untouched-share", K, "all", share))
+            result.measures.append(Measure("cold-share", K, "all", share))
         result.measures += self._measures_of_towers()
         result.measures.append(step_measure(learner.step_seconds))
         result.about = {
@@ -236,7 +236,7 @@ class PrequentialRun:
         return found
 
     def _events_per_second(self, name: str) -> float:
-        """How many events a second the model or a floor ranks and learns from; 0 if
+        """How many events a second the model or a baseline ranks and learns from; 0 if
         nothing was measured.
         """
         test = self._test
@@ -256,7 +256,7 @@ class PrequentialRun:
             self._next_point = test.events + self._total / self._settings.points
             point: Point = {"events": test.events, "time": batch.timestamps_s[-1]}
             point["loss"] = loss if np.isfinite(loss) else None
-            for name in (MODEL, *self._settings.floors):
+            for name in (MODEL, *self._settings.baselines):
                 for slice_ in ("all", "new"):
                     figure = test.figure(name, slice_)
                     point |= {
@@ -264,7 +264,7 @@ class PrequentialRun:
                         f"{name}/{slice_}/overall": figure.overall,
                     }
             self._result.curve.append(point)
-            shares = composition(self._learner.cache, self._learner.exact)
+            shares = composition(self._learner.cache, self._learner.item_counts)
             self._result.composition.append({"events": test.events, **shares._asdict()})
         self._on_progress(test.events / max(self._total, 1), f"{test.events:,} events")
 

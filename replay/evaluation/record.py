@@ -22,8 +22,8 @@ from streamer.metrics.composition import curve
 
 RANK_POINTS = 200
 DELAYS = ("delay_events", "delay_seconds")
-FLOORS_DEPEND_ON = ("batch_size", *DELAYS)
-"""Settings that change a floor's figures; the batch size only which events count as
+BASELINES_DEPEND_ON = ("batch_size", *DELAYS)
+"""Settings that change a baseline's figures; the batch size only which events count as
 popular.
 """
 Point = dict[str, Any]
@@ -36,7 +36,7 @@ class Measure(msgspec.Struct, frozen=True):
     metric: str
     """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`; `hr-without-towers`, where the
     ranker reads zero for their inner product; `towers-recall`, of the towers' own
-    lists; `untouched-share`, of items in the lists that nobody had yet and the
+    lists; `cold-share`, of items in the lists that nobody had yet and the
     catalogue describes; `step-ms`, the milliseconds of a training step; or
     `events-per-second`, ranked and learned from."""
     k: int
@@ -44,7 +44,7 @@ class Measure(msgspec.Struct, frozen=True):
     slice: str
     """Over which events or users: `all`, `new`, ..., `second-half/all`, ..."""
     value: float
-    floor: str | None = None
+    baseline: str | None = None
     """The trivial recommender that it belongs to; None if it is the method's own."""
 
 
@@ -53,7 +53,7 @@ class RunResult:
     """What a run of either protocol found."""
 
     measures: list[Measure] = field(default_factory=list)
-    """Figures of the method, of a training step, and of the floors if the protocol has
+    """Figures of the method, of a training step, and of the baselines if the protocol has
     any.
     """
     curve: list[Point] = field(default_factory=list)
@@ -68,15 +68,15 @@ class RunResult:
     """Sizes, seconds, versions: what else a reader wants to know."""
 
     def value(
-        self, metric: str, k: int, slice_: str = "all", floor: str | None = None
+        self, metric: str, k: int, slice_: str = "all", baseline: str | None = None
     ) -> float | None:
         """One figure; None if there is none."""
-        wanted = (metric, k, slice_, floor)
+        wanted = (metric, k, slice_, baseline)
         return next(
             (
                 m.value
                 for m in self.measures
-                if (m.metric, m.k, m.slice, m.floor) == wanted
+                if (m.metric, m.k, m.slice, m.baseline) == wanted
             ),
             None,
         )
@@ -125,38 +125,38 @@ class Record(Spec, frozen=True, kw_only=True):
     """
     about: dict[str, Any] = {}
 
-    def settings_of(self, floor: str | None) -> dict[str, Any]:
-        """The settings that change the figures of a floor, or of the method itself."""
+    def settings_of(self, baseline: str | None) -> dict[str, Any]:
+        """The settings that change the figures of a baseline, or of the method itself."""
         return {
             name: value
             for name, value in self.settings.items()
-            if floor is None or name in FLOORS_DEPEND_ON
+            if baseline is None or name in BASELINES_DEPEND_ON
         }
 
     @property
-    def floors(self) -> list[str]:
-        """The floors that were measured beside the method."""
-        return list(dict.fromkeys(m.floor for m in self.measures if m.floor))
+    def baselines(self) -> list[str]:
+        """The baselines that were measured beside the method."""
+        return list(dict.fromkeys(m.baseline for m in self.measures if m.baseline))
 
 
 def result_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Rows of `results.json`; those of a floor once, although every method of a
+    """Rows of `results.json`; those of a baseline once, although every method of a
     comparison measures it again.
 
-    A method's row names under `below` the best floor of the same run, if that exceeds
+    A method's row names under `below` the best baseline of the same run, if that exceeds
     it.
     """
     rows: dict[Any, dict[str, Any]] = {}
     for record in records:
         best: dict[tuple[str, int, str], Measure] = {}
         for m in sorted(
-            (m for m in record.measures if m.floor and m.k), key=lambda m: m.value
+            (m for m in record.measures if m.baseline and m.k), key=lambda m: m.value
         ):
             best[m.metric, m.k, m.slice] = m
         for m in record.measures:
-            settings = record.settings_of(m.floor)
+            settings = record.settings_of(m.baseline)
             row: dict[str, Any] = {"data": record.data, "protocol": record.protocol}
-            row |= {"floor": m.floor} if m.floor else {"method": record.method}
+            row |= {"baseline": m.baseline} if m.baseline else {"method": record.method}
             row |= {"settings": settings} if settings else {}
             row |= {
                 "seed": record.seed,
@@ -165,21 +165,23 @@ def result_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "slice": m.slice,
                 "value": m.value,
             }
-            floor = best.get((m.metric, m.k, m.slice), m)
+            baseline = best.get((m.metric, m.k, m.slice), m)
             row |= (
-                {"below": floor.floor} if not m.floor and floor.value > m.value else {}
+                {"below": baseline.baseline}
+                if not m.baseline and baseline.value > m.value
+                else {}
             )
             key = (
                 record.data,
                 record.protocol,
                 record.seed,
-                m.floor,
+                m.baseline,
                 m.metric,
                 m.k,
                 m.slice,
                 settings_text(settings),
             )
-            rows.setdefault(key if m.floor else len(rows), row)
+            rows.setdefault(key if m.baseline else len(rows), row)
     return list(rows.values())
 
 

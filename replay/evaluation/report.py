@@ -32,7 +32,7 @@ from streamer.replay.evaluation.tables import (
 )
 
 MODEL = "model"
-MOST_MARKED = 20
+MAX_MARKED = 20
 """Lines of at most this many points show them."""
 LAYOUT: dict[str, Any] = {
     "height": 440,
@@ -189,7 +189,7 @@ def _stream_curves(runs: Runs) -> list[str]:
     by their number.
     """
     lines = [(MODEL, name, record.curve, "solid") for record, name in runs]
-    # a floor is drawn once, or for each feedback delay, which costs it hits
+    # a baseline is drawn once, or for each feedback delay, which costs it hits
     common = common_settings([record for record, _ in runs])
     drawn = set()
     for record, _ in runs:
@@ -201,8 +201,8 @@ def _stream_curves(runs: Runs) -> list[str]:
         if settings_text(delays) not in drawn:
             drawn.add(settings_text(delays))
             lines += [
-                (f, labelled(f"floor: {f}", delays, ()), record.curve, "dot")
-                for f in record.floors
+                (f, labelled(f"baseline: {f}", delays, ()), record.curve, "dot")
+                for f in record.baselines
             ]
     timed = all(record.about.get("has_time") for record, _ in runs)
     found = []
@@ -316,7 +316,7 @@ def _line(
 ) -> list[go.Scatter]:
     """A line through the points that have a value; none if there is no such point."""
     there = [p for p in points if p.get(y) is not None]
-    mode = "lines" if len(there) > MOST_MARKED else "lines+markers"
+    mode = "lines" if len(there) > MAX_MARKED else "lines+markers"
     places = [
         datetime.fromtimestamp(p[x], UTC).isoformat() if x == "time" else p[x]
         for p in there

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamer.prequential import RETRIEVED
-from streamer.prequential.slices import BANDS, SECOND_HALF, SPLITS
+from streamer.evaluation import RETRIEVED
+from streamer.evaluation.slices import BANDS, SECOND_HALF, SPLITS
 from streamer.replay.evaluation.record import Record, refused, settings_text
 
 METRIC_NAMES = {
@@ -22,7 +22,7 @@ METRIC_NAMES = {
     "authors-ndcg": "authors' NDCG",
     "hr-without-towers": "without towers HR",
     "towers-recall": "towers' Recall",
-    "untouched-share": "untouched items",
+    "cold-share": "cold items",
 }
 STREAM_FIGURES = (
     ("hr", "all"),
@@ -44,7 +44,7 @@ TOWERS_FIGURES = tuple(
 CATALOGUE_FIGURES = (
     ("hr", "new-items"),
     ("hr", f"{SECOND_HALF}new-items"),
-    ("untouched-share", "all"),
+    ("cold-share", "all"),
 )
 """Events of items that nobody had before, which only a catalogue can foretell, and the
 share of such items in lists.
@@ -54,7 +54,7 @@ USUAL_K = 10
 STEP_MS = ("step-ms", 0, "all")
 SPEED = ("events-per-second", 0, "all")
 BELOW = "▼"
-"""Marks a figure of a method that a floor beside it exceeds."""
+"""Marks a figure of a method that a baseline beside it exceeds."""
 PAPER_GOWALLA = {
     "ssl": ("0.1105", "0.1381"),
     "ssl-pop": ("0.1124", "0.1479"),
@@ -69,7 +69,7 @@ PAPER_GOWALLA_EVENTS = 1_027_464
 Figure = tuple[str, int, str]
 """Metric, k and slice."""
 Group = tuple[str, str, str, str]
-"""Log, protocol, method or floor, and settings: runs that differ only in their seeds."""
+"""Log, protocol, method or baseline, and settings: runs that differ only in their seeds."""
 
 
 def headline(records: Sequence[Record]) -> Figure:
@@ -151,7 +151,7 @@ def _without(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
 
 
 def labelled(name: str, settings: Mapping[str, Any], common: Iterable[str]) -> str:
-    """A method or a floor with the settings that not all have: `xir (dim=8)`."""
+    """A method or a baseline with the settings that not all have: `xir (dim=8)`."""
     rest = settings_text(_without(settings, common))
     return f"{name} ({rest})" if rest else name
 
@@ -164,13 +164,13 @@ def by_number(value: str) -> tuple[float, str]:
         return math.inf, value
 
 
-def group_of(record: Record, floor: str | None = None) -> Group:
-    """Where the figures of a record's method, or of a floor beside it, belong."""
+def group_of(record: Record, baseline: str | None = None) -> Group:
+    """Where the figures of a record's method, or of a baseline beside it, belong."""
     return (
         record.data,
         record.protocol,
-        floor or record.method,
-        settings_text(record.settings_of(floor)),
+        baseline or record.method,
+        settings_text(record.settings_of(baseline)),
     )
 
 
@@ -194,16 +194,19 @@ class Figures:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-        self._floors: dict[Group, set[Group]] = defaultdict(
+        self._baselines: dict[Group, set[Group]] = defaultdict(
             set
         )  # those that were measured beside a method
         for record in records:
             groups = {
-                floor: group_of(record, floor) for floor in (None, *record.floors)
+                baseline: group_of(record, baseline)
+                for baseline in (None, *record.baselines)
             }
-            self._floors[groups[None]] |= {groups[floor] for floor in record.floors}
-            for m in record.measures:  # every method of a comparison measures the floors again: one value a seed
-                self._values[*groups[m.floor], m.metric, m.k, m.slice].setdefault(
+            self._baselines[groups[None]] |= {
+                groups[baseline] for baseline in record.baselines
+            }
+            for m in record.measures:  # every method of a comparison measures the baselines again: one value a seed
+                self._values[*groups[m.baseline], m.metric, m.k, m.slice].setdefault(
                     record.seed, m.value
                 )
 
@@ -219,7 +222,7 @@ class Figures:
         )
 
     def cell(self, group: Group, figure: Figure) -> str:
-        """One figure as a table shows it, marked if a floor exceeds it; empty if nobody
+        """One figure as a table shows it, marked if a baseline exceeds it; empty if nobody
         measured it.
         """
         found = self.of(group, *figure)
@@ -227,10 +230,12 @@ class Figures:
             return ""
         if figure in (STEP_MS, SPEED):
             return f"{found.mean:.1f}" if figure == STEP_MS else f"{found.mean:,.0f}"
-        floors = [self.of(floor, *figure) for floor in self._floors.get(group, ())]
+        baselines = [
+            self.of(baseline, *figure) for baseline in self._baselines.get(group, ())
+        ]
         return (
             f"{found} {BELOW}"
-            if any(floor and floor.mean > found.mean for floor in floors)
+            if any(baseline and baseline.mean > found.mean for baseline in baselines)
             else str(found)
         )
 
@@ -255,9 +260,9 @@ def markdown(
             parts.append(main_table(ours))
         if not axes and ours[0].protocol == "prequential":
             parts.append(
-                f"Over the second half of the stream. {BELOW}: below a floor. HR without towers: the ranker reads zero "
-                "for their inner product. Towers' Recall: of the towers' own list of all items, without counts and "
-                f"ranker, over {ours[0].about.get('retrieved', 0):,} events of the whole stream, evenly chosen. "
+                f"Over the second half of the stream. {BELOW}: below a baseline. HR without towers: the ranker reads "
+                "zero for their inner product. Towers' Recall: of the towers' own list of all items, without counts "
+                f"and ranker, over {ours[0].about.get('retrieved', 0):,} events of the whole stream, evenly chosen. "
                 "events/s: ranked and learned from, by time on a core."
             )
             for prefix, what in (
@@ -308,7 +313,7 @@ def _counted(what: str, total: int, some: set[int], done: str) -> str:
 
 
 def main_table(records: Sequence[Record]) -> str:
-    """Floors, then methods, by the main figures of their protocol, and those of the
+    """Baselines, then methods, by the main figures of their protocol, and those of the
     paper on its own log.
     """
     figures = Figures(records)
@@ -332,7 +337,7 @@ def main_table(records: Sequence[Record]) -> str:
         shown.append(("authors-ndcg", k, "all"))
     shown += [SPEED, STEP_MS]
     head = ["method" if offline else "", *(_title(figure, offline) for figure in shown)]
-    named = _floors_and_methods(records)
+    named = _baselines_and_methods(records)
     rows = [
         [name, *(figures.cell(group, figure) for figure in shown)]
         for group, name in named
@@ -351,7 +356,7 @@ def main_table(records: Sequence[Record]) -> str:
 
 
 def slices_table(records: Sequence[Record], prefix: str = "") -> str:
-    """The hit rates of floors and methods by what is known of user and item, with the
+    """The hit rates of baselines and methods by what is known of user and item, with the
     number of events first.
 
     The prefix `new/` is for events new to their user.
@@ -366,7 +371,7 @@ def slices_table(records: Sequence[Record], prefix: str = "") -> str:
             *(f"{events[slice_]:,}" if slice_ in events else "" for slice_ in shown),
         ]
     ]
-    for group, name in _floors_and_methods(records):
+    for group, name in _baselines_and_methods(records):
         rows.append(
             [name, *(figures.cell(group, ("hr", k, slice_)) for slice_ in shown)]
         )
@@ -390,20 +395,20 @@ def sweep_table(records: Sequence[Record], parameter: str) -> str:
     return _table([parameter, "method", *titles], rows)
 
 
-def _floors_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
+def _baselines_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
     """Where the figures of each are, and what tables call it."""
-    floors = {}
+    baselines = {}
     methods = {}
     common = common_settings(records)
     for record in records:
         methods[group_of(record)] = labelled(
             f"`{record.method}`", record.settings, common
         )
-        for floor in record.floors:
-            floors[group_of(record, floor)] = labelled(
-                f"floor: {floor}", record.settings_of(floor), common
+        for baseline in record.baselines:
+            baselines[group_of(record, baseline)] = labelled(
+                f"baseline: {baseline}", record.settings_of(baseline), common
             )
-    return [*floors.items(), *methods.items()]
+    return [*baselines.items(), *methods.items()]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -39,7 +39,12 @@ from kafka.structs import OffsetAndMetadata
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.replay.events import Record
 from streamer.replay.kafka.batches import sender_for
-from streamer.sources.kafka.client import connect, explained, in_our_words, is_transient
+from streamer.sources.kafka.client import (
+    connect,
+    explained,
+    is_transient,
+    to_streamer_error,
+)
 from streamer.sources.kafka.settings import KafkaSettings
 
 GROUP_PREFIX = "streamer-replay-"
@@ -245,7 +250,7 @@ class KafkaSink:
             ):
                 with contextlib.suppress(errors.KafkaError):
                     producer.abort_transaction()
-                raise in_our_words(error, f"events to {self._where}") from error
+                raise to_streamer_error(error, f"events to {self._where}") from error
             raise SourceUnavailable(f"events to {self._where}: {error}") from error
 
     def _send_all(self, producer: Any, events: Sequence[Record]) -> None:

@@ -29,14 +29,14 @@ import numpy as np
 from streamer.accounting import Accounting
 from streamer.bench.base import long_tailed
 from streamer.bench.catalogue import CheckpointBench
-from streamer.checkpoint import CheckpointStore
-from streamer.checkpoint.checkpointer import Checkpointer, SaveStats
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
 from streamer.model.batch import Rows
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing
+from streamer.snapshot import CheckpointStore
+from streamer.snapshot.checkpointer import Checkpointer, SaveStats
 from streamer.vocabulary import packed
 
 USERS = 5 / 8

@@ -16,7 +16,7 @@ from streamer.bench.catalogue import MemoryBench
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.batch import Rows
-from streamer.model.jit import making_arrays
+from streamer.model.jit import njit_allocating
 from streamer.settings import PipelineSettings
 
 WARM_UP_EVENTS = 2_048
@@ -105,7 +105,7 @@ def _stream(rng: np.random.Generator, events: int, new: float) -> Rows:
     )
 
 
-@making_arrays
+@njit_allocating
 def _copied(new: NDArray[np.bool_], earlier: Rows) -> Rows:
     found = np.arange(len(new))
     for k in range(1, len(new)):

@@ -19,9 +19,9 @@ import torch
 from streamer.bench.base import long_tailed
 from streamer.bench.catalogue import ScaleBench
 from streamer.errors import StreamerError
-from streamer.group.group import Group, connect
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
+from streamer.lockstep.group import Group, connect
 from streamer.sources.base import Partition
 
 NEGATIVES = ("global", "local")

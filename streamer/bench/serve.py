@@ -15,11 +15,11 @@ from streamer.bench.base import long_tailed
 from streamer.bench.catalogue import ServeBench
 from streamer.bench.load import closed_loop, open_loop, quantiles_ms, shuffled
 from streamer.bench.processes import cpu_s, free_port, others_cores, process, wait_for
-from streamer.checkpoint import pack_strings
 from streamer.learner import Learner
 from streamer.publish.directory import DirectoryWriter
 from streamer.publish.publisher import LINES, Publisher
 from streamer.settings import ServeSettings
+from streamer.snapshot import pack_strings
 
 LEARNED_ITEMS = 2000
 LEARNED_EVENTS = 30_000

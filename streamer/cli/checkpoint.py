@@ -19,7 +19,7 @@ from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.checkpoint import CheckpointStore
+    from streamer.snapshot import CheckpointStore
 
 json_option = option(
     "Report", "--json", "as_json", is_flag=True, help="Print one JSON object."
@@ -138,8 +138,8 @@ def compact(settings: RunSettings, as_json: bool) -> None:
     base by itself when its deltas outweigh the last one. Takes as much memory as the
     trainer.
     """
-    from streamer.checkpoint import CheckpointStore
     from streamer.learner import Learner
+    from streamer.snapshot import CheckpointStore
 
     _open(settings.checkpoints)
     with CheckpointStore(settings.checkpoints, settings.keep_checkpoints) as store:
@@ -173,7 +173,7 @@ def _open(directory: Path) -> CheckpointStore:
     Raises:
         CheckpointError: there is no such directory.
     """
-    from streamer.checkpoint import CheckpointStore
+    from streamer.snapshot import CheckpointStore
 
     if not directory.is_dir():
         raise CheckpointError(

@@ -191,7 +191,7 @@ def check_numba(_: RunSettings) -> Iterator[Finding]:
         import numba
 
         assert numba.njit(lambda x: x + 1)(41) == 42
-        from streamer.model.ranking.recent import RecentItems
+        from streamer.model.rows.recent_items import RecentItems
 
         RecentItems(length=1)
     except Exception as error:
@@ -258,7 +258,7 @@ def check_data(settings: RunSettings) -> Iterator[Finding]:
 
 def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     """The directory, and whether a run would find a checkpoint in it."""
-    from streamer.checkpoint import CheckpointStore
+    from streamer.snapshot import CheckpointStore
 
     store = CheckpointStore(settings.checkpoints, readonly=True)
     sizes = {path.name: path.stat().st_size for path in store.list() if path.exists()}
@@ -439,11 +439,11 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     """
     from streamer.build import lockstep_of
     from streamer.event import EventDecoder
-    from streamer.group.group import Group
     from streamer.ingest.batcher import Batcher
     from streamer.ingest.handover import Handover
     from streamer.ingest.ingest import Ingest
     from streamer.ingest.stop_condition import StopCondition
+    from streamer.lockstep.group import Group
 
     lockstep = lockstep_of(dataclasses.replace(settings, start="earliest"), Group())
     partitions = lockstep.partitions()
@@ -452,17 +452,17 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     source = lockstep.make_source(
         lambda: partitions, lambda p: wanted[p] > 0, lambda: False
     )
-    homes: dict[str, set[int]] = {}
+    user_partitions: dict[str, set[int]] = {}
     with contextlib.closing(source):
         source.open(Handover(Ingest(Batcher(1)), StopCondition()))
         while any(wanted[p] > 0 and not source.has_no_more(p) for p in partitions):
             for chunk in source.poll(SAMPLED_RECORDS, 0.2):
                 wanted[chunk.partition] -= len(chunk)
                 for user in decoder.decode(chunk).users:
-                    homes.setdefault(user, set()).add(chunk.partition.number)
-    spread = sum(len(numbers) > 1 for numbers in homes.values())
+                    user_partitions.setdefault(user, set()).add(chunk.partition.number)
+    spread = sum(len(numbers) > 1 for numbers in user_partitions.values())
     if spread:
-        found = f"{spread:,} of {len(homes):,} users of a sample have events in several partitions"
+        found = f"{spread:,} of {len(user_partitions):,} users of a sample have events in several partitions"
         yield Finding(
             "keys",
             "warning",
@@ -473,7 +473,7 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
         yield Finding(
             "keys",
             "ok",
-            f"each of {len(homes):,} users of a sample is in one partition",
+            f"each of {len(user_partitions):,} users of a sample is in one partition",
         )
 
 

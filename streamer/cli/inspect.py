@@ -74,8 +74,8 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     """
     import numpy as np
 
-    from streamer.checkpoint import CheckpointStore
     from streamer.model.popularity import estimation_error
+    from streamer.snapshot import CheckpointStore
 
     store = CheckpointStore(directory, readonly=True)
     # before loading: whatever is newer then was skipped
@@ -90,7 +90,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     ids = learner.items.by_row
     embeddings = sum(t.size * t.dim for t in model.tables.values())
     dense = sum(p.numel() for p in model.parameters())
-    counts = learner.exact.counts(rows)
+    counts = learner.item_counts.counts(rows)
     occurrence = learner.occurrence.values(rows)
     head = np.argsort(-counts, kind="stable")
     lately = learner.evidence.lately(rows)
@@ -119,10 +119,10 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
         "accounting": meta["accounting"],
         "popularity": {
             "estimate": "hash" if learner.popularity is learner.hashed else "exact",
-            "events": learner.exact.total,
-            "hash_error": estimation_error(learner.hashed, learner.exact, rows),
+            "events": learner.item_counts.total,
+            "hash_error": estimation_error(learner.hashed, learner.item_counts, rows),
             "hash_error_head": estimation_error(
-                learner.hashed, learner.exact, head[:HEAD_ITEMS]
+                learner.hashed, learner.item_counts, head[:HEAD_ITEMS]
             ),
             "top": [
                 entry | {"share_lately": float(lately[row])}
@@ -130,7 +130,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             ],
         },
         "ranking": _influence(learner),
-        "cache": _cache(ids, learner.cache, learner.exact, top),
+        "cache": _cache(ids, learner.cache, learner.item_counts, top),
         "occurrence": _occurrence(ids, occurrence, top),
     }
 
@@ -167,8 +167,8 @@ def _point(number: int, path: Path, newest: Path, pinned: bool) -> Report:
     """A point from outside; one that is newer than the newest that could be read is
     corrupt.
     """
-    from streamer.checkpoint.points import Point
     from streamer.errors import CheckpointError
+    from streamer.snapshot.points import Point
 
     try:
         found = Point(path, number)

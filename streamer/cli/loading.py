@@ -11,8 +11,8 @@ from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.checkpoint import Checkpoint
     from streamer.learner import Learner
+    from streamer.snapshot import Checkpoint
 
 CHECKPOINT = ("checkpoint_dir", "data_dir")
 """Settings that say where checkpoints are."""
@@ -46,8 +46,8 @@ def load(directory: Path) -> Loaded:
     Raises:
         CheckpointError: there is none, or none that this version can read.
     """
-    from streamer.checkpoint import CheckpointStore
     from streamer.learner import Learner
+    from streamer.snapshot import CheckpointStore
 
     checkpoint = CheckpointStore(directory, readonly=True).load()
     if checkpoint is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from streamer.cli.options import GroupedCommand, option, settings_options
-from streamer.group.launcher import Launcher, is_rank, rank
+from streamer.lockstep.launch import Launcher, is_rank, rank
 from streamer.settings import RunSettings
 
 _OUTPUT = "Output"

@@ -26,21 +26,21 @@ from streamer.sources.kafka.client import (
     ClientLog,
     connect,
     explained,
-    in_our_words,
     is_transient,
+    to_streamer_error,
 )
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING_BYTES = 32 << 20
+MAX_WAITING_BYTES = 32 << 20
 """Reading stops while more than this waits to be written."""
 CUTS_BYTES = (65_536, 1_024)
 """How much of the value is kept of a letter that is too large, and of one that is too
 large even so.
 """
 KEPT_OF_DETAIL = 2_000
-MOST_REFUSED_BESIDE = 5
+MAX_REFUSED_BESIDE = 5
 RETRY_S = 5.0
 TOO_LARGE = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
 CONFIG = {"linger_ms": 20, "batch_size": 1 << 16, "max_block_ms": 1_000}
@@ -100,7 +100,7 @@ class KafkaDeadLetters(DeadLetters):
     replicas in sync have them.
 
     What the brokers refuse for good goes to a file. While they do not respond, letters
-    wait: `MOST_WAITING_BYTES` at most, and what comes with one more batch.
+    wait: `MAX_WAITING_BYTES` at most, and what comes with one more batch.
 
     Args:
         settings: of the source; cluster and client settings are the same.
@@ -160,12 +160,12 @@ class KafkaDeadLetters(DeadLetters):
 
     def held_up(self) -> str | None:
         """See `DeadLetters.held_up`."""
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        if self._waiting_bytes > MAX_WAITING_BYTES:
             self._work()
-        if self._waiting_bytes <= MOST_WAITING_BYTES:
+        if self._waiting_bytes <= MAX_WAITING_BYTES:
             return None
         count = len(self._unsent) + len(self._sent)
-        heard = ClientLog.attach().last_words() or "no response yet"
+        heard = ClientLog.attach().last_warning() or "no response yet"
         return f"{count:,} letters wait: {self._problem or f'{self._where} are not acknowledged ({heard})'}"
 
     def flush(self) -> None:
@@ -253,7 +253,7 @@ class KafkaDeadLetters(DeadLetters):
                 False  # perhaps; it is looked for before the next try
             )
             self._unsent.append(waiting)
-            self._wait_for(in_our_words(error, self._where))
+            self._wait_for(to_streamer_error(error, self._where))
         elif isinstance(error, TOO_LARGE) and (
             smaller := [cut for cut in CUTS_BYTES if cut < size]
         ):
@@ -261,7 +261,7 @@ class KafkaDeadLetters(DeadLetters):
             self._unsent.append(waiting)
         elif (
             type(error) is errors.KafkaError
-            and waiting.refused_beside < MOST_REFUSED_BESIDE
+            and waiting.refused_beside < MAX_REFUSED_BESIDE
         ):
             waiting.refused_beside += 1
             self._unsent.append(waiting)

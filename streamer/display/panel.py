@@ -37,7 +37,7 @@ TALL = 22
 """Columns and lines that the charts need."""
 CHART_ROWS = 7
 SPARKS = 12
-MOST_PARTITIONS = 6
+MAX_PARTITIONS = 6
 ROUND_NUMBERS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """For the upper edge of the chart."""
 
@@ -65,8 +65,8 @@ class RunPanel:
             self._rates.append(status.events_per_second)
         if status.loss is not None:
             self._losses.add((status.loss,))
-        if status.hit_rate is not None and status.best_floor is not None:
-            self._hit_rates.add((status.hit_rate, status.best_floor.hit_rate))
+        if status.hit_rate is not None and status.best_baseline is not None:
+            self._hit_rates.add((status.hit_rate, status.best_baseline.hit_rate))
         if any(status.cache):
             self._shares.add(tuple(status.cache))
         self._status = status
@@ -191,19 +191,19 @@ def _known(status: Status) -> str:
 
 
 def hit_rate_line(status: Status) -> Text:
-    """`model 0.451  floor counting 0.386 1.17x`: how many times as often it hits as the best floor does."""
+    """`model 0.451  baseline counting 0.386 1.17x`: how many times as often it hits as the best baseline does."""
     line = Text(no_wrap=True, overflow="ellipsis")
-    floor = status.best_floor
-    if status.hit_rate is None or floor is None:
+    baseline = status.best_baseline
+    if status.hit_rate is None or baseline is None:
         return line.append("nothing ranked yet")
     line.append("model ", MODEL).append(f"{status.hit_rate:.3f}", f"bold {MODEL}")
-    line.append(f"  floor {floor.name} ", FLOOR).append(
-        f"{floor.hit_rate:.3f}", f"bold {FLOOR}"
+    line.append(f"  baseline {baseline.name} ", FLOOR).append(
+        f"{baseline.hit_rate:.3f}", f"bold {FLOOR}"
     )
-    if floor.hit_rate:
+    if baseline.hit_rate:
         line.append(
-            f" {status.hit_rate / floor.hit_rate:.2f}x",
-            "bold" if status.hit_rate >= floor.hit_rate else "bold red",
+            f" {status.hit_rate / baseline.hit_rate:.2f}x",
+            "bold" if status.hit_rate >= baseline.hit_rate else "bold red",
         )
     return line
 
@@ -230,7 +230,7 @@ def lag_line(status: Status) -> Text:
         overflow="ellipsis",
     )
     if len(lag) > 1:
-        worst = sorted(sorted(lag, key=lambda p: -lag[p])[:MOST_PARTITIONS])
+        worst = sorted(sorted(lag, key=lambda p: -lag[p])[:MAX_PARTITIONS])
         one_topic = len({p.topic for p in lag}) == 1
         more = len(lag) - len(worst)
         parts = [

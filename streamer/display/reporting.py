@@ -225,9 +225,11 @@ def fields(status: Status) -> dict[str, Any]:
         "lag": sum(status.lag.values()),
         "loss": status.loss,
         "hit_rate_at_10": status.hit_rate,
-        "best_floor": status.best_floor.name if status.best_floor is not None else None,
-        "best_floor_hit_rate_at_10": status.best_floor.hit_rate
-        if status.best_floor is not None
+        "best_baseline": status.best_baseline.name
+        if status.best_baseline is not None
+        else None,
+        "best_baseline_hit_rate_at_10": status.best_baseline.hit_rate
+        if status.best_baseline is not None
         else None,
         "cache": status.cache._asdict(),
         "queued_events": status.queued_events,
@@ -249,10 +251,10 @@ def described(status: Status) -> str:
     parts.append(f"lag {sum(status.lag.values()):,}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
-    if status.hit_rate is not None and (floor := status.best_floor) is not None:
-        below = ", the model is below it" if floor.hit_rate > status.hit_rate else ""
+    if status.hit_rate is not None and (baseline := status.best_baseline) is not None:
+        below = ", the model is below it" if baseline.hit_rate > status.hit_rate else ""
         parts.append(
-            f"HR@10 {status.hit_rate:.3f} (floor {floor.name} {floor.hit_rate:.3f}{below})"
+            f"HR@10 {status.hit_rate:.3f} (baseline {baseline.name} {baseline.hit_rate:.3f}{below})"
         )
     if any(status.cache):
         parts.append("cache " + shares_described(status.cache._asdict(), " "))
@@ -302,11 +304,11 @@ def summary_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{summary['users']:,} users, {summary['items']:,} items, after {summary['steps']:,} steps",
     )
     if summary["hit_rate_at_10"] is not None:
-        floor = summary["best_floor"]
-        floor_rate = summary["best_floor_hit_rate_at_10"]
+        baseline = summary["best_baseline"]
+        baseline_rate = summary["best_baseline_hit_rate_at_10"]
         yield (
             "HR@10",
-            f"{summary['hit_rate_at_10']:.3f} over the whole run; best floor, {floor}, {floor_rate:.3f}",
+            f"{summary['hit_rate_at_10']:.3f} over the whole run; best baseline, {baseline}, {baseline_rate:.3f}",
         )
     if any(summary["cache"].values()):
         yield "cache", shares_described(summary["cache"])

@@ -11,7 +11,7 @@ import numpy as np
 from streamer.learner.state import LearnerState
 from streamer.model.batch import Rows
 
-MOST_AT_ONCE = 4096
+MAX_AT_ONCE = 4096
 """Ids that go between two steps, if no more are new."""
 
 
@@ -29,13 +29,13 @@ class BoundedState(LearnerState):
         self._evict(
             "users",
             limits.users,
-            min(limits.users // 64, MOST_AT_ONCE),
+            min(limits.users // 64, MAX_AT_ONCE),
             settings.user_ttl_s,
         )
         self._evict(
             "items",
             limits.items,
-            min(limits.items // 64, MOST_AT_ONCE),
+            min(limits.items // 64, MAX_AT_ONCE),
             settings.item_ttl_s,
         )
         for side, vocabularies in self.categories.items():
@@ -64,7 +64,7 @@ class BoundedState(LearnerState):
             )
             self.retire(kind, rows, "limit")
         elif ttl_s and step is not None and clock.time_of(step) + ttl_s < clock.now_s:
-            rows = recency.oldest(MOST_AT_ONCE)
+            rows = recency.oldest(MAX_AT_ONCE)
             late = [
                 clock.time_of(step) + ttl_s < clock.now_s
                 for step in recency.last_steps(rows).tolist()
@@ -90,7 +90,7 @@ class BoundedState(LearnerState):
         """Clear rows of a kind everywhere, and give them back; an id that comes back is
         new.
 
-        Lists that hold a retired item are swept bit by bit (`streamer.model.retired`).
+        Lists that hold a retired item are swept bit by bit (`streamer.model.rows.retired`).
         """
         self.changes.mark(kind, rows)
         for part in self._parts[kind].values():

@@ -11,7 +11,7 @@ from streamer.event import TITLE, Features
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner.bounded import BoundedState
 from streamer.model.batch import Rows
-from streamer.model.by_rows import Arrays
+from streamer.model.rows.by_rows import Arrays
 from streamer.recommender import LAST_S
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
@@ -55,9 +55,9 @@ class DescribedState(BoundedState):
         }
         self.titles.set(titles)
         model = self.trainer.model
-        self.find_untouched(rows)
+        self.find_cold_items(rows)
         if model.item.settings.ids:
-            model.tables["item.id"].begin_at_zero(rows[self.are_untouched(rows)])
+            model.tables["item.id"].begin_at_zero(rows[self.are_cold(rows)])
 
     def user_features(self, features: Features) -> Arrays:
         """Features of a user who has no row, as those of a row: what the model does not

@@ -16,20 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streamer.checkpoint import Checkpoint, CheckpointStore
 from streamer.errors import CheckpointError
 from streamer.event import NO_USER, Features
-from streamer.group.events import (
-    CatalogueEvent,
-    Span,
-    Step,
-    gather_events,
-    gather_ids,
-    gather_rows,
-    gather_values,
-)
-from streamer.group.group import Share
-from streamer.group.keyed import sightings
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner.described import DescribedState
 from streamer.learner.state import (
@@ -38,16 +26,28 @@ from streamer.learner.state import (
     checkpoint_meta,
     checkpoint_settings,
 )
+from streamer.lockstep.events import (
+    CatalogueEvent,
+    Span,
+    Step,
+    gather_events,
+    gather_ids,
+    gather_rows,
+    gather_values,
+)
+from streamer.lockstep.group import Share
+from streamer.lockstep.key_check import sample_new_users
 from streamer.model.batch import Batch, Recent, Rows, StreamState
-from streamer.model.ranking.co_occurrence import REACH
+from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
 from streamer.model.ranking.evidence import TOWERS, Candidates
-from streamer.model.ranking.recent import History
+from streamer.model.rows.recent_items import History
 from streamer.model.trainer import StepResult
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
+from streamer.snapshot import Checkpoint, CheckpointStore
 
-MOST_UNTOUCHED = 4096
-NEAR_UNTOUCHED = 10
+MAX_COLD_ITEMS = 4096
+NEAREST_COLD_ITEMS = 10
 """Of items that nobody has had yet, how many a step looks at, and how many of these are
 candidates of an event.
 """
@@ -122,7 +122,7 @@ class Learner(DescribedState):
             ) in chunk:  # one without a time comes a second after the one before
                 last = float(event[2]) if len(event) > 2 else last + 1
                 times.append(last)
-            for stretch in self.stretches(MicroBatch(users, items, times)):
+            for stretch in self.split_catalogue_events(MicroBatch(users, items, times)):
                 self.learn_batch(stretch)
             count += len(chunk)
         return count
@@ -259,7 +259,7 @@ class Learner(DescribedState):
         self.see("users", users)
         self.see("items", items)
         for origin in batch.origins:
-            self.homes.observe(
+            self.user_partitions.observe(
                 users[origin.start : origin.stop], origin.partition.number
             )
         self.changes.mark("items", self.evidence.leaving(len(items)))
@@ -297,7 +297,7 @@ class Learner(DescribedState):
         # 5.
         self.changes.mark("hash", self.hashed.slots_of(items))
         self.hashed.observe(items)
-        self.ageing.observe(items)
+        self.decayed_popularity.observe(items)
         if counted:
             self.count(items)
         # 6.
@@ -338,7 +338,7 @@ class Learner(DescribedState):
             )
             self.cache = drawn[self.items.is_used(drawn)]
 
-    def stretches(self, batch: MicroBatch) -> Iterator[MicroBatch]:
+    def split_catalogue_events(self, batch: MicroBatch) -> Iterator[MicroBatch]:
         """What of a batch is to be learned, a stretch at a time: learn each before the
         next.
 
@@ -423,12 +423,12 @@ class Learner(DescribedState):
         is_evaluated = order < len(evaluated)
         nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
         nearest[is_evaluated] = self._nearest(rows.only(evaluated), nearest.shape[1])
-        untouched = self._some_untouched()
-        if len(untouched) and len(learned):
+        cold_items = self._some_cold_items()
+        if len(cold_items) and len(learned):
             asked = rows.only(learned)
-            count = min(NEAR_UNTOUCHED, nearest.shape[1])
+            count = min(NEAREST_COLD_ITEMS, nearest.shape[1])
             near = self.retriever.nearest_among(
-                untouched, asked.users, asked.recent, count
+                cold_items, asked.users, asked.recent, count
             )
             nearest[~is_evaluated, : near.shape[1]] = near
         assert rows.times_s is not None
@@ -501,13 +501,13 @@ class Learner(DescribedState):
             )
         return found
 
-    def _some_untouched(self) -> Rows:
-        """The untouched items, or a sample of them; the same on every rank of a group."""
-        if len(self.untouched) <= MOST_UNTOUCHED:
-            return self.untouched
-        return self.untouched[
+    def _some_cold_items(self) -> Rows:
+        """The cold_items items, or a sample of them; the same on every rank of a group."""
+        if len(self.cold_items) <= MAX_COLD_ITEMS:
+            return self.cold_items
+        return self.cold_items[
             self._draws.choice(
-                len(self.untouched), MOST_UNTOUCHED, replace=False, shuffle=False
+                len(self.cold_items), MAX_COLD_ITEMS, replace=False, shuffle=False
             )
         ]
 
@@ -549,14 +549,14 @@ class Learner(DescribedState):
         partition = np.repeat(
             [span.partition for span in spans], [span.events for span in spans]
         )
-        met = sightings(
+        met = sample_new_users(
             [batch.users[k] for k in new_users.tolist()], partition[new_users].tolist()
         )
         step = gather_events(
             self.group, spans, batch.items, rows, times_s, features, catalogue, met
         )
         if self.group.rank == 0:
-            self.keyed.observe(step.sightings)
+            self.key_check.observe(step.new_users)
         self.clock.tick(step.times_s)
         known = step.items >= 0
         new = self.rows_of("items", step.new_items)
@@ -607,7 +607,9 @@ class Learner(DescribedState):
         codes = self.trainer.model.user.codes(users)
         if self.group.parts == 1:
             return history, users, codes
-        known = min(max(REACH, self.settings.recent_items), self.recent.length)
+        known = min(
+            max(MAX_PAIR_DISTANCE, self.settings.recent_items), self.recent.length
+        )
         repeated = (history.items[:, known:] == step.items[step.own, None]).any(
             1
         )  # counted too, wherever it stands
@@ -743,5 +745,5 @@ def _spans(batch: MicroBatch) -> list[Span]:
 
 def _paired(items: Rows, history: History) -> Rows:
     """Items whose lists of neighbours change with these events."""
-    recent = history.items[:, :REACH]
+    recent = history.items[:, :MAX_PAIR_DISTANCE]
     return np.concatenate([items, recent[recent >= 0].astype(np.int64)])

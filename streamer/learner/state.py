@@ -20,28 +20,28 @@ from numpy.typing import NDArray
 
 from streamer.accounting import Accounting
 from streamer.admission import Admission
-from streamer.checkpoint import Checkpoint, Chunk
-from streamer.checkpoint.capture import marked
-from streamer.checkpoint.frames import CHUNK_ROWS
 from streamer.errors import IncompatibleCheckpoint, SettingsError
-from streamer.group.group import Group
-from streamer.group.keyed import KeyedByUser
 from streamer.limits import Limits, limits_of
+from streamer.lockstep.group import Group
+from streamer.lockstep.key_check import KeyCheck
 from streamer.model.batch import Rows
-from streamer.model.by_rows import Arrays
 from streamer.model.device import resolve_device
-from streamer.model.homes import Homes
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
 from streamer.model.ranking.evidence import Evidence
 from streamer.model.ranking.ranker import Ranker
-from streamer.model.ranking.recent import RecentItems
-from streamer.model.ranking.seen_items import UserItems
-from streamer.model.recency import Recency, StepClock
-from streamer.model.retired import RetiredItems
 from streamer.model.retrieval import Retriever
+from streamer.model.rows.by_rows import Arrays
+from streamer.model.rows.recency import Recency, StepClock
+from streamer.model.rows.recent_items import RecentItems
+from streamer.model.rows.retired import RetiredItems
+from streamer.model.rows.seen_items import UserItems
+from streamer.model.rows.user_partition import UserPartitions
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import Trainer
+from streamer.snapshot import Checkpoint, Chunk
+from streamer.snapshot.capture import marked
+from streamer.snapshot.frames import CHUNK_ROWS
 from streamer.vocabulary import Titles, Vocabulary
 
 DIGEST_EVERY = 256
@@ -70,7 +70,7 @@ class LearnerState:
         self.items = Vocabulary(reuse=False)
         self.retired = RetiredItems()
         self.titles = Titles()
-        self.untouched: Rows = np.empty(0, np.int64)
+        self.cold_items: Rows = np.empty(0, np.int64)
         """Items that the catalogue describes and nobody has had yet, ascending."""
         self.categories = {
             side: {name: Vocabulary(first=1) for name in tower.categorical}
@@ -83,11 +83,11 @@ class LearnerState:
         self.recent = RecentItems(history, self.retired)
         self.evidence = Evidence(settings.co_occurring_items, self.retired)
         self.seen = UserItems(self.retired)
-        self.homes = Homes()
+        self.user_partitions = UserPartitions()
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
         self.retriever = Retriever(self.trainer, lambda: self.items.unused)
-        self.exact = ExactPopularity()
-        self.ageing = ExactPopularity(settings.popularity_half_life or None)
+        self.item_counts = ExactPopularity()
+        self.decayed_popularity = ExactPopularity(settings.popularity_half_life or None)
         self.hashed = HashPopularity(
             slots=settings.hash_slots,
             alpha=settings.hash_alpha,
@@ -98,7 +98,7 @@ class LearnerState:
         self.cache: Rows = np.empty(0, np.int64)
         self.group = Group()
         """The processes that train this model together; alone, unless a run joins one."""
-        self.keyed = KeyedByUser()
+        self.key_check = KeyCheck()
         self._draws = np.random.default_rng([settings.seed, 2])
         self.clock = StepClock()
         self.admission = {
@@ -128,15 +128,15 @@ class LearnerState:
                 "recency": Recency(),
                 "recent": self.recent,
                 "seen": self.seen,
-                "home": self.homes,
+                "partition": self.user_partitions,
             },
             "item": {
                 "ids": self.items,
                 "titles": self.titles,
                 "recency": Recency(),
                 "retired": self.retired,
-                "exact": self.exact,
-                "ageing": self.ageing,
+                "item_counts": self.item_counts,
+                "decayed_popularity": self.decayed_popularity,
                 "occurrence": self.occurrence,
                 "evidence": self.evidence,
             },
@@ -176,7 +176,11 @@ class LearnerState:
             wanted = "hash" if self.trainer.method.popularity == "hash" else "exact"
         if wanted == "hash":
             return self.hashed
-        return self.ageing if self.settings.popularity_half_life else self.exact
+        return (
+            self.decayed_popularity
+            if self.settings.popularity_half_life
+            else self.item_counts
+        )
 
     def _vocabulary(self, kind: str) -> Vocabulary:
         found: Vocabulary = self._parts["items" if kind == "pairs" else kind]["ids"]
@@ -202,33 +206,33 @@ class LearnerState:
 
     def count(self, items: Rows) -> None:
         """Events of these items have come: the exact counts, which trainers share."""
-        self.exact.observe(items)
+        self.item_counts.observe(items)
         self._touch(items)
 
     def _touch(self, items: Rows) -> None:
         """These items are not among the untouched any more."""
-        if len(gone := items[self.are_untouched(items)]):
-            self.untouched = np.delete(
-                self.untouched, np.searchsorted(self.untouched, gone)
+        if len(gone := items[self.are_cold(items)]):
+            self.cold_items = np.delete(
+                self.cold_items, np.searchsorted(self.cold_items, gone)
             )
 
-    def find_untouched(self, rows: Rows) -> None:
+    def find_cold_items(self, rows: Rows) -> None:
         """See which of some items are described, and were had by nobody."""
         found = (
-            self.exact.counts(rows) == 0
+            self.item_counts.counts(rows) == 0
         ) & self.trainer.model.item.features.are_known(rows)
         self._touch(rows)
-        self.untouched = np.union1d(self.untouched, rows[found])
+        self.cold_items = np.union1d(self.cold_items, rows[found])
 
-    def are_untouched(self, rows: Rows) -> NDArray[np.bool_]:
+    def are_cold(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each item is one that the catalogue describes and nobody has had yet."""
-        return are_among(self.untouched, rows)
+        return are_among(self.cold_items, rows)
 
     def are_reachable(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each item can be recommended: somebody has had it, or it is
         untouched.
         """
-        found: NDArray[np.bool_] = (self.exact.counts(rows) > 0) | self.are_untouched(
+        found: NDArray[np.bool_] = (self.item_counts.counts(rows) > 0) | self.are_cold(
             rows
         )
         return found
@@ -237,7 +241,8 @@ class LearnerState:
     def reachable_items(self) -> int:
         """One more than the largest row of an item that can be recommended."""
         return max(
-            self.exact.size, int(self.untouched[-1]) + 1 if len(self.untouched) else 0
+            self.item_counts.size,
+            int(self.cold_items[-1]) + 1 if len(self.cold_items) else 0,
         )
 
     def memory(self) -> dict[str, dict[str, int]]:
@@ -371,7 +376,7 @@ class LearnerState:
             for chunk in chunks:
                 self.put(chunk.kind, chunk.rows, chunk.arrays)
             self.load_dense(arrays, values)
-            self.find_untouched(self.items.used)
+            self.find_cold_items(self.items.used)
         except (KeyError, ValueError) as error:
             raise IncompatibleCheckpoint(
                 f"the checkpoint does not fit these settings: {error}. "

@@ -23,7 +23,7 @@ PHASES = ("poll", "decode", "rank", "step", "store", "publish", "checkpoint")
 BANDS = ("head", "torso", "tail")
 DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
-FLOORS = (
+BASELINES = (
     "most-popular",
     "recently-popular",
     "last-items",
@@ -31,7 +31,7 @@ FLOORS = (
     "counting",
     "counting-no-time",
 )
-RECOMMENDERS = ("model", "model-without-towers", *FLOORS)
+RECOMMENDERS = ("model", "model-without-towers", *BASELINES)
 HISTORIES = ("0", "1", "2-3", "4-7", "8-15", "16+")
 EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")
 SIDES = ("users", "items")
@@ -142,7 +142,7 @@ _LABELS = {
     "part": Label("part", PARTS),
     "phase": Label("phase", PHASES),
     "recommender": Label("recommender", RECOMMENDERS),
-    "floor": Label("floor", FLOORS),
+    "baseline": Label("baseline", BASELINES),
     "history": Label("history", HISTORIES),
     "evidence": Label("evidence", EVIDENCE),
     "result": Label("result", ("saved", "failed")),
@@ -198,14 +198,14 @@ streamer_loss_part{part}: Loss of the latest step over one set of candidates, un
 streamer_prequential_hit_rate{recommender, k}: Share of the latest ranked events whose item was among the first k,
     ranked before it was trained; of the model, of the model whose ranker reads zero for the towers' inner product, and
     of trivial recommenders. Where the first is not above the second, the towers add nothing on this stream.
-streamer_prequential_best_floor_hit_rate{floor, k}: Hit rate over the same events of the best trivial recommender; where
-    the model's is lower, learning does not pay. Most of these recommenders learn from this process's events only.
+streamer_prequential_best_baseline_hit_rate{baseline, k}: Hit rate over the same events of the best trivial recommender;
+    where the model's is lower, learning does not pay. Most of these recommenders learn from this process's events only.
 streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
 streamer_ranker_influence_share{history, evidence}: What decides the ranking, by kind of evidence and by the number of
     the user's recent items: share in what tells the candidates of the latest ranked events apart.
 streamer_recommended_untouched_share: Share of items that nobody has had yet, and that the catalogue describes, among
     the first k of the latest ranked lists.
-streamer_untouched_items: Items that the catalogue describes and nobody has had yet.
+streamer_cold_items: Items that the catalogue describes and nobody has had yet.
 streamer_prequential_events_total: Events that were ranked before they were trained.
 streamer_users: Users that the model knows.
 streamer_items: Items that the model knows.

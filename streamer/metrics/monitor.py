@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
     from streamer.cache_store.state import StoreStatus
     from streamer.dead_letters.base import DeadLetter
+    from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
     from streamer.metrics.sampler_report import SamplerReport, SamplerReporter
     from streamer.pipeline import Status
-    from streamer.prequential import Prequential
 
 LOOK_PAUSE = 400
 """The pause between two close looks, in multiples of what a look takes: a quarter of a
 percent of the time.
 """
-LEAST_LOOK_PAUSE_S = 1.0
+MIN_LOOK_PAUSE_S = 1.0
 KEPT_LETTERS = 20
 DELAYS_A_BATCH = 4
 
@@ -261,10 +261,10 @@ class Monitor(Observer):
                 )
             if (share := p.untouched_share) is not None:
                 i.set("streamer_recommended_untouched_share", share)
-            if (floor := p.best_floor()) is not None:
+            if (baseline := p.best_floor()) is not None:
                 i.replace(
-                    "streamer_prequential_best_floor_hit_rate",
-                    {(floor.name, str(p.k)): floor.hit_rate},
+                    "streamer_prequential_best_baseline_hit_rate",
+                    {(baseline.name, str(p.k)): baseline.hit_rate},
                 )
             for history, shares in status.influence.items():
                 for evidence, share in shares.items():
@@ -276,7 +276,7 @@ class Monitor(Observer):
         learner = self._learner
         if learner is None:
             return
-        i.set("streamer_untouched_items", len(learner.untouched))
+        i.set("streamer_cold_items", len(learner.cold_items))
         limits = learner.limits._asdict()
         for side in SIDES:
             i.set("streamer_ids_limit", limits[side], side)
@@ -438,7 +438,7 @@ class Monitor(Observer):
         self._set_sampler_report(self.sampler_report)
         self._set_memory()
         took = 0.0 if first else time.perf_counter() - started
-        self._look_at = self._clock() + max(LOOK_PAUSE * took, LEAST_LOOK_PAUSE_S)
+        self._look_at = self._clock() + max(LOOK_PAUSE * took, MIN_LOOK_PAUSE_S)
 
     def _set_sampler_report(self, report: SamplerReport) -> None:
         i = self.instruments

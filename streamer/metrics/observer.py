@@ -8,10 +8,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
     from streamer.pipeline import Status
-    from streamer.prequential import Prequential
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 

@@ -70,7 +70,7 @@ class SamplerReporter:
         the latest batch's items.
         """
         learner = self._learner
-        ranking = Ranking.of(learner.exact)
+        ranking = Ranking.of(learner.item_counts)
         cache = learner.cache[learner.cache < len(ranking.order)]
         rows, slots = np.unique(cache, return_counts=True)
         occurrence = learner.occurrence.values(ranking.order)  # [N], most popular first
@@ -95,7 +95,7 @@ class SamplerReporter:
             top=self._top(rows, slots, ranking),
             curve=curve(ranking.counts, occurrence, CURVE_POINTS),
             items=len(ranking.seen),
-            hash_error=estimation_error(learner.hashed, learner.exact, compared),
+            hash_error=estimation_error(learner.hashed, learner.item_counts, compared),
             collision_share=learner.hashed.collision_share(),
         )
 

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from streamer.checkpoint.frames import HEADER, frame_header
 from streamer.errors import CorruptCheckpoint, SourceUnavailable
 from streamer.publish.points import Point, PointId
+from streamer.snapshot.frames import HEADER, frame_header
 
 LOOK_S = 0.02
 """How often a reader looks for the next delta."""

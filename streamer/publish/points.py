@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from streamer.checkpoint.frames import (
+from streamer.errors import CorruptCheckpoint
+from streamer.snapshot.frames import (
     NO_ROWS,
     Arrays,
     Chunk,
@@ -29,7 +30,6 @@ from streamer.checkpoint.frames import (
     pack_chunk,
     unpack_chunk,
 )
-from streamer.errors import CorruptCheckpoint
 from streamer.sources.base import Partition, Positions
 
 BEGIN = "begin"

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from streamer.checkpoint.frames import NO_ROWS, Arrays, Rows
 from streamer.errors import StreamerError
-from streamer.group.group import Group
 from streamer.learner import Learner
-from streamer.model.changes import ChangedRows
+from streamer.lockstep.group import Group
+from streamer.lockstep.users import UsersOfGroup
+from streamer.model.rows.changes import ChangedRows
 from streamer.publish.points import BEGIN, End, Frames, PointId, Writer, listed
-from streamer.publish.users import UsersOfGroup
+from streamer.snapshot.frames import NO_ROWS, Arrays, Rows
 from streamer.sources.base import Positions
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ HEARTBEAT_S = 2.0
 """A delta is written after this time even if nothing has changed: servers see that the
 trainer lives.
 """
-MOST_DELTA_ROWS = 100_000
+MAX_DELTA_ROWS = 100_000
 """If more rows have changed, because nothing could be written for long, they are copied
 slice by slice, as a base.
 """
-LEAST_BASE_BYTES = 1 << 26
+MIN_BASE_BYTES = 1 << 26
 """Deltas may become as large as this before there is another base, however small the
 last was.
 """
@@ -240,7 +240,7 @@ class Publisher:
                 return Due(0)
         now = time.monotonic()
         found = Due(0)
-        many = self._delta_bytes > max(self._base_bytes, LEAST_BASE_BYTES)
+        many = self._delta_bytes > max(self._base_bytes, MIN_BASE_BYTES)
         if self._base is not None or self.base_wanted or many or now >= self._base_due:
             found |= Due.BASE
         if now >= self._due and self._base_bytes and not self._leaps:
@@ -297,7 +297,7 @@ class Publisher:
         changed = self._drain(self._deltas)
         own = np.array([sum(len(rows) for _, rows in changed)])
         count = sum(int(n[0]) for n in self._group.gather_equal(own))
-        if count > MOST_DELTA_ROWS:
+        if count > MAX_DELTA_ROWS:
             for kind, rows in changed:
                 self._deltas.put_back(kind, rows)
             self._leaps = self.base_wanted = True

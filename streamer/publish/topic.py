@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 
-from streamer.checkpoint.frames import HEADER, frame_header
 from streamer.errors import CorruptCheckpoint, SourceError, SourceUnavailable
 from streamer.publish.points import Point, PointId
+from streamer.snapshot.frames import HEADER, frame_header
 from streamer.sources.base import Partition, Positions, Source
 from streamer.sources.kafka.client import connect, explained
 from streamer.sources.kafka.settings import KafkaSettings
@@ -32,7 +32,7 @@ PART_BYTES = 900_000
 batch.
 """
 TIMEOUT_S = 30.0
-MOST_RECORDS = 500
+MAX_RECORDS = 500
 CONFIG = {
     "linger_ms": 0,
     "max_block_ms": 5_000,
@@ -179,7 +179,7 @@ class TopicReader:
             source = self._make_source()
             source.open(_FromTheStart())
             self._source = source
-        for chunk in self._source.poll(MOST_RECORDS, timeout_s):
+        for chunk in self._source.poll(MAX_RECORDS, timeout_s):
             for key, value in zip(chunk.keys, chunk.values, strict=True):
                 self._add(key, value)
         if self._source.problem is not None:

@@ -23,19 +23,19 @@ from streamer.serve.service import Asked, NotReady, Service, UnknownItem
 from streamer.web.server import HEADERS, is_local
 
 ABOUT = "Recommendations of a model that learns from a stream."
-MOST_K = 1000
-MOST_IDS = 1000
-MOST_QUERIES = 100
-MOST_TOGETHER = 16
+MAX_K = 1000
+MAX_IDS = 1000
+MAX_QUERIES = 100
+MAX_TOGETHER = 16
 """Requests that are answered together."""
-MOST_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 REQUEST_S = 10.0
 """A request that takes longer to arrive and to be answered is given up."""
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 IdPath = Annotated[str, Path(min_length=1, max_length=256)]
-IdQuery = Annotated[Sequence[Id], Query(max_length=MOST_IDS)]
-K = Annotated[int, Query(ge=1, le=MOST_K)]
+IdQuery = Annotated[Sequence[Id], Query(max_length=MAX_IDS)]
+K = Annotated[int, Query(ge=1, le=MAX_K)]
 
 
 class Questions(BaseModel):
@@ -45,11 +45,11 @@ class Questions(BaseModel):
 
     user: Id | None = None
     recent: list[Id] = Field(
-        [], max_length=MOST_IDS, description="Items of a session, oldest first."
+        [], max_length=MAX_IDS, description="Items of a session, oldest first."
     )
-    k: int = Field(10, ge=1, le=MOST_K)
+    k: int = Field(10, ge=1, le=MAX_K)
     exclude_seen: bool = True
-    exclude: list[Id] = Field([], max_length=MOST_IDS)
+    exclude: list[Id] = Field([], max_length=MAX_IDS)
     explain: bool = False
     features: dict[Id, str | float] | None = Field(
         None, max_length=64, description="Of whoever the session is of."
@@ -71,7 +71,7 @@ class Questions(BaseModel):
 class Batch(BaseModel):
     """Several at once."""
 
-    queries: list[Questions] = Field(max_length=MOST_QUERIES)
+    queries: list[Questions] = Field(max_length=MAX_QUERIES)
 
 
 class NearItem(BaseModel):
@@ -155,8 +155,8 @@ class Desk:
         return await future
 
     def _work(self) -> None:
-        now = self._waiting[:MOST_TOGETHER]
-        self._waiting = self._waiting[MOST_TOGETHER:]
+        now = self._waiting[:MAX_TOGETHER]
+        self._waiting = self._waiting[MAX_TOGETHER:]
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._work)
         try:
@@ -415,10 +415,10 @@ class Guard:
                 HTTPStatus.UNAUTHORIZED,
                 "this server needs its token: Authorization: Bearer TOKEN",
             )
-        if int(headers.get(b"content-length", b"0") or 0) > MOST_BODY_BYTES:
+        if int(headers.get(b"content-length", b"0") or 0) > MAX_BODY_BYTES:
             return (
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"at most {MOST_BODY_BYTES:,} bytes",
+                f"at most {MAX_BODY_BYTES:,} bytes",
             )
         return None
 
@@ -430,10 +430,10 @@ def _limited(receive: Receive) -> Receive:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen > MOST_BODY_BYTES:
+        if seen > MAX_BODY_BYTES:
             raise HTTPException(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"at most {MOST_BODY_BYTES:,} bytes",
+                f"at most {MAX_BODY_BYTES:,} bytes",
             )
         return message
 

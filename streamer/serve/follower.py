@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 RETRY_S = 1.0
-MOST_RECORDS = 2000
+MAX_RECORDS = 2000
 
 
 class _Thread:
@@ -157,7 +157,7 @@ class Tail(_Thread):
         try:
             source.open(_From(end.offsets))
             while not self._stop.is_set():
-                chunks = source.poll(MOST_RECORDS, POLL_S)
+                chunks = source.poll(MAX_RECORDS, POLL_S)
                 served = self._service.end
                 if served is not None and served.generation != end.generation:
                     return  # it may have begun at older positions

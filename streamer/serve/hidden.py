@@ -10,7 +10,7 @@ from pathlib import Path
 
 from streamer.errors import StreamerError
 
-MOST_HIDDEN = 100_000
+MAX_HIDDEN = 100_000
 
 
 class Hidden:
@@ -46,9 +46,9 @@ class Hidden:
         Raises:
             StreamerError: the file cannot be written, or there are too many.
         """
-        if len(self.ids) >= MOST_HIDDEN and item not in self.ids:
+        if len(self.ids) >= MAX_HIDDEN and item not in self.ids:
             raise StreamerError(
-                f"{MOST_HIDDEN:,} items are hidden already: retire goods from the catalogue instead"
+                f"{MAX_HIDDEN:,} items are hidden already: retire goods from the catalogue instead"
             )
         self._save(self.ids | {item})
 

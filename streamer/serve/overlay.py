@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from streamer.sources.base import Partition, Positions
 
-MOST_EVENTS = 1_000_000
+MAX_EVENTS = 1_000_000
 """While the trainer is away, the oldest events give way."""
 
 
@@ -45,7 +45,7 @@ class Overlay:
         waiting = self._by_partition[event.partition]
         waiting.append(event)
         self._by_user.setdefault(event.user, []).append(event)
-        if len(waiting) > MOST_EVENTS:
+        if len(waiting) > MAX_EVENTS:
             self.dropped += 1
             self._forget(waiting.popleft())
         return True

@@ -7,16 +7,16 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from streamer.checkpoint.frames import Chunk
 from streamer.errors import CorruptCheckpoint
 from streamer.learner import Learner
 from streamer.model.batch import Rows
-from streamer.model.by_rows import Arrays
+from streamer.model.rows.by_rows import Arrays
 from streamer.model.settings import LearnerSettings
 from streamer.publish.points import BEGIN, End, Frames, Point
 from streamer.publish.publisher import LINES, table_of
 from streamer.recommender import Recommender
 from streamer.serve.vectors import EXACT_ITEMS, KeptVectors
+from streamer.snapshot.frames import Chunk
 
 
 class Replica:
@@ -55,7 +55,7 @@ class Replica:
             else:
                 self._finish(point, *chunk)
         every = np.arange(self.learner.items.size)
-        self.learner.find_untouched(every)
+        self.learner.find_cold_items(every)
         self.vectors.renew(every, len(every))
         self._chain = self.end.before
 
@@ -102,7 +102,7 @@ class Replica:
         some: list[Rows] = [chunk.rows for chunk in delta.rows if chunk.kind == "items"]
         if delta.end.dense is not None:
             changed = np.concatenate([*some, np.empty(0, np.int64)])
-            self.learner.find_untouched(changed)
+            self.learner.find_cold_items(changed)
             self.vectors.renew(changed, self.learner.items.size)
         self._chain = delta.checksum
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Floats, Recent, Rows
-from streamer.model.growing import capacity_for, grown
 from streamer.model.retrieval import (
     CHUNK_ITEMS,
     SIMILARITIES,
@@ -30,6 +29,7 @@ from streamer.model.retrieval import (
     compare,
     lengths_of,
 )
+from streamer.model.rows.growing import capacity_for, grown
 from streamer.model.towers import TouchedRows
 from streamer.model.trainer import Trainer
 
@@ -41,7 +41,7 @@ PROBES = 32
 """Lists of the inverted file that are looked through."""
 POINTS_A_LIST = 40
 """Vectors that the middle of a list is found from."""
-MOST_SEARCHED = 2048
+MAX_SEARCHED = 2048
 """Who wants more of the nearest gets them by scoring all."""
 REBUILD_SHARE = 0.02
 """The index is built again when this share of the items has changed since."""
@@ -144,7 +144,7 @@ class KeptVectors(Retriever):
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """See `Retriever.top`; approximately, if there is an index."""
         self._take_over_index()
-        if self._index is None or excluded or count > MOST_SEARCHED:
+        if self._index is None or excluded or count > MAX_SEARCHED:
             return super().top(items, users, count, recent, excluded)
         queries = self.queries(users, recent)
         scores, rows = self._index.search(queries.numpy(), count)  # [B, count]

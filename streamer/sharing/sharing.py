@@ -31,7 +31,7 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import SingleTrainer
 from streamer.learner import Learned, Learner
 from streamer.model.batch import Rows
-from streamer.model.growing import grown
+from streamer.model.rows.growing import grown
 from streamer.sources.base import Partition, Positions
 from streamer.vocabulary import Vocabulary
 
@@ -317,14 +317,14 @@ class StoreSharing(Sharing):
             rows, kept = self._rows_of(self._own[: len(reset.counts)])
             counts = reset.counts[kept].astype(np.float64)
             learner.changes.mark("items", np.arange(learner.items.size))
-            learner.exact.replace(rows, counts)
+            learner.item_counts.replace(rows, counts)
             learner.occurrence.replace(rows, reset.drawn[kept].astype(np.float64))
-            if not learner.ageing.total:
-                learner.ageing.add(rows, counts)
+            if not learner.decayed_popularity.total:
+                learner.decayed_popularity.add(rows, counts)
             for pending in reset.pending:
                 self._adopt(np.union1d(pending.items, pending.drawn.rows))
                 self._add(
-                    learner.exact.add,
+                    learner.item_counts.add,
                     pending.items,
                     pending.item_counts.counts.astype(np.float64),
                 )
@@ -335,16 +335,16 @@ class StoreSharing(Sharing):
             counts = delta.items.counts.astype(np.float64)
             rows, kept = self._rows_of(items)
             learner.see("items", rows)
-            learner.exact.add(rows, counts[kept])
-            learner.ageing.add(rows, counts[kept])
+            learner.item_counts.add(rows, counts[kept])
+            learner.decayed_popularity.add(rows, counts[kept])
             self._add(
                 learner.occurrence.add, self._own[delta.drawn.rows], delta.drawn.counts
             )
         # 4. what we had retired, and is to stay
         if received.corrected is not None:
             rows = self._adopt(received.corrected.items)
-            learner.exact.forget(rows)
-            learner.exact.add(rows, received.corrected.counts.astype(np.float64))
+            learner.item_counts.forget(rows)
+            learner.item_counts.add(rows, received.corrected.counts.astype(np.float64))
             learner.occurrence.forget(rows)
             learner.occurrence.add(rows, received.corrected.drawn)
         # 5. the newest cache
@@ -452,7 +452,7 @@ class StoreSharing(Sharing):
                 str(partition): offset for partition, offset in positions.items()
             }
             own = self._numbers.rows(learner.items.ids)
-            counts = np.rint(learner.exact.counts(rows)).astype(np.int64)
+            counts = np.rint(learner.item_counts.counts(rows)).astype(np.int64)
             drawn = np.rint(learner.occurrence.values(rows)).astype(np.int64)
             self._store.begin_with(counts, drawn, next_offsets, self._numbers.by_row)
         self._row_of = np.full(self._numbers.size, -1)

@@ -4,7 +4,7 @@
 `.npz` without object arrays, so that numpy reads it without pickle:
 
     about                     uint8, a JSON object as UTF-8: format, model, generation, number, events, saved_at
-    ids.utf8, ids.offsets     item ids by row, as `streamer.checkpoint.pack_strings` packs them
+    ids.utf8, ids.offsets     item ids by row, as `streamer.snapshot.pack_strings` packs them
     counts                    int64 [N], events of each item
     drawn                     int64 [N], how often each item was resampled
     partitions.utf8, .offsets names of the P partitions
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from streamer.cache_store.redis.admin import Contents
 from streamer.cache_store.replica import Position
-from streamer.checkpoint import pack_strings, unpack_strings
 from streamer.errors import CorruptCheckpoint, StreamerError
+from streamer.snapshot import pack_strings, unpack_strings
 
 FORMAT = 1
 

@@ -69,8 +69,8 @@ def _figures(status: Status) -> dict[str, Any]:
         "queued_events": status.queued_events,
         "loss": status.loss,
         "hit_rate": status.hit_rate,
-        "best_floor": status.best_floor._asdict()
-        if status.best_floor is not None
+        "best_baseline": status.best_baseline._asdict()
+        if status.best_baseline is not None
         else None,
         "steps": status.steps,
         "users": status.users,

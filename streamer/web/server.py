@@ -2,7 +2,7 @@
 GET and HEAD.
 
 Nothing that a client does takes more than a few threads and file descriptors from the
-trainer: there are at most `MOST_CONNECTIONS`, of which a new one displaces the oldest,
+trainer: there are at most `MAX_CONNECTIONS`, of which a new one displaces the oldest,
 and each request is over within `REQUEST_S`.
 """
 
@@ -32,8 +32,8 @@ REQUEST_S = 30.0
 """A connection is closed that has taken longer to ask and to read the answer, or has
 asked nothing for so long.
 """
-MOST_CONNECTIONS = 64
-LEAST_COMPRESSED = 1024
+MAX_CONNECTIONS = 64
+MIN_COMPRESSED = 1024
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """The empty string: plotly makes an empty style element and fills it by script; the
 rest it styles by attributes.
@@ -172,7 +172,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     only_local = False
-    request_queue_size = MOST_CONNECTIONS
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, *arguments: Any) -> None:
         self._deadlines: dict[
@@ -191,7 +191,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         self.renew(request)
         with self._lock:
-            displaced = list(self._deadlines)[:-MOST_CONNECTIONS]
+            displaced = list(self._deadlines)[:-MAX_CONNECTIONS]
         self._hang_up(displaced)
         super().process_request(request, client_address)
 
@@ -322,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _packed(self, answer: Answer) -> bytes:
         """The body as it is sent: gzipped if that is understood and worth it."""
         understood = "gzip" in self.headers.get("Accept-Encoding", "")
-        if not understood or len(answer.body) < LEAST_COMPRESSED:
+        if not understood or len(answer.body) < MIN_COMPRESSED:
             return answer.body
         return (
             answer.packed

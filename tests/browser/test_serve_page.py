@@ -26,7 +26,7 @@ def client(tmp_path_factory) -> Iterator[Client]:
     EmbeddedLog(directory).create_topic(TOPIC, 1)
     trainer = Trainer(directory / "points")
     title = MicroBatch([NO_USER], ["i119"], [1e9], item_features=[{TITLE: "Kind of <b>Blue</b>"}])
-    assert not list(trainer.learner.stretches(title))
+    assert not list(trainer.learner.split_catalogue_events(title))
     trainer.learn(STREAM)
     client = Client(directory, clicks=True).ready()
     yield client

@@ -17,12 +17,12 @@ from kafka_harness import KafkaHarness, letters_of, until
 from kafka_runs import START_MS, Topic
 from line_harness import assert_closed, assert_same_checkpoint, newest, popularity_counts
 
-from streamer.checkpoint import CheckpointStore
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import Batcher
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.reader import Reader
 from streamer.learner import Learner
+from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
 from streamer.sources.kafka.source import KafkaSource
 

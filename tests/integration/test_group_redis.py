@@ -60,7 +60,7 @@ def test_a_group_counts_once_and_receives_what_others_count(forker, redis_server
     assert popularity_counts(Learner.load(tmp_path / "ours")) == elsewhere + ours
 
 
-DOES_NOT_LOOK = "from streamer.checkpoint.rank import RankCheckpointer; RankCheckpointer.beat = lambda self: None"
+DOES_NOT_LOOK = "from streamer.lockstep.checkpoint import RankCheckpointer; RankCheckpointer.beat = lambda self: None"
 
 
 def test_a_group_that_slept_contributes_nothing_after_a_newer_start(forker, redis_server: RedisServer, tmp_path: Path):

@@ -111,7 +111,7 @@ def test_letter_that_is_refused_goes_to_the_file(
 def test_absent_broker_is_reported_and_letters_are_kept_up_to_a_bound(
     kafka: KafkaHarness, refused: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamer.dead_letters.kafka.MOST_WAITING_BYTES", 2_000)
+    monkeypatch.setattr("streamer.dead_letters.kafka.MAX_WAITING_BYTES", 2_000)
     (port,) = free_ports(1)
     settings = kafka.settings("t", bootstrap_servers=f"127.0.0.1:{port}", open_timeout_s=0.3)
     sink = KafkaDeadLetters(settings, "dead", refused)

@@ -13,9 +13,9 @@ from kafka_harness import QUICK, KafkaHarness, WrittenTopic
 from line_harness import until
 from serve_harness import Server
 
-from streamer.checkpoint import CheckpointStore
 from streamer.event import encode
 from streamer.publish.topic import TopicReader
+from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.tail import KafkaTail

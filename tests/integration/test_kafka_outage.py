@@ -210,7 +210,7 @@ def test_letters_that_nobody_acknowledges_stop_reading_at_a_bound_and_none_is_lo
     kafka: KafkaHarness, broker: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker is killed when all records have been read: from then on letters wait."""
-    monkeypatch.setattr("streamer.dead_letters.kafka.MOST_WAITING_BYTES", 20_000)
+    monkeypatch.setattr("streamer.dead_letters.kafka.MAX_WAITING_BYTES", 20_000)
     topic, letters = kafka.make_topic(1), kafka.make_topic(1)
     kafka.append(topic, 0, [value if k % 2 else value[:-1] for k, value in enumerate(values_of(events(2_000)))])
     stream = ("--bootstrap-servers", broker.bootstrap, "--topic", topic, "--group-id", topic, "--until-end")

@@ -19,7 +19,7 @@ from servers.process import free_ports
 
 from streamer.errors import SettingsError, SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder
-from streamer.settings import MOST_RECORD_BYTES
+from streamer.settings import MAX_RECORD_BYTES
 from streamer.sources.base import Partition
 from streamer.sources.kafka.source import KafkaSource, client_settings, settings_from_environment
 
@@ -92,13 +92,13 @@ class TestRecords:
         assert source.end_offsets() == {Partition(topic, 0): 4}
 
     def test_record_that_decompresses_to_too_much_is_cut_so_that_it_is_a_dead_letter(self, kafka: KafkaHarness) -> None:
-        topic, values = kafka.make_topic(1), [b"a", b" " * (3 * MOST_RECORD_BYTES), b"b"]
+        topic, values = kafka.make_topic(1), [b"a", b" " * (3 * MAX_RECORD_BYTES), b"b"]
         kafka.append(topic, 0, values, compression="gzip")
         source, _ = kafka.open_source(topic)
         chunks = read_chunks(source, 3)
         sizes = [len(value) for chunk in chunks for value in chunk.values]
         assert sizes[::2] == [1, 1]
-        assert MOST_RECORD_BYTES < sizes[1] < 1.5 * MOST_RECORD_BYTES
+        assert MAX_RECORD_BYTES < sizes[1] < 1.5 * MAX_RECORD_BYTES
         letters = [letter for chunk in chunks for letter in EventDecoder().decode(chunk).letters]
         assert [letter.reason for letter in letters] == ["not_json", "record_too_large", "not_json"]
 

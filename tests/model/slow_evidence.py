@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamer.model.ranking import evidence
-from streamer.model.ranking.co_occurrence import REACH
+from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
 
 DAY_S = 86_400
 
@@ -35,7 +35,7 @@ class SlowCoOccurrence:
     def observe(self, item: int, time_s: int, recent: list[tuple[int, int]]) -> None:
         """An event, and its user's recent items with their times."""
         ranks = shared_ranks([when for _, when in recent])
-        for (other, when), rank in list(zip(recent, ranks, strict=True))[:REACH]:
+        for (other, when), rank in list(zip(recent, ranks, strict=True))[:MAX_PAIR_DISTANCE]:
             if other != item:
                 weight = np.float32(1) / np.float32(rank + 1)
                 timed = np.float32(weight * math.exp(-max(time_s - when, 0) / (0.3 * DAY_S)))
@@ -123,7 +123,7 @@ class SlowEvidence:
     def features(self, user: int, time_s: int, candidates: set[int]) -> dict[int, dict[str, float]]:
         """Those of each candidate, by name; the towers' is zero."""
         near = {item: self._nearness(user, time_s, item) for item in candidates}
-        most, most_timed = (max([1e-30, *(n[name] for n in near.values())]) for name in ("near", "timed"))
+        most, max_timed = (max([1e-30, *(n[name] for n in near.values())]) for name in ("near", "timed"))
         found = {}
         for item in candidates:
             x = dict.fromkeys(evidence.FEATURES, 0.0) | self._counted(item, time_s)
@@ -131,7 +131,7 @@ class SlowEvidence:
             if n["support"]:
                 x |= {"near log": log30(n["near"]), "near root": n["near"] ** 0.5, "near share": n["near"] / most}
                 x |= {"near timed log": log30(n["timed"]), "near timed root": n["timed"] ** 0.5}
-                x |= {"near timed share": n["timed"] / most_timed, "near most": log30(n["most"])}
+                x |= {"near timed share": n["timed"] / max_timed, "near most": log30(n["most"])}
                 x |= {f"near {group}": log30(n[group]) for group in ("last", "2 to 3", "4 to 10", "11 to 30")}
                 x |= {"near support": math.log(1 + n["support"]), "is near": 1.0}
             recent = self.history(user)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.model.changes import MOST_READERS, Changes
+from streamer.model.rows.changes import MAX_READERS, Changes
 
 
 def test_each_reader_gets_what_was_marked_since_it_last_looked():
@@ -44,7 +44,7 @@ def test_rows_that_are_put_back_come_again_to_that_reader_only():
 
 def test_there_are_only_so_many_readers():
     changes = Changes()
-    for _ in range(MOST_READERS):
+    for _ in range(MAX_READERS):
         changes.reader()
     with pytest.raises(ValueError, match="readers of changes already"):
         changes.reader()

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slow_evidence import SlowCoOccurrence
 
-from streamer.model.growing import SMALLEST_CAPACITY
-from streamer.model.ranking.co_occurrence import REACH, CoOccurrence
-from streamer.model.retired import is_retired
+from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE, CoOccurrence
+from streamer.model.rows.growing import SMALLEST_CAPACITY
+from streamer.model.rows.retired import is_retired
 
 ITEMS = 15
 Event = tuple[int, int, list[tuple[int, int]]]
 """An item, its time, and its user's recent items with their times."""
 rows, seconds = st.integers(0, ITEMS - 1), st.sampled_from([0, 1, 2, 3, 9_000, 90_000])
-recents = st.lists(st.tuples(rows, seconds), max_size=REACH + 3, unique_by=lambda pair: pair[0])
+recents = st.lists(st.tuples(rows, seconds), max_size=MAX_PAIR_DISTANCE + 3, unique_by=lambda pair: pair[0])
 streams = st.lists(st.tuples(rows, seconds, recents), max_size=40)
 lengths = st.integers(0, 9)
 

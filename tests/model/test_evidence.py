@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_evidence import Event, SlowEvidence
 
-from streamer.model.by_rows import ByRows
 from streamer.model.ranking import evidence as module
 from streamer.model.ranking.evidence import BUCKETS, FEATURES, JUST_NOW, LATELY, Candidates, Evidence
-from streamer.model.ranking.recent import RecentItems
+from streamer.model.rows.by_rows import ByRows
+from streamer.model.rows.recent_items import RecentItems
 
 NEIGHBOURS, HISTORY = 3, 12
 GAPS_S = [0, 0, 1, 60, 4_000, 90_000, -500]

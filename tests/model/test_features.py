@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.model.features import LIMIT, SAMPLE, FeatureStore
-from streamer.model.growing import SMALLEST_CAPACITY
+from streamer.model.rows.features import LIMIT, SAMPLE, FeatureStore
+from streamer.model.rows.growing import SMALLEST_CAPACITY
 
 FAR = 5 * SMALLEST_CAPACITY
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.model.growing import SMALLEST_CAPACITY, capacity_for, grown
+from streamer.model.rows.growing import SMALLEST_CAPACITY, capacity_for, grown
 
 
 @given(size=st.integers(0, 1 << 40), current=st.sampled_from([0, 1 << 10, 1 << 20, 1 << 30]))

@@ -22,7 +22,7 @@ from streamer.model.optim import (
     RowOptimizer,
     make_optimizer,
 )
-from streamer.model.tables import Table
+from streamer.model.rows.tables import Table
 
 CPU = torch.device("cpu")
 SIZE, DIM, RATE = 12, 5, 0.01

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stream_cases import moments, streams
 
 from streamer.model.ranking.pair_counts import PairCounts
-from streamer.model.ranking.seen_items import SeenBefore, UserItems
+from streamer.model.rows.seen_items import SeenBefore, UserItems
 
 PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
 

@@ -233,7 +233,7 @@ class TestExact:
         assert popularity.counts(np.array([5, 6])).tolist() == pytest.approx([1.0, 0.75])
 
     def test_item_never_seen_counts_as_the_floor(self) -> None:
-        popularity = ExactPopularity(floor=0.5)
+        popularity = ExactPopularity(baseline=0.5)
         popularity.observe(np.array([0, 0, 1, 0]))
         assert shares(popularity, [0, 1, 2, 10**9]) == pytest.approx([0.75, 0.25, 0.125, 0.125], rel=1e-6)
 
@@ -283,7 +283,7 @@ class TestExact:
         popularity.forget(np.arange(100))
         assert np.isfinite(popularity.log_pop(np.arange(100))).all()
 
-    @pytest.mark.parametrize("wrong", [{"half_life_events": 0}, {"half_life_events": -1.0}, {"floor": 0}])
+    @pytest.mark.parametrize("wrong", [{"half_life_events": 0}, {"half_life_events": -1.0}, {"baseline": 0}])
     def test_numbers_must_be_positive(self, wrong: dict[str, float]) -> None:
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .* choose a positive number"):
             ExactPopularity(**wrong)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from streamer.model.recency import MOST_MARKS, Recency, StepClock
+from streamer.model.rows.recency import MAX_MARKS, Recency, StepClock
 
 ROWS = st.lists(st.integers(0, 9), max_size=6)
 
@@ -46,7 +46,7 @@ TestAgainstDictionary = AgainstDictionary.TestCase
 
 def test_steps_are_remembered_with_their_times():
     clock, ends = StepClock(), {}
-    for k in range(10 * MOST_MARKS):
+    for k in range(10 * MAX_MARKS):
         step = clock.tick(np.array([5, 100 + 10 * k, 2**31 - 1]))
         ends[step] = 100 + 10 * k
     error = [abs(clock.time_of(step) - time_s) for step, time_s in ends.items()]

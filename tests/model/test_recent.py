@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.model.batch import Recent
-from streamer.model.growing import SMALLEST_CAPACITY
-from streamer.model.ranking.recent import History, RecentItems
+from streamer.model.rows.growing import SMALLEST_CAPACITY
+from streamer.model.rows.recent_items import History, RecentItems
 
 Event = tuple[int, int]
 streams = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamer.model.tables import Table
+from streamer.model.rows.tables import Table
 
 CPU = torch.device("cpu")
 DIM, SLOTS = 3, 2

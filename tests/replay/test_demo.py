@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from servers.process import free_ports
 
+from streamer.evaluation import LINE_BASELINES, Prequential
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
-from streamer.prequential import LINE_FLOORS, Prequential
 from streamer.replay.cli import demo_summary
 from streamer.replay.cli.demo import DemoSettings, child, children, demo_settings
 from streamer.replay.synthetic import SyntheticStream
@@ -64,28 +64,28 @@ def test_every_event_is_learned_and_the_accounting_closes(figures: dict[str, Any
     assert figures["lag"] == 0
 
 
-def test_hit_rates_of_the_model_and_the_best_floor_are_reported(figures: dict[str, Any]):
+def test_hit_rates_of_the_model_and_the_best_baseline_are_reported(figures: dict[str, Any]):
     """How many events are ranked depends on how fast the machine is: which is higher is tested below."""
     assert 0 <= figures["recent_hit_rate_at_10"] <= 1
-    assert figures["recent_best_floor"]["name"] in LINE_FLOORS
+    assert figures["recent_best_baseline"]["name"] in LINE_BASELINES
     assert len(figures["hit_rates"]) > 0
 
 
-def test_the_model_is_above_the_best_floor_on_the_stream_of_the_demo(tmp_path: Path):
+def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path: Path):
     """The learner of the demo, with as many events of each batch ranked on every machine."""
     settings = demo_settings(tmp_path, 1)
     learner = Learner(settings.only(LearnerSettings))
-    test = Prequential(learner, time_share=None, sample=64, window=1000, floors=LINE_FLOORS)
+    test = Prequential(learner, time_share=None, sample=64, window=1000, baselines=LINE_BASELINES)
     chunks = iter(SyntheticStream())
     while test.events < 24_000:
         events = next(chunks)
         for start in range(0, len(events.users), settings.batch_size):
             part = slice(start, start + settings.batch_size)
             learner.learn_batch(MicroBatch(events.users[part], events.items[part], events.timestamps_s[part]), test)
-    floor, model = test.best_floor(), test.model.recent
-    assert floor is not None
+    baseline, model = test.best_floor(), test.model.recent
+    assert baseline is not None
     assert model is not None
-    assert model > floor.hit_rate > 0
+    assert model > baseline.hit_rate > 0
 
 
 def test_the_caches_composition_changes(figures: dict[str, Any]):

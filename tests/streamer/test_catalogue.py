@@ -31,7 +31,7 @@ def learn(learner: Learner, stream: list[Said], batch_size: int = 16) -> None:
             timestamps_s=[1e9 + start + k for k in range(len(part))],
             item_features=[features for _, _, features in part],
         )
-        for stretch in learner.stretches(batch):
+        for stretch in learner.split_catalogue_events(batch):
             learner.learn_batch(stretch)
 
 
@@ -61,9 +61,9 @@ class TestUntouchedItems:
         assert "new" not in recommended(learner)
         learn(learner, catalogue("new", brand="b1", title="New!"))
         assert "new" in recommended(learner)
-        assert len(learner.untouched) == 1
+        assert len(learner.cold_items) == 1
         learn(learner, [("u1", "new", None)])
-        assert len(learner.untouched) == 0
+        assert len(learner.cold_items) == 0
         assert "new" in recommended(learner)
 
     def test_it_has_the_vector_of_its_features_until_somebody_had_it(self):
@@ -84,7 +84,7 @@ class TestUntouchedItems:
         learner = Learner(small(**DESCRIBED, rerank=rerank))
         learn(learner, [*interactions(), (NO_USER, "new", said)])
         assert "new" not in recommended(learner) | recommended(learner, "nobody")
-        assert len(learner.untouched) == 0
+        assert len(learner.cold_items) == 0
         learn(learner, [("u1", "new", None)])
         assert "new" in recommended(learner)
 
@@ -123,7 +123,7 @@ class TestUntouchedItems:
         learn(learner, catalogue(*(f"n{k}" for k in range(200)), brand="b1"))
         assert len(learner.items) <= 20 + 16  # a batch of new ones comes before what is over the limit goes
         assert set(learner.items.ids) == {f"n{k}" for k in range(200 - len(learner.items), 200)}
-        assert len(learner.untouched) == len(learner.items)
+        assert len(learner.cold_items) == len(learner.items)
 
 
 class TestDeletion:
@@ -132,7 +132,7 @@ class TestDeletion:
         learn(learner, [*interactions(), *catalogue("new", brand="b1", title="New!")])
         learn(learner, [(NO_USER, "new", None), (NO_USER, "i0", None), (NO_USER, "never heard of", None)])
         assert not {"new", "i0"} & recommended(learner)
-        assert (len(learner.untouched), len(learner.titles)) == (0, 0)
+        assert (len(learner.cold_items), len(learner.titles)) == (0, 0)
         assert learner.items.row_of("new") is None
 
     def test_it_may_come_back(self):
@@ -183,7 +183,7 @@ def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: lis
         assert learner.titles.of(row) == said_of_it.get("title")
         code = int(learner.trainer.model.item.features.codes(np.array([row]), 0)[0])
         assert (learner.categories["item"]["brand"].id_of(code) if code else None) == said_of_it.get("brand")
-    untouched = {learner.items.id_of(row) for row in learner.untouched.tolist()}
+    untouched = {learner.items.id_of(row) for row in learner.cold_items.tolist()}
     assert untouched == {item for item, f in slow.said.items() if "brand" in f and item not in slow.counts}
 
 
@@ -191,13 +191,13 @@ def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: lis
 def test_a_checkpoint_holds_the_catalogue_and_a_restart_goes_on_as_if_nothing_had_been(
     tmp_path, monkeypatch, looked_at: int
 ):
-    monkeypatch.setattr("streamer.learner.learner.MOST_UNTOUCHED", looked_at)
+    monkeypatch.setattr("streamer.learner.learner.MAX_COLD_ITEMS", looked_at)
     learner = Learner(small(**DESCRIBED))
     stream = [*interactions(), *catalogue(*(f"n{k}" for k in range(30)), brand="b1", title="Ünïcode")]
     learn(learner, stream)
     learner.save(tmp_path)
     again = Learner.load(tmp_path)
-    np.testing.assert_array_equal(again.untouched, learner.untouched)
+    np.testing.assert_array_equal(again.cold_items, learner.cold_items)
     assert len(again.titles) == 30
     assert_same_learner(again, learner)
     for one in (learner, again):

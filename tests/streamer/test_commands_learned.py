@@ -21,7 +21,6 @@ from pyarrow import parquet
 from slow_evidence import Event, SlowEvidence
 
 from streamer.build import build_pipeline
-from streamer.checkpoint import CheckpointStore
 from streamer.cli import export as export_module
 from streamer.cli.loading import load
 from streamer.cli.main import cli
@@ -32,6 +31,7 @@ from streamer.model.batch import Batch
 from streamer.model.ranking.evidence import BUCKETS, FEATURES
 from streamer.model.ranking.ranker import ALL
 from streamer.model.retrieval import COSINE
+from streamer.snapshot import CheckpointStore
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
@@ -199,7 +199,7 @@ def test_an_unknown_user_gets_popular_items_and_a_note_says_so(trained):
 def test_towers_alone_give_an_unknown_user_the_most_popular_items(towers_alone):
     known, unknown = answers(towers_alone, "--user", "u1", "--user", "nobody", "-k", "5")
     learner = towers_alone.learner()
-    counts = learner.exact.counts(np.arange(len(learner.items)))
+    counts = learner.item_counts.counts(np.arange(len(learner.items)))
     assert ids(unknown) == [learner.items.id_of(row) for row in np.argsort(-counts, kind="stable")[:5]]
     assert "most popular" in unknown["note"]
     assert known["note"] is None
@@ -359,7 +359,7 @@ def test_inspect_tells_the_popularity_head(trained, report):
 def test_inspect_tells_the_error_of_the_hash_estimate(trained, report):
     learner = trained.learner()
     rows = np.arange(len(learner.items))
-    errors = np.abs(learner.hashed.log_pop(rows) - learner.exact.log_pop(rows))
+    errors = np.abs(learner.hashed.log_pop(rows) - learner.item_counts.log_pop(rows))
     assert report["popularity"]["hash_error"] == pytest.approx(errors.mean(), abs=1e-6)
     assert 0 < errors.mean() < 2
 
@@ -368,7 +368,7 @@ def test_inspect_tells_the_composition_of_the_cache(trained, report):
     learner, cache = trained.learner(), report["cache"]
     slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
     assert (cache["slots"], cache["distinct"]) == (100, len(slots))
-    assert cache["bands"] == composition(learner.cache, learner.exact)._asdict()
+    assert cache["bands"] == composition(learner.cache, learner.item_counts)._asdict()
     assert sum(cache["bands"].values()) == pytest.approx(1)
     assert [entry["slots"] for entry in cache["top"]] == [count for _, count in slots.most_common(3)]
     assert all(slots[entry["item"]] == entry["slots"] for entry in cache["top"])

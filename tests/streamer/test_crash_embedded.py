@@ -13,8 +13,8 @@ import pytest
 from crash_harness import TINY, Command, records, trained_items
 from line_harness import NOON_MS, TOPIC, assert_closed, assert_same_checkpoint, newest, popularity_counts
 
-from streamer.checkpoint import CheckpointStore
 from streamer.learner import Learner
+from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
 from streamer.sources.embedded.source import EmbeddedLog, committed_positions
 
@@ -116,7 +116,7 @@ def test_it_ends_well_when_it_is_asked_to(tmp_path, number):
 
 SLOW_TO_SAVE = """
 import sys, time
-from streamer.checkpoint import CheckpointStore
+from streamer.snapshot import CheckpointStore
 def save(*_, **__):
     print("saving", file=sys.stderr, flush=True)
     time.sleep(3600)

@@ -20,10 +20,10 @@ from kafka.structs import OffsetAndMetadata
 from servers.kafka import KafkaServer
 from servers.redis import LocalSentinel, RedisServer, local_cluster
 
-from streamer.checkpoint import CheckpointStore
 from streamer.cli import doctor as module
 from streamer.cli.main import cli
 from streamer.event import encode
+from streamer.snapshot import CheckpointStore
 from streamer.sources.embedded.log import EmbeddedLog
 
 Checks = dict[str, list[dict]]

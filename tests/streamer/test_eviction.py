@@ -16,11 +16,11 @@ from streamer.accounting import Accounting
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
-from streamer.learner.bounded import MOST_AT_ONCE
+from streamer.learner.bounded import MAX_AT_ONCE
 from streamer.model.ranking.evidence import LATELY
-from streamer.model.recency import StepClock
+from streamer.model.rows.recency import StepClock
+from streamer.model.rows.tables import Table
 from streamer.model.settings import LearnerSettings
-from streamer.model.tables import Table
 
 LIMITS = {"max_users": 5, "max_items": 7, "max_categories": 3}
 EVENTS = st.lists(
@@ -174,7 +174,7 @@ class Eviction(RuleBasedStateMachine):
                 items.id_of(other): weight for other, weight in learner.evidence.co_occurrence.of(row).items()
             }
             assert neighbours == {other: weight for other, (weight, _) in slow.pairs.of(item).items()}
-            assert learner.exact.counts(np.array([row])) == slow.counts[item]
+            assert learner.item_counts.counts(np.array([row])) == slow.counts[item]
             assert learner.occurrence.values(np.array([row]))[0] == pytest.approx(slow.drawn[item])
             code = int(learner.trainer.model.item.features.codes(np.array([row]), 0)[0])
             brand = learner.categories["item"]["brand"].id_of(code) if code else None
@@ -219,7 +219,7 @@ def test_what_is_seen_stays_however_much_is_new():
     learner = Learner(small(max_users=64, max_items=64))
     for k in range(100):
         learner.learn_batch(micro_batch([("ann", "tea"), *[(f"u{k}-{n}", f"i{k}-{n}") for n in range(8)]]))
-    assert learner.exact.counts(learner.items.known(["tea"])) == 100
+    assert learner.item_counts.counts(learner.items.known(["tea"])) == 100
     assert learner.recent.of(learner.users.known(["ann"])).counts[0, 0] == 100
 
 
@@ -234,12 +234,12 @@ def test_limits_of_a_checkpoint_hold_on_another_machine(monkeypatch):
 
 
 def test_many_ids_go_at_once_only_when_many_came():
-    learner = Learner(small(max_items=10 * MOST_AT_ONCE, item_ttl_s=10))
-    ids = [f"i{n}" for n in range(3 * MOST_AT_ONCE)]
+    learner = Learner(small(max_items=10 * MAX_AT_ONCE, item_ttl_s=10))
+    ids = [f"i{n}" for n in range(3 * MAX_AT_ONCE)]
     learner.learn_batch(micro_batch([("u", item) for item in ids], timestamps_s=[1.0] * len(ids)))
     for _ in range(4):
         learner.learn_batch(micro_batch([("u", "tea")], timestamps_s=[100.0]))
-    assert learner.evicted == {("items", "ttl"): 3 * MOST_AT_ONCE}
+    assert learner.evicted == {("items", "ttl"): 3 * MAX_AT_ONCE}
     assert len(learner.items) == 1
 
 
@@ -257,7 +257,7 @@ class TestAdmission:
         learner, accounting = Learner(small(admit_after=2)), Accounting()
         for k in range(20):
             batch = micro_batch([("ann", "tea"), *[(f"bot-{k}-{n}", f"junk-{k}-{n}") for n in range(10)]])
-            for stretch in learner.stretches(batch):
+            for stretch in learner.split_catalogue_events(batch):
                 learner.learn_batch(stretch)
             accounting.add(batch)
         assert (learner.users.ids, learner.items.ids) == (["ann"], ["tea"])
@@ -282,7 +282,7 @@ class TestAdmission:
 
 def learn_all_admitted(learner: Learner, stream: list[tuple[str, str]]) -> None:
     for start in range(0, len(stream), 8):
-        for stretch in learner.stretches(micro_batch(stream[start : start + 8])):
+        for stretch in learner.split_catalogue_events(micro_batch(stream[start : start + 8])):
             learner.learn_batch(stretch)
 
 
@@ -292,7 +292,7 @@ class TestDeletions:
         batch = micro_batch(
             [("ann", "tea"), ("bob", "milk"), ("", "tea"), ("ann", "beer"), ("ann", "tea"), ("", "beer")]
         )
-        for stretch in learner.stretches(batch):
+        for stretch in learner.split_catalogue_events(batch):
             learner.learn_batch(stretch)
             sizes.append((stretch.users, stretch.items))
         assert sizes == [(["ann", "bob", "ann"], ["tea", "milk", "beer"]), (["ann"], ["tea"])]

@@ -143,7 +143,10 @@ class TestNotFinite:
     def test_a_gradient_whose_square_is_infinite_leaves_its_row_as_it_is(self):
         learner = Learner(small())
         learn_all(learner, events(100))
-        table, before = (learner.trainer.model.tables["item.id"], learner.trainer.model.tables["item.id"].lines.clone())
+        table, before = (
+            learner.trainer.model.tables["item.id"],
+            learner.trainer.model.tables["item.id"].lines.clone(),
+        )
         gradient = torch.ones(2, table.dim)
         gradient[1] = 1e30
         learner.trainer.dense_adam.clear_gradients()
@@ -419,7 +422,7 @@ class TestIncompatible:
         learner.learn_batch(featured(events(40)))
         arrays, values = learner.dense()
         parts = ("recent.items", "lists.items", "seen.items", "ranker.discovery.squares.out")
-        for name in ("cache", "table.lines", "exact.counts", "ids.utf8", *parts):
+        for name in ("cache", "table.lines", "item_counts.counts", "ids.utf8", *parts):
             assert name in arrays or any(name in chunk.arrays for chunk in learner.chunks())
             without = {key: value for key, value in arrays.items() if key != name}
             chunks = [c._replace(arrays={k: v for k, v in c.arrays.items() if k != name}) for c in learner.chunks()]

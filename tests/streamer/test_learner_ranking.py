@@ -189,7 +189,7 @@ class TestRecommending:
         learner = learned(retrieved_items=200)
         row = learner.items.rows(["theirs", "nobody's"])
         learner.trainer.model.grow(len(learner.users), len(learner.items))
-        learner.exact.add(row[:1], np.array([3.0]))
+        learner.item_counts.add(row[:1], np.array([3.0]))
         found = {r.item for r in learner.recommend("u3", k=1000)}
         assert "theirs" in found
         assert "nobody's" not in found

@@ -30,14 +30,14 @@ from line_harness import (
     values_of,
 )
 
-from streamer.checkpoint import CheckpointStore
 from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SourceError, SourceUnavailable, StreamerError
+from streamer.evaluation import Prequential
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
 from streamer.pipeline import Pipeline, PipelineSettings, Status
-from streamer.prequential import Prequential
+from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog, MemorySource
 
@@ -245,7 +245,7 @@ class TestCheckpoints:
     def test_a_checkpoint_of_another_format_is_refused(self, tmp_path, monkeypatch):
         log = memory_log(values_of(events(20)))
         with monkeypatch.context() as patch:
-            patch.setattr("streamer.checkpoint.points.FORMAT", 99)
+            patch.setattr("streamer.snapshot.points.FORMAT", 99)
             Line(log, tmp_path).run()
         with pytest.raises(IncompatibleCheckpoint, match="format 99"):
             Line(log, tmp_path)
@@ -634,8 +634,8 @@ class TestStatus:
         assert (status.users, status.items) == (len(line.learner.users), len(line.learner.items))
         assert status.loss is not None
         assert 0 <= status.hit_rate <= 1
-        assert status.best_floor.name == "most-popular"
-        assert 0 <= status.best_floor.hit_rate <= 1
+        assert status.best_baseline.name == "most-popular"
+        assert 0 <= status.best_baseline.hit_rate <= 1
         assert sum(status.cache) == pytest.approx(1)
         assert status.checkpoint_age_s is None
         line.pipeline.close()

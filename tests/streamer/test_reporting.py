@@ -19,16 +19,16 @@ from streamer.display.reporting import (
     make_reporter,
     summary_rows,
 )
+from streamer.evaluation import BestBaseline, TowersShare
 from streamer.metrics.composition import Composition
 from streamer.pipeline import Status
-from streamer.prequential import BestFloor, TowersShare
 from streamer.sources.base import Partition
 
 STATUS = Status(
     events_per_second=3987.6,
     loss=4.5613,
     hit_rate=0.4123,
-    best_floor=BestFloor("counting", 0.0651),
+    best_baseline=BestBaseline("counting", 0.0651),
     cache=Composition(0.2, 0.3, 0.5),
     lag={Partition("interactions", number): 100 * number for number in range(4)},
     queued_events=248,
@@ -55,8 +55,8 @@ SUMMARY: dict[str, Any] = {
     "items": 5515,
     "loss": 4.56,
     "hit_rate_at_10": 0.4,
-    "best_floor": "counting",
-    "best_floor_hit_rate_at_10": 0.06,
+    "best_baseline": "counting",
+    "best_baseline_hit_rate_at_10": 0.06,
     "cache": STATUS.cache._asdict(),
     "checkpoint": "/data/checkpoints/ckpt-1",
 }
@@ -84,7 +84,7 @@ def test_the_panel_shows_everything_a_person_wants_to_know():
         "3,988 events/s",
         "4.561",
         "model 0.412",
-        "floor counting 0.065 6.33x",
+        "baseline counting 0.065 6.33x",
         "head 20%",
         "torso 30%",
         "tail 50%",
@@ -145,7 +145,7 @@ def test_before_the_first_step_the_panel_says_what_it_waits_for():
 
 
 def test_what_is_not_known_yet_is_not_shown():
-    text = drawn(panel_of(replace(STATUS, hit_rate=None, best_floor=None, loss=None, checkpoint_age_s=None)))
+    text = drawn(panel_of(replace(STATUS, hit_rate=None, best_baseline=None, loss=None, checkpoint_age_s=None)))
     assert "nothing ranked yet" in text
     assert "none yet" in text
     assert "loss" not in text
@@ -226,7 +226,7 @@ def test_plain_lines_have_no_escape_codes(capsys: pytest.CaptureFixture[str]):
     assert text.out == ""
     assert "\x1b" not in text.err
     assert "learning from interactions" in text.err
-    assert "HR@10 0.412 (floor counting 0.065)" in text.err
+    assert "HR@10 0.412 (baseline counting 0.065)" in text.err
     assert "72,707 = 72,704 trained + 1 filtered + 2 dead-lettered" in text.err
     assert "/data/checkpoints/ckpt-1" in text.err
 
@@ -283,7 +283,7 @@ def test_a_person_at_a_terminal_gets_the_panel(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_state_in_one_line():
     assert described(STATUS) == (
-        "72,707 events, 3,988/s, lag 600, loss 4.561, HR@10 0.412 (floor counting 0.065), "
+        "72,707 events, 3,988/s, lag 600, loss 4.561, HR@10 0.412 (baseline counting 0.065), "
         "cache head 20% torso 30% tail 50%, 2 dead letters, checkpoint 8 s ago"
     )
     assert described(Status()) == PREPARING

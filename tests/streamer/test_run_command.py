@@ -14,11 +14,11 @@ from line_harness import NOON_MS, TOPIC, assert_closed, events, newest, populari
 
 import streamer.cli.run as command
 from streamer.build import kafka_settings
-from streamer.checkpoint import CheckpointStore
 from streamer.errors import StreamerError
 from streamer.event import encode
 from streamer.learner import Learner
 from streamer.settings import RunSettings
+from streamer.snapshot import CheckpointStore
 from streamer.sources.embedded.source import EmbeddedLog
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy")]

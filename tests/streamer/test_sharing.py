@@ -24,8 +24,6 @@ from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.memory import MemoryServer
 from streamer.cache_store.state import StoreSettings
 from streamer.cache_store.store import CacheStore
-from streamer.checkpoint import CheckpointStore
-from streamer.checkpoint.checkpointer import Checkpointer
 from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SharingError
 from streamer.event import EventDecoder
@@ -36,6 +34,8 @@ from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import LearnPart, Sharing, StoreSharing
 from streamer.sharing.sharing import _spans as spans_and_sources
+from streamer.snapshot import CheckpointStore
+from streamer.snapshot.checkpointer import Checkpointer
 from streamer.sources.base import Partition, Position
 from streamer.sources.memory import MemoryLog, MemorySource
 
@@ -204,7 +204,7 @@ class TestTogether:
             settle(ada, ben)
         assert ada.drawn != ben.drawn
         assert ada.view() == ben.view() == (items_before(ada.positions | ben.positions), ada.drawn + ben.drawn)
-        assert ada.learner.exact.total == ben.learner.exact.total == 61 + 70
+        assert ada.learner.item_counts.total == ben.learner.item_counts.total == 61 + 70
 
     def test_own_events_count_at_once_and_others_after_an_exchange(self, server: Network) -> None:
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
@@ -933,10 +933,10 @@ def chi_squared_p(found: np.ndarray, weights: np.ndarray) -> float:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(1, 4)), min_size=1, max_size=6))
-def test_spans_reach_over_all_offsets_of_their_partitions(stretches: list[tuple[int, int, int]]) -> None:
+def test_spans_reach_over_all_offsets_of_their_partitions(split_catalogue_events: list[tuple[int, int, int]]) -> None:
     """Also of partitions that come several times, and of one that was recreated."""
     batch = MicroBatch()
-    for number, first, count in stretches:
+    for number, first, count in split_catalogue_events:
         begin = len(batch)
         batch.users += ["u"] * count
         batch.offsets += range(first, first + count)
@@ -952,7 +952,7 @@ def test_spans_reach_over_all_offsets_of_their_partitions(stretches: list[tuple[
 def known_counts(trainer: Trainer) -> tuple[Counter[str], Counter[str]]:
     """Events and draws of each item, of a learner whose rows are used again."""
     learner, rows = trainer.learner, trainer.learner.items.used
-    counts, drawn = learner.exact.counts(rows), learner.occurrence.values(rows)
+    counts, drawn = learner.item_counts.counts(rows), learner.occurrence.values(rows)
     named = [dict(zip(learner.items.ids, np.rint(x).astype(int).tolist(), strict=True)) for x in (counts, drawn)]
     return +Counter(named[0]), +Counter(named[1])
 

@@ -59,7 +59,7 @@ class ClientLog(logging.Handler):
             ):
                 self.refusal = part
 
-    def last_words(self, age_s: float = 10.0) -> str:
+    def last_warning(self, age_s: float = 10.0) -> str:
         """The client's last warning, if it is not older."""
         return self._last if time.monotonic() - self._last_at <= age_s else ""
 
@@ -111,17 +111,17 @@ def connect(make: Any, config: dict[str, Any]) -> Any:
         for client in half_made:
             client.close()
         raise _why_not_connected(
-            client_log.refusal or error, config, client_log.last_words()
+            client_log.refusal or error, config, client_log.last_warning()
         ) from error
 
 
 def _why_not_connected(
-    error: Exception, config: dict[str, Any], last_words: str
+    error: Exception, config: dict[str, Any], last_warning: str
 ) -> Exception:
     servers = ", ".join(config["bootstrap_servers"])
     if isinstance(error, errors.KafkaTimeoutError):
         seconds = config["bootstrap_timeout_ms"] / 1000
-        said = f" ({last_words})" if last_words else ""
+        said = f" ({last_warning})" if last_warning else ""
         advice = "is it running, and are its address and security_protocol right?"
         if "SASL" in config.get("security_protocol", ""):
             advice += " It may also hang up on a wrong login: check sasl_username and sasl_password"
@@ -131,11 +131,11 @@ def _why_not_connected(
     if isinstance(error, errors.KafkaError) and not isinstance(
         error, errors.KafkaConfigurationError
     ):
-        return in_our_words(error, f"Kafka at {servers} does not let us in")
+        return to_streamer_error(error, f"Kafka at {servers} does not let us in")
     return SettingsError([f"Kafka client for {servers}: {error}"])
 
 
-def in_our_words(error: errors.KafkaError, where: str) -> StreamerError:
+def to_streamer_error(error: errors.KafkaError, where: str) -> StreamerError:
     """What happened, where, and what to try."""
     advice = next(
         (text for kind, text in ADVICE.items() if isinstance(error, kind)), ""
@@ -157,4 +157,4 @@ def explained(where: str) -> Iterator[None]:
     try:
         yield
     except errors.KafkaError as error:
-        raise in_our_words(error, where) from error
+        raise to_streamer_error(error, where) from error

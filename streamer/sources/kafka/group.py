@@ -12,7 +12,7 @@ from kafka import KafkaAdminClient, errors
 
 from streamer.errors import SourceError, SourceUnavailable, StreamerError
 from streamer.sources.base import Partition
-from streamer.sources.kafka.client import connect, in_our_words
+from streamer.sources.kafka.client import connect, to_streamer_error
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Group:
         try:
             found: dict[str, Any] = admin.describe_groups([name])[name]
         except errors.KafkaError as error:
-            raise in_our_words(error, self._where) from error
+            raise to_streamer_error(error, self._where) from error
         finally:
             admin.close()
         if found["error"]:

@@ -30,7 +30,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
 from numba import njit
 
-from streamer.settings import MOST_RECORD_BYTES
+from streamer.settings import MAX_RECORD_BYTES
 
 Row = tuple[int, int, bytes | None, bytes | None]
 """Offset, timestamp in milliseconds, key, value."""
@@ -41,12 +41,12 @@ FIELDS = 6
 """Of each record: timestamp and offset, relative to the batch's; start and end of key
 and value.
 """
-LEAST_RECORD_BYTES = 7
+MIN_RECORD_BYTES = 7
 PIECE_BYTES = 1 << 22
 """How much of a batch is decompressed at a time."""
 SNAPPY_BLOCKS = 128
 """How many blocks of snappy are; they hold 32 kB as a rule."""
-MOST_HELD_BYTES = MOST_RECORD_BYTES + (1 << 20)
+MAX_HELD_BYTES = MAX_RECORD_BYTES + (1 << 20)
 """A compressed record larger than this is cut to it, and still larger than any record
 that is decoded.
 """
@@ -236,7 +236,7 @@ def pieces_of(batch: DefaultRecordBatch) -> Iterator[tuple[list[Row], bool]]:
         piece = read(PIECE_BYTES)
         content += piece
         fields = np.empty(
-            (FIELDS, max(0, min(left, len(content) // LEAST_RECORD_BYTES))), np.int64
+            (FIELDS, max(0, min(left, len(content) // MIN_RECORD_BYTES))), np.int64
         )
         count, end = _parse(np.frombuffer(content, np.uint8), fields)
         if end < 0 or (count == 0 and not piece):
@@ -247,7 +247,7 @@ def pieces_of(batch: DefaultRecordBatch) -> Iterator[tuple[list[Row], bool]]:
         if count:
             yield _rows(batch, content, fields[:, :count]), left == 0
         content = content[end:]
-        if left and len(content) > MOST_HELD_BYTES:
+        if left and len(content) > MAX_HELD_BYTES:
             left -= 1
             yield [_cut_row(batch, content)], left == 0
             content = _behind_record(read, content)

@@ -32,7 +32,12 @@ from streamer.sources.base import (
     Positions,
     RebalanceListener,
 )
-from streamer.sources.kafka.client import connect, explained, in_our_words, is_transient
+from streamer.sources.kafka.client import (
+    connect,
+    explained,
+    is_transient,
+    to_streamer_error,
+)
 from streamer.sources.kafka.group import Group
 from streamer.sources.kafka.progress import Progress
 from streamer.sources.kafka.records import columns, use_rows
@@ -410,7 +415,7 @@ class KafkaSource:
         it lasts.
         """
         if not is_transient(error):
-            raise in_our_words(
+            raise to_streamer_error(
                 error, f"{self._where}, {doing} {', '.join(self._settings.topics)}"
             ) from error
         log.debug("%s, %s: %s", self._where, doing, error)

@@ -13,7 +13,12 @@ from kafka import KafkaConsumer, TopicPartition, errors
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
-from streamer.sources.kafka.client import connect, explained, in_our_words, is_transient
+from streamer.sources.kafka.client import (
+    connect,
+    explained,
+    is_transient,
+    to_streamer_error,
+)
 from streamer.sources.kafka.records import columns, use_rows
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.starts import LOOKUP_TIMEOUT_MS
@@ -118,7 +123,7 @@ class KafkaTail:
             found = self._consumer.poll(round(timeout_s * 1000), max_records)
         except errors.KafkaError as error:
             if not is_transient(error):
-                raise in_our_words(
+                raise to_streamer_error(
                     error, f"{self._where}, reading {', '.join(self._settings.topics)}"
                 ) from error
             self.problem = f"{self._where} does not respond: {error}"

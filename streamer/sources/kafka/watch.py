@@ -95,7 +95,7 @@ class Watch:
     def _note_away(self, error: Exception) -> None:
         if self._away_since is None and not self._stopped.is_set():
             self._away_since = time.monotonic()
-            self.problem = f"{self._where} does not respond ({ClientLog.attach().last_words() or error})"
+            self.problem = f"{self._where} does not respond ({ClientLog.attach().last_warning() or error})"
             log.warning("%s; reading resumes when it is back", self.problem)
 
     def _note_back(self) -> None:

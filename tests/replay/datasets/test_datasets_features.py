@@ -58,7 +58,7 @@ def test_features_are_cut_to_what_events_may_have(write):
 
 @pytest.mark.parametrize("most_shared", [1_000_000, 5])
 def test_features_of_events_are_right_in_every_chunk_and_pass(write, monkeypatch, most_shared):
-    monkeypatch.setattr("streamer.replay.datasets.features.MOST_SHARED", most_shared)
+    monkeypatch.setattr("streamer.replay.datasets.features.MAX_SHARED", most_shared)
     rows = [f"u{n % 3},i{n % 5},{n % 4},c{n % 7},{'' if n % 2 else n}" for n in range(100)]
     path = write("log.csv", "user_id,item_id,timestamp,colour,size\n" + "\n".join(rows))
     options = LogSettings(item_features=("colour",), user_features=("size:float",))

@@ -12,8 +12,8 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
+from streamer.evaluation import BASELINES, RETRIEVED
 from streamer.model.settings import LearnerSettings
-from streamer.prequential import FLOORS, RETRIEVED
 from streamer.replay.evaluation.record import Measure, Records, Spec, by_rank, result_rows
 from streamer.replay.evaluation.report import page
 from streamer.replay.evaluation.runs import parse_changes, spec_settings
@@ -28,15 +28,15 @@ class TestCompare:
         streamer("compare", "--data", log, "--methods", "ssl-pop,xir", "--seeds", 2, "--out", out, *TINY)
         rows = json.loads((out / "results.json").read_text())
         assert {row.get("method") for row in rows} == {"ssl-pop", "xir", None}
-        floors = {row["floor"] for row in rows if "floor" in row}
-        assert floors == set(FLOORS)
+        baselines = {row["baseline"] for row in rows if "baseline" in row}
+        assert baselines == set(BASELINES)
         for row in rows:
             assert {"data", "protocol", "seed", "metric", "k", "slice", "value"} < row.keys()
-            assert ("method" in row) != ("floor" in row)
+            assert ("method" in row) != ("baseline" in row)
             assert row["data"] == "tiny"
             assert row["protocol"] == "prequential"
-        once = [(r["floor"], r["seed"], r["metric"], r["k"], r["slice"]) for r in rows if "floor" in r]
-        assert len(once) == len(set(once)), "a floor's figures do not depend on the method beside it"
+        once = [(r["baseline"], r["seed"], r["metric"], r["k"], r["slice"]) for r in rows if "baseline" in r]
+        assert len(once) == len(set(once)), "a baseline's figures do not depend on the method beside it"
         assert {row["slice"] for row in rows} >= {"all", "new", "second-half/all", "second-half/new", "tail"}
 
     def test_what_was_run_is_not_run_again_and_gives_the_same_figures(self, log, tmp_path):
@@ -97,7 +97,7 @@ class TestCompare:
         for seed in (0, 1):
             out = tmp_path / str(seed)
             streamer("compare", "--data", log, "--methods", "bir", "--seed", seed, "--out", out, *TINY)
-            figures[seed] = [row["value"] for row in rows_in(out) if "floor" in row]
+            figures[seed] = [row["value"] for row in rows_in(out) if "baseline" in row]
         assert figures[0] != figures[1]
 
     def test_a_comparison_has_no_passes(self, log, tmp_path):
@@ -120,12 +120,12 @@ class TestCompare:
         assert "| `xir` |" in shown
 
     def test_methods_see_the_same_events_in_the_same_order(self, log, tmp_path):
-        """Floors do not learn from the method: their figures are equal only if the events are."""
+        """Baselines do not learn from the method: their figures are equal only if the events are."""
         found = {}
         for method in ("ssl", "mns"):
             out = tmp_path / method
             streamer("compare", "--data", log, "--methods", method, "--out", out, *TINY)
-            found[method] = [r for r in rows_in(out, timed=False) if "floor" in r]
+            found[method] = [r for r in rows_in(out, timed=False) if "baseline" in r]
         assert found["ssl"] == found["mns"]
 
     @pytest.mark.parametrize(
@@ -227,12 +227,12 @@ class TestFigures:
         assert figure.deviation == pytest.approx(0.1)
         assert str(figure) == "0.2000 ± 0.1000"
 
-    def test_a_floor_measured_beside_two_methods_counts_once_a_seed(self):
+    def test_a_baseline_measured_beside_two_methods_counts_once_a_seed(self):
         records = [record("xir", 0, 0.4), record("bir", 0, 0.4)]
         figure = Figures(records).of(("log", "offline", "most-popular", ""), "hr", 10, "second-half/all")
         assert figure is not None
         assert figure.seeds == 1
-        assert len([r for r in result_rows(records) if "floor" in r]) == 1
+        assert len([r for r in result_rows(records) if "baseline" in r]) == 1
 
     def test_the_papers_figures_stand_only_beside_its_own_log(self):
         about = {"users": 29858, "items": 40988, "events": 1_027_464, "epochs": 2}
@@ -244,30 +244,32 @@ class TestFigures:
         slices = {prefix + name: k for prefix in ("", "new/") for k, name in enumerate(names, 1000)}
         slices |= {"all": 5, "new": 5}
         measures = [
-            Measure("hr", 10, name, count / 10_000, floor)
+            Measure("hr", 10, name, count / 10_000, baseline)
             for name, count in slices.items()
-            for floor in (None, "most-popular")
+            for baseline in (None, "most-popular")
         ]
         about = {"users": 3, "items": 4, "events": 5, "slices": slices}
         shown = markdown([record(protocol="prequential", measures=measures, about=about)])
         counts = "| events | 5 | 1,000 | 1,001 | 1,002 | 1,003 | 1,004 | 1,005 | 1,006 |"
         rates = " | 0.0005 | 0.1000 | 0.1001 | 0.1002 | 0.1003 | 0.1004 | 0.1005 | 0.1006 |"
-        for line in (counts, "| `xir`" + rates, "| floor: most-popular" + rates):
+        for line in (counts, "| `xir`" + rates, "| baseline: most-popular" + rates):
             assert shown.count(line) == 2, "of all events, and of those new to their user"
 
-    def test_figures_that_a_floor_exceeds_are_marked_everywhere(self):
+    def test_figures_that_a_baseline_exceeds_are_marked_everywhere(self):
         """Over the seeds in tables, for each run in JSON; speed is not compared."""
         rates = {"all": (0.4, 0.3, 0.1), "new": (0.2, 0.3, 0.1), "new/tail": (0.1, 0.1, 0.0)}
         measures = [
-            Measure("hr", 10, f"second-half/{slice_}", value, floor)
+            Measure("hr", 10, f"second-half/{slice_}", value, baseline)
             for slice_, values in rates.items()
-            for floor, value in zip((None, "counting", "last-items"), values, strict=True)
+            for baseline, value in zip((None, "counting", "last-items"), values, strict=True)
         ]
-        speeds = [Measure("events-per-second", 0, "all", n, floor) for floor, n in ((None, 9e3), ("counting", 2e5))]
+        speeds = [
+            Measure("events-per-second", 0, "all", n, baseline) for baseline, n in ((None, 9e3), ("counting", 2e5))
+        ]
         records = [record(protocol="prequential", measures=[*measures, *speeds])]
         shown = markdown(records)
         assert "| | HR@10 all | HR@10 new | HR@10 new, tail | events/s |" in shown.replace("|  |", "| |")
-        assert "| floor: counting | 0.3000 | 0.3000 | 0.1000 | 200,000 |" in shown
+        assert "| baseline: counting | 0.3000 | 0.3000 | 0.1000 | 200,000 |" in shown
         assert "| `xir` | 0.4000 | 0.2000 ▼ | 0.1000 | 9,000 |" in shown
         assert '<td class="below">0.2000 ▼</td>' in page("t", shown, records)
         below = {row["slice"]: row["below"] for row in result_rows(records) if "below" in row}

@@ -11,11 +11,11 @@ import pytest
 from line_harness import events, micro_batch, small
 
 from streamer.errors import SettingsError
+from streamer.evaluation import BASELINES, METRICS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, Prequential
+from streamer.evaluation.slices import BANDS
 from streamer.event import encode_item
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
-from streamer.prequential import FLOORS, METRICS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, Prequential
-from streamer.prequential.slices import BANDS
 from streamer.replay.datasets.log import CATALOGUE_TYPE
 from streamer.replay.evaluation.events_source import EventsSource
 from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
@@ -59,7 +59,7 @@ class TestMeasures:
             sample=None,
             new_only=True,
             ks=(1, 5, 20, 50),
-            floors=tuple(FLOORS),
+            baselines=tuple(BASELINES),
             half=450,
             retrieve_every=4,
         )
@@ -82,20 +82,20 @@ class TestMeasures:
             for k in (1, 5, 10, 20, 50):
                 if (without := test.figure(WITHOUT_TOWERS, slice_, k=k).overall) is not None:
                     expected["hr-without-towers", k, slice_, None] = without
-        assert {(m.metric, m.k, m.slice, m.floor): m.value for m in figures(result)} == expected
+        assert {(m.metric, m.k, m.slice, m.baseline): m.value for m in figures(result)} == expected
         assert result.value("hr", 10, "all") == test.model.overall
         assert result.about["slices"]["all"] == 900  # those of the first batch too, of which nobody has learned an item
         assert result.about["slices"]["new"] == len(set(STREAM))
         assert result.about["slices"]["second-half/all"] == 450
 
-    def test_every_floor_stands_beside_the_method(self, result):
-        assert {m.floor for m in result.measures} == {None, *FLOORS}
+    def test_every_baseline_stands_beside_the_method(self, result):
+        assert {m.baseline for m in result.measures} == {None, *BASELINES}
         assert result.value("hr", 10, "all", "last-items") > 0
         assert result.value("hr", 10, "new", "last-items") == 0
 
-    def test_only_the_floors_that_are_asked_for_are_measured(self):
-        found = run(LOG[:200], floors=("co-visitation",))
-        assert {m.floor for m in found.measures} == {None, "co-visitation"}
+    def test_only_the_baselines_that_are_asked_for_are_measured(self):
+        found = run(LOG[:200], baselines=("co-visitation",))
+        assert {m.baseline for m in found.measures} == {None, "co-visitation"}
         assert "most-popular/all/recent" not in found.curve[-1]
 
     def test_a_slice_without_events_has_no_figure(self):
@@ -110,8 +110,8 @@ class TestMeasures:
         assert (found.about["slices"]["all"], found.about["slices"]["new"]) == (64, 2)
         assert found.value("hr", 10, "all") == hits / 64
         assert found.value("hr", 10, "new") == 0.0
-        for floor in ("most-popular", "recently-popular", "last-items"):
-            assert found.value("hr", 10, "all", floor) == 62 / 64, "all but the first events of a and b"
+        for baseline in ("most-popular", "recently-popular", "last-items"):
+            assert found.value("hr", 10, "all", baseline) == 62 / 64, "all but the first events of a and b"
 
     @pytest.mark.parametrize("changes", [{"batch_size": 300}, {"delay_events": 400}, {"delay_seconds": 1e9}])
     def test_figures_are_over_the_same_events_whatever_the_batch_size_and_the_delay(self, result, changes):
@@ -121,22 +121,22 @@ class TestMeasures:
                 assert found.about["slices"][name] == result.about["slices"][name], name
         assert found.value("hr", 10, "all", "last-items") == pytest.approx(result.value("hr", 10, "all", "last-items"))
 
-    def test_floors_do_not_depend_on_the_batch_size(self, result):
+    def test_baselines_do_not_depend_on_the_batch_size(self, result):
         found = run(batch_size=300)
         for m in result.measures:
-            if m.floor is not None and m.k and not m.slice.endswith(BANDS):
-                assert found.value(m.metric, m.k, m.slice, m.floor) == pytest.approx(m.value), m
+            if m.baseline is not None and m.k and not m.slice.endswith(BANDS):
+                assert found.value(m.metric, m.k, m.slice, m.baseline) == pytest.approx(m.value), m
 
     def test_towers_that_never_learn_miss_everything(self):
         found = run(delay_seconds=1e9, rerank=False)
-        ours = [m.value for m in figures(found) if m.floor is None]
+        ours = [m.value for m in figures(found) if m.baseline is None]
         assert len(ours) > 100
         assert set(ours) == {0.0}
         assert found.popularity.sum() == 0
 
     def test_a_ranker_that_never_learns_knows_nothing_but_the_users_last_items(self):
         found = run(delay_seconds=1e9)
-        assert {m.value for m in figures(found) if m.floor is None and "new" in m.slice.split("/")} == {0.0}
+        assert {m.value for m in figures(found) if m.baseline is None and "new" in m.slice.split("/")} == {0.0}
         assert 0 < found.value("hr", 10, "all") <= found.value("hr", 10, "all", "last-items")
         assert found.popularity.sum() == 0
 
@@ -154,7 +154,7 @@ class TestCurves:
 
     def test_the_last_point_holds_the_overall_figures(self, result):
         last = result.curve[-1]
-        for name in (None, *FLOORS):
+        for name in (None, *BASELINES):
             for slice_ in ("all", "new"):
                 assert last[f"{name or MODEL}/{slice_}/overall"] == result.value("hr", 10, slice_, name)
         assert last["time"] == 1_000_000.0 + 10 * 899
@@ -223,7 +223,7 @@ class TestDelay:
         assert {rate for came, rate in hit_rates.items() if came <= first} == {0.0}
         assert hit_rates[first + 32] > 0
 
-    def test_floors_that_need_not_learn_hit_within_the_delay(self, result):
+    def test_baselines_that_need_not_learn_hit_within_the_delay(self, result):
         late = run(delay_events=320)
         for ours, at_once in zip(late.curve, result.curve, strict=True):
             assert ours["events"] == at_once["events"]
@@ -237,8 +237,10 @@ class TestDelay:
             for slice_ in ("all", "second-half/all"):
                 at_once = result.value(metric, 10, slice_, "last-items")
                 assert late.value(metric, 10, slice_, "last-items") == pytest.approx(at_once)
-        for floor in ("co-visitation", "recently-popular"):
-            assert late.value("hr", 10, "second-half/all", floor) != result.value("hr", 10, "second-half/all", floor)
+        for baseline in ("co-visitation", "recently-popular"):
+            assert late.value("hr", 10, "second-half/all", baseline) != result.value(
+                "hr", 10, "second-half/all", baseline
+            )
         assert late.value("hr", 10, "second-half/all") != result.value("hr", 10, "second-half/all")
 
 
@@ -248,7 +250,7 @@ def test_wrong_settings_are_all_reported():
         batch_size=0,
         ks=(0, 10),
         window=0,
-        floors=("nobody",),
+        baselines=("nobody",),
         delay_events=-1,
         points=0,
     )
@@ -323,7 +325,7 @@ class TestCatalogue:
     def run(self, *, catalogue: bool) -> RunResult:
         log, records = self.stream()
         learner = dataclasses.replace(small(item_features=("brand",)), retrieved_items=50)
-        settings = prequential(learner, floors=("most-popular",), ks=(10,))
+        settings = prequential(learner, baselines=("most-popular",), ks=(10,))
         return PrequentialRun(cut(log, 100), len(log), settings, records if catalogue else ()).run()
 
     def test_first_events_of_items_are_hit_with_it_and_never_without(self):
@@ -333,7 +335,7 @@ class TestCatalogue:
         assert without.value("hr", 10, "new-items") == 0
         assert with_it.value("hr", 10, "new-items") > 0
         assert with_it.value("hr", 10, "new-items", "most-popular") == 0
-        assert with_it.value("untouched-share", 10) > 0
-        assert without.value("untouched-share", 10) is None
+        assert with_it.value("cold-share", 10) > 0
+        assert without.value("cold-share", 10) is None
         assert with_it.about["accounting"]["trained"] == without.about["accounting"]["trained"] == self.COUNT
         assert with_it.about["accounting"]["catalogue"] == len(self.stream()[1])

@@ -1,4 +1,4 @@
-"""Sweeps: runs of one setting stand together, and nothing else does; floors stand with what changes them."""
+"""Sweeps: runs of one setting stand together, and nothing else does; baselines stand with what changes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from comparisons import TINY, record, rows_in, streamer
 
-from streamer.prequential.slices import SECOND_HALF
+from streamer.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.record import Measure, Record, result_rows
 from streamer.replay.evaluation.report import page
 from streamer.replay.evaluation.tables import main_table, swept
@@ -48,7 +48,7 @@ class TestSettings:
         assert len(rows) == len(set(rows))
 
 
-class TestFloors:
+class TestBaselines:
     def late(self, delay: str, value: float, **more: object) -> Record:
         measure = Measure("hr", 10, f"{SECOND_HALF}all", value, "co-visitation")
         curve = [{"events": k, "time": 1.7e9 + k, "co-visitation/all/overall": value} for k in (1, 2)]
@@ -57,7 +57,7 @@ class TestFloors:
 
     def test_a_feedback_delay_changes_them(self, log, tmp_path):
         streamer("sweep", "--data", log, *TINY, "--over", "delay-events=0,300", "--out", tmp_path)
-        wanted = {"floor": "co-visitation", "metric": "hr", "k": 10, "slice": "all"}
+        wanted = {"baseline": "co-visitation", "metric": "hr", "k": 10, "slice": "all"}
         found = [row for row in rows_in(tmp_path) if wanted.items() <= row.items()]
         assert [row["settings"] for row in found] == [{"batch_size": "64", "delay_events": d} for d in ("0", "300")]
         assert found[0]["value"] != found[1]["value"]
@@ -69,15 +69,15 @@ class TestFloors:
 
     def test_settings_that_do_not_change_them_are_left_out(self):
         runs = [record(settings={"dim": dim}) for dim in ("8", "16")]
-        floors = [row for row in result_rows(runs) if "floor" in row]
-        assert len(floors) == 1
-        assert "settings" not in floors[0]
+        baselines = [row for row in result_rows(runs) if "baseline" in row]
+        assert len(baselines) == 1
+        assert "settings" not in baselines[0]
 
     def test_tables_and_plots_tell_them_apart(self):
         runs = [self.late("0", 0.2), self.late("9", 0.1)]
         rows = main_table(runs).splitlines()
-        assert "| floor: co-visitation (delay_events=0) | 0.2000 |" in rows
-        assert "| floor: co-visitation (delay_events=9) | 0.1000 |" in rows
+        assert "| baseline: co-visitation (delay_events=0) | 0.2000 |" in rows
+        assert "| baseline: co-visitation (delay_events=9) | 0.1000 |" in rows
         drawn = page("Title", "text", runs)
-        assert "floor: co-visitation (delay_events=9)" in drawn
-        assert "floor: co-visitation (delay" not in page("Title", "text", runs[:1])
+        assert "baseline: co-visitation (delay_events=9)" in drawn
+        assert "baseline: co-visitation (delay" not in page("Title", "text", runs[:1])

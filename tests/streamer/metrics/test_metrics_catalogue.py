@@ -8,14 +8,14 @@ import pytest
 
 from streamer.cache_store import errors as store_errors
 from streamer.dead_letters.base import Reason
+from streamer.evaluation import BASELINES, MODEL, WITHOUT_TOWERS
 from streamer.metrics.catalogue import BANDS, EVIDENCE, GROUPS, HISTORIES, RECOMMENDERS, SERVER, STORE_ERRORS
 from streamer.metrics.catalogue import CATALOGUE as TRAINER
 from streamer.metrics.composition import Composition
 from streamer.model.ranking.evidence import BUCKET_NAMES, KINDS
-from streamer.prequential import FLOORS, MODEL, WITHOUT_TOWERS
 
 CATALOGUE = TRAINER | SERVER
-MOST_SERIES = 400
+MAX_SERIES = 400
 """Of all metrics with closed sets of labels together, buckets not counted."""
 
 
@@ -47,12 +47,12 @@ def test_all_closed_sets_together_are_few_series():
             count *= max(len(label.values), 1)
         return count
 
-    assert sum(series(metric) for metric in CATALOGUE.values()) < MOST_SERIES
+    assert sum(series(metric) for metric in CATALOGUE.values()) < MAX_SERIES
 
 
 def test_labels_know_every_value_that_the_code_has():
     assert set(CATALOGUE["streamer_dead_letters_total"].labels[0].values) == {str(reason) for reason in Reason}
-    assert set(RECOMMENDERS) == {MODEL, WITHOUT_TOWERS, *FLOORS}
+    assert set(RECOMMENDERS) == {MODEL, WITHOUT_TOWERS, *BASELINES}
     assert (BUCKET_NAMES, tuple(KINDS)) == (HISTORIES, EVIDENCE)
     assert Composition._fields == BANDS
     words = re.findall(r"`([a-z-]+)`", store_errors.StoreUnavailable.__doc__ or "")

@@ -13,11 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from watched_line import WatchedLine
 
 from streamer.cache_store.state import StoreStatus
-from streamer.checkpoint import CheckpointStore
-from streamer.checkpoint.checkpointer import SaveStats
+from streamer.evaluation import Prequential
 from streamer.event import encode
-from streamer.ingest.lockstep import RankFigures
 from streamer.learner import Learner
+from streamer.lockstep.ingest import RankFigures
 from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.composition import composition
 from streamer.metrics.instruments import Instruments
@@ -25,7 +24,8 @@ from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
 from streamer.metrics.sampler_report import turnover
 from streamer.pipeline import RankStatus, Status
-from streamer.prequential import Prequential
+from streamer.snapshot import CheckpointStore
+from streamer.snapshot.checkpointer import SaveStats
 from streamer.sources.base import Partition
 
 EVENT_S = 1_700_000_000.0
@@ -104,7 +104,7 @@ class TestAfterARun:
             assert ndcg == ended.prequential.figure(name, metric="ndcg").recent
             assert 0 < ndcg < figure
         name, hit_rate = ended.prequential.best_floor()
-        assert value(ended, "streamer_prequential_best_floor_hit_rate", floor=name, k="10") == hit_rate > 0
+        assert value(ended, "streamer_prequential_best_baseline_hit_rate", baseline=name, k="10") == hit_rate > 0
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
 
     def test_what_decides_the_ranking_is_told_by_history_and_evidence(self, ended):
@@ -342,7 +342,7 @@ class TestStates:
             caches.append(learner.cache)
         monitor.refreshed(Status())
         assert monitor.sampler_report.turnover == pytest.approx(turnover(caches[1], caches[2]))
-        assert monitor.sampler_report.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
+        assert monitor.sampler_report.slot_bands == pytest.approx(list(composition(learner.cache, learner.item_counts)))
 
 
 def test_a_line_without_checkpoints_and_evaluation_can_be_watched():

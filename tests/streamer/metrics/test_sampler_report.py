@@ -85,12 +85,12 @@ def test_a_curve_of_more_ranks_than_points_keeps_the_mass():
 
 def test_bands_are_those_of_the_composition(learner):
     report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
-    assert report.slot_bands == pytest.approx(list(composition(learner.cache, learner.exact)))
+    assert report.slot_bands == pytest.approx(list(composition(learner.cache, learner.item_counts)))
     assert min(report.slot_bands) > 0
 
 
 def test_deciles_are_those_of_a_walk_along_the_items(learner):
-    counts = learner.exact.counts(np.arange(learner.exact.size))
+    counts = learner.item_counts.counts(np.arange(learner.item_counts.size))
     walked, before = np.zeros(10), 0.0
     slots = Counter(learner.cache.tolist())
     for row in sorted(range(len(counts)), key=lambda r: (-counts[r], r)):
@@ -104,13 +104,13 @@ def test_shares_of_what_was_resampled_sum_to_one_and_follow_occurrence(learner):
     report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
     assert sum(report.occurrence_deciles) == pytest.approx(1)
     assert sum(report.occurrence_bands) == pytest.approx(1)
-    ranking = Ranking.of(learner.exact)
+    ranking = Ranking.of(learner.item_counts)
     ours = learner.occurrence.values(ranking.order)
     assert report.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
 
 
 def test_a_batch_drawn_by_popularity_diverges_less_than_one_of_the_tail(learner):
-    ranking, rng = Ranking.of(learner.exact), np.random.default_rng(0)
+    ranking, rng = Ranking.of(learner.item_counts), np.random.default_rng(0)
     alike = ranking.order[rng.choice(len(ranking.counts), 2000, p=ranking.counts / ranking.counts.sum())]
     reporter = SamplerReporter(learner)
     assert reporter.report(learner.cache, alike).divergence["batch"] < 0.02
@@ -128,13 +128,13 @@ def test_top_items_hold_the_most_slots_under_their_ids(learner):
     slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
     assert [top.slots for top in report.top] == sorted(slots.values(), reverse=True)[:10]
     assert all(slots[top.item] == top.slots for top in report.top)
-    counts = {item: learner.exact.counts(rows([k]))[0] for k, item in enumerate(learner.items.ids)}
+    counts = {item: learner.item_counts.counts(rows([k]))[0] for k, item in enumerate(learner.items.ids)}
     for top in report.top:
         assert sum(count > counts[top.item] for count in counts.values()) < top.popularity_rank
 
 
 def test_rows_that_nobody_has_counted_are_in_no_stratum(learner):
-    ranking = Ranking.of(learner.exact)
+    ranking = Ranking.of(learner.item_counts)
     some = rows([0, 1, 2, 3])
     beyond = rows([0, 1, 10_000, 2, 3])
     assert ranking.shares_of(beyond, DECILES).tolist() == ranking.shares_of(some, DECILES).tolist()

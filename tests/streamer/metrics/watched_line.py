@@ -8,15 +8,15 @@ from typing import Any
 from line_harness import TOPIC, memory_log, small
 from prometheus_client import CollectorRegistry
 
-from streamer.checkpoint import CheckpointStore
 from streamer.dead_letters.base import MemoryDeadLetters
+from streamer.evaluation import LINE_BASELINES, Prequential
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import Monitor
 from streamer.pipeline import Pipeline
-from streamer.prequential import LINE_FLOORS, Prequential
 from streamer.settings import PipelineSettings
+from streamer.snapshot import CheckpointStore
 from streamer.sources.memory import MemorySource
 
 
@@ -40,7 +40,7 @@ class WatchedLine:
         **settings: Any,
     ) -> None:
         self.learner = learner or Learner(small())
-        self.prequential = Prequential(self.learner, time_share=None, floors=LINE_FLOORS)
+        self.prequential = Prequential(self.learner, time_share=None, baselines=LINE_BASELINES)
         self.log = memory_log(values, partitions)
         self.source = MemorySource(self.log, TOPIC)
         base = {"batch_size": 16, "max_age_s": 0, "checkpoint_every_s": 0, "until_end": True}

@@ -73,7 +73,7 @@ class Served:
         """Whether every event that was written is learned and served."""
         status = self.ask("status") or {}
         known = Learner.load(self.directory / "checkpoints") if status.get("ready") else None
-        return known is not None and known.exact.total == self.written and known.trainer.steps == status["step"]
+        return known is not None and known.item_counts.total == self.written and known.trainer.steps == status["step"]
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_appli
             wanted = {f"n{n}": f"Number {n}" for n in range(90) if n % 3}
             wait_until(lambda: titles(served) == wanted, "the catalogue")
             learner = Learner.load(served.directory / "checkpoints")
-            described = {learner.items.id_of(row): learner.titles.of(row) for row in learner.untouched.tolist()}
+            described = {learner.items.id_of(row): learner.titles.of(row) for row in learner.cold_items.tolist()}
             assert described == wanted
             assert_equal(served)
 

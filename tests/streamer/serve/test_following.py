@@ -281,7 +281,7 @@ def test_where_too_much_has_changed_for_a_delta_a_base_takes_its_place(pair, mon
     trainer.learn(STREAM[:300])
     trainer.learn(STREAM[300:350])
     server.reach(trainer)
-    monkeypatch.setattr("streamer.publish.publisher.MOST_DELTA_ROWS", 20)
+    monkeypatch.setattr("streamer.publish.publisher.MAX_DELTA_ROWS", 20)
     trainer.learn(STREAM[350:600])
     server.reach(trainer)
     assert (server.service.bases, server.service.applied_deltas) == (2, 1)

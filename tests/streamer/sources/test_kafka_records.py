@@ -20,8 +20,8 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from streamer.settings import MOST_RECORD_BYTES
-from streamer.sources.kafka.records import FIELDS, MOST_HELD_BYTES, PIECE_BYTES, RowRecords, _parse, columns, use_rows
+from streamer.settings import MAX_RECORD_BYTES
+from streamer.sources.kafka.records import FIELDS, MAX_HELD_BYTES, PIECE_BYTES, RowRecords, _parse, columns, use_rows
 
 TP = TopicPartition("t", 0)
 Aborted = FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction
@@ -143,7 +143,7 @@ def test_number_of_records_that_no_memory_would_hold_is_an_error() -> None:
 
 @pytest.mark.parametrize("compression", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_record_that_decompresses_to_more_than_is_allowed_is_cut_and_the_others_are_read(compression: int) -> None:
-    bomb, size = b"x" * (8 * MOST_HELD_BYTES), 200_000
+    bomb, size = b"x" * (8 * MAX_HELD_BYTES), 200_000
     many = [row(b"%06d" % n * 100) for n in range(20_000)]  # several pieces
     content = batch(0, [row(b"a"), (1, 5, b"k", bomb, []), *many, row(b"z")], compression)
     del bomb
@@ -155,10 +155,10 @@ def test_record_that_decompresses_to_more_than_is_allowed_is_cut_and_the_others_
     tracemalloc.stop()
     assert [f[0] for f in found] == list(range(20_003))
     assert found[1][1:3] == (NOON_MS + 5, b"k")
-    assert MOST_RECORD_BYTES < found[1][4] <= MOST_HELD_BYTES + PIECE_BYTES
+    assert MAX_RECORD_BYTES < found[1][4] <= MAX_HELD_BYTES + PIECE_BYTES
     assert [f[3] for f in found[2:-1]] == [r[3] for r in many]
     assert part.next_fetch_offset == 20_003
-    assert peak - 3 * len(content) < 4 * MOST_HELD_BYTES  # what was fetched is copied, too
+    assert peak - 3 * len(content) < 4 * MAX_HELD_BYTES  # what was fetched is copied, too
 
 
 transactions = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["write", "commit", "abort"])), max_size=20)

@@ -27,7 +27,7 @@ from streamer.sources.base import Partition
 from streamer.web.data import SHOWN_VALUE
 from streamer.web.routes import FILES, routes
 from streamer.web.serve import serve_metrics
-from streamer.web.server import MOST_CONNECTIONS, Answer, WebServer
+from streamer.web.server import MAX_CONNECTIONS, Answer, WebServer
 
 NASTY = "<script>alert(1)</script>"
 
@@ -279,13 +279,13 @@ def test_a_route_that_fails_is_an_error_of_its_own(caplog):
 def test_many_slow_clients_hold_neither_threads_nor_files_and_others_are_answered(server):
     slow = []
     try:
-        for _ in range(4 * MOST_CONNECTIONS):
+        for _ in range(4 * MAX_CONNECTIONS):
             slow.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
             slow[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
         assert ask(server, "/metrics")[0] == 200
         assert slow[0].recv(1) == b""
         serving = lambda: sum(t.name.endswith("(process_request_thread)") for t in threading.enumerate())  # noqa: E731
-        until(lambda: serving() <= MOST_CONNECTIONS)
+        until(lambda: serving() <= MAX_CONNECTIONS)
     finally:
         for connection in slow:
             connection.close()

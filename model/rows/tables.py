@@ -1,0 +1,231 @@
+"""Embedding tables that grow, each row with its optimizer state beside its weights.
+
+A step touches a few thousand rows out of perhaps ten million, in no order. Weights and
+optimizer state of a row therefore stand together in one line of memory: one miss
+instead of three. A new row's weights depend only on the table's seed and the row's
+number, not on when the table grew, so that a restart or another trainer makes the same
+row.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamer.model.batch import Rows
+from streamer.model.device import in_host_memory, to_device
+from streamer.model.jit import mixed, njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows
+from streamer.model.rows.growing import capacity_for, grown
+
+
+class Table(ByRows):
+    """A growing matrix of weights with room for per-row optimizer state.
+
+    Args:
+        dim: numbers in a row's vector.
+        slots: how many vectors of optimizer state stand behind the weights.
+        numbers: how many single numbers of optimizer state stand behind those.
+        std: standard deviation of new weights; 0 starts at zero.
+        seed: determines all new rows.
+        device: where the table lives.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        slots: int,
+        std: float,
+        seed: int,
+        device: torch.device,
+        numbers: int = 0,
+    ) -> None:
+        self.dim = dim
+        self.slots = slots
+        self.std = std
+        self.seed = seed
+        self.size = 0
+        self._key = seed % (1 << 63)
+        self.steps = 0  # of an optimizer that moves all rows at every step
+        self.lines = torch.zeros(
+            0, (1 + slots) * dim + numbers, device=device
+        )  # [capacity, width]
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights of all rows, [size, dim]; a view."""
+        return self.lines[: self.size, : self.dim]
+
+    def slot(self, slot: int) -> Tensor:
+        """One vector of optimizer state of all rows, [size, dim]; a view."""
+        start = (1 + slot) * self.dim
+        return self.lines[: self.size, start : start + self.dim]
+
+    def grow(self, size: int) -> None:
+        """Make room for rows 0 .. size - 1. Existing rows keep weights and optimizer
+        state.
+        """
+        if size <= self.size:
+            return
+        self._reserve(size)
+        new = np.arange(self.size, size)
+        self.size = size
+        self._begin(new)
+
+    def _reserve(self, size: int) -> None:
+        """Memory for this many rows, which is not touched yet."""
+        if size <= len(self.lines):
+            return
+        if in_host_memory(self.lines):
+            self.lines = torch.from_numpy(grown(self.lines.numpy(), size))
+            return
+        lines = self.lines.new_zeros(
+            capacity_for(size, len(self.lines)), self.lines.shape[1]
+        )
+        lines[: self.size] = self.lines[: self.size]
+        self.lines = lines
+
+    def _begin(self, rows: Rows) -> None:
+        """First weights, and no optimizer state."""
+        if in_host_memory(self.lines):
+            _begin_rows(
+                self.lines.numpy(),
+                rows,
+                rows,
+                self.dim,
+                np.float32(self.std),
+                self._key,
+                _quantiles(),
+            )
+        else:
+            self.begin(rows, rows)
+
+    def begin(self, rows: Rows, numbers: Rows) -> None:
+        """First weights by other numbers than those of the rows: the same wherever a
+        row stands.
+        """
+        lines = np.empty((len(rows), self.lines.shape[1]), np.float32)
+        at = np.arange(len(rows))
+        _begin_rows(
+            lines, at, numbers, self.dim, np.float32(self.std), self._key, _quantiles()
+        )
+        self.lines[to_device(rows, self.lines.device)] = to_device(
+            lines, self.lines.device
+        )
+
+    def begin_at_zero(self, rows: Rows) -> None:
+        """First weights of zero, and no optimizer state."""
+        self.lines[to_device(rows, self.lines.device)] = 0
+
+    def forget(self, rows: Rows) -> None:
+        """Retire rows: their weights are those of a new row again, their optimizer
+        state is gone.
+        """
+        self._begin(rows[rows < self.size])
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.lines.shape[1] * self.size
+
+    def take(self, rows: Rows) -> Arrays:
+        """A copy of rows with their optimizer state; rows that the table does not have
+        yet are made.
+        """
+        self.grow(int(rows.max(initial=-1)) + 1)
+        if (
+            self.lines.device.type == "cpu"
+        ):  # a few rows: not worth waking torch's threads
+            return {"lines": self.lines.numpy()[rows]}
+        return {
+            "lines": self.lines.index_select(0, to_device(rows, self.lines.device))
+            .cpu()
+            .numpy()
+        }
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        """Make rows hold what `take` returned of them.
+
+        Raises:
+            ValueError: those rows are of another shape.
+        """
+        lines = arrays["lines"]
+        width = self.lines.shape[1]
+        if lines.shape[1] != width:
+            raise ValueError(self._misfit(f"rows of width {lines.shape[1]}"))
+        if (
+            len(rows) and rows[0] == self.size and rows[-1] - rows[0] + 1 == len(rows)
+        ):  # no first weights are needed
+            self._reserve(int(rows[-1]) + 1)
+            self.size = int(rows[-1]) + 1
+        self.grow(int(rows.max(initial=-1)) + 1)
+        if in_host_memory(self.lines):
+            self.lines.numpy()[rows] = lines
+        else:
+            self.lines[to_device(rows, self.lines.device)] = to_device(
+                lines, self.lines.device
+            )
+
+    def dense(self) -> Arrays:
+        return super().dense() | {
+            "dim": np.array(self.dim),
+            "steps": np.array(self.steps),
+        }
+
+    def load_dense(self, arrays: Arrays) -> None:
+        """Take over what `dense` returned, when all rows are there.
+
+        Raises:
+            ValueError: it is of a table of another dimension.
+        """
+        if int(arrays["dim"]) != self.dim:
+            raise ValueError(self._misfit(f"rows of dimension {int(arrays['dim'])}"))
+        self.steps = int(arrays["steps"])
+        self.grow(int(arrays["size"]))
+
+    def _misfit(self, what: str) -> str:
+        shape = f"dimension {self.dim} and width {self.lines.shape[1]}"
+        return f"{what} do not fit a table of {shape}: the dimension or the optimizer differs"
+
+    def clear(self) -> None:
+        self.size = self.steps = 0
+        self.lines = self.lines.new_zeros(0, self.lines.shape[1])
+
+
+@functools.cache
+def _quantiles() -> NDArray[np.float32]:
+    """[65536] the standard normal distribution in equal shares."""
+    shares = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    found: NDArray[np.float32] = torch.special.ndtri(shares).float().numpy()
+    return found
+
+
+@njit_borrowing
+def _begin_rows(
+    lines: NDArray[np.float32],
+    at: Rows,
+    rows: Rows,
+    dim: int,
+    std: np.float32,
+    key: int,
+    normal: NDArray[np.float32],
+) -> None:
+    """Write the lines of new rows: normal numbers by key, row and place in it;
+    splitmix64, four numbers of each.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    for i in range(len(rows)):
+        line = lines[at[i]]
+        line[:] = 0
+        state = (np.uint64(key) * golden) ^ (
+            np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03)
+        )
+        for k in range(0, dim, 4):
+            state += golden
+            z = mixed(state)
+            for m in range(k, min(k + 4, dim)):
+                line[m] = std * normal[np.int64(z & np.uint64(0xFFFF))]
+                z >>= np.uint64(16)

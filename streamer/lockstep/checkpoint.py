@@ -1,0 +1,221 @@
+"""One checkpoint of a group: rank 0 writes what all ranks hold alike, and every rank
+its own users.
+
+    ckpt-....base, ckpt-....delta          of rank 0: everything but the users of the others
+    rank-1/ckpt-....base, ...              the users of rank 1, and so on
+
+The point of rank 0 is the manifest: it names the point of every other rank
+(`meta.ranks`), and is sealed and renamed when all of those are safe on disk. Killed
+before that, the group resumes from the manifest before; whatever the ranks have written
+since belongs to nothing. Users are stored with their partition, so a restart may have
+another number of
+ranks: each takes the users of its partitions out of all files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.accounting import Accounting
+from streamer.errors import CheckpointError
+from streamer.ingest.offsets import OffsetSnapshot
+from streamer.learner import Learner
+from streamer.lockstep.group import Group
+from streamer.lockstep.ingest import LockstepIngest, Report
+from streamer.sharing.sharing import Sharing
+from streamer.snapshot.capture import CaptureAbandoned
+from streamer.snapshot.checkpointer import Checkpointer
+from streamer.snapshot.frames import Chunk
+from streamer.snapshot.store import (
+    RANKS,
+    Checkpoint,
+    CheckpointStore,
+    check_generation,
+    rank_directory,
+)
+
+logger = logging.getLogger(__name__)
+
+KEPT_BEYOND = 8
+"""Points that a rank keeps beyond those of rank 0: of checkpoints that were not sealed
+in the end.
+"""
+
+
+def rank_store(directory: Path, keep: int, group: Group) -> CheckpointStore:
+    """Where a rank writes its points; a rank of an earlier start that sleeps is
+    superseded.
+    """
+    kept = keep + KEPT_BEYOND if group.rank else keep
+    return CheckpointStore(
+        rank_directory(directory, group.rank), kept, takeover_s=group.timeout_s
+    )
+
+
+class RankCheckpointer(Checkpointer):
+    """The part of one rank in the checkpoints of a group.
+
+    Args:
+        group: the ranks.
+        store: where this rank writes; see `rank_store`.
+        directory: where rank 0 does.
+        every_s: see `Checkpointer`.
+        every_events: see `Checkpointer`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        store: CheckpointStore,
+        directory: Path,
+        every_s: float | None = 60.0,
+        every_events: int | None = None,
+    ) -> None:
+        super().__init__(store, every_s, every_events)
+        self._group = group
+        self._directory = directory
+        self.ingest: LockstepIngest | None = None
+        """Where ranks agree on steps; to be set before anything is saved."""
+
+    # resuming --------------------------------------------------------------------------------------------------------
+
+    def _find(self) -> Checkpoint | None:
+        """Rank 0 chooses the newest whole checkpoint, and all ranks take that one; its
+        generation is the group's.
+        """
+        found = self._store.load() if self._group.rank == 0 else None
+        said = np.array(
+            [found.number if found is not None else 0, self._store.generation]
+        )
+        number, self._group.generation = self._group.gather_equal(said)[0].tolist()
+        if self._group.rank == 0 or not number:
+            return found
+        return CheckpointStore(self._directory, readonly=True).load_point(int(number))
+
+    def _put(self, learner: Learner, found: Checkpoint) -> None:
+        """Put what all share into the learner, and the users of our partitions,
+        whichever rank had them.
+        """
+        user_partitions = np.full(found.users, -1, np.int32)
+        for chunk in found.chunks("users"):
+            user_partitions[chunk.rows] = chunk.arrays["partition.partition"]
+        own = (
+            self._group.owner(self._group.part_of(user_partitions)) == self._group.rank
+        ) | (user_partitions < 0)
+        found.users = int(own.sum())
+        learner.restore(
+            _chunks_of(found, own, Learner(learner.settings)),
+            found.arrays(),
+            found.meta["learner"],
+        )
+        learner.sweep_users()
+        self._store.chain = []  # rows of users are others now: the next point is a base
+
+    # saving ----------------------------------------------------------------------------------------------------------
+
+    def _kinds(self, learner: Learner) -> tuple[str, ...]:
+        return learner.kinds() if self._group.rank == 0 else ("users",)
+
+    def save(
+        self,
+        learner: Learner,
+        sharing: Sharing,
+        accounting: Accounting,
+        offsets: OffsetSnapshot,
+        done: Callable[[bool], None],
+    ) -> None:
+        """Save this rank's part of the checkpoint that all ranks have agreed on; see
+        `Checkpointer.save`.
+
+        Rank 0 seals it when all others have reported theirs; `done` is called when it
+        has, on every rank.
+        """
+        assert self.ingest is not None
+        ingest = self.ingest
+        agreed = self.ingest.agreed
+        if self._group.rank:
+            ingest.when_sealed(agreed, done)
+        super().save(
+            learner,
+            sharing,
+            accounting,
+            offsets,
+            lambda safe: self._report(agreed, safe, done),
+        )
+
+    def _report(self, agreed: int, safe: bool, done: Callable[[bool], None]) -> None:
+        assert self.ingest is not None
+        link = self._store.chain[-1].link if safe else None
+        self.ingest.report(
+            Report(agreed, link.number, link.crc32)
+            if link is not None
+            else Report(agreed, -1, 0)
+        )
+        if self._group.rank == 0:
+            done(safe)
+
+    def beat(self) -> None:
+        """See `Checkpointer.beat`; a newer start of rank 0 supersedes all ranks of this
+        one.
+        """
+        super().beat()
+        check_generation(self._directory, self._group.generation)
+
+    def close(self) -> None:
+        """See `Checkpointer.close`; a checkpoint that the group could not seal is no
+        error.
+        """
+        with contextlib.suppress(CaptureAbandoned):
+            super().close()
+
+    def _with_seal(
+        self, chunks: Iterator[Chunk], meta: dict[str, Any]
+    ) -> Iterator[Chunk]:
+        """On rank 0: after the last row, wait until every rank's point is safe, and
+        name them in the manifest.
+        """
+        if self._group.rank:
+            return chunks
+        assert self.ingest is not None
+        ingest = self.ingest
+        agreed = self.ingest.agreed
+
+        def sealed() -> Iterator[Chunk]:
+            reports = ingest.wait_for_reports(agreed)
+            if reports is None:
+                raise CaptureAbandoned(
+                    "the group ended, or a newer state took its place"
+                )
+            if failed := [
+                rank
+                for rank, report in enumerate(reports)
+                if rank and report.number < 0
+            ]:
+                raise CheckpointError(
+                    f"rank {failed[0]} could not save its users: its log says why"
+                )
+            meta[RANKS] = [[report.number, report.crc32] for report in reports[1:]]
+            yield from ()
+
+        return chain(chunks, sealed())
+
+
+def _chunks_of(
+    found: Checkpoint, own: NDArray[np.bool_], scratch: Learner
+) -> Iterator[Chunk]:
+    """All rows of a checkpoint but the users of others; ours are numbered anew."""
+    rows = np.cumsum(own) - 1
+    for chunk in found.chunks():
+        if chunk.kind != "users":
+            yield chunk
+        elif len(kept := np.flatnonzero(own[chunk.rows])):
+            scratch.put("users", np.arange(len(chunk.rows)), chunk.arrays)
+            yield Chunk("users", rows[chunk.rows[kept]], scratch.take("users", kept))

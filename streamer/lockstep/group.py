@@ -1,0 +1,384 @@
+"""The processes of a group and what they say to each other: every method is a
+collective that all ranks call in order.
+
+Sums run in an order that the number of ranks does not change. A step is computed in P
+parts (`--parts`); partition p of the stream belongs to part p mod P, and part k to rank
+k mod W. Parts are added pairwise along a tree, k and k + P/2 first, so that a rank
+whose parts make up a whole branch sends one sum, and the total has the same bits for
+every W.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import GroupError
+from streamer.model.jit import njit_borrowing
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Rows = NDArray[np.int64]
+Number = TypeVar("Number", int, NDArray[np.int32])
+
+HEADER = 8
+FIRST_CAPACITY = 1 << 14
+LONGER = 1.5
+"""Times the timeout: who was alone for longer was not waiting for others, but slept."""
+
+
+class Share(NamedTuple):
+    """What some parts of a step add to its sums.
+
+    Args:
+        rows: [T, d], or [t, d] if the others are zero.
+        vector: [n].
+        at: [t] the places of the rows, ascending; None: all are there.
+    """
+
+    rows: Floats
+    vector: Floats
+    at: Rows | None = None
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the collectives of this process cost so far."""
+
+    sent_bytes: int = 0
+    waiting_s: float = 0.0
+    """Until every rank had entered a step: for the slowest of them."""
+    exchange_s: float = 0.0
+    """In collectives inside a step."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One rank among W. A group of one talks to nobody, and loads no torch.distributed.
+
+    Args:
+        rank: 0 to size - 1.
+        size: W.
+        parts: P, in how many parts a step is computed; at least W.
+        generation: of this start of the group; each is higher than those before.
+        timeout_s: how long the others wait for a rank.
+    """
+
+    rank: int = 0
+    size: int = 1
+    parts: int = 1
+    generation: int = 0
+    timeout_s: float = 15.0
+    traffic: Traffic = field(default_factory=Traffic)
+    _capacity: int = FIRST_CAPACITY
+    _gather: Callable[[Bytes, Sequence[int]], list[Bytes]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.parts & (self.parts - 1) or self.parts < self.size:
+            raise GroupError(
+                f"--parts is {self.parts}: it must be a power of two, and at least the number of trainers ({self.size})"
+            )
+
+    @property
+    def own(self) -> range:
+        """The parts that this rank computes."""
+        return range(self.rank, self.parts, self.size)
+
+    def owner(self, part: Number) -> Number:
+        """The rank that computes a part."""
+        return part % self.size
+
+    def part_of(self, partition: Number) -> Number:
+        """The part to which a partition's events belong."""
+        return partition % self.parts
+
+    def gather(self, message: Bytes) -> list[Bytes]:
+        """The messages of all ranks, by rank; they may differ in length.
+
+        A message that fits into what all have room for takes one collective, any other
+        two.
+        """
+        if self._gather is None:
+            return [message]
+        found = self.gather_sized(
+            _framed(message, self._capacity), [self._capacity] * self.size
+        )
+        lengths = [int(f[:HEADER].view(np.int64)[0]) for f in found]
+        if (longest := max(lengths)) > self._capacity - HEADER:
+            self._capacity = 2 * longest + HEADER
+            return self.gather_sized(message, lengths)
+        return [f[HEADER : HEADER + n] for f, n in zip(found, lengths, strict=True)]
+
+    def gather_equal(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """The arrays of all ranks, by rank; all have the same shape."""
+        message = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found = self.gather_sized(message, [values.nbytes] * self.size)
+        return [f.view(values.dtype).reshape(values.shape) for f in found]
+
+    def gather_sized(self, message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+        """The messages of all ranks, by rank; every rank knows the lengths of all."""
+        if self._gather is None:
+            return [message]
+        started = time.perf_counter()
+        found = self._gather(message, lengths)
+        self.traffic.sent_bytes += len(message)
+        self.traffic.exchange_s += time.perf_counter() - started
+        return found
+
+    def wait(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """As `gather_equal`, at the beginning of a step, where ranks wait for the
+        slowest.
+        """
+        before = self.traffic.exchange_s
+        found = self.gather_equal(values)
+        self.traffic.waiting_s += self.traffic.exchange_s - before
+        self.traffic.exchange_s = before
+        return found
+
+    def total(
+        self,
+        shares: Mapping[int, Share],
+        touched: Callable[[Sequence[int]], Rows],
+        shape: tuple[int, int],
+        size: int,
+    ) -> Share:
+        """The sum of the shares of all parts, in the order of the tree.
+
+        Args:
+            shares: of our parts, those without events left out.
+            touched: rows, ascending, in which the shares of some parts may differ from
+                zero; every rank knows them.
+            shape: of the rows of a share.
+            size: of the vector of a share.
+        """
+        if self.parts == 1:
+            return shares[0]
+        # 1. our parts are added up to our branches
+        branches = [range(k, self.parts, self.branches) for k in range(self.branches)]
+        sums = [
+            tree_sum([shares.get(part) for part in parts], shape) for parts in branches
+        ]
+        # 2. the others' branches: of each, the rows that may differ from zero
+        if self.size > 1:
+            self._exchange(sums, [touched(parts) for parts in branches], shape[1], size)
+        # 3.
+        found = tree_sum(sums, shape)
+        assert found is not None, "a step has events"
+        return _dense(found, shape)
+
+    def compare(self, digest: bytes, when: str) -> None:
+        """See that all ranks have the same digest.
+
+        Raises:
+            GroupError: they have not.
+        """
+        found = [
+            d.tobytes().hex()
+            for d in self.gather_equal(np.frombuffer(digest, np.uint8))
+        ]
+        if len(set(found)) > 1:
+            listed = ", ".join(f"rank {rank} has {d}" for rank, d in enumerate(found))
+            raise GroupError(
+                f"the trainers do not hold the same model {when}: {listed}. Start them again, and they resume from the "
+                "last checkpoint. If it comes again, run all on machines with the same processors and versions"
+            )
+
+    @property
+    def branches(self) -> int:
+        """How many sums cross the wire: one a rank if its parts make up a branch of the
+        tree, else one a part.
+        """
+        return self.size if self.parts % self.size == 0 else self.parts
+
+    def _exchange(
+        self, sums: list[Share | None], touched: list[Rows], dim: int, size: int
+    ) -> None:
+        """Fill in the sums of the other ranks; a branch that touches no row has no
+        events.
+        """
+        numbers = [len(rows) * dim + size if len(rows) else 0 for rows in touched]
+        of_rank = [range(rank, self.branches, self.size) for rank in range(self.size)]
+        packed = np.empty(sum(numbers[k] for k in of_rank[self.rank]), np.float32)
+        at = 0
+        for k in of_rank[self.rank]:
+            if (share := sums[k]) is not None:
+                end = at + numbers[k]
+                np.take(
+                    share.rows,
+                    touched[k],
+                    axis=0,
+                    out=packed[at : end - size].reshape(-1, dim),
+                    mode="clip",
+                )
+                packed[end - size : end] = share.vector
+                at = end
+        lengths = [
+            packed.itemsize * sum(numbers[k] for k in branches) for branches in of_rank
+        ]
+        for rank, message in enumerate(
+            self.gather_sized(packed.view(np.uint8), lengths)
+        ):
+            received = message.view(np.float32)
+            at = 0
+            for k in of_rank[rank] if rank != self.rank else ():
+                if numbers[k]:
+                    rows, vector = np.split(
+                        received[at : at + numbers[k]], [numbers[k] - size]
+                    )
+                    sums[k] = Share(rows.reshape(-1, dim), vector, touched[k])
+                    at = at + numbers[k]
+
+    def close(self) -> None:
+        """Leave; nothing may be gathered any more."""
+        if self._gather is not None:
+            import torch.distributed
+
+            self._gather = None
+            torch.distributed.destroy_process_group()
+
+
+def tree_sum(values: Sequence[Share | None], shape: tuple[int, int]) -> Share | None:
+    """The sum of a power of two of shares, k and k + n/2 first; None counts as zero.
+    May change the first ones.
+    """
+    left = list(values)
+    while len(left) > 1:
+        half = len(left) // 2
+        left = [_plus(left[k], left[k + half], shape) for k in range(half)]
+    return left[0]
+
+
+def _plus(a: Share | None, b: Share | None, shape: tuple[int, int]) -> Share | None:
+    if a is None or b is None:
+        return b if a is None else a
+    if a.at is not None and b.at is None:
+        a, b = b, a
+    a = _dense(a, shape)
+    if b.at is None:
+        np.add(a.rows, b.rows, out=a.rows)
+    else:
+        _add_rows(a.rows, b.at, b.rows)
+    np.add(a.vector, b.vector, out=a.vector)
+    return a
+
+
+def _dense(share: Share, shape: tuple[int, int]) -> Share:
+    """The same with all rows."""
+    if share.at is None:
+        return share
+    rows = np.zeros(shape, np.float32)
+    rows[share.at] = share.rows
+    return Share(rows, share.vector.copy())
+
+
+@njit_borrowing
+def _add_rows(out: Floats, rows: Rows, values: Floats) -> None:
+    for i in range(len(rows)):
+        for k in range(out.shape[1]):
+            out[rows[i], k] += values[i, k]
+
+
+def _framed(message: Bytes, capacity: int) -> Bytes:
+    framed = np.zeros(capacity, np.uint8)
+    framed[:HEADER] = np.array([len(message)], np.int64).view(np.uint8)
+    fits = min(len(message), capacity - HEADER)
+    framed[HEADER : HEADER + fits] = message[:fits]
+    return framed
+
+
+def connect(
+    parts: int,
+    timeout_s: float,
+    environment: dict[str, str] | os._Environ[str] = os.environ,
+) -> Group:
+    """The group that the environment describes, as torchrun and `--trainers` set it:
+    RANK, WORLD_SIZE, MASTER_ADDR, ...
+
+    Raises:
+        GroupError: the other ranks do not come.
+    """
+    rank = int(environment.get("RANK", "0"))
+    size = int(environment.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return Group(0, 1, parts, timeout_s=timeout_s)
+    import torch
+    import torch.distributed as distributed
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    timeout = datetime.timedelta(seconds=timeout_s)
+    start = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    try:
+        hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = TCPStore(
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+            None,
+            rank == 0 and not hosted,
+            timeout,
+        )
+        # every start has keys of its own: addresses of the processes before it would be
+        # taken for those of now
+        ours = PrefixStore(f"streamer/{start}", store)
+        distributed.init_process_group(
+            "gloo", store=ours, rank=rank, world_size=size, timeout=timeout
+        )
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise GroupError(
+            f"rank {rank} could not join the other {size - 1} trainers: {error}"
+        ) from error
+
+    # the end of the last collective, and how long it was to it
+    together_at = time.monotonic()
+    alone_s = 0.0
+
+    def gather(message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+        # each pair of ranks exchanges its messages directly, into the memory where they
+        # stay: for a few megabytes that takes half the time of all_gather, and messages
+        # may differ in length
+        nonlocal together_at, alone_s
+        found = [
+            message if r == rank else np.empty(n, np.uint8)
+            for r, n in enumerate(lengths)
+        ]
+        others = [r for r in range(size) if r != rank]
+        try:
+            works = [
+                distributed.irecv(torch.from_numpy(found[r]), r)
+                for r in others
+                if lengths[r]
+            ]
+            own = torch.from_numpy(np.require(message, requirements="W"))
+            works += [distributed.isend(own, r) for r in others if len(message)]
+            for work in works:
+                assert work is not None, "we belong to the group"
+                work.wait()
+        except RuntimeError as error:
+            silent_s = max(
+                alone_s, time.monotonic() - together_at
+            )  # what the others had sent still arrives
+            if silent_s > LONGER * timeout_s:
+                raise GroupError(
+                    f"rank {rank} was stopped or busy for {silent_s:.0f} s, longer than --group-timeout "
+                    f"({timeout_s:g} s): the others have given it up. All resume from the last checkpoint"
+                ) from error
+            raise GroupError(
+                f"rank {rank} lost another trainer: {_reason(error)}"
+            ) from error
+        together_at, alone_s = (now := time.monotonic()), now - together_at
+        return found
+
+    return Group(rank, size, parts, timeout_s=timeout_s, _gather=gather)
+
+
+def _reason(error: BaseException) -> str:
+    """What gloo says, without its file names and good wishes."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^\[[^\]]*\] ", "", lines[0]).partition(". This is")[0]

@@ -1,0 +1,145 @@
+"""Feedback that comes late: who learns what, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from line_harness import Watch, assert_same_learner, events, micro_batch, small
+
+from streamer.errors import SettingsError
+from streamer.evaluation import Delay, DelayedLearner, Prequential
+from streamer.evaluation.delay import Due
+from streamer.learner import Learner
+from streamer.model.batch import Batch
+
+
+def slow_due(times: list[float], t: int, events: int, seconds: float) -> int:
+    """How many of the first events are due when event t is ranked, all before it having been."""
+    latest = np.maximum.accumulate(times)
+    now = latest[min(t, len(times) - 1)]
+    due = 0
+    while due < t and t - due > events and now - latest[due] >= seconds:
+        due += 1
+    return due
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=10), min_size=1, max_size=6),
+    st.integers(0, 12),
+    st.integers(0, 15),
+)
+def test_an_event_is_due_after_further_events_and_seconds(batches, wait_events, wait_seconds):
+    delay, times = Delay(wait_events, wait_seconds), [float(t) for batch in batches for t in batch]
+    start = 0
+    for batch in batches:
+        end = start + len(batch)
+        due = delay.due([float(t) for t in batch])
+        until_now = times[:end]
+        assert due.before.tolist() == [slow_due(until_now, t, wait_events, wait_seconds) for t in range(start, end)]
+        assert due.after == slow_due(until_now, end, wait_events, wait_seconds)
+        start = end
+
+
+def test_after_a_batch_so_many_events_are_not_due_as_the_delay_says():
+    delay = Delay(events=3)
+    assert [delay.due([0.0] * 5).after for _ in range(3)] == [2, 7, 12]
+
+
+def test_without_a_delay_all_before_an_event_is_due():
+    delay = Delay()
+    assert not delay
+    for start in (0, 4):
+        found, expected = delay.due([7.0, 3.0, 9.0, 9.0]), Due.at_once(start, 4)
+        assert found.before.tolist() == expected.before.tolist()
+        assert found.after == expected.after
+
+
+def test_a_negative_delay_is_refused_with_every_problem():
+    with pytest.raises(SettingsError) as caught:
+        Delay(-1, -2.0)
+    assert len(caught.value.problems) == 2
+
+
+class Ranked(Watch):
+    """Notes what was trained when each batch was ranked."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__(self.note)
+        self.learner, self.trained, self.recent = learner, [], []
+
+    def note(self, batch: Batch, _: object) -> None:
+        self.trained.append(self.learner.item_counts.total)
+        self.recent.append(batch.recent)
+
+
+def fed(learner: Learner, look: Any, count: int = 320, size: int = 32, seconds: float = 1.0) -> None:
+    stream = events(320)
+    for start in range(0, count, size):
+        times = [seconds * t for t in range(start, start + size)]
+        learner.learn_batch(micro_batch(stream[start : start + size], timestamps_s=times), look)
+
+
+class TestDelayedLearner:
+    @pytest.mark.parametrize("delay", [Delay(events=64), Delay(seconds=63.0)])
+    def test_a_batch_is_ranked_when_the_last_two_batches_are_not_trained_yet(self, delay):
+        learner = DelayedLearner(small(), delay)
+        look = Ranked(learner)
+        fed(learner, look)
+        assert look.trained == [0, 0, 0, 32, 64, 96, 128, 160, 192, 224]
+        assert learner.item_counts.total == 320 - 64
+
+    def test_recent_items_are_those_of_the_event_however_late_it_is_trained(self):
+        late, at_once = DelayedLearner(small(), Delay(events=100)), Learner(small())
+        looks = Ranked(late), Ranked(at_once)
+        for learner, look in zip((late, at_once), looks, strict=True):
+            fed(learner, look)
+        for ours, theirs in zip(looks[0].recent, looks[1].recent, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_what_is_learned_is_the_same_as_from_the_events_that_are_due(self):
+        late, at_once = DelayedLearner(small("ssl-pop"), Delay(events=64)), Learner(small("ssl-pop"))
+        fed(late, None, count=320)
+        fed(at_once, None, count=256)
+        late_weights = late.trainer.model.item.tables["item.id"].weight[: len(at_once.items)]
+        weights = at_once.trainer.model.item.tables["item.id"].weight[: len(at_once.items)]
+        np.testing.assert_array_equal(late_weights.numpy(), weights.numpy())
+
+    def test_without_a_delay_nothing_differs(self):
+        late, at_once = DelayedLearner(small(), Delay()), Learner(small())
+        for learner in (late, at_once):
+            fed(learner, Prequential(learner, time_share=None))
+        assert_same_learner(late, at_once)
+
+    def test_baselines_learn_as_late_as_the_model(self):
+        """An item that comes in turn with others is the most popular once its events are due, not before."""
+        learner = DelayedLearner(small(), Delay(events=8))
+        test = Prequential(learner, k=1, time_share=None, sample=None)
+        stream = [("u", "a")] * 8 + [("u", "b")] * 20
+        hits = []
+        for start in range(0, 28, 4):
+            batch = micro_batch(stream[start : start + 4], timestamps_s=[0.0] * 4)
+            learner.learn_batch(batch, test)
+            hits.append(test.figure("most-popular").hits)
+        # a: 8 events before; b overtakes when 9 of its events are due, which is when the last three are ranked
+        assert hits == [0, 0, 0, 0, 0, 0, 3]
+        assert test.figure("most-popular").events == 28
+
+    @pytest.mark.parametrize("rerank", [False, True])
+    @pytest.mark.parametrize("sample", [None, 4])
+    def test_until_events_are_learned_the_towers_miss_them_or_a_sample_passes_them_over(self, sample, rerank):
+        """Everybody foretells the only item there is as soon as it is known."""
+        learner = DelayedLearner(small(rerank=rerank), Delay(events=8))
+        test = Prequential(learner, k=1, time_share=None, sample=sample, baselines=("last-items",))
+        for _ in range(6):
+            learner.learn_batch(micro_batch([("u", "a")] * 4, timestamps_s=[0.0] * 4), test)
+        found = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
+        assert found.pop("model-without-towers", found["model"]) == found["model"]
+        if sample is None:  # the model learns whole batches, baselines event by event; last items are known at once
+            hits = 23 if rerank else 12
+            assert found == {"model": (24, hits), "most-popular": (24, 15), "last-items": (24, 23)}
+        else:
+            assert found == {"model": (12, 12), "most-popular": (12, 12), "last-items": (12, 12)}

@@ -1,0 +1,58 @@
+"""What ranks publish together is what their checkpoint holds, and a server cannot tell them from one trainer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from memory_points import MemoryPoints
+from serve_harness import Server, said, served, wait_until
+
+from streamer.learner import Learner
+from streamer.publish.publisher import Due, Publisher
+from streamer.sources.base import Partition
+from tests.streamer.lockstep.ranks import run_ranks
+from tests.streamer.lockstep.test_lockstep_learner import PARTS, own_batch, steps
+
+SETTINGS = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64}
+
+
+def publish(size: int, points: MemoryPoints, **settings) -> list[Learner]:
+    """Train, and publish a point after each step: bases now and then, deltas otherwise."""
+
+    def work(group):
+        torch.set_num_threads(1)
+        learner = Learner(**SETTINGS | settings)
+        learner.group = group
+        publisher = Publisher(learner, None if group.rank else points, 0.0, 1e9, group)
+        publisher.start()
+        positions = lambda: {Partition("t", 0): learner.trainer.steps}  # noqa: E731
+        for number, step in enumerate(steps()):
+            learner.learn_batch(own_batch(step, group))
+            publisher.base_wanted = number % 4 == 0
+            for _ in range(2):  # a base begins, and is copied
+                publisher.flush()
+                due = int(group.gather_equal(np.array([publisher.due()]))[0][0])
+                publisher.step(positions, True, Due(due))
+        publisher.close(positions)
+        return learner
+
+    return run_ranks(size, PARTS, work)
+
+
+@pytest.mark.parametrize("settings", [{}, {"user_ids": True}, {"max_users": 10}], ids=str)
+def test_a_group_publishes_what_one_trainer_publishes(settings):
+    for size in (1, 2, 3):
+        points = MemoryPoints()
+        ranks = publish(size, points, **settings)
+        bases = [point.base for point, _ in points.points]
+        assert bases.count(True) > 1
+        assert bases.count(False) > 4
+        server = Server(points)
+        wait_until(lambda server=server, ranks=ranks: server.step == (1, ranks[0].trainer.steps), "following")
+        served_users = server.service.replica.learner.users
+        assert sorted(served_users.ids) == sorted(user for rank in ranks for user in rank.users.ids)
+        for rank in ranks:
+            for user in rank.users.ids:
+                assert served(server.service, user) == said(rank, user), user
+        server.close()

@@ -1,0 +1,101 @@
+"""`streamer run --trainers N` as a person starts it: one process that starts the ranks, and answers for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crash_harness import Command
+from group_harness import TINY, model
+
+from streamer.event import encode
+from streamer.snapshot import CheckpointStore
+from streamer.sources.embedded.log import EmbeddedLog
+
+PATIENCE_S = 90.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_same(tmp_path):
+    records = [(b"u%d" % (k % 50), encode(f"u{k % 50}", f"i{k % 30}", 1_700_000_000 + k), k) for k in range(8000)]
+    with EmbeddedLog(tmp_path) as log:
+        log.create_topic("interactions", 4)
+        log.append("interactions", records)
+
+    def start(name: str, trainers: int, *more: str) -> Command:
+        where = ("--data-dir", tmp_path, "--checkpoint-dir", tmp_path / name)
+        letters = ("--dead-letters", tmp_path / f"{name}.jsonl")
+        settings = [*TINY, "--trainers", trainers, "--threads", 1, "--checkpoint-every-events", 500]
+        return Command(["run", *where, *letters, *settings, *more], tmp_path / f"{name}.log")
+
+    with start("one", 1) as undisturbed:
+        assert undisturbed.ended()[0] == 0, undisturbed.said()
+    store = CheckpointStore(tmp_path / "two", readonly=True)
+    with start("two", 2, "--no-until-end") as launcher:
+        pid = launcher.process.pid
+        launcher.wait_until(lambda: store.points() and len(children(pid)) == 2)
+        first = children(pid)
+        # 1. a rank is killed: both are started again, and go on where the manifest is
+        os.kill(first[1], signal.SIGKILL)
+        consumed = _consumed(store)
+        launcher.wait_until(lambda: len(children(pid)) == 2 and not set(first) & set(children(pid)))
+        second = children(pid)
+        launcher.wait_until(lambda: _consumed(store) > min(consumed, len(records) - 1))
+        assert "start again from the last checkpoint" in launcher.said()
+        # 2. the launcher is killed: nobody is left
+        launcher.process.kill()
+        until(lambda: not any(map(is_running, second)), "a rank outlived the launcher")
+    # 3. a new start goes on where the manifest is
+    with start("two", 2) as last:
+        assert last.ended()[0] == 0, last.said()
+    assert model(tmp_path / "two") == model(tmp_path / "one")
+
+
+def _consumed(store: CheckpointStore) -> int:
+    found = store.load()
+    return found.meta["accounting"]["consumed"] if found is not None else 0
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_ranks_that_ended_well_or_with_wrong_settings_are_not_started_again(code, tmp_path):
+    script = f"import os, sys; open(sys.argv[1] + os.environ['RANK'], 'a').write('started '); sys.exit({code})"
+    command = [sys.executable, "-c", script, str(tmp_path / "rank")]
+    launch = f"import sys; from streamer.lockstep.launch import Launcher; sys.exit(Launcher(3, {command!r}).run())"
+    assert subprocess.run([sys.executable, "-c", launch], check=False).returncode == code
+    found = [(tmp_path / f"rank{rank}").read_text() for rank in range(3) if (tmp_path / f"rank{rank}").exists()]
+    assert max(text.count("started") for text in found) == 1  # one that is stopped may not have come to write it
+
+
+def test_ranks_that_fail_of_themselves_are_given_up(tmp_path):
+    script = "import sys; open(sys.argv[1], 'a').write('x'); sys.exit(1)"
+    command = [sys.executable, "-c", script, str(tmp_path / "started")]
+    launch = f"import sys; from streamer.lockstep.launch import Launcher; sys.exit(Launcher(1, {command!r}).run())"
+    assert subprocess.run([sys.executable, "-c", launch], check=False).returncode == 1
+    assert (tmp_path / "started").read_text() == "xxx"

@@ -1,0 +1,697 @@
+"""Checkpoints: chains of points, torn writes at every stage, damage, the lock, what is kept, copies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, Superseded
+from streamer.snapshot import CheckpointStore, Chunk, pack_strings, unpack_strings
+from streamer.snapshot import store as store_module
+
+ROWS = 8
+"""Of a state in these tests."""
+
+
+def value_of(row, number):
+    """What a row holds in the state of this number: state n changes the rows whose remainder is n's."""
+    return max(n for n in range(number + 1) if n == 0 or (n - row) % ROWS == 0)
+
+
+def save_state(store, number, base=None):
+    """The state of a number shows whether it is whole, and whether every link of its chain was used."""
+    base = store.wants_base if base is None else base
+    rows = np.arange(ROWS) if base else np.array([row for row in range(ROWS) if value_of(row, number) == number])
+    values = np.array([value_of(row, number) for row in rows.tolist()], np.float32)
+    halves = [half for half in np.array_split(np.arange(len(rows)), 2) if len(half)]
+    chunks = [Chunk("items", rows[half], {"lines": np.repeat(values[half, None], 3, 1)}) for half in halves]
+    return store.save(chunks, {"dense": np.full(4, number)}, {"number": number}, base=base)
+
+
+def save_states(store, *numbers, base=None):
+    return [save_state(store, number, base) for number in numbers]
+
+
+def save_chain(store, last):
+    """A base of state 0, and a delta for each state up to the last; returns all paths."""
+    return [save_state(store, number, base=number == 0) for number in range(last + 1)]
+
+
+def assert_is_state(checkpoint, number):
+    assert checkpoint is not None
+    assert checkpoint.meta == {"number": number}
+    assert (checkpoint.arrays()["dense"] == number).all()
+    lines = np.full((ROWS, 3), -1.0, np.float32)
+    for chunk in checkpoint.chunks():
+        assert chunk.kind == "items"
+        lines[chunk.rows] = chunk.arrays["lines"]
+    assert lines.tolist() == [[value_of(row, number)] * 3 for row in range(ROWS)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with CheckpointStore(tmp_path / "checkpoints", keep=3) as store:
+        yield store
+
+
+# --- chains --------------------------------------------------------------------------------------------------
+
+
+def test_a_new_directory_has_no_checkpoint(store):
+    assert store.load() is None
+    assert store.list() == []
+    assert store.wants_base
+
+
+def test_the_newest_point_is_its_base_and_all_deltas(store):
+    paths = save_chain(store, 3)
+    assert [path.name[-8:] for path in paths] == ["001.base", "02.delta", "03.delta", "04.delta"]
+    checkpoint = store.load()
+    assert_is_state(checkpoint, 3)
+    assert (checkpoint.path, checkpoint.number) == (paths[3], 4)
+    assert [point.path for point in checkpoint.chain] == store.list() == paths
+    assert checkpoint.size_bytes == sum(path.stat().st_size for path in paths)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_point_can_be_loaded(store, number):
+    save_chain(store, 3)
+    assert_is_state(store.load_point(number + 1), number)
+
+
+def test_a_new_base_is_wanted_when_deltas_outweigh_it(store):
+    save_state(store, 0)
+    for number in range(1, 10):
+        assert store.wants_base == (number > 8 or sum(p.stat().st_size for p in store.list()[1:]) > base_bytes(store))
+        if store.wants_base:
+            break
+        save_state(store, number)
+    assert 2 < number < 9
+    save_state(store, number)
+    assert not store.wants_base
+    assert_is_state(store.load(), number)
+
+
+def base_bytes(store):
+    return store.list()[0].stat().st_size
+
+
+def test_a_new_base_is_wanted_when_there_are_many_deltas(store, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_DELTAS", 1)
+    save_chain(store, 1)
+    assert store.wants_base
+
+
+def test_a_restart_adds_to_the_chain(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        save_chain(store, 1)
+    with CheckpointStore(tmp_path) as store:
+        assert_is_state(store.load(), 1)
+        assert not store.wants_base
+        assert save_state(store, 2).name == "ckpt-00000000000000000003.delta"
+        assert_is_state(store.load(), 2)
+
+
+def test_an_earlier_point_can_be_gone_back_to_in_place(store):
+    """A rollback: what is saved next continues the earlier point, and is the newest."""
+    save_chain(store, 3)
+    assert_is_state(store.load_point(2), 1)
+    rows = np.arange(ROWS)
+    lines = {"lines": np.full((ROWS, 3), 99, np.float32)}
+    path = store.save([Chunk("items", rows, lines)], {}, {"number": 99}, base=False)
+    assert path.name == "ckpt-00000000000000000005.delta"
+    checkpoint = store.load()
+    assert [point.link.number for point in checkpoint.chain] == [1, 2, 5]
+    assert checkpoint.meta == {"number": 99}
+
+
+def test_numbers_that_are_not_finite_are_refused_by_name_and_leave_nothing(store):
+    lines = np.ones((2, 2), np.float32)
+    lines[1, 0] = np.nan
+    with pytest.raises(CheckpointError, match="1 of 4 numbers in items/lines are not finite"):
+        store.save([Chunk("items", np.arange(2), {"lines": lines})], {}, {})
+    with pytest.raises(CheckpointError, match="in dense are not finite"):
+        store.save([], {"dense": np.array([np.inf])}, {})
+    assert [entry.name for entry in store.directory.iterdir()] == [".lock"]
+
+
+def test_numbers_whose_sum_is_not_finite_are_saved(store):
+    bits = np.array([0x80000000, 0x00000001, 0x7F7FFFFF, 0x7F7FFFFF], np.uint32)
+    store.save([], {"x": bits.view(np.float32)}, {})
+    assert (store.load().arrays()["x"].view(np.uint32) == bits).all()
+
+
+def test_a_checkpoint_can_be_read_after_its_files_are_removed(store):
+    paths = save_chain(store, 2)
+    checkpoint = store.load()
+    for path in paths:
+        path.unlink()
+    assert_is_state(checkpoint, 2)
+
+
+# --- damage --------------------------------------------------------------------------------------------------
+
+
+DAMAGES = {
+    "emptied": lambda content: b"",
+    "cut by a byte": lambda content: content[:-1],
+    "cut in half": lambda content: content[: len(content) // 2],
+    "longer": lambda content: content + b"\0",
+    "zeroed": lambda content: bytes(len(content)),
+    "without its last frame": lambda content: content[: content.rindex(b"STRM")],
+    "without its first frame": lambda content: content[content.index(b"STRM", 4) :],
+    "twice": lambda content: content + content,
+}
+
+
+def damaged(path, how):
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "missing"])
+@pytest.mark.parametrize("link", [1, 2, 3])
+def test_the_newest_point_before_a_damaged_link_is_used_and_the_next_is_a_base(store, caplog, how, link):
+    paths = save_chain(store, 3)
+    paths[link].unlink() if how == "missing" else damaged(paths[link], how)
+    with caplog.at_level(logging.WARNING):
+        assert_is_state(store.load(), link - 1)
+    if how != "missing" or link < 3:  # nobody can know that there was a newer one
+        assert len(caplog.messages) == 1, "one for all points that need the link"
+        assert paths[link].stem in caplog.text
+        assert store.wants_base
+    assert_goes_on_from(store, link - 1)
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "missing"])
+def test_a_damaged_base_makes_its_chain_unusable(store, caplog, how):
+    first = save_chain(store, 1)
+    second = [save_state(store, 2, base=True), save_state(store, 3)]
+    second[0].unlink() if how == "missing" else damaged(second[0], how)
+    assert_is_state(store.load(), 1)
+    assert "skipped" in caplog.text
+    assert store.list()[:2] == first
+    assert_goes_on_from(store, 1)
+
+
+def assert_goes_on_from(store, number):
+    """What is saved next can be loaded."""
+    save_state(store, number + 1)
+    assert_is_state(store.load(), number + 1)
+
+
+def test_a_single_flipped_bit_anywhere_is_noticed(store):
+    for path in save_chain(store, 1):
+        content = path.read_bytes()
+        for position in range(len(content)):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << (position % 8)
+            path.write_bytes(flipped)
+            problems = store.verify()
+            assert problems[path] is not None
+        path.write_bytes(content)
+    assert_is_state(store.load(), 1)
+
+
+def test_a_delta_of_another_chain_is_noticed(store, tmp_path, caplog):
+    """The file is whole, but it continues another base than the one that is there."""
+    save_chain(store, 1)
+    with CheckpointStore(tmp_path / "other") as other:
+        foreign = [save_state(other, 5, base=True), save_state(other, 6)]
+    shutil.copy(foreign[1], store.list()[1])
+    assert_is_state(store.load(), 0)
+    assert "does not continue" in caplog.text
+
+
+def test_all_corrupt_checkpoints_are_listed(store):
+    paths = save_states(store, 1, 2, base=True)
+    for path in paths:
+        damaged(path, "emptied")
+    with pytest.raises(CorruptCheckpoint, match="every checkpoint") as caught:
+        store.load()
+    assert all(str(path) in str(caught.value) for path in paths)
+
+
+def test_a_missing_base_is_named(store):
+    base, _ = save_chain(store, 1)
+    base.unlink()
+    with pytest.raises(CorruptCheckpoint, match=r"ckpt-0{19}1.* is missing"):
+        store.load()
+
+
+def test_a_checkpoint_of_another_format_is_refused_not_skipped(store, monkeypatch):
+    save_states(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("streamer.snapshot.points.FORMAT", 99)
+        save_states(store, 2)
+    with pytest.raises(IncompatibleCheckpoint, match="format 99"):
+        store.load()
+
+
+def test_a_link_that_vanishes_while_we_run_makes_the_next_point_a_base(store):
+    paths = save_chain(store, 1)
+    paths[0].unlink()
+    assert store.wants_base
+
+
+# --- crashes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_a_crash_at_any_step_of_a_save_leaves_the_old_state_or_the_new(tmp_path, monkeypatch, base):
+    """The directory is copied before each write, sync, rename and removal: what a crash there would leave."""
+    with CheckpointStore(tmp_path / "checkpoints", keep=1) as store:
+        save_chain(store, 2)
+        copies: list[Path] = []
+
+        def copying(function):
+            def wrapped(*args, **kwargs):
+                copies.append(tmp_path / f"crash-{len(copies)}")
+                shutil.copytree(store.directory, copies[-1])
+                return function(*args, **kwargs)
+
+            return wrapped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", copying(os.fsync))
+            patch.setattr(os, "write", copying(os.write))
+            patch.setattr(Path, "rename", copying(Path.rename))
+            patch.setattr(Path, "unlink", copying(Path.unlink))
+            save_state(store, 3, base)
+    found = set()
+    for copy in copies:
+        with CheckpointStore(copy) as crashed:
+            checkpoint = crashed.load()
+            found.add(checkpoint.meta["number"])
+            assert_is_state(checkpoint, checkpoint.meta["number"])
+            assert not list(copy.glob(".tmp-*"))
+            assert not any(crashed.verify().values()), "older ones are whole, too"
+            assert_goes_on_from(crashed, checkpoint.meta["number"])
+    assert found == {2, 3}
+    assert len(copies) >= 6
+
+
+def test_what_is_renamed_is_synced_before_and_the_directory_after(store, monkeypatch):
+    steps: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def recorded_fsync(descriptor):
+        steps.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def recorded_rename(self, target):
+        steps.append(f"rename to {Path(target).name}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    path = save_state(store, 1)
+    assert steps == [f".tmp-{path.name}", f"rename to {path.name}", store.directory.name]
+
+
+KILLED_WHILE_SAVING = """
+import os, random, signal, sys, time
+import numpy as np
+from streamer.snapshot import CheckpointStore, Chunk, pack_strings, unpack_strings
+
+directory, rounds = sys.argv[1], int(sys.argv[2])
+randomness = random.Random(3)
+ROWS, SLICE = 4000, 500
+
+def save(store, number):
+    base = store.wants_base
+    rows = np.arange(ROWS) if base else np.arange(number % 7, ROWS, 7)
+    def chunks():
+        for k in range(0, len(rows), SLICE):
+            at = rows[k:k + SLICE]
+            ids = pack_strings([str(number)] * len(at), "ids")
+            yield Chunk("rows", at, {"lines": np.full((len(at), 20), number), **ids})
+    store.save(chunks(), {"w": np.full((200, 50), number)}, {"number": number, "base": base}, base=base)
+
+def check(checkpoint):
+    number, held = checkpoint.meta["number"], np.zeros(ROWS, int)
+    assert (checkpoint.arrays()["w"] == number).all()
+    for chunk in checkpoint.chunks():
+        lines = chunk.arrays["lines"]
+        assert (lines == lines[0, 0]).all() and set(unpack_strings(chunk.arrays, "ids")) == {str(lines[0, 0])}
+        held[chunk.rows] = lines[0, 0]
+    based = checkpoint.chain[0].meta["number"]
+    for row in range(7):  # each row is as of the last point of the chain that changed it
+        assert held[row] == max([based] + [n for n in range(based + 1, number + 1) if n % 7 == row]), (row, number)
+    return number
+
+last, bases, deltas = 0, 0, 0
+for round_ in range(rounds):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        store = CheckpointStore(directory, keep=2)
+        found, number = store.load(), last
+        while True:
+            number += 1
+            save(store, number)
+            os.write(writing, number.to_bytes(8, "big"))
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read(8 * randomness.randrange(1, 9))  # killed in its second save, its third, ...
+        time.sleep(randomness.uniform(0, 0.02))
+        os.kill(child, signal.SIGKILL)
+        told += pipe.read()
+    os.waitpid(child, 0)
+    durable = int.from_bytes(told[-8:], "big") if told else last
+    torn = [name for name in os.listdir(directory) if name.startswith(".tmp-")]
+    bases, deltas = bases + any(".base" in name for name in torn), deltas + any(".delta" in name for name in torn)
+    with CheckpointStore(directory, keep=2) as store:
+        number = check(store.load())
+        assert durable <= number <= durable + 1, (durable, number)
+        last = number
+        assert not [name for name in os.listdir(directory) if name.startswith(".tmp-")]
+        assert not any(store.verify().values())
+        assert len(store.list()) < 40, "the deltas of at most two bases"
+assert last > rounds, last
+print(bases, deltas)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_a_saver_leaves_a_whole_and_recent_state(tmp_path):
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path / "checkpoints"), "60"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "skipped" not in result.stderr, "a kill must not even leave a corrupt checkpoint"
+    bases, deltas = map(int, result.stdout.split())
+    assert bases, "some were killed while they wrote a base"
+    assert deltas, "some were killed while they wrote a delta"
+
+
+def test_leftovers_of_crashes_are_removed_at_the_next_start(tmp_path):
+    (tmp_path / ".tmp-ckpt-00000000000000000003.delta").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("not ours")
+    with CheckpointStore(tmp_path) as store:
+        assert store.load() is None
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [".lock", "notes.txt"]
+
+
+def test_a_failed_save_leaves_the_older_checkpoints_and_no_litter(store, monkeypatch):
+    save_chain(store, 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for base in (True, False):
+            with pytest.raises(CheckpointError, match=r"No space left on device.*Check free space"):
+                save_state(store, 2, base)
+    names = [".lock", "ckpt-00000000000000000001.base", "ckpt-00000000000000000002.delta"]
+    assert sorted(entry.name for entry in store.directory.iterdir()) == names
+    assert_is_state(store.load(), 1)
+    save_state(store, 2, base=False)
+    assert_is_state(store.load(), 2)
+
+
+def test_a_checkpoint_counts_as_saved_even_if_an_old_one_cannot_be_removed(store, monkeypatch, caplog):
+    paths = save_states(store, 1, 2, 3, base=True)
+    unlink = Path.unlink
+
+    def refuse_old(self, missing_ok=False):
+        if self == paths[0]:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse_old)
+        paths += save_states(store, 4, base=True)
+    assert store.list() == paths
+    assert f"{paths[0]} cannot be removed" in caplog.text
+    paths += save_states(store, 5, base=True)
+    assert store.list() == paths[2:]
+
+
+# --- what is kept --------------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_points_and_their_chains_are_kept(tmp_path):
+    with CheckpointStore(tmp_path, keep=2) as store:
+        chain = save_chain(store, 3)
+        assert store.list() == chain, "the newest two need all of it"
+        later = [save_state(store, 4, base=True)]
+        assert store.list() == chain + later, "the newest delta still needs its chain"
+        later.append(save_state(store, 5))
+        assert store.list() == later
+
+
+def test_a_pinned_point_is_kept_with_its_chain_until_it_is_unpinned(tmp_path):
+    with CheckpointStore(tmp_path, keep=1) as store:
+        chain = save_chain(store, 3)
+        CheckpointStore(tmp_path, readonly=True).pin(3)  # another process, beside the trainer
+        newer = [save_state(store, 4, base=True)]
+        assert store.list() == chain[:3] + newer
+        assert_is_state(CheckpointStore(tmp_path, readonly=True).load_point(3), 2)
+        CheckpointStore(tmp_path, readonly=True).unpin(3)
+        newer.append(save_state(store, 5))
+        assert store.list() == newer
+
+
+def test_a_point_that_is_not_there_cannot_be_pinned(store):
+    save_chain(store, 0)
+    with pytest.raises(CorruptCheckpoint, match="missing"):
+        store.pin(7)
+    assert store.pinned() == set()
+
+
+def test_older_points_go_when_a_start_keeps_fewer(tmp_path):
+    """A full disk is freed before the first save."""
+    with CheckpointStore(tmp_path, keep=3) as before:
+        paths = save_states(before, 1, 2, 3, base=True)
+    with CheckpointStore(tmp_path, keep=1, readonly=True) as reader:
+        reader.load()
+        assert reader.list() == paths
+    with CheckpointStore(tmp_path, keep=1) as store:
+        assert_is_state(store.load(), 3)
+        assert store.list() == paths[2:]
+
+
+def test_corrupt_points_do_not_count_among_those_that_are_kept(tmp_path):
+    with CheckpointStore(tmp_path, keep=2) as store:
+        paths = save_states(store, 1, 2, base=True)
+        damaged(paths[1], "zeroed")
+        assert_is_state(store.load(), 1)
+        third = save_state(store, 3, base=True)
+        assert store.list() == [*paths, third]
+        fourth = save_state(store, 4, base=True)
+        assert store.list() == [third, fourth]
+
+
+def test_the_number_of_a_corrupt_point_that_was_removed_can_be_used_again(tmp_path):
+    with CheckpointStore(tmp_path, keep=1) as store:
+        first, second = save_states(store, 1, base=True) + save_states(store, 2, base=False)
+        damaged(second, "zeroed")
+        assert_is_state(store.load(), 1)
+        second.unlink()
+        assert save_state(store, 2).stem == second.stem
+        assert first not in store.list()
+        assert_is_state(store.load(), 2)
+
+
+def test_numbers_go_on_after_a_new_start(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        save_states(store, 1, 2)
+    with CheckpointStore(tmp_path) as store:
+        assert save_state(store, 3).name == "ckpt-00000000000000000003.base", "nothing was loaded to add to"
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_at_least_one_checkpoint_must_be_kept(tmp_path, keep):
+    with pytest.raises(ValueError, match="keep"):
+        CheckpointStore(tmp_path, keep=keep)
+
+
+# --- copies --------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_whole_and_does_not_follow_the_original(store, tmp_path):
+    save_chain(store, 2)
+    reader = CheckpointStore(store.directory, readonly=True)
+    reader.copy(tmp_path / "copy")
+    for number in range(3, 9):
+        save_state(store, number)
+    with CheckpointStore(tmp_path / "copy") as copy:
+        assert_is_state(copy.load(), 2)
+        save_state(copy, 3)
+        assert_is_state(copy.load(), 3)
+    assert_is_state(store.load(), 8)
+
+
+def test_a_chosen_point_can_be_copied(store, tmp_path):
+    save_chain(store, 2)
+    store.copy(tmp_path / "copy", 2)
+    assert_is_state(CheckpointStore(tmp_path / "copy", readonly=True).load(), 1)
+
+
+def test_what_a_trainer_removes_meanwhile_is_copied_nevertheless(store, tmp_path, monkeypatch):
+    paths = save_chain(store, 2)
+    reader, link = CheckpointStore(store.directory, readonly=True), os.link
+
+    def removed_before(source, target):
+        for path in paths:
+            path.unlink(missing_ok=True)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", removed_before)
+    reader.copy(tmp_path / "copy")
+    assert_is_state(CheckpointStore(tmp_path / "copy", readonly=True).load(), 2)
+
+
+def test_a_copy_is_not_mixed_with_other_checkpoints(store, tmp_path):
+    save_chain(store, 1)
+    store.copy(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="has checkpoints already"):
+        store.copy(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        CheckpointStore(tmp_path / "absent", readonly=True).copy(tmp_path / "other")
+
+
+# --- who may write -------------------------------------------------------------------------------------------
+
+
+def test_two_trainers_cannot_share_a_directory(tmp_path):
+    with (
+        CheckpointStore(tmp_path),
+        pytest.raises(CheckpointError, match=rf"another process \(pid {os.getpid()}\) uses .*Stop it, or choose"),
+    ):
+        CheckpointStore(tmp_path)
+    CheckpointStore(tmp_path).close()
+
+
+def test_the_second_trainer_does_not_touch_what_the_first_is_writing(tmp_path):
+    with CheckpointStore(tmp_path):
+        (tmp_path / ".tmp-ckpt-00000000000000000001.base").touch()
+        with pytest.raises(CheckpointError, match="another process"):
+            CheckpointStore(tmp_path)
+        assert (tmp_path / ".tmp-ckpt-00000000000000000001.base").exists()
+
+
+@pytest.mark.parametrize("moment", ["write_point", "check_generation", "sync"])
+def test_a_start_that_slept_while_it_saved_learns_that_a_newer_one_took_its_place(tmp_path, monkeypatch, moment):
+    """It sleeps before a moment of its save; meanwhile the newer one saves, and removes what it does not keep."""
+    slept, original = CheckpointStore(tmp_path, keep=1), getattr(store_module, moment)
+
+    def sleeping(*given):
+        monkeypatch.undo()
+        answer = original(*given) if moment == "check_generation" else None
+        with CheckpointStore(tmp_path, keep=1, takeover_s=0.1) as newer:
+            save_states(newer, 2, 3, base=True)
+        return original(*given) if moment != "check_generation" else answer
+
+    monkeypatch.setattr(store_module, moment, sleeping)
+    with contextlib.nullcontext() if moment == "sync" else pytest.raises(Superseded, match="a newer start"):
+        save_state(slept, 1)
+    with pytest.raises(Superseded, match="a newer start"):
+        slept.beat()
+    slept.close()
+    assert_is_state(CheckpointStore(tmp_path, readonly=True).load(), 3)
+
+
+def test_whoever_sleeps_while_it_removes_points_holds_up_nobody_and_removes_nothing_more(tmp_path, monkeypatch):
+    slept, pinned = CheckpointStore(tmp_path, keep=1), CheckpointStore.pinned
+
+    def sleeping(store):
+        monkeypatch.undo()
+        with CheckpointStore(tmp_path, keep=1, takeover_s=0.1) as newer:
+            save_state(newer, 3)
+        return pinned(store)
+
+    save_state(slept, 1)
+    monkeypatch.setattr(CheckpointStore, "pinned", sleeping)  # asked for while points are removed
+    save_state(slept, 2, base=True)
+    slept.close()
+    assert len(slept.list()) == 3
+    with CheckpointStore(tmp_path, keep=1) as again:
+        assert_is_state(again.load(), 3)
+        assert len(again.list()) == 1
+
+
+def test_a_store_may_be_closed_twice(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.close()
+    store.close()
+
+
+def test_a_readonly_store_reads_beside_a_trainer_and_creates_nothing(tmp_path, store):
+    save_states(store, 5)
+    assert_is_state(CheckpointStore(store.directory, readonly=True).load(), 5)
+    assert CheckpointStore(tmp_path / "absent", readonly=True).load() is None
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_readonly_store_goes_on_to_the_next_when_the_trainer_removes_one_meanwhile(store, monkeypatch, caplog):
+    save_states(store, 1, 2)
+    reader = CheckpointStore(store.directory, readonly=True)
+    points = reader.points() | {3: store.directory / "ckpt-00000000000000000003.delta"}
+    monkeypatch.setattr(reader, "points", lambda: points)
+    assert_is_state(reader.load(), 2)
+    assert caplog.messages == []
+
+
+def test_a_readonly_store_looks_again_when_the_trainer_removed_all_it_knew(store, monkeypatch):
+    reader = CheckpointStore(store.directory, readonly=True)
+    save_states(store, 1)
+    gone = {n: store.directory / f"ckpt-{n:020d}.base" for n in (7, 8)}
+    known, points = [gone, gone, gone], reader.points
+    monkeypatch.setattr(reader, "points", lambda: known.pop(0) if known else points())
+    assert_is_state(reader.load(), 1)
+
+
+def test_a_directory_that_cannot_be_made_is_reported(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot use"):
+        CheckpointStore(tmp_path / "file" / "checkpoints")
+
+
+# --- strings -------------------------------------------------------------------------------------------------
+
+any_text = st.text(st.characters(codec=None, categories=None), max_size=6)
+
+
+@given(st.lists(any_text | st.sampled_from(["", "\ud800", "\udc00", "\ud83d\ude00", "\x00", "ascii", "ü"])))
+def test_any_strings_come_back(strings):
+    packed = pack_strings(strings, "ids")
+    assert {name: array.dtype for name, array in packed.items()} == {"ids.utf8": np.uint8, "ids.offsets": np.int64}
+    assert unpack_strings(packed, "ids") == strings
+
+
+def test_strings_survive_a_checkpoint_beside_others(store):
+    users, items = ["u1", "", "ü", "\ud800"], [str(n) for n in range(100)]
+    store.save([], {**pack_strings(users, "users"), **pack_strings(items, "items"), **pack_strings([], "none")}, {})
+    tensors = store.load().arrays()
+    assert unpack_strings(tensors, "users") == users
+    assert unpack_strings(tensors, "items") == items
+    assert unpack_strings(tensors, "none") == []
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"utf8": np.zeros(3, np.uint8)},
+        {"utf8": np.zeros(3, np.uint8), "offsets": np.zeros(0, np.int64)},
+        {"utf8": np.zeros(3, np.uint8), "offsets": np.array([0, 2])},
+        {"utf8": np.zeros(3, np.uint8), "offsets": np.array([1, 3])},
+        {"utf8": np.zeros(3, np.uint8), "offsets": np.array([0, 5, 3])},
+        {"utf8": np.array([0xFF], np.uint8), "offsets": np.array([0, 1])},
+    ],
+)
+def test_arrays_that_are_no_packed_strings_are_refused(tensors):
+    with pytest.raises(CorruptCheckpoint):
+        unpack_strings({f"ids.{name}": array for name, array in tensors.items()}, "ids")
