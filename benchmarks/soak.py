@@ -86,7 +86,7 @@ def run(
         "--checkpoint-every",
         "10",
     ]
-    command += ["--evaluation-share", "0.2", *options]
+    command += ["--set", "evaluation_share=0.2", *options]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamer.metrics.catalogue import GROUPS, Label, Metric
-from streamer.model.setting import Settings, setting_rows
+from streamer.model.setting import Setting, Settings
 from streamer.replay.evaluation.offline import OfflineSettings
 from streamer.replay.evaluation.prequential import PrequentialSettings
 from streamer.replay.settings import EvaluationSettings, ReplaySettings
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parent
 def metrics() -> str:
     """All metrics, a table for each group."""
 
-    def row(metric: Metric) -> str:
+    def metric_row(metric: Metric) -> str:
         labels = "; ".join(described(label) for label in metric.labels)
         return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
@@ -32,7 +32,7 @@ def metrics() -> str:
 
     head = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     return "\n\n".join(
-        "\n".join([f"### {title}", "", *head, *map(row, found)])
+        "\n".join([f"### {title}", "", *head, *map(metric_row, found)])
         for title, found in GROUPS.items()
     )
 
@@ -43,33 +43,44 @@ def escaped(text: str) -> str:
 
 
 def settings(
-    kind: type[Settings], known: type[Settings] | None = None, given: str = "--"
+    kind: type[Settings], known: type[Settings] | None = None, given: str = ""
 ) -> str:
     """All settings of a class, a table for each heading, but for those that another class has with the same default.
 
-    `given` is how they are given on the command line.
+    `given` is how all of them are given on the command line; empty: each by its option, if it has one.
     """
-    rows = set(setting_rows(known)) if known is not None else set()
+    hidden = [row(s, given) for s in known.all().values()] if known is not None else []
     tables = []
     for heading, group in itertools.groupby(
-        (r for r in setting_rows(kind) if r not in rows), key=lambda r: r[0]
+        kind.all().values(), key=lambda s: s.heading
     ):
-        head = [
-            f"### {heading}",
-            "",
-            "| option | in Python | default | values | meaning |",
-            "|---|---|---|---|---|",
-        ]
-        cells = ([f"`{given}{o}`", f"`{n}`", d, v, m] for _, o, n, d, v, m in group)
-        tables.append(
-            "\n".join(
-                [
-                    *head,
-                    *(f"| {' | '.join(escaped(c) for c in row)} |" for row in cells),
-                ]
-            )
-        )
+        rows = [row(s, given) for s in group]
+        shown = [cells for cells in rows if cells not in hidden]
+        if shown:
+            head = [
+                "| option | in Python | default | values | meaning |",
+                "|---|---|---|---|---|",
+            ]
+            lines = [
+                f"| {' | '.join(escaped(cell) for cell in cells)} |" for cells in shown
+            ]
+            tables.append("\n".join([f"### {heading}", "", *head, *lines]))
     return "\n\n".join(tables)
+
+
+def row(s: Setting, given: str) -> list[str]:
+    """The cells of one setting."""
+    way = given or ("--set " if s.about.expert else "--")
+    values = [*s.choices, s.range().removeprefix("of "), s.about.unit]
+    default = s.default_text() or ("no" if s.base is bool else "")
+    fixed = " *Fixed.*" if s.about.fixed else ""
+    return [
+        f"`{way}{s.option}`",
+        f"`{s.name}`",
+        default,
+        ", ".join(v for v in values if v),
+        s.about.help + fixed,
+    ]
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {

@@ -13,12 +13,13 @@ Nothing here imports torch: `--help` must be quick.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import (
     Any,
@@ -47,6 +48,8 @@ class _About(NamedTuple):
     also: str
     metavar: str
     fixed: bool
+    common: bool
+    expert: bool
 
 
 def setting(
@@ -62,6 +65,8 @@ def setting(
     also: str = "",
     metavar: str = "",
     fixed: bool = False,
+    common: bool = False,
+    expert: bool = False,
 ) -> Any:
     """A dataclass field that is a setting.
 
@@ -78,13 +83,24 @@ def setting(
         also: a second name on the command line.
         metavar: what help shows in place of a value.
         fixed: whether a checkpoint cannot be continued with another value.
+        common: whether help shows it first.
+        expert: whether it has no option of its own, only `--set NAME=VALUE`.
     """
-    return _field(
-        default,
-        _About(
-            help, at_least, above, at_most, unit, if_none, option, also, metavar, fixed
-        ),
+    about = _About(
+        help=help,
+        at_least=at_least,
+        above=above,
+        at_most=at_most,
+        unit=unit,
+        if_none=if_none,
+        option=option,
+        also=also,
+        metavar=metavar,
+        fixed=fixed,
+        common=common,
+        expert=expert,
     )
+    return _field(default, about)
 
 
 def _field(default: Any, about: _About) -> Any:
@@ -116,26 +132,20 @@ class Setting:
         self.type = type_
         self.heading = heading
         self.about = about
-        self.default: Any = (
-            field.default_factory()
-            if callable(field.default_factory)
-            else field.default
-        )
-        inner = (
-            [a for a in get_args(type_) if a is not types.NoneType]
-            if _is_union(type_)
-            else [type_]
-        )
-        self.base = inner[0]
-        """The type without `| None`."""
-        self.choices: tuple[str, ...] = (
-            get_args(self.base) if get_origin(self.base) is Literal else ()
-        )
-        self.is_list = get_origin(self.base) is tuple
-        self.is_mapping = get_origin(self.base) is Mapping
-        self.option = about.option or _option_name(
-            field.name, plural=self.is_list and self._element() is str
-        )
+        self.default: Any = field.default
+        if callable(field.default_factory):
+            self.default = field.default_factory()
+
+        self.base = _without_none(type_)
+        origin = get_origin(self.base)
+        self.is_list = origin is tuple
+        self.is_mapping = origin is Mapping
+        self.choices: tuple[str, ...] = ()
+        if origin is Literal:
+            self.choices = get_args(self.base)
+
+        is_repeated = self.is_list and self._element() is str
+        self.option = about.option or _option_name(field.name, plural=is_repeated)
 
     def _element(self) -> Any:
         return get_args(self.base)[0] if self.is_list else self.base
@@ -147,20 +157,16 @@ class Setting:
         Raises:
             ValueError: it is not such a value; the message says what is wanted.
         """
-        if (
-            isinstance(value, str)
-            and value.lower() == "none"
-            and self.type is not self.base
-        ):
+        may_be_none = self.type is not self.base
+        if may_be_none and isinstance(value, str) and value.lower() == "none":
             return None
         if self.is_mapping and not isinstance(value, Mapping):
             value = parse_pairs([value] if isinstance(value, str) else value)
         if self.is_list and isinstance(value, str):
-            value = [part.strip() for part in value.split(",")] if value.strip() else []
+            parts = value.split(",") if value.strip() else []
+            value = [part.strip() for part in parts]
         try:
-            found = msgspec.convert(
-                value, self.type, strict=False, dec_hook=lambda kind, given: kind(given)
-            )
+            found = msgspec.convert(value, self.type, strict=False, dec_hook=_converted)
         except (msgspec.ValidationError, TypeError) as error:
             raise ValueError(self.wanted()) from error
         if problem := self.problem(found):
@@ -183,16 +189,16 @@ class Setting:
         about = self.about
         if kind not in (int, float):
             return not (kind is str and not isinstance(value, str))
-        if isinstance(value, bool) or not isinstance(
-            value, int if kind is int else int | float
-        ):
+        wanted = int if kind is int else int | float
+        if isinstance(value, bool) or not isinstance(value, wanted):
             return False
-        return (
-            math.isfinite(value)
-            and (about.at_least is None or value >= about.at_least)
-            and (about.above is None or value > about.above)
-            and (about.at_most is None or value <= about.at_most)
-        )
+        if not math.isfinite(value):
+            return False
+        if about.at_least is not None and value < about.at_least:
+            return False
+        if about.above is not None and value <= about.above:
+            return False
+        return about.at_most is None or value <= about.at_most
 
     def wanted(self) -> str:
         """What a value must be, as the end of a message: `it must be a whole number of
@@ -305,8 +311,7 @@ class Settings:
 
 
 def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
-    """Settings from text or other plain values, by their names in Python or outside of
-    it.
+    """Settings from text or other plain values, by their names in Python or outside.
 
     Args:
         kind: which settings.
@@ -316,14 +321,17 @@ def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
     Raises:
         ValueError: with a list of every problem as its argument.
     """
-    values = dict(fixed)
+    return kind(**(fixed | parse_values(kind, given)))
+
+
+def parse_values(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of some settings, by field; otherwise as `parse_settings`."""
+    values = {}
     problems = []
     for name, value in given.items():
         setting_ = kind.named(name)
         if setting_ is None:
-            problems.append(
-                f"there is no setting {name!r}: choose among {', '.join(kind.all())}"
-            )
+            problems.append(f"there is no setting {name!r}{nearest(name, kind.all())}")
             continue
         try:
             values[setting_.name] = setting_.parse(value)
@@ -331,11 +339,25 @@ def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
             problems.append(f"{name} is {value!r}: {error}")
     if problems:
         raise ValueError(problems)
-    return kind(**values)
+    return values
 
 
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType)
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: which one may be meant."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {found[0]}?" if found else ". docs/settings.md lists all"
+
+
+def _converted(kind: Any, given: Any) -> Any:
+    """A value of a type that msgspec does not know."""
+    return kind(given)
+
+
+def _without_none(kind: Any) -> Any:
+    """The type without `| None`."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    return next(inner for inner in get_args(kind) if inner is not types.NoneType)
 
 
 def _option_name(field: str, plural: bool) -> str:
@@ -357,24 +379,3 @@ def parse_pairs(pairs: Any) -> dict[str, str]:
             raise ValueError(f"{text!r} is not NAME=VALUE")
         found[name.strip()] = value.strip()
     return found
-
-
-def setting_rows(kind: type[Settings]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """For documentation: heading, option, name in Python, default, range and help of
-    each setting.
-    """
-    for s in kind.all().values():
-        allowed = ", ".join(
-            part
-            for part in (*s.choices, s.range().removeprefix("of "), s.about.unit)
-            if part
-        )
-        default = s.default_text() or ("no" if s.base is bool else "")
-        yield (
-            s.heading,
-            s.option,
-            s.name,
-            default,
-            allowed,
-            s.about.help + (" *Fixed.*" if s.about.fixed else ""),
-        )

@@ -48,16 +48,28 @@ class ModelSettings(Settings):
         "Number of a user's last distinct items that make up the user's vector.",
         at_least=0,
         fixed=True,
+        expert=True,
     )
     user_ids: bool = setting(
-        False, "Give each user an embedding of its own in addition.", fixed=True
+        False,
+        "Give each user an embedding of its own in addition.",
+        fixed=True,
+        expert=True,
     )
     item_ids: bool = setting(
-        True, "Give each item an embedding of its own.", fixed=True
+        True,
+        "Give each item an embedding of its own.",
+        fixed=True,
+        expert=True,
     )
-    init_std: float = setting(0.03, "Standard deviation of new embeddings.", above=0)
+    init_std: float = setting(
+        0.03, "Standard deviation of new embeddings.", above=0, expert=True
+    )
     item_features: tuple[str, ...] = setting(
-        (), "Categorical item feature to use; repeat it for several.", fixed=True
+        (),
+        "Categorical item feature to use; repeat it for several.",
+        fixed=True,
+        common=True,
     )
     user_features: tuple[str, ...] = setting(
         (), "Categorical user feature to use; repeat it for several.", fixed=True
@@ -74,6 +86,7 @@ class ModelSettings(Settings):
         at_least=1,
         metavar="UNITS",
         fixed=True,
+        expert=True,
     )
     user_layers: tuple[int, ...] = setting(
         (),
@@ -81,6 +94,7 @@ class ModelSettings(Settings):
         at_least=1,
         metavar="UNITS",
         fixed=True,
+        expert=True,
     )
     seed: int = setting(0, "Seed of all initial weights and draws.", at_least=0)
 
@@ -148,58 +162,81 @@ class MethodSettings(Settings):
     cache_correction: Literal["occurrence", "popularity"] = setting(
         "occurrence",
         "Correct cached items by the probability with which they were drawn, or by popularity as in the paper (xir).",
+        expert=True,
     )
     cache_scope: Literal["all", "touched"] = setting(
         "all",
         "Draw the cache among all items, or among those touched in the step as the authors' code does (xir).",
+        expert=True,
     )
     draws: int | None = setting(
         None,
         "|R_u|: number of negatives that a query draws (bir, xir).",
         at_least=1,
         if_none="the batch size",
+        expert=True,
     )
     uniform_negatives: int | None = setting(
         None,
         "Number of uniformly drawn items in addition to the batch (mns).",
         at_least=0,
         if_none="the batch size",
+        expert=True,
     )
     resampler: Literal["systematic", "multinomial"] = setting(
-        "systematic", "How negatives are drawn; multinomial as in the paper (bir, xir)."
+        "systematic",
+        "How negatives are drawn; multinomial as in the paper (bir, xir).",
+        expert=True,
     )
     negatives: Literal["global", "local"] = setting(
         "global",
         "Whether an event's in-batch negatives come from the whole batch, or only from the events that one trainer of "
         "a group computes together with it: cheaper, the more trainers there are.",
+        expert=True,
     )
     mask_positive: bool = setting(
-        False, "Remove a query's own positive from its candidates."
+        False,
+        "Remove a query's own positive from its candidates.",
+        expert=True,
     )
     occurrence_half_life: float = setting(
         0.0,
         "After this many steps a draw counts half; 0: never (xir).",
         at_least=0,
         unit="steps",
+        expert=True,
     )
     popularity: Literal["auto", "exact", "hash"] = setting(
         "auto",
         "Estimate of popularity that corrects the sampling bias; auto: the method's own.",
+        expert=True,
     )
     popularity_half_life: float = setting(
         5000.0,
         "After this many events an event counts half in the correction; 0: never.",
         at_least=0,
         unit="events",
+        expert=True,
     )
     hash_slots: int = setting(
-        1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True
+        1 << 18,
+        "Size of each of G-Tower's five hash arrays.",
+        at_least=1,
+        fixed=True,
+        expert=True,
     )
     hash_alpha: float = setting(
-        0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1
+        0.02,
+        "Weight of the newest gap in G-Tower's estimate.",
+        above=0,
+        at_most=1,
+        expert=True,
     )
     hash_clock: Literal["event", "batch"] = setting(
-        "event", "Unit in which G-Tower counts gaps; batch as in the paper.", fixed=True
+        "event",
+        "Unit in which G-Tower counts gaps; batch as in the paper.",
+        fixed=True,
+        expert=True,
     )
 
 
@@ -214,6 +251,7 @@ class RankingSettings(Settings):
         "Whether a small learned ranker orders the candidates, by what was counted and by the towers' inner product; "
         "without it the inner product alone decides.",
         fixed=True,
+        expert=True,
     )
     history: int = setting(
         30,
@@ -221,6 +259,7 @@ class RankingSettings(Settings):
         at_least=1,
         at_most=255,
         fixed=True,
+        expert=True,
     )
     co_occurring_items: int = setting(
         200,
@@ -228,14 +267,23 @@ class RankingSettings(Settings):
         at_least=0,
         at_most=4096,
         fixed=True,
+        expert=True,
     )
     retrieved_items: int = setting(
-        50, "How many items nearest by the towers are candidates.", at_least=0
+        50,
+        "How many items nearest by the towers are candidates.",
+        at_least=0,
+        expert=True,
     )
     ranker_events: int = setting(
-        512, "Events of a batch that the ranker learns from, at most.", at_least=1
+        512,
+        "Events of a batch that the ranker learns from, at most.",
+        at_least=1,
+        expert=True,
     )
-    ranker_learning_rate: float = setting(0.3, "Learning rate of the ranker.", above=0)
+    ranker_learning_rate: float = setting(
+        0.3, "Learning rate of the ranker.", above=0, expert=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,26 +296,34 @@ class LearningSettings(Settings):
         "adagrad",
         "Optimizer of the embedding tables; dense-adam moves all rows at every step.",
         fixed=True,
+        expert=True,
     )
     learning_rate: float = setting(
         0.2, "Learning rate of the embedding tables.", above=0
     )
     dense_learning_rate: float = setting(
-        0.02, "Learning rate of everything else: layers and recency weights.", above=0
+        0.02,
+        "Learning rate of everything else: layers and recency weights.",
+        above=0,
+        expert=True,
     )
     learning_rate_decay: float = setting(
         1.0,
         "Factor for both learning rates after every `decay-every` steps.",
         above=0,
         at_most=1,
+        expert=True,
     )
     decay_every: int = setting(
         0,
         "Steps between decays of the learning rates; 0: never.",
         at_least=0,
         unit="steps",
+        expert=True,
     )
-    l2: float = setting(0.0, "L2 coefficient of the tables (dense-adam).", at_least=0)
+    l2: float = setting(
+        0.0, "L2 coefficient of the tables (dense-adam).", at_least=0, expert=True
+    )
     device: str = setting("auto", "Device to train on: auto, cpu, cuda or cuda:N.")
 
 
@@ -292,7 +348,10 @@ class LimitSettings(Settings):
         if_none="what fits the machine's memory",
     )
     max_categories: int = setting(
-        100_000, "Categories that are kept of each feature, at most.", at_least=1
+        100_000,
+        "Categories that are kept of each feature, at most.",
+        at_least=1,
+        expert=True,
     )
     user_ttl_s: float = setting(
         0.0,
@@ -317,6 +376,7 @@ class LimitSettings(Settings):
         "A limit that makes ids go that were seen less than this time ago, by event time, is too low: an alert.",
         at_least=0,
         unit="seconds",
+        expert=True,
     )
 
 

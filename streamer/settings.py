@@ -34,7 +34,9 @@ class StreamSettings(Settings):
     heading: ClassVar[str] = "Stream"
 
     topics: tuple[str, ...] = setting(
-        ("interactions",), "Topic to read; repeat it for several."
+        ("interactions",),
+        "Topic to read; repeat it for several.",
+        common=True,
     )
     catalogue_topic: str | None = setting(
         None,
@@ -45,8 +47,9 @@ class StreamSettings(Settings):
         None,
         "Kafka brokers, host:port[,host:port]; without it the embedded log is read.",
         option="bootstrap-servers",
+        common=True,
     )
-    group_id: str = setting("streamer", "Kafka consumer group.")
+    group_id: str = setting("streamer", "Kafka consumer group.", common=True)
     kafka: Mapping[str, str] = setting(
         {},
         "Any setting of the Kafka client, e.g. sasl_mechanism=PLAIN; also as STREAMER_KAFKA_<NAME>.",
@@ -68,10 +71,12 @@ class StreamSettings(Settings):
         "Read JSON lines from a file instead; - for standard input.",
         metavar="FILE",
         option="source",
+        common=True,
     )
     data_dir: Path = setting(
         Path("streamer-data"),
         "Directory of the embedded log, and of checkpoints unless --checkpoint-dir is given.",
+        common=True,
     )
 
     @property
@@ -156,6 +161,7 @@ class EventSettings(Settings):
         "Name of a field in your records, e.g. user_id=uid; repeat it for several.",
         metavar="OURS=THEIRS",
         option="field",
+        common=True,
     )
     event_types: tuple[str, ...] = setting(
         (), "Train only on events of this type; repeat it for several."
@@ -174,18 +180,24 @@ class EventSettings(Settings):
         None, "Train only on events with at least this rating."
     )
     max_id_length: int = setting(
-        256, "Maximum length of an id.", at_least=1, unit="characters"
+        256,
+        "Maximum length of an id.",
+        at_least=1,
+        unit="characters",
+        expert=True,
     )
     max_features: int = setting(
         64,
         "Maximum number of features of a user, and of an item, in one event.",
         at_least=1,
+        expert=True,
     )
     max_feature_length: int = setting(
         256,
         "Maximum length of a feature's name or category.",
         at_least=1,
         unit="characters",
+        expert=True,
     )
     max_record_bytes: int = setting(
         1 << 20,
@@ -193,9 +205,13 @@ class EventSettings(Settings):
         at_least=1,
         at_most=MAX_RECORD_BYTES,
         unit="bytes",
+        expert=True,
     )
     max_events_per_record: int = setting(
-        10_000, "Maximum number of events in one record (an array).", at_least=1
+        10_000,
+        "Maximum number of events in one record (an array).",
+        at_least=1,
+        expert=True,
     )
 
     def name_of(self, field: str) -> str:
@@ -254,7 +270,10 @@ class PipelineSettings(Settings):
         at_least=0, unit="seconds",
     )  # fmt: skip
     max_queued_events: int = setting(
-        16_384, "Reading ahead pauses while this many events wait.", at_least=1
+        16_384,
+        "Reading ahead pauses while this many events wait.",
+        at_least=1,
+        expert=True,
     )
     until_end: bool = setting(
         False,
@@ -266,6 +285,7 @@ class PipelineSettings(Settings):
         "Share of the time spent on ranking events before they are trained; 0: none.",
         at_least=0,
         at_most=1,
+        expert=True,
     )
     checkpoint_every_s: float = setting(
         60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds"
@@ -318,7 +338,7 @@ class SharingSettings(Settings):
     share_every_s: float = setting(
         1.0, "Time between exchanges with Redis; limits how old the view of other trainers is.",
         at_least=0.001, at_most=10, unit="seconds",
-    )  # fmt: skip
+    expert=True,)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,6 +351,7 @@ class PublishSettings(Settings):
         None,
         "Directory to publish changes to, for `streamer serve --from`.",
         option="publish-dir",
+        common=True,
     )
     publish_topic: str | None = setting(
         None, "Kafka topic to publish changes to, of one partition.", metavar="TOPIC"
@@ -343,6 +364,7 @@ class PublishSettings(Settings):
         "Time between published bases, from which servers can start.",
         at_least=1,
         unit="seconds",
+        expert=True,
     )
 
     def problems(self) -> list[str]:
@@ -432,11 +454,12 @@ class GroupSettings(Settings):
         "Train with this many processes, in lockstep: the model is the same for any number.",
         at_least=1,
         if_none="one, outside of any group",
+        common=True,
     )
     parts: int = setting(
         4, "In how many parts a group computes each step: a power of two, and at least the number of trainers.",
         at_least=1, at_most=1024,
-    )  # fmt: skip
+    expert=True,)  # fmt: skip
     group_timeout_s: float = setting(
         15.0,
         "A trainer that the others have not heard of for this long is given up.",

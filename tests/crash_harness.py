@@ -21,7 +21,7 @@ from streamer.event import encode
 TESTS = Path(__file__).parent
 
 TINY = [
-    *("--dim", "8", "--batch-size", "64", "--max-age", "0", "--cache-size", "64", "--hash-slots", "64"),
+    *("--dim", "8", "--batch-size", "64", "--max-age", "0", "--cache-size", "64", "--set", "hash_slots=64"),
     *("--threads", "1", "--json", "--event-type", "buy"),
 ]
 """A run that is quick, and whose batches end at the same events whenever they come."""

@@ -18,8 +18,8 @@ from streamer.snapshot import CheckpointStore
 
 PATIENCE_S = 60.0
 TINY = [
-    *("--dim", "8", "--batch-size", "128", "--cache-size", "64", "--hash-slots", "64", "--ranker-events", "16"),
-    *("--evaluation-share", "0", "--until-end", "--json", "--log-format", "plain"),
+    *("--dim", "8", "--batch-size", "128", "--cache-size", "64", "--set", "hash_slots=64", "--set", "ranker_events=16"),
+    *("--set", "evaluation_share=0", "--until-end", "--json", "--log-format", "plain"),
 ]
 
 

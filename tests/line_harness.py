@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
-from streamer.cli.run import run
+from streamer.cli.options import settings_options
 from streamer.event import encode
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learner
@@ -68,9 +69,13 @@ def small(method: str = "xir", **changes: Any) -> LearnerSettings:
 
 def run_settings(*arguments: object) -> RunSettings:
     """The settings that `streamer run` gets from these arguments."""
-    params = run.make_context("run", list(map(str, arguments))).params
-    values = {name: params[name] for name in RunSettings.all()}
-    return RunSettings(**values | {name: dict(values[name]) for name in ("kafka", "fields")})
+
+    @click.command()
+    @settings_options(RunSettings)
+    def command(settings: RunSettings, **_: object) -> RunSettings:
+        return settings
+
+    return command.main([*map(str, arguments)], standalone_mode=False)
 
 
 def micro_batch(stream: Sequence[Event], **columns: Any) -> MicroBatch:

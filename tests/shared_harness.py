@@ -33,7 +33,16 @@ QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200
 """Client settings that make tests quick."""
 IMPATIENT = ["--kafka", "session_timeout_ms=1500"]
 """With this a dead member is soon forgotten; on a busy machine, once in a while, a living one too."""
-BRISK = ["--max-age", "0.05", "--checkpoint-every", "0.15", "--max-queued-events", "200", "--share-every", "0.05"]
+BRISK = [
+    "--max-age",
+    "0.05",
+    "--checkpoint-every",
+    "0.15",
+    "--set",
+    "max_queued_events=200",
+    "--set",
+    "share_every=0.05",
+]
 """Small batches soon trained, saved and sent."""
 
 
@@ -165,7 +174,7 @@ class Company:
             [
                 *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.topic.name, *QUICK, *TINY),
                 *("--group-id", self.group, "--redis-url", self.redis_url, "--model", self.model, *BRISK),
-                *("--checkpoint-dir", self.directory / name, "--evaluation-share", 0, "--method", "xir", *more),
+                *("--checkpoint-dir", self.directory / name, "--set", "evaluation_share=0", "--method", "xir", *more),
             ],
         )
         self.everybody.append(member)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.cli.doctor import doctor
-from streamer.cli.options import GroupedCommand, settings_options
+from streamer.cli.main import COMMANDS, cli
+from streamer.cli.options import COMMON, GroupedCommand, check_environment, settings_options
 from streamer.cli.run import run
 from streamer.errors import SettingsError
 from streamer.learner import Learner
@@ -57,7 +59,7 @@ def test_every_setting_is_an_option_with_the_same_default(kind):
 
 def test_the_environment_sets_only_what_a_command_lets_it(monkeypatch, tmp_path):
     (tmp_path / "file.toml").write_text("rate = 5")
-    for name, value in {"TOPIC": "clicks", "RATE": "7", "PATH": "x", "CONFIG": tmp_path / "file.toml"}.items():
+    for name, value in {"TOPIC": "clicks", "RATE": "7", "CONFIG": tmp_path / "file.toml"}.items():
         monkeypatch.setenv(f"STREAMER_{name}", str(value))
     assert built(WriteSettings, environment=("topic",)) == WriteSettings(topic="clicks")
     assert built(WriteSettings, environment=()) == WriteSettings()
@@ -74,7 +76,60 @@ def test_the_second_name_of_an_option_is_the_same_option():
 @pytest.mark.parametrize("command", [run, doctor])
 def test_run_and_doctor_take_every_setting_of_a_run(command):
     options = {p.name for p in command.params if isinstance(p, click.Option)}
-    assert set(RunSettings.all()) <= options
+    experts = {name for name, setting in RunSettings.all().items() if setting.about.expert}
+    assert set(RunSettings.all()) - experts <= options
+    assert experts.isdisjoint(options)
+    assert "set_" in options
+
+
+def test_help_of_run_shows_at_most_sixty_options_and_first_the_ten_that_most_need():
+    shown = run.get_help(click.Context(run))
+    assert len(re.findall("^  --", shown, re.MULTILINE)) <= 60
+    headings = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
+    assert headings[0] == COMMON
+    assert len(re.findall("^  --", shown.partition(COMMON)[2].partition("\n\n")[0], re.MULTILINE)) == 10
+
+
+def test_a_setting_without_an_option_comes_from_set_a_variable_or_a_file(monkeypatch, tmp_path):
+    (tmp_path / "file.toml").write_text('resampler = "multinomial"\n[method]\ndraws = 7\nhash-slots = 9')
+    with_file = ["--config", tmp_path / "file.toml"]
+    found = built(RunSettings, *with_file)
+    assert (found.resampler, found.draws, found.hash_slots) == ("multinomial", 7, 9)
+    monkeypatch.setenv("STREAMER_DRAWS", "8")
+    assert built(RunSettings, *with_file).draws == 8
+    found = built(
+        RunSettings, *with_file, "--set", "draws=9", "--set", "user-layers=32,64", "--set", "max_queued_events=3"
+    )
+    assert (found.draws, found.user_layers, found.max_queued_events, found.hash_slots) == (9, (32, 64), 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "drows=3"], "there is no setting 'drows': did you mean draws?"),
+        (["--set", "draws"], "'draws' is not NAME=VALUE"),
+        (["--set", "draws=0"], "draws is '0': it must be a whole number of at least 1"),
+        (["--config", "file.toml"], "file.toml has bacth-size: did you mean batch-size?"),
+    ],
+)
+def test_a_wrong_name_or_value_is_refused_with_what_may_be_meant(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.toml").write_text("bacth-size = 3")
+    with pytest.raises(click.UsageError) as caught:
+        built(RunSettings, *arguments)
+    assert said in caught.value.format_message()
+
+
+def test_an_unknown_variable_is_refused_and_those_of_all_commands_are_known(monkeypatch):
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        for parameter in command.params:
+            if parameter.envvar:
+                check_environment({parameter.envvar: "x"})
+    check_environment({"STREAMER_KAFKA_SASL_MECHANISM": "PLAIN", "STREAMER_TEST_KAFKA": "x", "OTHER": "x"})
+    monkeypatch.setenv("STREAMER_BACTH_SIZE", "3")
+    with pytest.raises(click.UsageError, match="no variable STREAMER_BACTH_SIZE: did you mean STREAMER_BATCH_SIZE"):
+        built(RunSettings)
 
 
 def test_a_learner_in_python_has_the_settings_of_run():

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.cli.options import COMMON, GroupedCommand, option, settings_options
 from streamer.lockstep.launch import Launcher, is_rank, rank
 from streamer.settings import RunSettings
 
@@ -32,7 +32,7 @@ _OUTPUT = "Output"
     help="A live panel at a terminal, plain lines elsewhere.",
 )
 @option(
-    _OUTPUT,
+    COMMON,
     "--metrics-port",
     envvar="STREAMER_METRICS_PORT",
     type=click.IntRange(0, 65_535),
@@ -68,12 +68,14 @@ def run(
     metrics_show_values: bool,
     as_json: bool,
 ) -> None:
-    """Learn a two-tower retriever from a stream of events, for ever.
+    """Train a two-tower recommender continuously from a stream of events.
 
     Without --bootstrap-servers the topic is read from the embedded log, which `streamer
-    replay` writes. Every option can also be set by an environment variable
-    (STREAMER_BATCH_SIZE=1024) or in a file given by --config; the command line wins
-    over the environment, which wins over the file.
+    replay` writes. Every setting can also come from an environment variable
+    (STREAMER_BATCH_SIZE=1024) or from a file given by --config; the command line wins
+    over the environment, which wins over the file. Settings that experiments with the
+    method need have no option of their own: --set resampler=multinomial gives them, and
+    docs/settings.md lists them.
     """
     if (settings.trainers or 1) > 1 and not is_rank():
         sys.exit(launch(settings.trainers or 1, log_format))

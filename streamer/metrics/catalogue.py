@@ -219,7 +219,7 @@ streamer_evicted_total{side, evicted_reason}: Users or items that were forgotten
     than the TTL, deleted by an event, or retired by another trainer that shares the model.
 streamer_oldest_age_seconds{side}: How long ago, by event time, the user or item was seen that was not seen for longest.
 streamer_evicted_age_seconds{side}: How long ago, by event time, those were seen that a limit made go last.
-streamer_young_age_seconds: Where that age is below this one (--young-age), the limit is too low.
+streamer_young_age_seconds: Where that age is below this one (the setting young_age), the limit is too low.
 streamer_memory_bytes{memory_part}: Memory of what is learned: of users, of items with their neighbours, of categories,
     and what does not grow.
 

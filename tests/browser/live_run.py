@@ -23,12 +23,12 @@ PATIENCE_S = 120.0
 A_TURN = 400
 
 OPTIONS = (
-    *("--dim", "8", "--batch-size", "128", "--max-age", "0.2", "--cache-size", "256", "--hash-slots", "4096"),
+    *("--dim", "8", "--batch-size", "128", "--max-age", "0.2", "--cache-size", "256", "--set", "hash_slots=4096"),
     *(
         "--threads",
         "1",
-        "--evaluation-share",
-        "0.5",
+        "--set",
+        "evaluation_share=0.5",
         "--checkpoint-every",
         "2",
         "--metrics-port",

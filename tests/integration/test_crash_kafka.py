@@ -79,7 +79,16 @@ def test_a_group_of_two_of_which_one_is_killed(kafka: KafkaHarness, make_topic: 
     not commit any more: that the survivor trains too, and we know how much it is."""
     topic = make_topic(4)
     topic.append(records(8_000))
-    often = ["--max-age", "0.1", "--checkpoint-every", "0.2", "--max-queued-events", "200", "--keep-checkpoints", "2"]
+    often = [
+        "--max-age",
+        "0.1",
+        "--checkpoint-every",
+        "0.2",
+        "--set",
+        "max_queued_events=200",
+        "--keep-checkpoints",
+        "2",
+    ]
     with (
         Command(topic.run("victim", *often), tmp_path / "victim.log") as victim,
         Command(topic.run("survivor", *often), tmp_path / "survivor.log") as survivor,
@@ -135,7 +144,7 @@ def test_partitions_that_move_to_a_second_trainer_and_back_are_trained_once(
     """Nobody is killed, so there is nothing to forgive."""
     topic = make_topic(3)
     topic.append(records(6_000))
-    often = ["--max-age", "0.1", "--checkpoint-every", "3600", "--max-queued-events", "200", "--log-format", "json"]
+    often = ["--max-age", "0.1", "--checkpoint-every", "3600", "--set", "max_queued_events=200", "--log-format", "json"]
     stop = threading.Event()
     writer = threading.Thread(target=_keep_writing, args=(topic, stop))
     with Command(topic.run("first", *often), tmp_path / "first.log") as first:
@@ -178,7 +187,7 @@ def test_a_broker_that_is_killed_and_comes_back_changes_nothing(
     topic = make_topic(1)
     topic.append(records(20_000))
     zygote.summary(topic.run("undisturbed", "--until-end", group="another"))
-    small = ["--until-end", "--checkpoint-every-events", 320, "--max-queued-events", 400]
+    small = ["--until-end", "--checkpoint-every-events", 320, "--set", "max_queued_events=400"]
     slow_down = "import streamer.model.trainer as m; step = m.Trainer.step; import time\n"
     slow_down += "m.Trainer.step = lambda *a: (time.sleep(0.01), step(*a))[1]"
     with Command(topic.run("cut off", *small), tmp_path / "log", slow_down) as run:

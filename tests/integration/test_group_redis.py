@@ -40,7 +40,7 @@ def test_a_group_counts_once_and_receives_what_others_count(forker, redis_server
     name, rng = f"group-{uuid.uuid4().hex[:8]}", random.Random(3)
     with EmbeddedLog(tmp_path / "log") as log:
         elsewhere, ours = write(log, "elsewhere", 1, 400), write(log, "clicks", 5, 3000)
-    share = ["--redis-url", redis_server.url, "--model", name, "--share-every", "0.05"]
+    share = ["--redis-url", redis_server.url, "--model", name, "--set", "share_every=0.05"]
     other = Ranks(forker, tmp_path / "log", tmp_path / "other", 1, "--trainers", "1", "--topic", "elsewhere", *share)
     assert other.wait_all() == [0], other.errors(0)
     often = [*share, "--topic", "clicks", "--checkpoint-every-events", "300", "--keep-checkpoints", "1"]
@@ -68,7 +68,7 @@ def test_a_group_that_slept_contributes_nothing_after_a_newer_start(forker, redi
     name = f"group-{uuid.uuid4().hex[:8]}"
     with EmbeddedLog(tmp_path / "log") as log:
         expected = write(log, "clicks", 5, 3000)
-    share = ["--redis-url", redis_server.url, "--model", name, "--share-every", "0.05", "--topic", "clicks"]
+    share = ["--redis-url", redis_server.url, "--model", name, "--set", "share_every=0.05", "--topic", "clicks"]
     run = (forker, tmp_path / "log", tmp_path / "ours", 2, *share, "--checkpoint-every-events", "300")
     sleeps = {0: DOES_NOT_LOOK + signal_at("pathlib:Path:rename", 2, "SIGSTOP"), 1: DOES_NOT_LOOK}
     zombies = Ranks(*run, "--no-until-end", "--dead-letters", str(tmp_path / "zombies.jsonl"), preludes=sleeps)

@@ -38,7 +38,7 @@ def test_ranks_on_kafka_train_the_same_model_as_one_and_take_up_new_partitions(k
     }
     one, two = tmp_path / "one", tmp_path / "two"
     assert Ranks(forker, sources[1], one, 1, "--trainers", "1").wait_all() == [0]
-    short = ["--max-queued-events", "256"]  # so that the queue of one partition is full before another one is read
+    short = ["--set", "max_queued_events=256"]  # so that the queue of one partition is full before another one is read
     assert Ranks(forker, sources[2], two, 2, *short).wait_all() == [0, 0]
     assert model(one) == model(two)
     # lag monitors see both

@@ -92,7 +92,7 @@ def test_trainers_that_read_to_the_end_do_not_wait_for_a_session(
         _mark_ends(topic)
     slow = "import streamer.model.trainer as m; step = m.Trainer.step; import time\n"
     slow += "m.Trainer.step = lambda *a: (time.sleep(0.2), step(*a))[1]"
-    arguments = [topic.run(name, "--until-end", "--max-queued-events", 64, client=PATIENT) for name in "ab"]
+    arguments = [topic.run(name, "--until-end", "--set", "max_queued_events=64", client=PATIENT) for name in "ab"]
     with Command(arguments[0], tmp_path / "a.log", slow) as a, Command(arguments[1], tmp_path / "b.log", slow) as b:
         a.wait_until(lambda: kafka.members(topic.group) == 2)
         summaries = [json.loads(run.ended()[1]) for run in (a, b)]

@@ -29,7 +29,7 @@ from streamer.sources.kafka import watch as kafka_watch
 from streamer.web.serve import serve_metrics
 
 pytestmark = pytest.mark.servers
-QUICK = ("--dim", 8, "--batch-size", 64, "--hash-slots", 64, "--checkpoint-every", 0.2, "--max-age", 0.1)
+QUICK = ("--dim", 8, "--batch-size", 64, "--set", "hash_slots=64", "--checkpoint-every", 0.2, "--max-age", 0.1)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_it_is_ready_only_while_broker_store_and_checkpoint_directory_respond(
     topic, saved = kafka.make_topic(1), tmp_path / "checkpoints"
     kafka.append(topic, 0, values_of(events(64)))
     arguments = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--group-id", topic, *QUICK]
-    arguments += ["--redis-url", redis.url, "--share-every", 0.05, "--checkpoint-dir", saved]
+    arguments += ["--redis-url", redis.url, "--set", "share_every=0.05", "--checkpoint-dir", saved]
     pipeline = build_pipeline(run_settings(*arguments))
     with serve_metrics(topic, "127.0.0.1", 0) as (monitor, url), running(pipeline, monitor):
         ready(url, "caught up")
@@ -163,8 +163,8 @@ QUICK = (
     8,
     "--batch-size",
     64,
-    "--hash-slots",
-    64,
+    "--set",
+    "hash_slots=64",
     "--threads",
     1,
     "--checkpoint-every",

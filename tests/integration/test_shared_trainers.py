@@ -130,7 +130,7 @@ def test_one_that_is_killed_at_random_moments_and_restarted_changes_nothing(
 
 def test_one_that_is_killed_with_much_that_it_sent_to_nobody_changes_nothing(company: Company) -> None:
     """What it has saved and not sent is counted by whoever gets its partitions, or by itself if it is back in time."""
-    slowly = [*IMPATIENT, "--share-every", "1.0"]
+    slowly = [*IMPATIENT, "--set", "share_every=1.0"]
     trainers = company.start_all(2, *slowly)
     with company.writing():
         for away_s in (2.5, 0.0, 2.0):

@@ -34,7 +34,18 @@ from streamer.model.retrieval import COSINE
 from streamer.snapshot import CheckpointStore
 
 USERS, ITEMS, EVENTS = 12, 40, 900
-SMALL = ["--dim", "8", "--batch-size", "64", "--max-age", "0", "--hash-slots", "4096", "--evaluation-share", "0"]
+SMALL = [
+    "--dim",
+    "8",
+    "--batch-size",
+    "64",
+    "--max-age",
+    "0",
+    "--set",
+    "hash_slots=4096",
+    "--set",
+    "evaluation_share=0",
+]
 SMALL += ["--cache-size", "100", "--device", "cpu", "--threads", "1"]
 
 
@@ -84,8 +95,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def towers_alone(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """ssl with user ids, features and layers; no ranker, no recent items."""
     events = [e | {"item_features": {"genre": e["item_id"][-1]}} for e in made_events(1)]
-    options = ["--method", "ssl", "--no-rerank", "--recent-items", "0", "--user-ids"]
-    options += ["--item-feature", "genre", "--item-layers", "6", "--user-layers", "6"]
+    options = ["--method", "ssl", "--set", "rerank=false", "--set", "recent_items=0", "--set", "user_ids=true"]
+    options += ["--item-feature", "genre", "--set", "item_layers=6", "--set", "user_layers=6"]
     return train(tmp_path_factory.mktemp("learned") / "data", events, *options)
 
 

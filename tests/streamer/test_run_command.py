@@ -113,7 +113,8 @@ class TestSettings:
     def test_an_unknown_key_is_refused_with_its_name(self, given):
         result = given.refused(config="batch-size = 1\nbatchsize = 2\n[model]\ndimension = 3")
         assert result.exit_code == 2
-        assert "batchsize, dimension" in result.output
+        assert "batchsize: did you mean batch-size?" in result.output
+        assert "dimension" in result.output
         assert "--help" in result.output
 
     @pytest.mark.parametrize(("config", "said"), [("batch-size =", "is not TOML"), ('batch-size = "many"', "many")])
@@ -153,7 +154,7 @@ class TestWrongSettings:
     """What single options cannot tell is told together, too, one line each."""
 
     def test_all_problems_are_told_at_once(self, zygote, tmp_path):
-        wrong = ["--item-layers", "4", "--user-layers", "5", "--field", "colour=hue", "--start", "error"]
+        wrong = ["--set", "item_layers=4", "--set", "user_layers=5", "--field", "colour=hue", "--start", "error"]
         assert zygote.run(["run", "--data-dir", tmp_path, *wrong]) == 2
         lines = zygote.errors.splitlines()
         assert len(lines) == 3
@@ -247,10 +248,10 @@ class TestRuns:
             "brand",
             "--item-numeric-feature",
             "price",
-            "--item-layers",
-            "8",
-            "--user-layers",
-            "8",
+            "--set",
+            "item_layers=8",
+            "--set",
+            "user_layers=8",
         ]
         zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))

@@ -213,7 +213,18 @@ def test_inspect_of_a_redis_that_does_not_answer_says_so():
 
 def test_inspect_shows_store_and_checkpoint_if_both_are_given(place, tmp_path):
     (tmp_path / "events.jsonl").write_text('{"user_id": "u", "item_id": "tea", "timestamp": 1}\n' * 5)
-    small = ["--dim", "4", "--hash-slots", "4096", "--evaluation-share", "0", "--threads", "1", "--device", "cpu"]
+    small = [
+        "--dim",
+        "4",
+        "--set",
+        "hash_slots=4096",
+        "--set",
+        "evaluation_share=0",
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+    ]
     where = ["--source", str(tmp_path / "events.jsonl"), "--data-dir", str(tmp_path)]
     build_pipeline(run_settings(*where, *small, *place.options())).run()
     both = answer("inspect", *place.options(), "--data-dir", tmp_path)

@@ -23,7 +23,7 @@ from streamer.sources.embedded.log import EmbeddedLog
 pytestmark = pytest.mark.slow
 
 CATALOGUE = ("--catalogue-topic", "items", "--item-feature", "brand")
-MODEL = ("--dim", 8, "--co-occurring-items", 16, "--batch-size", 64, "--max-age", 0.2, "--publish-every", 0.1)
+MODEL = ("--dim", 8, "--set", "co_occurring_items=16", "--batch-size", 64, "--max-age", 0.2, "--publish-every", 0.1)
 USERS = [f"u{n}" for n in range(20)]
 
 
