@@ -20,7 +20,9 @@ from kafka.structs import OffsetAndMetadata
 from servers.kafka import KafkaServer
 from servers.redis import LocalSentinel, RedisServer, local_cluster
 
-from streamer.cli import doctor as module
+from streamer.cli import doctor as command
+from streamer.cli import doctor_machine as module
+from streamer.cli import doctor_servers as servers
 from streamer.cli.main import cli
 from streamer.event import encode
 from streamer.snapshot import CheckpointStore
@@ -367,7 +369,7 @@ def test_a_redis_that_is_away_is_a_failure_and_its_password_is_not_shown(closed_
 
 
 def test_a_redis_that_says_nothing_is_a_failure(monkeypatch):
-    monkeypatch.setattr(module, "REDIS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(servers, "REDIS_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, checks = examined("--redis-url", f"redis://127.0.0.1:{silent.getsockname()[1]}")
     assert (code, states(checks["redis"])) == (1, ["failure"])
@@ -394,7 +396,7 @@ def test_redis_version_and_memory_policy_are_looked_at(redis_server: RedisServer
             assert "maxmemory-policy noeviction" in checks["redis memory"][0]["advice"]
         finally:
             client.config_set("maxmemory-policy", before["maxmemory-policy"])
-    monkeypatch.setattr(module, "OLDEST_REDIS", (99, 0))
+    monkeypatch.setattr(servers, "OLDEST_REDIS", (99, 0))
     code, checks = examined("--redis-url", redis_server.url)
     assert (code, states(checks["redis"])) == (1, ["failure"])
     assert "99.0" in checks["redis"][0]["advice"]
@@ -463,10 +465,10 @@ def test_a_person_sees_status_name_finding_and_advice(here):
 
 def test_long_findings_are_broken_into_lines_at_a_terminal(monkeypatch):
     check = module.Finding("kafka", "failure", "word " * 40 + "end", "try " * 40 + "again")
-    assert len(module.describe(check).splitlines()) == 2
-    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True)
+    assert len(command.describe(check).splitlines()) == 2
+    monkeypatch.setattr(command.sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    lines = click.unstyle(module.describe(check)).splitlines()
+    lines = click.unstyle(command.describe(check)).splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split() == ["failure", "kafka", *check.found.split(), "->", *check.advice.split()]
 
