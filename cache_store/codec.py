@@ -17,19 +17,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.contribution import NO_ROWS, Counts, Increments, Rows, Span
+from streamer.cache_store.contribution import (
+    NO_ROWS,
+    Counts,
+    Increments,
+    OffsetSpan,
+    Rows,
+)
 
 FORMAT = 1
 _TYPES = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<i8"}
 
 
-class Delta(msgspec.Struct, frozen=True):
+class StoreDelta(msgspec.Struct, frozen=True):
     """What one entry of the log adds to the shared state. Rows are the store's."""
 
     trainer: str  # who sent it; a name that lives as long as a process
     last: int  # the number of that trainer's last contribution that is in it
     events: int  # that it counts
-    spans: tuple[Span, ...]  # where they come from
+    spans: tuple[OffsetSpan, ...]  # where they come from
     items: Increments  # events of each item, by ascending rows
     drawn: Increments  # how often each item was resampled, by ascending rows
     retired: Rows = msgspec.field(
@@ -44,7 +50,7 @@ class _Header(msgspec.Struct):
     meta: dict[str, Any]
 
 
-class Malformed(ValueError):  # noqa: N818
+class MalformedEntry(ValueError):  # noqa: N818
     """This version of the store has not packed these bytes."""
 
 
@@ -73,9 +79,9 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
         at = 4 + int.from_bytes(packed[:4], "little")
         header = msgspec.json.decode(packed[4:at], type=_Header)
         if header.v != FORMAT:
-            raise Malformed(f"format {header.v}, this version reads {FORMAT}")
+            raise MalformedEntry(f"format {header.v}, this version reads {FORMAT}")
         if min(header.lengths, default=0) < 0 or set(header.widths) - _TYPES.keys():
-            raise Malformed(
+            raise MalformedEntry(
                 f"arrays of lengths {header.lengths} and widths {header.widths}"
             )
         arrays = []
@@ -85,15 +91,15 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], list[NDArray[np.int64]]]:
             )
             at += length * width
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise Malformed(str(error)) from error
+        raise MalformedEntry(str(error)) from error
     if at != len(packed):
-        raise Malformed(f"{len(packed)} bytes; its header says {at}")
+        raise MalformedEntry(f"{len(packed)} bytes; its header says {at}")
     if any(int(array.min(initial=0)) < 0 for array in arrays):
-        raise Malformed("numbers below zero")
+        raise MalformedEntry("numbers below zero")
     return header.meta, arrays
 
 
-def pack_delta(delta: Delta) -> bytes:
+def pack_delta(delta: StoreDelta) -> bytes:
     """An entry of the log. Instead of rows it has their differences, which are small."""
     meta = {"t": delta.trainer, "n": delta.last, "e": delta.events, "s": delta.spans}
     items = delta.items
@@ -110,24 +116,24 @@ def pack_delta(delta: Delta) -> bytes:
     )
 
 
-def unpack_delta(packed: bytes, items: int) -> Delta:
+def unpack_delta(packed: bytes, items: int) -> StoreDelta:
     """The delta that `pack_delta` has packed; `Malformed` if it has not packed this for
     that number of items.
     """
     meta, arrays = unpack(packed)
     try:
-        spans = tuple(Span(str(p), int(a), int(b)) for p, a, b in meta["s"])
+        spans = tuple(OffsetSpan(str(p), int(a), int(b)) for p, a, b in meta["s"])
         row_steps, counts, drawn_row_steps, drawn_counts, *more = arrays
         retired = _of_items(np.cumsum(more.pop()), items) if more else NO_ROWS
         if more:
             raise ValueError(f"{len(arrays)} arrays")
         added = _increments(row_steps, counts, items)
         drawn = _increments(drawn_row_steps, drawn_counts, items)
-        return Delta(
+        return StoreDelta(
             str(meta["t"]), int(meta["n"]), int(meta["e"]), spans, added, drawn, retired
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise Malformed(f"not an entry of the log: {error}") from error
+        raise MalformedEntry(f"not an entry of the log: {error}") from error
 
 
 def _increments(row_steps: Rows, counts: Counts, items: int) -> Increments:
@@ -158,11 +164,11 @@ def unpack_rows(packed: bytes, items: int) -> Rows:
     """
     _, arrays = unpack(packed)
     if len(arrays) != 1:
-        raise Malformed("not a cache")
+        raise MalformedEntry("not a cache")
     try:
         return _of_items(arrays[0], items)
     except ValueError as error:
-        raise Malformed(str(error)) from error
+        raise MalformedEntry(str(error)) from error
 
 
 def fingerprint(ids: Iterable[str], before: str = "") -> str:

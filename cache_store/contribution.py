@@ -15,7 +15,7 @@ Rows = NDArray[np.int64]
 Counts = NDArray[np.int64]
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """Events of one partition: offsets from `start` up to, not including, `stop`."""
 
     partition: str
@@ -49,7 +49,7 @@ class Contribution:
     events each position stands for.
     """
 
-    spans: tuple[Span, ...]  # where its events come from; one for each partition
+    spans: tuple[OffsetSpan, ...]  # where its events come from; one for each partition
     sources: NDArray[np.int32]  # [B] for each event the index of its span
     offsets: (
         NDArray[np.int64] | Sequence[int]
@@ -158,7 +158,7 @@ class Contribution:
         )
         drawn = Increments(arrays["drawn.rows"], arrays["drawn.counts"])
         return cls(
-            tuple(Span(*span) for span in spans),
+            tuple(OffsetSpan(*span) for span in spans),
             sources,
             offsets,
             items,
@@ -197,12 +197,12 @@ def merged(contributions: Sequence[Contribution]) -> Contribution:
     )
 
 
-def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+def merged_spans(spans: Iterable[OffsetSpan]) -> tuple[OffsetSpan, ...]:
     """One span for each partition, from its first to its last offset."""
-    found: dict[str, Span] = {}
+    found: dict[str, OffsetSpan] = {}
     for span in spans:
         known = found.get(span.partition, span)
-        found[span.partition] = Span(
+        found[span.partition] = OffsetSpan(
             span.partition, min(known.start, span.start), max(known.stop, span.stop)
         )
     return tuple(found.values())

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from streamer.cache_store.codec import (
-    Delta,
-    Malformed,
+    MalformedEntry,
+    StoreDelta,
     fingerprint,
     pack_delta,
     pack_rows,
@@ -38,19 +38,19 @@ from streamer.cache_store.contribution import (
 )
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.outbox import Waiting
-from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.replica import LogPosition, StoreReplica
 from streamer.cache_store.server import (
     ENTRIES_AT_ONCE,
     IDS_AT_ONCE,
     Cursor,
     LogEntry,
     LogHead,
-    Outcome,
     Pulled,
     Push,
+    PushOutcome,
     PushResult,
     Seed,
-    Server,
+    StoreServer,
     ids_between,
 )
 from streamer.cache_store.state import TrainerState
@@ -74,12 +74,12 @@ class _Rejoin(Exception):  # noqa: N818
 class Exchange:
     """Keeps a trainer's state and a server in step. Not for several threads at once."""
 
-    def __init__(self, server: Server, state: TrainerState) -> None:
+    def __init__(self, server: StoreServer, state: TrainerState) -> None:
         self._server = server
         self._state = state
         self.joined = False
         self._cache_chain = ""
-        self._last_push: dict[str, Delta] = {}  # by its chain
+        self._last_push: dict[str, StoreDelta] = {}  # by its chain
         self._to_retire: list[
             int
         ] = []  # our rows of items that this exchange is to retire
@@ -177,7 +177,7 @@ class Exchange:
         its newest entry.
         """
         state = self._state
-        beginning = Position.beginning(secrets.token_hex(8))
+        beginning = LogPosition.beginning(secrets.token_hex(8))
         replica = state.replica
         origin = replica.position if state.generation else None
         next_offsets = replica.next_offsets
@@ -225,8 +225,8 @@ class Exchange:
                 "the store has no snapshot; `streamer store reset` removes the model",
             )
         try:
-            replica = Replica.unpack(packed)
-        except Malformed as error:
+            replica = StoreReplica.unpack(packed)
+        except MalformedEntry as error:
             raise StoreUnavailable(
                 "broken", f"the snapshot in the store cannot be read: {error}"
             ) from error
@@ -288,7 +288,7 @@ class Exchange:
                 self._not_sent(chosen)
                 raise
             result = self._server.push(push)
-            diverged += result.outcome is Outcome.DIVERGED
+            diverged += result.outcome is PushOutcome.DIVERGED
             if 2 * diverged >= MAX_DIVERGED:
                 self._to_retire = []
             if not self._handle(result, chosen) or diverged == MAX_DIVERGED:
@@ -346,7 +346,7 @@ class Exchange:
             )
         spans = merged_spans(span for c in contributions for span in c.spans)
         last = waiting[-1].number if waiting else 0
-        delta = Delta(
+        delta = StoreDelta(
             state.trainer, last, int(items.counts.sum()), spans, items, drawn, retired
         )
         with state.lock:
@@ -426,31 +426,31 @@ class Exchange:
         self._caught_up = False
         state.status.log_length = result.length or state.status.log_length
         match result.outcome:
-            case Outcome.ADDED | Outcome.DUPLICATE:
+            case PushOutcome.ADDED | PushOutcome.DUPLICATE:
                 with state.lock:
                     for one in waiting:
                         one.accepted = True
                 if result.pulled is not None:
                     self._apply(result.pulled)
-            case Outcome.OVERLAP:
+            case PushOutcome.OVERLAP:
                 with state.lock:
                     state.cut(
                         waiting, lambda contribution: contribution.since(result.next)
                     )
-            case Outcome.FENCED:
+            case PushOutcome.FENCED:
                 with state.lock:
                     if state.partitions.is_claimed(partition):
                         raise state.fence(partition)
                     state.drop_refused(waiting, partition)
-            case Outcome.LOG_FULL:
+            case PushOutcome.LOG_FULL:
                 self._not_sent(waiting)
                 return False
-            case Outcome.DIVERGED:
+            case PushOutcome.DIVERGED:
                 self._not_sent(waiting)
                 self._pull_all()
-            case Outcome.EMPTY:
+            case PushOutcome.EMPTY:
                 raise _Rejoin("it is empty")
-            case Outcome.WRONG_GENERATION:
+            case PushOutcome.WRONG_GENERATION:
                 raise _Rejoin(NEW_GENERATION)
         return True
 
@@ -498,7 +498,7 @@ class Exchange:
             cache = (
                 unpack_rows(pulled.cache, items) if pulled.cache is not None else None
             )
-        except Malformed as error:  # the next that a trainer sends takes its place
+        except MalformedEntry as error:  # the next that a trainer sends takes its place
             logger.warning(
                 "Ignored the cache in the store, which cannot be read: %s", error
             )
@@ -537,12 +537,12 @@ class Exchange:
             self._load()
             raise _Rejoin("the log was trimmed before we read it")
 
-    def _delta(self, entry: LogEntry, items: int) -> Delta:
+    def _delta(self, entry: LogEntry, items: int) -> StoreDelta:
         try:
             return self._last_push.get(entry.position.chain) or unpack_delta(
                 entry.packed, items
             )
-        except Malformed as error:
+        except MalformedEntry as error:
             place = f"entry {entry.position.stream_id} of the store's log"
             advice = "do all trainers have the same version? `streamer store reset` removes the model"
             raise StoreUnavailable(

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from streamer.cache_store.codec import fingerprint
-from streamer.cache_store.contribution import Span
-from streamer.cache_store.replica import Position
+from streamer.cache_store.contribution import OffsetSpan
+from streamer.cache_store.replica import LogPosition
 from streamer.cache_store.server import (
     HARD_LOG_LENGTH,
     PAUSE_S,
@@ -24,9 +24,9 @@ from streamer.cache_store.server import (
     Cursor,
     LogEntry,
     LogHead,
-    Outcome,
     Pulled,
     Push,
+    PushOutcome,
     PushResult,
     Seed,
 )
@@ -46,7 +46,7 @@ class MemoryServer:
         self._hard = hard_log_length
         self._clock = clock
         self._trainers: dict[str, str] = {}
-        self._position: Position | None = (
+        self._position: LogPosition | None = (
             None  # of the newest entry; None if there is no state
         )
         self._clear()
@@ -61,7 +61,7 @@ class MemoryServer:
         self._owners: dict[str, str] = {}
         self._cache: tuple[str, bytes] | None = None
         self._snapshot: bytes | None = None
-        self._origin: tuple[Position | None, int, float] = (None, 0, 0.0)
+        self._origin: tuple[LogPosition | None, int, float] = (None, 0, 0.0)
         self._paused = ("", -PAUSE_S)  # by whom, and when
         self._replaced: frozenset[str] = (
             frozenset()
@@ -110,14 +110,14 @@ class MemoryServer:
     def push(self, push: Push) -> PushResult:
         with self._lock:
             if self._position is None:
-                return PushResult(Outcome.EMPTY)
+                return PushResult(PushOutcome.EMPTY)
             if not self._is(push.generation) or len(self._ids) < push.items:
-                return PushResult(Outcome.WRONG_GENERATION)
+                return PushResult(PushOutcome.WRONG_GENERATION)
             behind = (
                 push.retired and push.cursor.position.number < self._position.number
             )
             if behind or not self._continues(push.cursor):
-                return PushResult(Outcome.DIVERGED)
+                return PushResult(PushOutcome.DIVERGED)
             refused = self._refused(push.spans)
             if refused is not None:
                 return refused
@@ -125,10 +125,10 @@ class MemoryServer:
                 len(self._log) >= self._hard
                 or self._clock() - self._paused[1] < PAUSE_S
             ):
-                return PushResult(Outcome.LOG_FULL, length=len(self._log))
+                return PushResult(PushOutcome.LOG_FULL, length=len(self._log))
             number = self._position.number + 1
             previous = self._position
-            self._position = Position(
+            self._position = LogPosition(
                 push.generation, number, push.chain, f"{number}-0"
             )
             self._log.append(LogEntry(self._position, previous.chain, push.packed))
@@ -140,7 +140,7 @@ class MemoryServer:
             pulled = self._pulled(
                 push.cursor.position, push.cursor.max_entries, push.cursor.cache_chain
             )
-            return PushResult(Outcome.ADDED, length=len(self._log), pulled=pulled)
+            return PushResult(PushOutcome.ADDED, length=len(self._log), pulled=pulled)
 
     def _continues(self, cursor: Cursor) -> bool:
         """Whether log and items continue from what the cursor has."""
@@ -156,22 +156,22 @@ class MemoryServer:
             == self._fingerprint
         )
 
-    def _refused(self, spans: Sequence[tuple[Span, int]]) -> PushResult | None:
+    def _refused(self, spans: Sequence[tuple[OffsetSpan, int]]) -> PushResult | None:
         for span, epoch in spans:
             if self._epochs.get(span.partition, 0) > epoch:
-                return PushResult(Outcome.FENCED, partition=span.partition)
+                return PushResult(PushOutcome.FENCED, partition=span.partition)
         if spans and all(
             span.stop <= self._next.get(span.partition, -1) for span, _ in spans
         ):
-            return PushResult(Outcome.DUPLICATE, length=len(self._log))
+            return PushResult(PushOutcome.DUPLICATE, length=len(self._log))
         if any(span.start < self._next.get(span.partition, -1) for span, _ in spans):
             return PushResult(
-                Outcome.OVERLAP,
+                PushOutcome.OVERLAP,
                 next={s.partition: self._next.get(s.partition, 0) for s, _ in spans},
             )
         return None
 
-    def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
+    def pull(self, after: LogPosition, count: int, cache_chain: str) -> Pulled:
         with self._lock:
             return (
                 self._pulled(after, count, cache_chain)
@@ -179,7 +179,7 @@ class MemoryServer:
                 else Pulled(None, [])
             )
 
-    def _pulled(self, after: Position, count: int, cache_chain: str) -> Pulled:
+    def _pulled(self, after: LogPosition, count: int, cache_chain: str) -> Pulled:
         assert self._position is not None
         head = LogHead(
             *self._position[:3], len(self._ids), len(self._log), self._fingerprint
@@ -198,7 +198,7 @@ class MemoryServer:
         with self._lock:
             return self._snapshot
 
-    def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
+    def save_snapshot(self, trainer: str, position: LogPosition, packed: bytes) -> bool:
         with self._lock:
             if all(entry.position != position for entry in self._log):
                 return False
@@ -233,7 +233,7 @@ class MemoryServer:
                 replaced = replaced | {self._position.generation}
             self._clear()
             self._replaced = replaced
-            self._position = Position.beginning(seed.generation)
+            self._position = LogPosition.beginning(seed.generation)
             self._snapshot = seed.snapshot
             self._ids = list(seed.ids)
             self._rows = {raw: row for row, raw in enumerate(seed.ids)}

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streamer.cache_store.contribution import NO_ROWS, Contribution, Rows, Span, merged
+from streamer.cache_store.contribution import (
+    NO_ROWS,
+    Contribution,
+    OffsetSpan,
+    Rows,
+    merged,
+)
 
 
 @dataclass(slots=True)
@@ -124,7 +130,7 @@ class Outbox:
         """The offset after the last of this partition that waits; 0 if none does."""
         return max((span.stop for span in self._spans(partition)), default=0)
 
-    def _spans(self, partition: str) -> Iterable[Span]:
+    def _spans(self, partition: str) -> Iterable[OffsetSpan]:
         return (
             s
             for w in self.waiting

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.codec import Delta, Malformed, pack, unpack
+from streamer.cache_store.codec import MalformedEntry, StoreDelta, pack, unpack
 from streamer.cache_store.contribution import NO_ROWS, Counts, Rows
 
 MAX_UNADDED = 32
 """Entries that wait to be added."""
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """A place in the log.
 
     A generation begins when a server is seeded. The entries of a generation are
@@ -31,12 +31,12 @@ class Position(NamedTuple):
     """Of the entry in the server's stream."""
 
     @classmethod
-    def beginning(cls, generation: str) -> Position:
+    def beginning(cls, generation: str) -> LogPosition:
         """Before the first entry of a generation."""
         return cls(generation, 0, generation, "0-0")
 
 
-class Replica:
+class StoreReplica:
     """Counts and occurrence by the store's rows, up to a position of the log. Not for
     several threads at once.
 
@@ -48,7 +48,7 @@ class Replica:
 
     def __init__(
         self,
-        position: Position,
+        position: LogPosition,
         counts: Counts | None = None,
         drawn: Counts | None = None,
         next_offsets: Mapping[str, int] | None = None,
@@ -67,7 +67,7 @@ class Replica:
         self.size = self._totals.shape[1]
         self._retired = np.zeros(self.size, np.bool_)  # [capacity]
         self._retired[retired] = True
-        self._unadded: list[Delta] = []
+        self._unadded: list[StoreDelta] = []
 
     @property
     def counts(self) -> Counts:
@@ -84,7 +84,7 @@ class Replica:
         """[N] whether each row is retired; a view."""
         return self._retired[: self.size]
 
-    def apply(self, delta: Delta, position: Position) -> Delta:
+    def apply(self, delta: StoreDelta, position: LogPosition) -> StoreDelta:
         """Add the entry that follows in the log, and return it without what came too
         late for its rows.
 
@@ -133,7 +133,7 @@ class Replica:
             )
         self.size = max(self.size, size)
 
-    def pack(self, position: Position | None = None) -> bytes:
+    def pack(self, position: LogPosition | None = None) -> bytes:
         """A snapshot, at another position if one is given."""
         values = {
             "position": position or self.position,
@@ -145,15 +145,15 @@ class Replica:
             values, [*self.totals(), retired] if len(retired) else self.totals()
         )
 
-    def without_retired(self, position: Position) -> Replica:
+    def without_retired(self, position: LogPosition) -> StoreReplica:
         """The same state at another position, with the rows that have an item, in their
         order.
         """
         counts, drawn = (total[~self.retired] for total in self.totals())
-        return Replica(position, counts, drawn, self.next_offsets, self.events)
+        return StoreReplica(position, counts, drawn, self.next_offsets, self.events)
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Replica:
+    def unpack(cls, packed: bytes) -> StoreReplica:
         """The replica that `pack` has packed; `Malformed` if it has not packed this."""
         values, arrays = unpack(packed)
         try:
@@ -165,7 +165,7 @@ class Replica:
                 str(name): int(offset) for name, offset in values["next"].items()
             }
             return cls(
-                Position(*values["position"]),
+                LogPosition(*values["position"]),
                 counts,
                 drawn,
                 next_offsets,
@@ -179,4 +179,4 @@ class Replica:
             AttributeError,
             OverflowError,
         ) as error:
-            raise Malformed(f"not a snapshot: {error}") from error
+            raise MalformedEntry(f"not a snapshot: {error}") from error

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from streamer.cache_store.contribution import Span
-from streamer.cache_store.replica import Position
+from streamer.cache_store.contribution import OffsetSpan
+from streamer.cache_store.replica import LogPosition
 
 SOFT_LOG_LENGTH = 512
 """Entries of the log after which a trainer writes a snapshot and trims it."""
@@ -54,7 +54,7 @@ class Claim(NamedTuple):
 class LogEntry(NamedTuple):
     """An entry of the log as it is stored."""
 
-    position: Position
+    position: LogPosition
     previous_chain: str
     packed: bytes
     """May be left out (b"") of the entry that the reader has just pushed."""
@@ -83,7 +83,7 @@ class Pulled(NamedTuple):
 class Cursor(NamedTuple):
     """What a trainer has."""
 
-    position: Position  # of the last entry
+    position: LogPosition  # of the last entry
     items: int  # item ids
     fingerprint: str  # of these ids
     cache_chain: str  # of the cache
@@ -101,7 +101,7 @@ class Push:
     chain: str  # a new token for the entry
     packed: bytes  # the entry
     spans: Sequence[
-        tuple[Span, int]
+        tuple[OffsetSpan, int]
     ]  # where its events come from, with the epoch in which we claimed each partition
     cache: bytes | None = (
         None  # the next cache, packed; None leaves the one that is there
@@ -114,7 +114,7 @@ class Push:
     ] = ()  # ids that lose their row; only if the log has nothing that the cursor has not
 
 
-class Outcome(StrEnum):
+class PushOutcome(StrEnum):
     """What became of a push. Only `ADDED` has changed anything."""
 
     ADDED = "added"
@@ -138,7 +138,7 @@ class Outcome(StrEnum):
 class PushResult:
     """The outcome of a push."""
 
-    outcome: Outcome
+    outcome: PushOutcome
     next: Mapping[str, int] = field(
         default_factory=dict
     )  # for `OVERLAP`: offset up to which each is counted
@@ -163,14 +163,14 @@ class Seed:
     ids: Sequence[str]  # of all items, by row
     next: Mapping[str, int]  # of the snapshot
     epochs: Mapping[str, int]  # as far as we know them
-    origin: Position | None  # the position of our own state; None if we have none
+    origin: LogPosition | None  # the position of our own state; None if we have none
     replaces: str = ""  # the generation that has lost something; "" for an empty server
     events: int = 0  # that the state counts
     head: str = ""  # if given: `replaces` must have an entry with this chain as its newest; its epochs stay
 
 
 def ids_between(
-    server: Server, generation: str, first: int, stop: int
+    server: StoreServer, generation: str, first: int, stop: int
 ) -> list[str] | None:
     """The item ids of these rows, read in parts. None if the server lacks some, or the
     generation is another one.
@@ -184,7 +184,7 @@ def ids_between(
     return found
 
 
-class Server(Protocol):
+class StoreServer(Protocol):
     """Atomic operations on the shared state of one model.
 
     Every one of them raises `StoreUnavailable` if it cannot be done now, `StoreRefused`
@@ -216,7 +216,7 @@ class Server(Protocol):
     def push(self, push: Push) -> PushResult:
         """Add an entry to the log, once."""
 
-    def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
+    def pull(self, after: LogPosition, count: int, cache_chain: str) -> Pulled:
         """At most `count` entries after a position; the cache too, unless its chain is
         `cache_chain`.
         """
@@ -224,7 +224,7 @@ class Server(Protocol):
     def snapshot(self) -> bytes | None:
         """The newest snapshot."""
 
-    def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
+    def save_snapshot(self, trainer: str, position: LogPosition, packed: bytes) -> bool:
         """Keep this snapshot, and trim the log at its position. False if the log does
         not have the position.
         """

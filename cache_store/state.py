@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.codec import Delta
+from streamer.cache_store.codec import StoreDelta
 from streamer.cache_store.contribution import (
     NO_ROWS,
     Contribution,
@@ -29,7 +29,7 @@ from streamer.cache_store.contribution import (
 )
 from streamer.cache_store.errors import Fenced
 from streamer.cache_store.outbox import Outbox, Waiting
-from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.replica import LogPosition, StoreReplica
 from streamer.cache_store.row_map import RowMap
 from streamer.cache_store.server import SOFT_LOG_LENGTH, Claim, ClaimRequest
 
@@ -129,7 +129,7 @@ class Received:
     reset: Totals | None = (
         None  # replaces everything that was received before; `ids` then begin with row 0
     )
-    deltas: list[Delta] = field(
+    deltas: list[StoreDelta] = field(
         default_factory=list
     )  # what others added, after `reset`
     corrected: Corrected | None = None  # items whose counts are these, after `deltas`
@@ -223,7 +223,7 @@ class TrainerState:
         self.trainer = f"{trainer}-{secrets.token_hex(4)}"
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.replica = Replica(Position.beginning(""))
+        self.replica = StoreReplica(LogPosition.beginning(""))
         self.outbox = Outbox(settings.max_waiting, settings.keep_s)
         self.row_map = RowMap()
         self.partitions = Partitions()
@@ -351,7 +351,7 @@ class TrainerState:
 
     # from the server --------------------------------------------------------------------------------------------------
 
-    def load(self, replica: Replica, ids: list[str]) -> None:
+    def load(self, replica: StoreReplica, ids: list[str]) -> None:
         """Replace our state by the server's; what that lacks of ours is sent again.
 
         If it has all events that we know of, items that we have counted and it does not
@@ -372,7 +372,7 @@ class TrainerState:
             self._drop_recreated(name)
         self.outbox.requeue(replica.next_offsets)
 
-    def _missing(self, replica: Replica, ids: list[str]) -> Rows:
+    def _missing(self, replica: StoreReplica, ids: list[str]) -> Rows:
         """Rows of items that were retired between our state and the server's, which has
         all events of ours.
         """
@@ -409,7 +409,7 @@ class TrainerState:
         self.replica.grow(len(self.row_map.ids))
         self.inbox.ids += ids
 
-    def apply(self, delta: Delta, position: Position) -> None:
+    def apply(self, delta: StoreDelta, position: LogPosition) -> None:
         """Add the entry that follows in the log."""
         ours = delta.trainer == self.trainer
         delta = self.replica.apply(delta, position)
@@ -518,7 +518,7 @@ class TrainerState:
         own: Rows,
     ) -> None:
         """Continue from what `save` returned; see `CacheStore.restore`."""
-        replica = Replica.unpack(arrays["replica"].tobytes())
+        replica = StoreReplica.unpack(arrays["replica"].tobytes())
         if not replica.position.generation:
             return
         replica.grow(len(own))

@@ -44,8 +44,8 @@ from numpy.typing import NDArray
 from streamer.cache_store.contribution import Contribution, Counts, Rows
 from streamer.cache_store.errors import StoreError, StoreUnavailable
 from streamer.cache_store.exchange import Exchange
-from streamer.cache_store.replica import Position, Replica
-from streamer.cache_store.server import Server
+from streamer.cache_store.replica import LogPosition, StoreReplica
+from streamer.cache_store.server import StoreServer
 from streamer.cache_store.state import (
     Received,
     StoreSettings,
@@ -70,7 +70,7 @@ class CacheStore:
 
     def __init__(
         self,
-        server: Server,
+        server: StoreServer,
         settings: StoreSettings | None = None,
         trainer: str = "trainer",
         clock: Callable[[], float] = time.monotonic,
@@ -303,8 +303,8 @@ class CacheStore:
         """Continue from counts of a trainer that shared nothing so far, before `start`:
         they seed an empty server.
         """
-        beginning = Position.beginning(secrets.token_hex(8))
-        self.state.replica = Replica(
+        beginning = LogPosition.beginning(secrets.token_hex(8))
+        self.state.replica = StoreReplica(
             beginning, counts, drawn, next_offsets, int(counts.sum())
         )
         self.state.row_map.restore(ids, np.arange(len(counts)))

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamer.cache_store.codec import Malformed, pack_rows, unpack_delta, unpack_rows
+from streamer.cache_store.codec import (
+    MalformedEntry,
+    pack_rows,
+    unpack_delta,
+    unpack_rows,
+)
 from streamer.cache_store.contribution import Counts, Rows
 from streamer.cache_store.errors import (
     Damaged,
@@ -26,7 +31,7 @@ from streamer.cache_store.errors import (
 )
 from streamer.cache_store.redis.schema import PUT_CACHE, SUMMARY, TYPES, Keys
 from streamer.cache_store.redis.server import RedisServer, check_format
-from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.replica import LogPosition, StoreReplica
 from streamer.cache_store.server import ENTRIES_AT_ONCE, Seed, ids_between
 
 ACTIVE_S = 10.0
@@ -85,7 +90,7 @@ class ModelSummary:
 class Contents:
     """The shared state at one moment: the snapshot, and everything of the log after it."""
 
-    position: Position  # of the last entry that is in it
+    position: LogPosition  # of the last entry that is in it
     events: int  # that were counted
     ids: Sequence[str]  # of all items that are not retired, by row
     counts: Counts  # [N] events of each item
@@ -230,21 +235,21 @@ class StoreAdmin:
         """The cache, and a note if it cannot be read."""
         try:
             rows = unpack_rows(summary.cache, summary.rows) if summary.cache else None
-        except Malformed as error:
+        except MalformedEntry as error:
             return (
                 None,
                 f"{self.keys.cache} cannot be read and counts as no cache: {error}",
             )
         return rows, ""
 
-    def _replica(self, summary: ModelSummary) -> Replica | None:
+    def _replica(self, summary: ModelSummary) -> StoreReplica | None:
         """The snapshot, and every entry after it up to the head; None if some entries
         are gone.
         """
         if not summary.snapshot:
             raise self._damaged(f"{self.keys.snapshot} is missing")
         with self._readable(self.keys.snapshot):
-            replica = Replica.unpack(summary.snapshot)
+            replica = StoreReplica.unpack(summary.snapshot)
         while replica.position.number < summary.number:
             pulled = self._server.pull(replica.position, ENTRIES_AT_ONCE, "")
             if (
@@ -291,16 +296,16 @@ class StoreAdmin:
         one but `replaces` is there.
         """
         summary = self.summary()
-        beginning = Position.beginning(secrets.token_hex(8))
+        beginning = LogPosition.beginning(secrets.token_hex(8))
         if summary is not None and summary.generation != replaces:
             raise StoreRefused(
                 f"{self._which} exists already, or has started a new generation"
             )
-        packed = Replica(
+        packed = StoreReplica(
             beginning, contents.counts, contents.drawn, contents.next, contents.events
         ).pack()
         state = (beginning.generation, packed, contents.ids)
-        origin = Position(IMPORTED, 0, "", "")
+        origin = LogPosition(IMPORTED, 0, "", "")
         if not self._server.seed(
             Seed(*state, contents.next, contents.epochs, origin, replaces, MAX_EVENTS)
         ):
@@ -319,7 +324,7 @@ class StoreAdmin:
     def _readable(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Malformed as error:
+        except MalformedEntry as error:
             raise self._damaged(f"{what} cannot be read: {error}") from error
 
     def _damaged(self, problem: str) -> Damaged:

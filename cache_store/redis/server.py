@@ -19,7 +19,7 @@ from streamer.cache_store.redis.connection import (
     without_passwords,
 )
 from streamer.cache_store.redis.schema import Keys
-from streamer.cache_store.replica import Position
+from streamer.cache_store.replica import LogPosition
 from streamer.cache_store.server import (
     HARD_LOG_LENGTH,
     PAUSE_S,
@@ -28,9 +28,9 @@ from streamer.cache_store.server import (
     ClaimRequest,
     LogEntry,
     LogHead,
-    Outcome,
     Pulled,
     Push,
+    PushOutcome,
     PushResult,
     Seed,
 )
@@ -124,14 +124,14 @@ class RedisServer:
             arguments += [span.partition, epoch, span.start, span.stop]
         keys = ("meta", "log", "next", "epochs", "cache", "items", "rows", "paused")
         name, length, *more = self.run(schema.PUSH, keys, arguments)
-        outcome = Outcome(name.decode())
-        if outcome is Outcome.OVERLAP:
+        outcome = PushOutcome(name.decode())
+        if outcome is PushOutcome.OVERLAP:
             following = zip(more[::2], more[1::2], strict=True)
             return PushResult(
                 outcome,
                 next={partition.decode(): int(at) for partition, at in following},
             )
-        if outcome is Outcome.FENCED:
+        if outcome is PushOutcome.FENCED:
             return PushResult(outcome, partition=more[0].decode())
         return PushResult(
             outcome,
@@ -139,7 +139,7 @@ class RedisServer:
             pulled=_pulled_by(push, length, more) if more else None,
         )
 
-    def pull(self, after: Position, count: int, cache_chain: str) -> Pulled:
+    def pull(self, after: LogPosition, count: int, cache_chain: str) -> Pulled:
         arguments = [after.generation, after.stream_id, count, cache_chain]
         found = self.run(schema.PULL, ("meta", "log", "items", "cache"), arguments)
         if not found:
@@ -160,7 +160,7 @@ class RedisServer:
         self._check_format()
         return b"".join(self.call("lrange", self.keys.snapshot, 0, -1)) or None
 
-    def save_snapshot(self, trainer: str, position: Position, packed: bytes) -> bool:
+    def save_snapshot(self, trainer: str, position: LogPosition, packed: bytes) -> bool:
         new = self.keys.new("snapshot", secrets.token_hex(8))
         parts = self._put_parts(new, packed)
         arguments = [
@@ -207,7 +207,7 @@ class RedisServer:
         rows = self.keys.new("rows", seed.generation)
         snapshot = self.keys.new("snapshot", seed.generation)
         parts = -(-len(seed.snapshot) // PART_BYTES)
-        origin = seed.origin or Position("", 0, "", "")
+        origin = seed.origin or LogPosition("", 0, "", "")
         arguments: list[Any] = [
             seed.generation,
             parts,
@@ -382,7 +382,7 @@ def _pulled_by(push: Push, length: int, more: list[Any]) -> Pulled:
         previous = entries[-1].position.chain if entries else push.cursor.position.chain
         entries.append(
             LogEntry(
-                Position(push.generation, number, push.chain, stream_id.decode()),
+                LogPosition(push.generation, number, push.chain, stream_id.decode()),
                 previous,
                 b"",
             )
@@ -393,7 +393,7 @@ def _pulled_by(push: Push, length: int, more: list[Any]) -> Pulled:
 def _entry(generation: str, stream_id: bytes, fields: list[bytes]) -> LogEntry:
     found = dict(zip(fields[::2], fields[1::2], strict=True))
     try:
-        position = Position(
+        position = LogPosition(
             generation, int(found[b"n"]), found[b"c"].decode(), stream_id.decode()
         )
         return LogEntry(position, found[b"b"].decode(), found[b"d"])

@@ -24,7 +24,7 @@ import torch
 from streamer.bench.base import long_tailed
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
-from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.replica import LogPosition, StoreReplica
 from streamer.cache_store.server import Seed
 from streamer.cache_store.state import StoreSettings, StoreStatus
 from streamer.cache_store.store import CacheStore
@@ -96,7 +96,9 @@ def item_ids(count: int) -> list[str]:
 def seed_of(items: int, generation: str) -> Seed:
     """A model in which every item was seen and resampled once."""
     ones = np.ones(items, np.int64)
-    packed = Replica(Position.beginning(generation), ones, ones, {}, items).pack()
+    packed = StoreReplica(
+        LogPosition.beginning(generation), ones, ones, {}, items
+    ).pack()
     return Seed(generation, packed, item_ids(items), {}, {}, None)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamer.cache_store.codec import Delta
-from streamer.cache_store.contribution import Contribution, Increments, Span
+from streamer.cache_store.codec import StoreDelta
+from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
 from streamer.cache_store.errors import StoreError
 from streamer.cache_store.state import Corrected, Received, StoreStatus, Totals
 from streamer.cache_store.store import CacheStore
@@ -136,7 +136,7 @@ class GroupSharing(StoreSharing):
         )
         if found:
             spans = tuple(
-                Span(str(Partition(t, p)), offsets[0], offsets[-1] + 1)
+                OffsetSpan(str(Partition(t, p)), offsets[0], offsets[-1] + 1)
                 for t, p, offsets in found
             )
             sources = np.repeat(
@@ -247,7 +247,7 @@ def _unpacked(chunk: Chunk) -> Received:
             )
             for name in ("items", "drawn")
         )
-        deltas.append(Delta("", 0, 0, (), items, drawn))
+        deltas.append(StoreDelta("", 0, 0, (), items, drawn))
     pending = []
     for k, spans in enumerate(values["pending"]):
         prefix = f"pending.{k}."

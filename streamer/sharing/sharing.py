@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from streamer.cache_store.contribution import (
     Contribution,
     Increments,
-    Span,
+    OffsetSpan,
     merged_spans,
 )
 from streamer.cache_store.errors import StoreError
@@ -176,7 +176,7 @@ class StoreSharing(Sharing):
         ]
         return [part for part in parts if len(part.batch)]
 
-    def _claim_recreated(self, spans: Iterable[Span], ends: Positions) -> None:
+    def _claim_recreated(self, spans: Iterable[OffsetSpan], ends: Positions) -> None:
         """Claim partitions again that end before what the store has counted: they were
         deleted and recreated.
         """
@@ -213,7 +213,7 @@ class StoreSharing(Sharing):
 
     def _contribute(
         self,
-        spans: tuple[Span, ...],
+        spans: tuple[OffsetSpan, ...],
         sources: NDArray[np.int32],
         offsets: Sequence[int],
         learned: Learned,
@@ -479,12 +479,12 @@ def _as_sharing_error() -> Iterator[None]:
         raise SharingError(str(error)) from error
 
 
-def _spans(batch: MicroBatch) -> tuple[tuple[Span, ...], NDArray[np.int32]]:
+def _spans(batch: MicroBatch) -> tuple[tuple[OffsetSpan, ...], NDArray[np.int32]]:
     """Spans of a batch's events, one for each partition, and [B] the index of each
     event's span.
     """
     spans = merged_spans(
-        Span(str(p), batch.offsets[a], batch.offsets[b - 1] + 1)
+        OffsetSpan(str(p), batch.offsets[a], batch.offsets[b - 1] + 1)
         for p, a, b in batch.origins
     )
     index = {span.partition: k for k, span in enumerate(spans)}

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cache_store.redis.admin import Contents
-from streamer.cache_store.replica import Position
+from streamer.cache_store.replica import LogPosition
 from streamer.errors import CorruptCheckpoint, StreamerError
 from streamer.snapshot import pack_strings, unpack_strings
 
@@ -91,7 +91,7 @@ def read(path: Path) -> tuple[Contents, dict[str, Any]]:
         ) from error
     if problems:
         raise StreamerError(f"{path} cannot be imported: {'; '.join(problems)}")
-    position = Position(str(about["generation"]), int(about["number"]), "", "")
+    position = LogPosition(str(about["generation"]), int(about["number"]), "", "")
     events = int(about["events"])
     following, epochs = (
         {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from streamer.cache_store.codec import (
     FORMAT,
-    Delta,
-    Malformed,
+    MalformedEntry,
+    StoreDelta,
     fingerprint,
     pack,
     pack_delta,
@@ -23,8 +23,8 @@ from streamer.cache_store.codec import (
     unpack_delta,
     unpack_rows,
 )
-from streamer.cache_store.contribution import Increments, Span
-from streamer.cache_store.replica import Position, Replica
+from streamer.cache_store.contribution import Increments, OffsetSpan
+from streamer.cache_store.replica import LogPosition, StoreReplica
 
 ITEMS = 1 << 63
 """More than any row."""
@@ -34,9 +34,9 @@ pairs = st.dictionaries(st.integers(0, 2**40), st.integers(1, 2**40), max_size=1
 increments = pairs.map(
     lambda d: Increments(np.array(sorted(d), np.int64), np.array([d[row] for row in sorted(d)], np.int64))
 )
-spans = st.builds(Span, st.text(max_size=5), st.integers(0, 2**53), st.integers(0, 2**53))
+spans = st.builds(OffsetSpan, st.text(max_size=5), st.integers(0, 2**53), st.integers(0, 2**53))
 entries = st.builds(
-    Delta,
+    StoreDelta,
     trainer=st.text(max_size=10),
     last=st.integers(0, 2**53),
     events=st.integers(0, 2**53),
@@ -64,7 +64,7 @@ def test_what_is_packed_comes_out(given_arrays: list[Any], meta: dict[str, int])
 
 
 @given(entries)
-def test_entries_come_out_as_they_went_in(entry: Delta) -> None:
+def test_entries_come_out_as_they_went_in(entry: StoreDelta) -> None:
     found = unpack_delta(pack_delta(entry), ITEMS)
     assert (found.trainer, found.last, found.events) == (entry.trainer, entry.last, entry.events)
     assert found.spans == entry.spans
@@ -78,13 +78,13 @@ def test_caches_come_out_as_they_went_in(rows: list[int]) -> None:
 
 
 @given(st.lists(entries, max_size=3))
-def test_replicas_come_out_as_they_went_in(given_entries: list[Delta]) -> None:
-    replica = Replica(Position.beginning("g"))
+def test_replicas_come_out_as_they_went_in(given_entries: list[StoreDelta]) -> None:
+    replica = StoreReplica(LogPosition.beginning("g"))
     for number, entry in enumerate(given_entries):
         items, drawn = (Increments(part.rows % 1000, part.counts % 1000) for part in (entry.items, entry.drawn))
-        position = Position("g", number + 1, f"c{number}", f"{number}-1")
-        replica.apply(Delta(entry.trainer, entry.last, entry.events, entry.spans, items, drawn), position)
-    found = Replica.unpack(replica.pack())
+        position = LogPosition("g", number + 1, f"c{number}", f"{number}-1")
+        replica.apply(StoreDelta(entry.trainer, entry.last, entry.events, entry.spans, items, drawn), position)
+    found = StoreReplica.unpack(replica.pack())
     assert found.position == replica.position
     assert (found.next_offsets, found.events) == (replica.next_offsets, replica.events)
     assert found.counts.tolist() == replica.counts.tolist()
@@ -103,7 +103,7 @@ def test_numbers_take_as_many_bytes_as_the_largest_needs(largest: int, width: in
 
 def test_an_entry_of_neighbouring_rows_takes_two_bytes_for_each() -> None:
     rows, ones = np.arange(200, 300_000, 200), np.ones(1499, np.int64)
-    entry = Delta("ada", 1, 1499, (), Increments(rows, ones), Increments(ones[:0], ones[:0]))
+    entry = StoreDelta("ada", 1, 1499, (), Increments(rows, ones), Increments(ones[:0], ones[:0]))
     packed = pack_delta(entry)
     assert 2 * 1499 < len(packed) < 2 * 1499 + 200
     assert equal(unpack_delta(packed, ITEMS).items, entry.items)
@@ -113,42 +113,44 @@ def test_rows_that_overflow_are_refused() -> None:
     meta = {"t": "ada", "n": 1, "e": 1, "s": []}
     large = np.full(2, 2**62)
     packed = pack(meta, [large, np.ones(2, np.int64), large[:0], large[:0]])
-    with pytest.raises(Malformed, match="names row"):
+    with pytest.raises(MalformedEntry, match="names row"):
         unpack_delta(packed, ITEMS)
 
 
 def test_rows_that_no_item_has_are_refused() -> None:
     one, none = Increments(np.array([300_000_000]), np.array([1])), Increments(*np.empty((2, 0), np.int64))
-    for entry in (Delta("ada", 1, 1, (), one, none), Delta("ada", 1, 1, (), none, one)):
-        with pytest.raises(Malformed, match="names row 300,000,000, and there are 300,000,000 items"):
+    for entry in (StoreDelta("ada", 1, 1, (), one, none), StoreDelta("ada", 1, 1, (), none, one)):
+        with pytest.raises(MalformedEntry, match="names row 300,000,000, and there are 300,000,000 items"):
             unpack_delta(pack_delta(entry), 300_000_000)
         assert unpack_delta(pack_delta(entry), 300_000_001).last == 1
-    with pytest.raises(Malformed, match="names row 7, and there are 7 items"):
+    with pytest.raises(MalformedEntry, match="names row 7, and there are 7 items"):
         unpack_rows(pack_rows(np.array([7])), 7)
 
 
 def only_malformed(packed: bytes) -> None:
     """Whatever these bytes are, they are read or refused."""
-    for read in (unpack, partial(unpack_delta, items=ITEMS), partial(unpack_rows, items=ITEMS), Replica.unpack):
+    for read in (unpack, partial(unpack_delta, items=ITEMS), partial(unpack_rows, items=ITEMS), StoreReplica.unpack):
         try:
             read(packed)
-        except Malformed:
+        except MalformedEntry:
             continue
 
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_refused(packed: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedEntry):
         unpack(packed)
     only_malformed(packed)
 
 
 @given(entries, st.data())
-def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(entry: Delta, data: st.DataObject) -> None:
+def test_a_byte_more_or_less_is_refused_and_a_changed_one_breaks_nothing(
+    entry: StoreDelta, data: st.DataObject
+) -> None:
     packed = pack_delta(entry)
     at = data.draw(st.integers(0, len(packed) - 1))
     for broken in (packed[:at], packed + b"x"):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedEntry):
             unpack_delta(broken, ITEMS)
         only_malformed(broken)
     only_malformed(packed[:at] + bytes([data.draw(st.integers(0, 255))]) + packed[at + 1 :])
@@ -192,26 +194,26 @@ def test_any_snapshot_is_read_or_refused(position: Any, following: Any, events: 
 )
 def test_headers_of_others_are_refused(header: dict[str, Any]) -> None:
     encoded = json.dumps(header).encode()
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedEntry):
         unpack(len(encoded).to_bytes(4, "little") + encoded + b"\x00" * 4)
 
 
 def test_a_header_that_is_nested_without_end_is_refused() -> None:
     header = b'{"v":1,"lengths":[],"widths":[],"meta":{"s":' + b"[" * 100_000
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedEntry):
         unpack(len(header).to_bytes(4, "little") + header)
 
 
 def test_numbers_below_zero_are_refused() -> None:
     packed = pack_rows(np.array([2**40]))
-    with pytest.raises(Malformed, match="below zero"):
+    with pytest.raises(MalformedEntry, match="below zero"):
         unpack_rows(packed[:-8] + np.array([-1], "<i8").tobytes(), ITEMS)
 
 
 def test_rows_and_counts_that_do_not_match_are_refused() -> None:
     meta = {"t": "ada", "n": 1, "e": 1, "s": []}
     packed = pack(meta, [np.zeros(n, np.int64) for n in (2, 1, 0, 0)])
-    with pytest.raises(Malformed, match="2 rows with 1 counts"):
+    with pytest.raises(MalformedEntry, match="2 rows with 1 counts"):
         unpack_delta(packed, ITEMS)
 
 

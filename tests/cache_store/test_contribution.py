@@ -9,7 +9,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.cache_store.contribution import NOTHING, Contribution, Increments, Span, merged, merged_spans, summed
+from streamer.cache_store.contribution import (
+    NOTHING,
+    Contribution,
+    Increments,
+    OffsetSpan,
+    merged,
+    merged_spans,
+    summed,
+)
 
 NAMES = ("p", "q", "r")
 Event = tuple[str, int, int]
@@ -25,7 +33,7 @@ def contribution(of: list[Event], drawn: int = 0, before: int = 0) -> Contributi
     """Of these events; spans begin so many records before the first event."""
     names = list(dict.fromkeys(name for name, _, _ in of))
     offsets = {name: [offset for n, offset, _ in of if n == name] for name in names}
-    spans = tuple(Span(name, max(0, min(at) - before), max(at) + 1) for name, at in offsets.items())
+    spans = tuple(OffsetSpan(name, max(0, min(at) - before), max(at) + 1) for name, at in offsets.items())
     return Contribution(
         spans=spans,
         sources=np.array([names.index(name) for name, _, _ in of], np.int32),

@@ -12,7 +12,7 @@ import torch
 from contracts.store_trainer import Trainer
 from numpy.typing import NDArray
 
-from streamer.cache_store.contribution import Contribution, Increments, Span
+from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
 from streamer.cache_store.memory import MemoryServer
 from streamer.cache_store.state import StoreSettings
 from streamer.cache_store.store import CacheStore
@@ -52,7 +52,7 @@ class Drawer:
         for row in kept.tolist():
             self.trainer.drawn[self.trainer.ids[row]] += int(self.weights[row])
         cache = None if drawn else self.cache(alone)
-        span = Span(self.partition, self.offset, self.offset + 1)
+        span = OffsetSpan(self.partition, self.offset, self.offset + 1)
         one = np.zeros(1, np.int64)
         contribution = Contribution((span,), np.zeros(1, np.int32), one + self.offset, one, increments, cache)
         self.trainer.counts[self.trainer.ids[0]] += 1

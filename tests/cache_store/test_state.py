@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.cache_store.contribution import Contribution, Span
+from streamer.cache_store.contribution import Contribution, OffsetSpan
 from streamer.cache_store.state import StoreSettings, TrainerState
 
 
@@ -16,7 +16,7 @@ def test_an_item_that_is_kept_counts_what_waits_while_its_row_was_only_just_assi
     state.row_map.assign([0, 1], [0, 1])
     state.replica.counts[0] = 5
     state.retire(np.array([0, 1]), anyway=False)
-    three = Contribution((Span("t[0]", 0, 3),), np.zeros(3, np.int32), [0, 1, 2], np.array([1, 0, 1]))
+    three = Contribution((OffsetSpan("t[0]", 0, 3),), np.zeros(3, np.int32), [0, 1, 2], np.array([1, 0, 1]))
     state.contribute(three)
     corrected = state.take_received().corrected
     assert corrected is not None

@@ -21,10 +21,10 @@ from contracts.store_machine import Unreliable
 from contracts.store_trainer import Backend, Stored, Trainer, events_before, item_at, stored
 
 from streamer.cache_store.codec import fingerprint
-from streamer.cache_store.contribution import Contribution, Increments, Span
+from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
 from streamer.cache_store.errors import Fenced, StoreUnavailable
-from streamer.cache_store.replica import Position, Replica
-from streamer.cache_store.server import Claim, ClaimRequest, Cursor, Outcome, Push, PushResult, Seed, Server
+from streamer.cache_store.replica import LogPosition, StoreReplica
+from streamer.cache_store.server import Claim, ClaimRequest, Cursor, Push, PushOutcome, PushResult, Seed, StoreServer
 from streamer.cache_store.state import Received, StoreSettings
 from streamer.cache_store.store import CacheStore
 
@@ -35,7 +35,7 @@ LARGEST_OFFSET = 2**53 - 1
 class Scripted(Unreliable):
     """A network on which something happens before the next operations; nothing unless the test says so."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: StoreServer) -> None:
         super().__init__(server, lambda: None)
 
 
@@ -60,7 +60,7 @@ def after_five_entries(writer: Trainer, idle: Trainer) -> Received:
 def only_events(partition: str, offsets: range, items: list[int], **more: Any) -> Contribution:
     """A contribution of these events; `items` are the trainer's rows."""
     return Contribution(
-        spans=(Span(partition, offsets.start, offsets.stop),),
+        spans=(OffsetSpan(partition, offsets.start, offsets.stop),),
         sources=np.zeros(len(offsets), np.int32),
         offsets=np.array(offsets, np.int64),
         items=np.array(items, np.int64),
@@ -72,7 +72,7 @@ class StoreContract:
     """The tests."""
 
     @pytest.fixture
-    def server(self, backend: Backend) -> Server:
+    def server(self, backend: Backend) -> StoreServer:
         return backend.connect()
 
     @pytest.fixture
@@ -91,7 +91,7 @@ class StoreContract:
         return make
 
     @pytest.fixture
-    def now(self, server: Server) -> Callable[[], Stored]:
+    def now(self, server: StoreServer) -> Callable[[], Stored]:
         """What the server holds."""
 
         def read() -> Stored:
@@ -322,10 +322,10 @@ class StoreContract:
         """Somebody else may have counted them meanwhile."""
         assert seed(server, "g", ["tea", "cup"])
         before = at_head(server)
-        assert push(server, chain="c1").outcome is Outcome.ADDED
-        assert push(server, chain="c2", cursor=before, retired=["tea"]).outcome is Outcome.DIVERGED
+        assert push(server, chain="c1").outcome is PushOutcome.ADDED
+        assert push(server, chain="c2", cursor=before, retired=["tea"]).outcome is PushOutcome.DIVERGED
         assert server.assign("g", ["tea"]) == [0]
-        assert push(server, chain="c3", retired=["tea"]).outcome is Outcome.ADDED
+        assert push(server, chain="c3", retired=["tea"]).outcome is PushOutcome.ADDED
         assert server.assign("g", ["cup", "tea", "tea"]) == [1, 2, 2]
 
     def test_a_paused_log_takes_nothing_until_a_generation_begins(self, server):
@@ -333,17 +333,17 @@ class StoreContract:
         assert server.pause("ada")
         assert server.pause("ada")
         assert not server.pause("ben")
-        assert push(server).outcome is Outcome.LOG_FULL
+        assert push(server).outcome is PushOutcome.LOG_FULL
         assert not seed(server, "g2", ["cup"], replaces="g", head="another")
         assert seed(server, "g2", ["cup"], replaces="g", head="g")
-        assert push(server, generation="g2").outcome is Outcome.ADDED
+        assert push(server, generation="g2").outcome is PushOutcome.ADDED
         assert server.pause("ben")
 
     def test_removing_retired_rows_loses_no_entry_that_came_meanwhile(self, server):
         assert seed(server, "g", ["tea"])
-        assert push(server, chain="c1").outcome is Outcome.ADDED
-        assert not seed(server, "g2", replaces="g", head="g", origin=Position("g", 0, "", ""), events=7)
-        assert seed(server, "g2", replaces="g", head="c1", origin=Position("g", 1, "", ""), events=7)
+        assert push(server, chain="c1").outcome is PushOutcome.ADDED
+        assert not seed(server, "g2", replaces="g", head="g", origin=LogPosition("g", 0, "", ""), events=7)
+        assert seed(server, "g2", replaces="g", head="c1", origin=LogPosition("g", 1, "", ""), events=7)
 
     # once -------------------------------------------------------------------------------------------------------------
 
@@ -419,7 +419,7 @@ class StoreContract:
         ada.rows(["x"]), ben.rows(["x"])
         ada.store.contribute(only_events(P, range(7), [0] * 7), ada.ids)
         settle(ada)
-        late = Contribution((Span(P, 5, 10),), np.zeros(2, np.int32), np.array([8, 9]), np.array([0, 0]))
+        late = Contribution((OffsetSpan(P, 5, 10),), np.zeros(2, np.int32), np.array([8, 9]), np.array([0, 0]))
         ben.store.contribute(late, ben.ids)
         settle(ben)
         assert now().counts == Counter(x=9)
@@ -1069,54 +1069,56 @@ class StoreContract:
 
     # the server's own promises ----------------------------------------------------------------------------------------
 
-    def test_only_the_trainer_that_leaves_is_gone(self, backend: Backend, server: Server):
+    def test_only_the_trainer_that_leaves_is_gone(self, backend: Backend, server: StoreServer):
         server.heartbeat("ada", P), server.heartbeat("ben", Q)
         server.leave("ada"), server.leave("nobody")
         assert backend.trainers() == {"ben"}
 
-    def test_what_becomes_of_a_push(self, server: Server):
-        assert push(server).outcome is Outcome.EMPTY
+    def test_what_becomes_of_a_push(self, server: StoreServer):
+        assert push(server).outcome is PushOutcome.EMPTY
         seed(server, "g")
-        assert push(server, generation="h").outcome is Outcome.WRONG_GENERATION
-        assert push(server, items=1).outcome is Outcome.WRONG_GENERATION
-        assert push(server, (Span(P, 0, 5), 0)).outcome is Outcome.ADDED
-        assert push(server, (Span(P, 0, 5), 0)).outcome is Outcome.DUPLICATE
-        overlap = push(server, (Span(P, 3, 7), 0), (Span(Q, 0, 1), 0))
-        assert (overlap.outcome, overlap.next) == (Outcome.OVERLAP, {P: 5, Q: 0})
+        assert push(server, generation="h").outcome is PushOutcome.WRONG_GENERATION
+        assert push(server, items=1).outcome is PushOutcome.WRONG_GENERATION
+        assert push(server, (OffsetSpan(P, 0, 5), 0)).outcome is PushOutcome.ADDED
+        assert push(server, (OffsetSpan(P, 0, 5), 0)).outcome is PushOutcome.DUPLICATE
+        overlap = push(server, (OffsetSpan(P, 3, 7), 0), (OffsetSpan(Q, 0, 1), 0))
+        assert (overlap.outcome, overlap.next) == (PushOutcome.OVERLAP, {P: 5, Q: 0})
         claims = server.claim("g", "ada", {P: ClaimRequest(0, None, True)})
         assert claims is not None
-        fenced = push(server, (Span(P, 5, 7), 0))
-        assert (fenced.outcome, fenced.partition) == (Outcome.FENCED, P)
-        assert push(server, (Span(P, 5, 7), claims[P].epoch)).outcome is Outcome.ADDED
+        fenced = push(server, (OffsetSpan(P, 5, 7), 0))
+        assert (fenced.outcome, fenced.partition) == (PushOutcome.FENCED, P)
+        assert push(server, (OffsetSpan(P, 5, 7), claims[P].epoch)).outcome is PushOutcome.ADDED
 
     def test_a_full_log_takes_no_push(self, backend: Backend):
         server = backend.connect(hard_log_length=1)
         seed(server, "g")
-        assert push(server).outcome is Outcome.ADDED
+        assert push(server).outcome is PushOutcome.ADDED
         full = push(server)
-        assert (full.outcome, full.length) == (Outcome.LOG_FULL, 1)
+        assert (full.outcome, full.length) == (PushOutcome.LOG_FULL, 1)
 
-    def test_a_refused_push_changes_nothing(self, server: Server):
+    def test_a_refused_push_changes_nothing(self, server: StoreServer):
         seed(server, "g")
-        push(server, (Span(P, 0, 5), 0), cache=b"first")
+        push(server, (OffsetSpan(P, 0, 5), 0), cache=b"first")
         server.claim("g", "ada", {Q: ClaimRequest(0, None, True)})
-        before = server.pull(Position.beginning("g"), 100, "")
+        before = server.pull(LogPosition.beginning("g"), 100, "")
         refused = [
             push(server, generation="h", cache=b"x"),
-            push(server, (Span(P, 5, 9), 0), (Span(Q, 0, 9), 0), cache=b"x"),
-            push(server, (Span(P, 3, 9), 0), cache=b"x"),
-            push(server, (Span(P, 0, 5), 0), cache=b"x"),
+            push(server, (OffsetSpan(P, 5, 9), 0), (OffsetSpan(Q, 0, 9), 0), cache=b"x"),
+            push(server, (OffsetSpan(P, 3, 9), 0), cache=b"x"),
+            push(server, (OffsetSpan(P, 0, 5), 0), cache=b"x"),
         ]
-        assert all(result.outcome is not Outcome.ADDED for result in refused)
-        assert server.pull(Position.beginning("g"), 100, "") == before
+        assert all(result.outcome is not PushOutcome.ADDED for result in refused)
+        assert server.pull(LogPosition.beginning("g"), 100, "") == before
 
-    def test_a_push_returns_what_has_come_since_and_itself(self, server: Server):
+    def test_a_push_returns_what_has_come_since_and_itself(self, server: StoreServer):
         seed(server, "g", ids=["a"])
-        push(server, (Span(P, 0, 1), 0), chain="c1", cache=b"theirs")
-        push(server, (Span(P, 1, 2), 0), chain="c2")
+        push(server, (OffsetSpan(P, 0, 1), 0), chain="c1", cache=b"theirs")
+        push(server, (OffsetSpan(P, 1, 2), 0), chain="c2")
         server.assign("g", ["b"])
-        pulled = push(server, (Span(Q, 0, 1), 0), chain="c3", cursor=cursor(Position.beginning("g"), ["a"])).pulled
-        wanted = server.pull(Position.beginning("g"), 9, "")
+        pulled = push(
+            server, (OffsetSpan(Q, 0, 1), 0), chain="c3", cursor=cursor(LogPosition.beginning("g"), ["a"])
+        ).pulled
+        wanted = server.pull(LogPosition.beginning("g"), 9, "")
         assert pulled is not None
         assert pulled.head == wanted.head
         assert (pulled.cache, pulled.cache_chain) == (b"theirs", "c1")
@@ -1124,10 +1126,10 @@ class StoreContract:
         assert [e.packed for e in pulled.entries[:2]] == [b"packed"] * 2
         assert pulled.entries[2].packed in (b"", b"packed")
 
-    def test_a_push_with_a_cache_returns_that_one(self, server: Server):
+    def test_a_push_with_a_cache_returns_that_one(self, server: StoreServer):
         seed(server, "g")
         push(server, chain="c1", cache=b"theirs")
-        pulled = push(server, chain="c2", cache=b"ours", cursor=cursor(Position.beginning("g"), [])).pulled
+        pulled = push(server, chain="c2", cache=b"ours", cursor=cursor(LogPosition.beginning("g"), [])).pulled
         assert pulled is not None
         assert (pulled.cache, pulled.cache_chain) == (b"ours", "c2")
         where = cursor(pulled.entries[-1].position, [], cache_chain="c2")
@@ -1135,11 +1137,11 @@ class StoreContract:
         assert again is not None
         assert again.cache is None
 
-    def test_a_push_returns_no_more_entries_than_the_trainer_takes(self, server: Server):
+    def test_a_push_returns_no_more_entries_than_the_trainer_takes(self, server: StoreServer):
         seed(server, "g")
         for k in range(3):
-            push(server, (Span(P, k, k + 1), 0), chain=f"c{k}")
-        where = cursor(Position.beginning("g"), [], max_entries=3)
+            push(server, (OffsetSpan(P, k, k + 1), 0), chain=f"c{k}")
+        where = cursor(LogPosition.beginning("g"), [], max_entries=3)
         pulled = push(server, chain="ours", cursor=where).pulled
         assert pulled is not None
         assert [e.position.chain for e in pulled.entries] == ["c0", "c1", "c2"]
@@ -1148,12 +1150,12 @@ class StoreContract:
         following = server.pull(pulled.entries[-1].position, 3, "").entries
         assert [(e.position.chain, e.previous_chain, e.packed) for e in following] == [("ours", "c2", b"packed")]
 
-    def test_a_push_from_where_the_log_does_not_continue_has_diverged(self, server: Server):
+    def test_a_push_from_where_the_log_does_not_continue_has_diverged(self, server: StoreServer):
         seed(server, "g", ids=["a", "b"])
         push(server, chain="c1")
         push(server, chain="c2")
-        first, second = (entry.position for entry in server.pull(Position.beginning("g"), 9, "").entries)
-        beginning, both = Position.beginning("g"), ["a", "b"]
+        first, second = (entry.position for entry in server.pull(LogPosition.beginning("g"), 9, "").entries)
+        beginning, both = LogPosition.beginning("g"), ["a", "b"]
         diverged = [
             cursor(second._replace(chain="lost"), both),
             cursor(first._replace(chain="lost"), both),
@@ -1164,28 +1166,28 @@ class StoreContract:
             cursor(second, ["a", "b", "c"]),
         ]
         for where in diverged:
-            assert push(server, chain="diverged", cursor=where).outcome is Outcome.DIVERGED, where
+            assert push(server, chain="diverged", cursor=where).outcome is PushOutcome.DIVERGED, where
         assert server.save_snapshot("ada", first, b"x")
-        assert push(server, chain="too slow", cursor=cursor(beginning, both)).outcome is Outcome.DIVERGED
+        assert push(server, chain="too slow", cursor=cursor(beginning, both)).outcome is PushOutcome.DIVERGED
         assert [e.position.chain for e in server.pull(first, 9, "").entries] == ["c2"]
         for k, where in enumerate([cursor(first, both), cursor(first, ["a"]), cursor(first, [])]):
-            assert push(server, chain=f"well {k}", cursor=where).outcome is Outcome.ADDED
+            assert push(server, chain=f"well {k}", cursor=where).outcome is PushOutcome.ADDED
 
-    def test_another_generation_is_not_served(self, server: Server):
+    def test_another_generation_is_not_served(self, server: StoreServer):
         seed(server, "g", ids=["a", "b"])
         assert server.assign("h", ["c"]) is None
         assert server.ids("h", 0, 10) is None
         assert server.claim("h", "ada", {P: ClaimRequest(0, None, True)}) is None
-        assert server.pull(Position.beginning("h"), 10, "").entries == []
-        assert server.save_snapshot("ada", Position("h", 1, "c", "1-0"), b"x") is False
+        assert server.pull(LogPosition.beginning("h"), 10, "").entries == []
+        assert server.save_snapshot("ada", LogPosition("h", 1, "c", "1-0"), b"x") is False
         assert server.ids("g", 0, 10) == ["a", "b"]
         assert server.assign("g", ["b", "c", "a", "c"]) == [1, 2, 0, 2]
 
-    def test_a_snapshot_is_taken_only_at_an_entry_of_the_log(self, server: Server):
+    def test_a_snapshot_is_taken_only_at_an_entry_of_the_log(self, server: StoreServer):
         seed(server, "g")
-        push(server, (Span(P, 0, 1), 0), chain="c1")
-        push(server, (Span(P, 1, 2), 0), chain="c2")
-        first, second = (entry.position for entry in server.pull(Position.beginning("g"), 9, "").entries)
+        push(server, (OffsetSpan(P, 0, 1), 0), chain="c1")
+        push(server, (OffsetSpan(P, 1, 2), 0), chain="c2")
+        first, second = (entry.position for entry in server.pull(LogPosition.beginning("g"), 9, "").entries)
         assert server.save_snapshot("ada", first._replace(chain="other"), b"x") is False
         assert server.save_snapshot("ada", second, b"second") is True
         assert server.snapshot() == b"second"
@@ -1193,7 +1195,7 @@ class StoreContract:
         assert server.save_snapshot("ada", first, b"first") is False
         assert server.snapshot() == b"second"
 
-    def test_claims_raise_epochs_beyond_all_that_anybody_knew(self, server: Server):
+    def test_claims_raise_epochs_beyond_all_that_anybody_knew(self, server: StoreServer):
         seed(server, "g")
 
         def claimed(trainer: str, epoch: int, assigned: bool) -> Claim:
@@ -1208,7 +1210,7 @@ class StoreContract:
         assert claimed("ben", ours, assigned=False) == (second + 1, None, True)
         assert claimed("ada", second + 1, assigned=False) == (second + 2, None, True)
 
-    def test_a_new_claim_is_beyond_those_that_the_server_has_lost(self, backend: Backend, server: Server):
+    def test_a_new_claim_is_beyond_those_that_the_server_has_lost(self, backend: Backend, server: StoreServer):
         """Whoever seeds it need not know in which epochs others had claimed a partition."""
         seed(server, "g")
         before = server.claim("g", "ben", {P: ClaimRequest(0, None, True)})
@@ -1235,9 +1237,9 @@ class StoreContract:
         settle(ada, ben)
         assert now().counts == events_before({P: 5})
 
-    def test_a_state_is_replaced_only_by_one_that_knew_more_of_the_same(self, server: Server):
-        def at(generation: str, number: int) -> Position:
-            return Position(generation, number, "c", f"{number}-0")
+    def test_a_state_is_replaced_only_by_one_that_knew_more_of_the_same(self, server: StoreServer):
+        def at(generation: str, number: int) -> LogPosition:
+            return LogPosition(generation, number, "c", f"{number}-0")
 
         assert seed(server, "g1", origin=at("old", 5)) is True
         assert seed(server, "g2", origin=at("old", 5)) is False
@@ -1253,7 +1255,7 @@ class StoreContract:
             "g3 was replaced: what grew out of it is sent again"
         )
         assert seed(server, "g5", origin=at("g0", 1), events=9) is True
-        head = server.pull(Position.beginning("g5"), 1, "").head
+        head = server.pull(LogPosition.beginning("g5"), 1, "").head
         assert head is not None
         assert head.generation == "g5"
 
@@ -1274,8 +1276,8 @@ class StoreContract:
 
 
 def push(
-    server: Server,
-    *spans: tuple[Span, int],
+    server: StoreServer,
+    *spans: tuple[OffsetSpan, int],
     generation: str = "g",
     chain: str = "c",
     cache: bytes | None = None,
@@ -1287,27 +1289,27 @@ def push(
     return server.push(Push(generation, cursor or at_head(server), chain, b"packed", spans, cache, items, retired))
 
 
-def at_head(server: Server) -> Cursor:
+def at_head(server: StoreServer) -> Cursor:
     """What a trainer has that has everything since the server was seeded."""
-    head = server.pull(Position.beginning(""), 0, "").head
-    beginning = Position.beginning(head.generation if head is not None else "")
+    head = server.pull(LogPosition.beginning(""), 0, "").head
+    beginning = LogPosition.beginning(head.generation if head is not None else "")
     positions = [beginning, *(entry.position for entry in server.pull(beginning, 1000, "").entries)]
     ids = server.ids(beginning.generation, 0, head.items) if head is not None else None
     return cursor(positions[-1], ids or [])
 
 
-def cursor(position: Position, ids: list[str], cache_chain: str = "", max_entries: int = 9) -> Cursor:
+def cursor(position: LogPosition, ids: list[str], cache_chain: str = "", max_entries: int = 9) -> Cursor:
     return Cursor(position, len(ids), fingerprint(ids), cache_chain, max_entries)
 
 
 def seed(
-    server: Server,
+    server: StoreServer,
     generation: str,
     ids: list[str] | None = None,
-    origin: Position | None = None,
+    origin: LogPosition | None = None,
     replaces: str = "",
     events: int = 0,
     head: str = "",
 ) -> bool:
-    snapshot = Replica(Position.beginning(generation)).pack()
+    snapshot = StoreReplica(LogPosition.beginning(generation)).pack()
     return server.seed(Seed(generation, snapshot, ids or [], {}, {}, origin, replaces, events, head))

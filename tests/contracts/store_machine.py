@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamer.cache_store.errors import Fenced, StoreUnavailable
-from streamer.cache_store.server import Server
+from streamer.cache_store.server import StoreServer
 from streamer.cache_store.state import StoreSettings
 from streamer.cache_store.store import CacheStore
 
@@ -56,7 +56,7 @@ happenings = st.lists(
 class Unreliable:
     """A server behind a network: before each operation the next thing on the list happens."""
 
-    def __init__(self, server: Server, other: Callable[[], None]) -> None:
+    def __init__(self, server: StoreServer, other: Callable[[], None]) -> None:
         self._server, self.kind, self._other = server, server.kind, other
         self.script: deque[str | Callable[[], None]] = deque()
         self.store: Trainer | None = None

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from streamer.cache_store.codec import unpack_delta
-from streamer.cache_store.contribution import Contribution, Increments, Span
-from streamer.cache_store.replica import Position, Replica
-from streamer.cache_store.server import Server
+from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
+from streamer.cache_store.replica import LogPosition, StoreReplica
+from streamer.cache_store.server import StoreServer
 from streamer.cache_store.state import Received
 from streamer.cache_store.store import CacheStore
 
@@ -26,7 +26,7 @@ ITEMS = 7
 class Backend(Protocol):
     """Where the shared state of one model is: what the tests may do to it, besides what trainers may."""
 
-    def connect(self, hard_log_length: int = 4096) -> Server:
+    def connect(self, hard_log_length: int = 4096) -> StoreServer:
         """One more trainer's way to it."""
         ...
 
@@ -129,7 +129,7 @@ class Trainer:
         What the store has already is trained without being counted again. A batch that is not signed draws known items.
         """
         starts = {name: self.positions[name] for name, count in batch.items() if count}
-        spans = [Span(name, start, start + batch[name]) for name, start in starts.items()]
+        spans = [OffsetSpan(name, start, start + batch[name]) for name, start in starts.items()]
         sources = np.concatenate([np.full(s.stop - s.start, k, np.int32) for k, s in enumerate(spans)])
         offsets = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
         self.positions |= {span.partition: span.stop for span in spans}
@@ -144,14 +144,14 @@ class Trainer:
 
     def _contribute(
         self,
-        spans: list[Span],
+        spans: list[OffsetSpan],
         sources: np.ndarray,
         offsets: np.ndarray,
         cache: Sequence[str] | None,
         only: str | None,
     ) -> None:
         left = sorted(set(sources.tolist()))
-        kept = tuple(Span(spans[k].partition, int(offsets[sources == k].min()), spans[k].stop) for k in left)
+        kept = tuple(OffsetSpan(spans[k].partition, int(offsets[sources == k].min()), spans[k].stop) for k in left)
         ids = [item_at(spans[k].partition, int(at)) for k, at in zip(sources, offsets, strict=True)]
         drawn = Counter({ids[0]: 2} | ({only: 1} if only else {}))
         contribution = Contribution(
@@ -241,7 +241,7 @@ class Stored:
     drawn: Counter[str]
     following: dict[str, int]
     ids: list[str]
-    position: Position
+    position: LogPosition
     log: list[tuple[str, int]]
     """The trainer and the number of each entry."""
     retired: set[int]
@@ -253,13 +253,13 @@ class Stored:
         return [raw for row, raw in enumerate(self.ids) if row not in self.retired]
 
 
-def stored(server: Server) -> Stored | None:
+def stored(server: StoreServer) -> Stored | None:
     """Read everything; None if there is nothing."""
-    pulled = server.pull(Position.beginning(""), 0, "")
+    pulled = server.pull(LogPosition.beginning(""), 0, "")
     packed = server.snapshot()
     if pulled.head is None or packed is None:
         return None
-    replica, log = Replica.unpack(packed), []
+    replica, log = StoreReplica.unpack(packed), []
     slow = {row: [c, d] for row, (c, d) in enumerate(zip(replica.counts.tolist(), replica.drawn.tolist(), strict=True))}
     retired = set(np.flatnonzero(replica.retired).tolist())
     for entry in server.pull(replica.position, 10_000, "").entries:

@@ -19,8 +19,8 @@ from line_harness import PATIENCE_S, until
 from redis_harness import returns_soon, started
 from servers.redis import LocalRedis
 
-from streamer.cache_store.codec import Delta, pack_delta
-from streamer.cache_store.contribution import Contribution, Increments, Span
+from streamer.cache_store.codec import StoreDelta, pack_delta
+from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
 from streamer.cache_store.errors import Fenced, StoreRefused, StoreUnavailable
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
@@ -335,7 +335,7 @@ class TestAtTheStart:
         one, none = Increments(np.array([300_000_000]), np.array([1])), Increments(*np.empty((2, 0), np.int64))
         with redis.client() as client:
             number, chain = int(client.hget(KEYS.meta, "number")) + 1, client.hget(KEYS.meta, "chain")
-            packed = pack_delta(Delta("eve", 1, 1, (), one, none))
+            packed = pack_delta(StoreDelta("eve", 1, 1, (), one, none))
             client.xadd(KEYS.log, {"n": number, "b": chain, "c": "x", "d": packed})
             client.hset(KEYS.meta, mapping={"number": number, "chain": "x"})
         ben = started(redis.url, KEYS, "ben")
@@ -357,7 +357,7 @@ class TestAtTheStart:
             ada.begin_with(counts, counts + 1, {P: 7}, ids)
             ada.exchange()
             Trainer(ada, "ada").claim(P, 7, timeout_s=0)
-            one = Contribution((Span(P, 7, 8),), np.zeros(1, np.int32), [7], np.array([5]))
+            one = Contribution((OffsetSpan(P, 7, 8),), np.zeros(1, np.int32), [7], np.array([5]))
             ada.contribute(one, ids)
             ada.exchange()
             assert ada.status().snapshots == 1

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from line_harness import TOPIC, Event, append, events, memory_log, newest, popularity_counts, small, until, values_of
 
 from streamer.accounting import Accounting
-from streamer.cache_store.contribution import Contribution, Span
+from streamer.cache_store.contribution import Contribution, OffsetSpan
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.memory import MemoryServer
 from streamer.cache_store.state import StoreSettings
@@ -493,7 +493,7 @@ class Busy(Network):
 
     def contribute(self) -> None:
         if self.busy is not None:
-            where = Span("busy", self.sent, self.sent + 1)
+            where = OffsetSpan("busy", self.sent, self.sent + 1)
             one = Contribution((where,), np.zeros(1, np.int32), np.array([self.sent]), np.zeros(1, np.int64))
             self.sent += 1
             self.busy.contribute(one, ["item"])
@@ -946,7 +946,7 @@ def test_spans_reach_over_all_offsets_of_their_partitions(split_catalogue_events
     for partition, start, stop in batch.origins:
         offsets.setdefault(str(partition), []).extend(batch.offsets[start:stop])
         assert {spans[k].partition for k in sources[start:stop]} == {str(partition)}
-    assert spans == tuple(Span(name, min(found), max(found) + 1) for name, found in offsets.items())
+    assert spans == tuple(OffsetSpan(name, min(found), max(found) + 1) for name, found in offsets.items())
 
 
 def known_counts(trainer: Trainer) -> tuple[Counter[str], Counter[str]]:

@@ -29,12 +29,12 @@ from servers.redis import RedisServer as Redis
 
 from streamer.build import build_pipeline
 from streamer.cache_store.codec import pack_rows
-from streamer.cache_store.contribution import Contribution, Increments, Span
+from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
 from streamer.cache_store.redis.admin import Contents, StoreAdmin
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
-from streamer.cache_store.replica import Position
+from streamer.cache_store.replica import LogPosition
 from streamer.cache_store.state import StoreSettings
 from streamer.cache_store.store import CacheStore
 from streamer.cli.inspect import inspect
@@ -101,7 +101,7 @@ def contribution(
     offsets = np.arange(start, start + len(rows))
     counts = drawn or {}
     increments = Increments(np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64))
-    spans = (Span(p, start, start + len(rows)),)
+    spans = (OffsetSpan(p, start, start + len(rows)),)
     kept = np.array(cache, np.int64) if cache is not None else None
     return Contribution(spans, np.zeros(len(rows), np.int32), offsets, np.array(rows, np.int64), increments, kept)
 
@@ -678,7 +678,7 @@ def states(draw: st.DrawFn) -> Contents:
     named = st.dictionaries(st.text(min_size=1), NUMBERS, max_size=3)
     rows = st.lists(st.integers(0, len(ids) - 1), max_size=4) if ids else st.just([])
     cache = draw(st.none() | rows.map(lambda found: np.array(found, np.int64)))
-    return Contents(Position("g", 3, "c", "1-1"), draw(NUMBERS), ids, *columns, draw(named), draw(named), cache)
+    return Contents(LogPosition("g", 3, "c", "1-1"), draw(NUMBERS), ids, *columns, draw(named), draw(named), cache)
 
 
 @given(states())
@@ -692,7 +692,7 @@ def test_a_file_holds_any_state(tmp_path_factory, contents):
 
 def written(path: Path, **changes: object) -> Path:
     """A file with something else in it."""
-    state = Contents(Position("g", 0, "g", "0-0"), 3, IDS, np.arange(4), np.arange(4), {"p": 3}, {"p": 1}, None)
+    state = Contents(LogPosition("g", 0, "g", "0-0"), 3, IDS, np.arange(4), np.arange(4), {"p": 3}, {"p": 1}, None)
     store_file.write(path, state, {})
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
