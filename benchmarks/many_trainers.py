@@ -103,7 +103,7 @@ def _rank(directory: Path, size: int, rank: int, port: int) -> Found:
     import torch
 
     from streamer.build import build_pipeline
-    from streamer.evaluation import Prequential
+    from streamer.evaluation import EventSampler, Prequential
     from streamer.settings import RunSettings
 
     torch.set_num_threads(1)
@@ -117,10 +117,10 @@ def _rank(directory: Path, size: int, rank: int, port: int) -> Found:
         RunSettings(data_dir=directory, until_end=True, trainers=size or None, **own)
     )
     test = pipeline._prequential = Prequential(
-        pipeline.learner, time_share=None, sample=None, baselines=()
+        pipeline.learner, EventSampler(time_share=None, max_events=None), baselines=()
     )
     pipeline.run()
-    events = test.tallies["model"].events("all")
+    events = test.model.events
     return Found(
         (test.model.overall or 0.0) * events, events, pipeline.learner.digest().hex()
     )

@@ -21,7 +21,8 @@ import argparse
 from pathlib import Path
 
 from streamer.replay.datasets import open_log
-from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
+from streamer.replay.evaluation.prequential import PrequentialRun
+from streamer.replay.evaluation.settings import PrequentialSettings
 
 SIZES = {
     "gowalla.inter.gz": ("recbole", 29_858, 40_988, 1_027_464),

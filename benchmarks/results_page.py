@@ -27,9 +27,9 @@ from typing import Any
 
 import msgspec
 
-from streamer.evaluation import RETRIEVED
-from streamer.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.record import Record, Records, result_rows
+from streamer.replay.evaluation.sliced import RETRIEVED
+from streamer.replay.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.tables import (
     STREAM_FIGURES,
     Figures,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from streamer.metrics.catalogue import GROUPS, Label, Metric
 from streamer.model.setting import Setting, Settings
-from streamer.replay.evaluation.offline import OfflineSettings
-from streamer.replay.evaluation.prequential import PrequentialSettings
+from streamer.replay.evaluation.settings import OfflineSettings, PrequentialSettings
 from streamer.replay.settings import EvaluationSettings, ReplaySettings
 from streamer.settings import RunSettings, ServeSettings
 

@@ -56,7 +56,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         import torch
 
         torch.set_num_threads(settings.threads or 1)
-    from streamer.evaluation import LINE_BASELINES, Prequential
+    from streamer.evaluation import EventSampler, Prequential
     from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.pipeline import Pipeline
@@ -78,9 +78,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         letters,
         settings,
         checkpoints,
-        Prequential(
-            learner, time_share=settings.evaluation_share, baselines=LINE_BASELINES
-        )
+        Prequential(learner, EventSampler(settings.evaluation_share))
         if settings.evaluation_share
         else None,
         shared_store(settings),
@@ -211,7 +209,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     """The pipeline of one rank of a group, as the environment says which; waits for the
     others to come.
     """
-    from streamer.evaluation import LINE_BASELINES, Prequential
+    from streamer.evaluation import EventSampler, Prequential
     from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.lockstep.checkpoint import rank_store
@@ -229,9 +227,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         dead_letters(settings, group.rank),
         settings,
         rank_store(settings.checkpoints, settings.keep_checkpoints, group),
-        Prequential(
-            learner, time_share=settings.evaluation_share, baselines=LINE_BASELINES
-        )
+        Prequential(learner, EventSampler(settings.evaluation_share))
         if evaluated
         else None,
         NoStore() if group.rank and settings.redis_url else shared_store(settings),

@@ -621,9 +621,9 @@ class Pipeline:
         self._average_loss()
         if self._prequential is not None:
             status.hit_rate = self._prequential.model.recent
-            status.best_baseline = self._prequential.best_floor()
+            status.best_baseline = self._prequential.best_baseline()
             status.towers = self._prequential.towers()
-            status.influence = influence_by_name(self._prequential.influence)
+            status.influence = influence_by_name(self._prequential.watch.influence)
         if force or now >= self._composed_at:
             self._compose(now)
         status.partitions = self._ingest.assigned()
@@ -703,7 +703,7 @@ class Pipeline:
         seconds = max(self._status_at - self._started, 1e-9)
         events = self.accounting.consumed - self._first_events
         test = self._prequential
-        baseline = test.best_floor(overall=True) if test is not None else None
+        baseline = test.best_baseline(overall=True) if test is not None else None
         return {
             **self.accounting.to_json(),
             "events_this_run": events,

@@ -104,11 +104,11 @@ class Watch:
         """All of them."""
         return np.arange(events)
 
-    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Any = None) -> None:
+    def __call__(self, batch: Batch, chosen: Rows, candidates: Candidates | None) -> None:
         """Look, then let the others rank."""
         self.look(batch, candidates)
         for evaluator in self.evaluators:
-            evaluator(batch, chosen, candidates, due)
+            evaluator(batch, chosen, candidates)
 
 
 def popularity_counts(learner: Learner) -> Counter[str]:

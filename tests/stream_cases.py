@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from streamer.evaluation.baselines import RECENT, Baseline, Ranks
-from streamer.evaluation.delay import Due, PendingEvents
-from streamer.evaluation.metrics import MISS
+from streamer.evaluation.baselines import RECENT, Baseline, BaselineRunner
+from streamer.evaluation.tally import MISS, Ranks
 from streamer.model.batch import Batch
-from streamer.model.rows.recent_items import RecentItems
+from streamer.model.rows.retired import RetiredItems
 from streamer.model.rows.seen_items import UserItems
+from streamer.replay.evaluation.delay import FeedbackDue, PendingEvents
 
 
 def in_order_of_appearance(raw: list[int]) -> np.ndarray:
@@ -74,17 +74,16 @@ def walked(
     times: np.ndarray | None = None,
 ) -> Ranks:
     """All events through a baseline, batch by batch."""
-    known, recent, waiting, found = UserItems(), RecentItems(RECENT), PendingEvents(), []
+    runner = BaselineRunner([baseline], RetiredItems(), lambda: 0.0, beside=False)
+    known, waiting, found = UserItems(), PendingEvents(), []
     when = np.zeros(len(users), np.int64) if times is None else times
     for start, end in zip([0, *ends], ends, strict=False):
-        batch = Batch(users[start:end], items[start:end])
+        batch = Batch(users[start:end], items[start:end], times_s=when[start:end])
         chosen = np.arange(len(batch))
         seen = known.before(batch.users, batch.items, chosen)
         known.observe(batch.users, batch.items)
-        due = Due(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
-        history = recent.observe(batch.users, batch.items, when[start:end])
-        ages = np.maximum(when[start:end, None] - history.times_s, 0.0)
-        found.append(baseline.walk(waiting.stretch(batch, history.items, ages, chosen, due, seen)))
+        due = FeedbackDue(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
+        found.append(baseline.walk(waiting.delayed(runner.stretch(batch, chosen, seen), due)))
     return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 

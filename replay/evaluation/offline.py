@@ -12,8 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,81 +22,19 @@ from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity
 from streamer.model.retrieval import Retriever
-from streamer.model.setting import changed, setting
-from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult, Trainer
 from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.metrics import evaluate
-from streamer.replay.evaluation.record import Measure, Point, RunResult, step_measure
+from streamer.replay.evaluation.record import (
+    CurvePoint,
+    Measure,
+    RunResult,
+    step_measure,
+)
+from streamer.replay.evaluation.settings import OfflineSettings
 from streamer.replay.evaluation.split import split_by_user
 
 POPULARITY_GROUPS = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfflineSettings(LearnerSettings):
-    """The protocol of one run: id towers, and the settings of the paper where they
-    differ from those of a stream.
-    """
-
-    heading: ClassVar[str] = "Protocol"
-
-    epochs: int = setting(
-        12, "Passes over the training pairs, each in an order of its own.", at_least=1
-    )
-    batch_size: int = setting(
-        2048, "Pairs of a step; the last step of an epoch has what is left.", at_least=1
-    )
-    decay_every_epochs: int = setting(
-        5, "Epochs between decays of the learning rate.", at_least=1
-    )
-    test_share: float = setting(
-        0.2, "Share of each user's items that is tested.", above=0, at_most=0.99
-    )
-    validation_share: float = setting(
-        0.0,
-        "Share of each user's training items that is tested instead of the test items, to choose settings by; the test "
-        "items are then neither trained nor tested. 0: none.",
-        at_least=0,
-        at_most=0.99,
-    )
-    ks: tuple[int, ...] = setting(
-        (10, 20), "Lengths of the lists that are evaluated.", at_least=1
-    )
-    evaluate_every_epochs: int = setting(
-        5,
-        "Epochs between points of the curve, beside the first and the last; 0: only after the last.",
-        at_least=0,
-    )
-    cache_size: int | None = setting(
-        None, "Items in the cache (xir).", at_least=0, if_none="the batch size"
-    )  # type: ignore[assignment]
-
-    dim: int = changed(LearnerSettings, "dim", 32)
-    user_ids: bool = changed(LearnerSettings, "user_ids", True)
-    recent_items: int = changed(LearnerSettings, "recent_items", 0)
-    rerank: bool = changed(LearnerSettings, "rerank", False)
-    init_std: float = changed(LearnerSettings, "init_std", 0.1)
-    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = changed(
-        LearnerSettings, "optimizer", "dense-adam"
-    )
-    learning_rate: float = changed(LearnerSettings, "learning_rate", 0.01)
-    learning_rate_decay: float = changed(LearnerSettings, "learning_rate_decay", 0.95)
-    l2: float = changed(LearnerSettings, "l2", 4e-6)
-    cache_weight: float = changed(LearnerSettings, "cache_weight", 0.2)
-    cache_correction: Literal["occurrence", "popularity"] = changed(
-        LearnerSettings, "cache_correction", "popularity"
-    )
-
-    def problems(self) -> list[str]:
-        found = super().problems()
-        if self.recent_items or self.rerank:
-            found.append(
-                "the offline protocol has no order of events: leave recent-items and rerank off"
-            )
-        if not self.ks:
-            found.append("ks is empty: give at least one length")
-        return found
 
 
 class OfflineRun:
@@ -200,7 +137,7 @@ class OfflineRun:
                 before = self._clock()
                 losses.append(float(self._step(batch).loss))
                 step_seconds.append(self._clock() - before)
-            point: Point = {
+            point: CurvePoint = {
                 "epoch": epoch,
                 "loss": statistics.fmean(losses),
                 "seconds": self._clock() - started,
@@ -273,7 +210,7 @@ class OfflineRun:
         return np.random.default_rng([self.settings.seed, *purpose])
 
 
-def cache_composition(cache: Rows, popularity: Rows) -> Point:
+def cache_composition(cache: Rows, popularity: Rows) -> CurvePoint:
     """The number of distinct items in a cache, and the share of each tenth of all
     items, the most popular first.
     """

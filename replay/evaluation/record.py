@@ -26,7 +26,7 @@ BASELINES_DEPEND_ON = ("batch_size", *DELAYS)
 """Settings that change a baseline's figures; the batch size only which events count as
 popular.
 """
-Point = dict[str, Any]
+CurvePoint = dict[str, Any]
 """A point of a curve: names and values."""
 
 
@@ -56,9 +56,9 @@ class RunResult:
     """Figures of the method, of a training step, and of the baselines if the protocol has
     any.
     """
-    curve: list[Point] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
     """Points of the learning curves."""
-    composition: list[Point] = field(default_factory=list)
+    composition: list[CurvePoint] = field(default_factory=list)
     """Points of the cache's composition, if the method has a cache."""
     occurrence: NDArray[Any] = field(default_factory=lambda: np.empty(0))
     """[N] how often each item was resampled, by row; zeros if the method draws nothing."""
@@ -117,9 +117,9 @@ class Record(Spec, frozen=True, kw_only=True):
     """A run, and what it found, see `RunResult`."""
 
     measures: list[Measure]
-    curve: list[Point] = []
-    composition: list[Point] = []
-    ranks: list[Point] = []
+    curve: list[CurvePoint] = []
+    composition: list[CurvePoint] = []
+    ranks: list[CurvePoint] = []
     """Shares of `popularity` and `occurrence` of an item by its popularity `rank`,
     thinned out on a log axis.
     """
@@ -204,7 +204,7 @@ def refused(accounting: Mapping[str, Any]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in reasons)
 
 
-def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[Point]:
+def by_rank(popularity: NDArray[Any], occurrence: NDArray[Any]) -> list[CurvePoint]:
     """Shares of popularity and occurrence by popularity rank; both are [N], by row."""
     order = np.argsort(-popularity, kind="stable")
     return [

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.offline import get_plotlyjs
 
-from streamer.replay.evaluation.record import DELAYS, Point, Record, settings_text
+from streamer.replay.evaluation.record import DELAYS, CurvePoint, Record, settings_text
 from streamer.replay.evaluation.tables import (
     BELOW,
     METRIC_NAMES,
@@ -312,7 +312,7 @@ def _compositions(runs: Runs) -> list[str]:
 
 
 def _line(
-    points: Sequence[Point], x: str, y: str, name: str, dash: str = "solid"
+    points: Sequence[CurvePoint], x: str, y: str, name: str, dash: str = "solid"
 ) -> list[go.Scatter]:
     """A line through the points that have a value; none if there is no such point."""
     there = [p for p in points if p.get(y) is not None]

@@ -21,9 +21,10 @@ from streamer.model.device import resolve_device
 from streamer.model.losses import METHODS
 from streamer.model.setting import parse_settings
 from streamer.replay.datasets import Interactions, Log
-from streamer.replay.evaluation.offline import OfflineRun, OfflineSettings
-from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
+from streamer.replay.evaluation.offline import OfflineRun
+from streamer.replay.evaluation.prequential import PrequentialRun
 from streamer.replay.evaluation.record import Record, Records, Spec, by_rank, refused
+from streamer.replay.evaluation.settings import OfflineSettings, PrequentialSettings
 from streamer.replay.settings import EvaluationSettings, LogSettings
 from streamer.settings import RunSettings
 

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamer.evaluation import RETRIEVED
-from streamer.evaluation.slices import BANDS, SECOND_HALF, SPLITS
 from streamer.replay.evaluation.record import Record, refused, settings_text
+from streamer.replay.evaluation.sliced import RETRIEVED
+from streamer.replay.evaluation.slices import BANDS, SECOND_HALF, SPLITS
 
 METRIC_NAMES = {
     "hr": "HR",

@@ -1,37 +1,22 @@
-"""Prequential evaluation: events are ranked, then trained, in the production pipeline
-itself.
+"""Test, then train: the live hit rate of the model, beside trivial recommenders.
 
-Belongs here: ranking a batch before it is trained, hit rates by slice, trivial
-recommenders beside it (`baselines`). May import: `metrics`, `learner` and rooms below
-them.
+Belongs here: ranking events of a batch before it is trained, counting hits, and the
+baselines that a running line shows. Slices, feedback delays and further baselines are
+in `replay.evaluation`. May import: `metrics.composition`, `learner` and rooms below it.
 """
 
-from streamer.evaluation.baselines import BASELINES, LINE_BASELINES
-from streamer.evaluation.delay import Delay, DelayedLearner
-from streamer.evaluation.evaluator import (
-    MODEL,
-    RETRIEVED,
-    WITHOUT_TOWERS,
-    BestBaseline,
-    Prequential,
-    TowersShare,
-)
-from streamer.evaluation.metrics import METRICS, MISS, Figure, Tally
-from streamer.evaluation.slices import SLICES
+from streamer.evaluation.baselines import LINE_BASELINES
+from streamer.evaluation.prequential import BestBaseline, Prequential, TowersShare
+from streamer.evaluation.ranking import MODEL, WITHOUT_TOWERS
+from streamer.evaluation.sampler import EventSampler
+from streamer.evaluation.tally import Tally
 
 __all__ = [
-    "BASELINES",
     "LINE_BASELINES",
-    "METRICS",
-    "MISS",
     "MODEL",
-    "RETRIEVED",
-    "SLICES",
     "WITHOUT_TOWERS",
     "BestBaseline",
-    "Delay",
-    "DelayedLearner",
-    "Figure",
+    "EventSampler",
     "Prequential",
     "Tally",
     "TowersShare",

@@ -74,12 +74,10 @@ class Evaluator(Protocol):
         ...
 
     def __call__(
-        self, batch: Batch, chosen: Rows, candidates: Candidates | None, due: Any = None
+        self, batch: Batch, chosen: Rows, candidates: Candidates | None
     ) -> None:
         """Rank the chosen events among their candidates; None: the towers alone rank
         all items.
-
-        `due` says which events are learned from by then, with a feedback delay.
         """
         ...
 

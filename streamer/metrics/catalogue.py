@@ -23,14 +23,7 @@ PHASES = ("poll", "decode", "rank", "step", "store", "publish", "checkpoint")
 BANDS = ("head", "torso", "tail")
 DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
-BASELINES = (
-    "most-popular",
-    "recently-popular",
-    "last-items",
-    "co-visitation",
-    "counting",
-    "counting-no-time",
-)
+BASELINES = ("most-popular", "last-items", "counting")
 RECOMMENDERS = ("model", "model-without-towers", *BASELINES)
 HISTORIES = ("0", "1", "2-3", "4-7", "8-15", "16+")
 EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")

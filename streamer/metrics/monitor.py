@@ -27,7 +27,6 @@ from streamer.metrics.catalogue import (
     MEMORY,
     PARTS,
     PHASES,
-    RECOMMENDERS,
     SIDES,
     STORE_ERRORS,
     TOP_RANKS,
@@ -114,7 +113,7 @@ class Monitor(Observer):
         self._reporter = SamplerReporter(learner, self._clock)
         self._ranked_s = prequential.seconds if prequential is not None else 0.0
         names = (
-            [f"hit_rate {name}" for name in prequential.tallies]
+            [f"hit_rate {name}" for name in prequential.names]
             if prequential is not None
             else []
         )
@@ -246,7 +245,7 @@ class Monitor(Observer):
         i.set("streamer_items", status.items)
         i.set("streamer_model_events", status.accounting.get("consumed", 0))
         if (p := self._prequential) is not None:
-            for name in p.tallies.keys() & set(RECOMMENDERS):
+            for name in p.names:
                 i.set(
                     "streamer_prequential_hit_rate",
                     p.figure(name).recent,
@@ -259,9 +258,9 @@ class Monitor(Observer):
                     name,
                     str(p.k),
                 )
-            if (share := p.untouched_share) is not None:
+            if (share := p.watch.cold_share) is not None:
                 i.set("streamer_recommended_untouched_share", share)
-            if (baseline := p.best_floor()) is not None:
+            if (baseline := p.best_baseline()) is not None:
                 i.replace(
                     "streamer_prequential_best_baseline_hit_rate",
                     {(baseline.name, str(p.k)): baseline.hit_rate},
@@ -418,7 +417,7 @@ class Monitor(Observer):
         if self.sampler_report is not None and self.sampler_report.slots:
             values |= dict(zip(BANDS, self.sampler_report.slot_bands, strict=True))
         if (p := self._prequential) is not None:
-            values |= {f"hit_rate {name}": p.figure(name).recent for name in p.tallies}
+            values |= {f"hit_rate {name}": p.figure(name).recent for name in p.names}
         return {name: value for name, value in values.items() if value is not None}
 
     # now and then -----------------------------------------------------------------------------------------------------

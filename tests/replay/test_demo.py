@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from servers.process import free_ports
 
-from streamer.evaluation import LINE_BASELINES, Prequential
+from streamer.evaluation import LINE_BASELINES, EventSampler, Prequential, Tally
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
@@ -75,14 +75,14 @@ def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path
     """The learner of the demo, with as many events of each batch ranked on every machine."""
     settings = demo_settings(tmp_path, 1)
     learner = Learner(settings.only(LearnerSettings))
-    test = Prequential(learner, time_share=None, sample=64, window=1000, baselines=LINE_BASELINES)
+    test = Prequential(learner, EventSampler(time_share=None), Tally(window=1000))
     chunks = iter(SyntheticStream())
     while test.events < 24_000:
         events = next(chunks)
         for start in range(0, len(events.users), settings.batch_size):
             part = slice(start, start + settings.batch_size)
             learner.learn_batch(MicroBatch(events.users[part], events.items[part], events.timestamps_s[part]), test)
-    baseline, model = test.best_floor(), test.model.recent
+    baseline, model = test.best_baseline(), test.model.recent
     assert baseline is not None
     assert model is not None
     assert model > baseline.hit_rate > 0

@@ -32,7 +32,7 @@ from line_harness import (
 
 from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SourceError, SourceUnavailable, StreamerError
-from streamer.evaluation import Prequential
+from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
@@ -619,7 +619,7 @@ class TestStatus:
     def test_what_a_person_sees(self, tmp_path):
         log = memory_log(values_of(events(640)))
         line = Line(log, tmp_path, max_queued_events=64, until_end=False)
-        line.pipeline._prequential = Prequential(line.learner, time_share=None)
+        line.pipeline._prequential = Prequential(line.learner, EventSampler(time_share=None))
         seen: list[Status] = []
         line.pipeline.on_status = seen.append
         line.pipeline.start()

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from streamer.evaluation.metrics import MISS
+from streamer.evaluation.tally import Doubles, Ranks
 from streamer.model.batch import Recent, Rows
 from streamer.model.rows.seen_items import SeenBefore
-
-Doubles = NDArray[np.float64]
 
 RECENT = 10
 """How many of a user's last distinct items the baselines look at."""
@@ -28,8 +23,7 @@ class Stretch:
     be learned from.
 
     Args:
-        users: [n] user rows, in the order of the stream.
-        items: [n] item rows.
+        items: [n] item rows, in the order of the stream.
         recent: [n, 10] the last distinct items of each event's user, as of the event.
         ages_s: [n, 10] how long before the event the user had each of them.
         ranked: [m] the places of the events to be ranked, ascending.
@@ -39,7 +33,6 @@ class Stretch:
         seen: what the users of the `ranked` had before.
     """
 
-    users: Rows
     items: Rows
     recent: Recent
     ages_s: Doubles
@@ -58,27 +51,8 @@ class Stretch:
 
     @property
     def targets(self) -> Rows:
-        """[m] the items to be foretold."""
+        """[m] the items of the ranked events."""
         return self.items[self.ranked]
-
-
-class Ranks(NamedTuple):
-    """Where the items of m events stood in the lists made for them before they came;
-    `MISS` if nowhere.
-
-    Args:
-        among_all: [m] in the list of all items.
-        among_new: [m] in the list without what the user had; `MISS` if the item is
-            among those.
-    """
-
-    among_all: Rows
-    among_new: Rows
-
-    @classmethod
-    def missed(cls, events: int) -> Ranks:
-        """Nowhere."""
-        return cls(np.full(events, MISS), np.full(events, MISS))
 
 
 class Baseline(Protocol):
@@ -91,7 +65,5 @@ class Baseline(Protocol):
         ...
 
     def forget(self, items: Rows) -> None:
-        """Retire items: their rows are those of others from now on (may look at
-        everything).
-        """
+        """Retire items: their rows are given to other items."""
         ...

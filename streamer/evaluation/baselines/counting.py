@@ -1,33 +1,32 @@
-"""The baselines of neighbourhood: which items users have one after another, counted.
+"""The baseline of neighbourhood: which items users have one after another, counted.
 
     s(u, j) = sum over k = 1..10 of  q_k c(l_k, j) / n(l_k)        l_k: the user's k-th last distinct item
 
 An event of item i adds w_k to c(l_k, i) and to c(i, l_k), once if they are the same
-item. Co-visitation has w_k = 1, q_k = 1/k and n = 1, and keeps all pairs. Counting, the
-strong one, keeps the 200 heaviest pairs of an item and has
+item. Counting keeps the 200 heaviest pairs of an item and has
 
     w_k = q_k = 1 / (rank of l_k) / (1 + age of l_k / 1 minute) ** 0.15,     n(i) = sqrt(all that i's pairs ever got)
 
 where items that the user had at the same time share the rank of the first of them. It
-adds a little popularity of the last 5,000 events, by which users without history are
-served. `counting-no-time` goes by ranks alone. Of an exponential of the age nothing is
-left after a few days, and people who come back to a place after a week are lost to it.
+adds a little popularity of the last 5,000 events, which serves users without history.
+An exponential of the age would lose people who come back to a place after a week.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.evaluation.baselines.base import RECENT, Doubles, Ranks, Stretch
+from streamer.evaluation.baselines.base import RECENT, Stretch
 from streamer.evaluation.baselines.popular import (
     LAST_EVENTS,
     MostPopular,
-    Popularity,
+    PopularityOrder,
     count_event,
 )
+from streamer.evaluation.tally import MISS, Doubles, Ranks
 from streamer.model.batch import Recent, Rows
 from streamer.model.jit import njit_borrowing
 from streamer.model.ranking.pair_counts import PairCounts, Pool, add_one
@@ -37,105 +36,82 @@ NEIGHBOURS = 200
 """Pairs that are kept of an item."""
 SOON_S = 60.0
 FADING = 0.15
-_POPULAR = 1e-6
-"""What one of the last 5,000 events adds to the score of its item."""
-_NEVER = np.iinfo(np.int64).max
 
 
-class CoVisitation:
-    """Recommends what was seen together with the user's last ten items; of equal scores
-    the newer item comes first.
+class Counting:
+    """Recommends what users had soon before or after the user's last ten items; of
+    equal scores the newer item comes first.
+
+    Args:
+        timed: weigh by the time between events too, not by their order alone.
     """
 
-    name = "co-visitation"
-    _normalised = False
-    _popular = 0.0
+    normalised: ClassVar[bool] = True
+    """Whether an item's pairs are divided by n."""
+    popular: ClassVar[float] = 1e-6
+    """What one of the last 5,000 events adds to the score of its item."""
 
-    def __init__(self) -> None:
-        self._pairs = PairCounts()
-        # scores of one event at a time; zero in between
-        self._totals = np.zeros(0)
-        self._scores = np.zeros(0)
+    def __init__(self, timed: bool = True) -> None:
+        self.name = "counting" if timed else "counting-no-time"
+        self.pairs = PairCounts(NEIGHBOURS)
+        self._timed = timed
         self._popularity = MostPopular(LAST_EVENTS)
+        self._totals = np.zeros(0)  # what each item's pairs ever got
+        self._scores = np.zeros(0)  # of one event at a time; zero in between
 
-    def _weights(self, stretch: Stretch) -> tuple[Doubles, Doubles]:
+    def weights(self, stretch: Stretch) -> tuple[Doubles, Doubles]:
         """[n, 10] what each recent item counts when its event is learned from, and when
         it is ranked.
         """
-        shape = stretch.recent.shape
-        return np.ones(shape), np.broadcast_to(
-            1.0 / np.arange(1, RECENT + 1), shape
-        ).copy()
+        ages_s = stretch.ages_s
+        first = np.ones(ages_s.shape, np.bool_)
+        first[:, 1:] = ages_s[:, 1:] != ages_s[:, :-1]
+        ranks = np.where(first, np.arange(1, RECENT + 1), 0)
+        weights = 1.0 / np.maximum.accumulate(ranks, axis=1)
+        if self._timed:
+            weights *= (1.0 + ages_s / SOON_S) ** -FADING
+        return weights, weights
 
     def walk(self, stretch: Stretch) -> Ranks:
         """Rank and learn, event by event; stops wherever the pool must grow."""
         size = int(stretch.items.max(initial=-1)) + 1
-        self._pairs.reserve(size)
+        self.pairs.reserve(size)
         self._totals = grown(self._totals, size)
         self._scores = grown(self._scores, size)
         popularity = self._popularity.reserve(size, len(stretch.items))
         touched = np.empty(len(self._scores), np.int64)
         ranks = Ranks.missed(len(stretch.ranked))
-        events = _Events(stretch.items, stretch.recent, *self._weights(stretch))
+        events = _WeightedEvents(stretch.items, stretch.recent, *self.weights(stretch))
         asked = (stretch.ranked, stretch.due, stretch.end, *stretch.seen)
-        state = np.zeros(
-            3, np.int64
-        )  # learned events, ranked events, pairs learned of the event that is underway
-        while True:
+        # learned events, ranked events, pairs learned of the event that is underway
+        state = np.zeros(3, np.int64)
+        done = False
+        while not done:
             counts = _Counts(
-                self._pairs.pool,
+                self.pairs.pool,
                 self._totals,
                 popularity,
-                self._normalised,
-                self._popular,
+                self.normalised,
+                self.popular,
             )
-            if _walk(counts, self._scores, touched, events, *asked, *ranks, state):
-                return ranks
-            self._pairs.extend()
+            done = _walk(counts, self._scores, touched, events, *asked, *ranks, state)
+            if not done:
+                self.pairs.extend()
+        return ranks
 
     def forget(self, items: Rows) -> None:
         """Retire items: they have no neighbours, and are none."""
         items = items[items < len(self._totals)]
         gone = np.zeros(len(self._totals), np.uint8)
         gone[items] = 1
-        self._pairs.drop(items)
-        self._pairs.remove_keys(np.arange(len(self._totals)), gone)
+        self.pairs.drop(items)
+        self.pairs.remove_keys(np.arange(len(self._totals)), gone)
         self._totals[items] = 0
         self._popularity.forget(items)
 
 
-class Counting(CoVisitation):
-    """Recommends what users had soon before or after the user's last ten items.
-
-    Args:
-        timed: weigh by the time between events too, not by their order alone.
-    """
-
-    _normalised = True
-    _popular = _POPULAR
-
-    def __init__(self, timed: bool = True) -> None:
-        super().__init__()
-        self._pairs = PairCounts(NEIGHBOURS)
-        self.name = "counting" if timed else "counting-no-time"
-        self._timed = timed
-
-    def _weights(self, stretch: Stretch) -> tuple[Doubles, Doubles]:
-        ages_s = stretch.ages_s
-        first = np.ones(ages_s.shape, np.bool_)
-        first[:, 1:] = ages_s[:, 1:] != ages_s[:, :-1]
-        weights = 1.0 / np.maximum.accumulate(
-            np.where(first, np.arange(1, RECENT + 1), 0), axis=1
-        )
-        if self._timed:
-            weights *= (1.0 + ages_s / SOON_S) ** -FADING
-        return weights, weights
-
-
-class _Events(NamedTuple):
-    """What is learned from: items, the recent items before each, and the weights of
-    these.
-    """
+class _WeightedEvents(NamedTuple):
+    """Items, the recent items before each, and the weights of these."""
 
     items: Rows
     recent: Recent
@@ -148,7 +124,7 @@ class _Counts(NamedTuple):
 
     pairs: Pool
     totals: Doubles
-    popularity: Popularity
+    popularity: PopularityOrder
     normalised: bool
     popular: float
 
@@ -158,7 +134,7 @@ def _walk(
     counts: _Counts,
     scores: Doubles,
     touched: Rows,
-    events: _Events,
+    events: _WeightedEvents,
     ranked: Rows,
     due: Rows,
     end: int,
@@ -175,11 +151,10 @@ def _walk(
         if not _learn(counts, events, due[k], state):
             return False
         event = ranked[k]
-        scored = touched[
-            : _score(
-                counts, scores, touched, events.recent[event], events.ranking[event]
-            )
-        ]
+        found = _score(
+            counts, scores, touched, events.recent[event], events.ranking[event]
+        )
+        scored = touched[:found]
         among_all[k], among_new[k] = _ranks(
             counts,
             scores,
@@ -195,7 +170,7 @@ def _walk(
 
 
 @njit_borrowing
-def _learn(counts: _Counts, events: _Events, until: int, state: Rows) -> bool:
+def _learn(counts: _Counts, events: _WeightedEvents, until: int, state: Rows) -> bool:
     """Learn from events up to `until`; False if the pool has no room."""
     while state[0] < until:
         event = state[0]
@@ -265,7 +240,7 @@ def _ranks(
     by_popularity = counts.popularity
     own = scores[target] if scores[target] else popular * by_popularity.counts[target]
     if own == 0.0:
-        return _NEVER, _NEVER
+        return MISS, MISS
     ahead = 0
     for item in scored:
         ahead += scores[item] > own or (scores[item] == own and item > target)
@@ -276,7 +251,7 @@ def _ranks(
                 break
             ahead += scores[item] == 0.0 and (score > own or item > target)
     if not fresh:
-        return ahead + 1, _NEVER
+        return ahead + 1, MISS
     known = 0
     for item in seen:
         score = scores[item] if scores[item] else popular * by_popularity.counts[item]

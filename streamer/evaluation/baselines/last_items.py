@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.evaluation.baselines.base import Ranks, Stretch
+from streamer.evaluation.baselines.base import Stretch
+from streamer.evaluation.tally import Ranks
 from streamer.model.batch import Rows
 
 

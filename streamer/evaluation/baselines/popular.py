@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.evaluation.baselines.base import Ranks, Stretch
+from streamer.evaluation.baselines.base import Stretch
+from streamer.evaluation.tally import Ranks
 from streamer.metrics.composition import HEAD, TORSO
 from streamer.model.batch import Rows
 from streamer.model.jit import njit_borrowing
@@ -22,7 +23,7 @@ from streamer.model.rows.growing import grown
 LAST_EVENTS = 5000
 
 
-class Popularity(NamedTuple):
+class PopularityOrder(NamedTuple):
     """Items sorted by their counts, of all events or of the last ones.
 
     Args:
@@ -60,7 +61,7 @@ class MostPopular:
         self.size = len(counts)
         order = np.argsort(-counts, kind="stable")
         above = len(counts) - np.cumsum(np.bincount(counts, minlength=1))
-        self._order = Popularity(
+        self._order = PopularityOrder(
             order, np.argsort(order), counts.copy(), above, *self._window
         )
 
@@ -92,28 +93,24 @@ class MostPopular:
         share = (np.cumsum(counts) - counts) / max(counts.sum(), 1)
         begins = np.searchsorted(share, (HEAD, TORSO))
         known = items < self.size
-        place = (
-            np.where(known, self._order.place[np.where(known, items, 0)], self.size)
-            if self.size
-            else items
-        )
-        return np.where(known, np.searchsorted(begins, place, side="right"), 2)
+        bands = np.full(len(items), 2)
+        place = self._order.place[items[known]]
+        bands[known] = np.searchsorted(begins, place, side="right")
+        return bands
 
-    def reserve(self, size: int, events: int) -> Popularity:
+    def reserve(self, size: int, events: int) -> PopularityOrder:
         """Make room for N items, and for the counts after this many events; returns
         what these change.
         """
         order = self._order
         old = self.size
         self.size = max(size, old)
+        largest = int(order.counts[order.items[0]]) if old else 0
         self._order = order._replace(
             items=grown(order.items, self.size),
             place=grown(order.place, self.size),
             counts=grown(order.counts, self.size),
-            above=grown(
-                order.above,
-                int(order.counts[order.items[0]]) + events + 2 if old else events + 2,
-            ),
+            above=grown(order.above, largest + events + 2),
         )
         new = np.arange(old, self.size)
         self._order.items[new] = self._order.place[new] = new
@@ -122,7 +119,7 @@ class MostPopular:
 
 @njit_borrowing
 def _walk(
-    order: Popularity,
+    order: PopularityOrder,
     items: Rows,
     ranked: Rows,
     due: Rows,
@@ -154,14 +151,14 @@ def _walk(
 
 
 @njit_borrowing
-def _forget(order: Popularity, items: Rows) -> None:
+def _forget(order: PopularityOrder, items: Rows) -> None:
     for item in items:
         while order.counts[item] > 0:
             _one_less(order, item)
 
 
 @njit_borrowing
-def count_event(order: Popularity, item: int) -> None:
+def count_event(order: PopularityOrder, item: int) -> None:
     """One more event of an item; where only the last ones count, the oldest of these is
     forgotten.
     """
@@ -177,7 +174,7 @@ def count_event(order: Popularity, item: int) -> None:
 
 
 @njit_borrowing
-def _one_more(order: Popularity, item: int) -> None:
+def _one_more(order: PopularityOrder, item: int) -> None:
     count = order.counts[item]
     _swap(order, order.place[item], order.above[count])
     order.above[count] += 1
@@ -185,7 +182,7 @@ def _one_more(order: Popularity, item: int) -> None:
 
 
 @njit_borrowing
-def _one_less(order: Popularity, item: int) -> None:
+def _one_less(order: PopularityOrder, item: int) -> None:
     count = order.counts[item] - 1
     order.above[count] -= 1
     _swap(order, order.place[item], order.above[count])
@@ -193,7 +190,7 @@ def _one_less(order: Popularity, item: int) -> None:
 
 
 @njit_borrowing
-def _swap(order: Popularity, one: int, other: int) -> None:
+def _swap(order: PopularityOrder, one: int, other: int) -> None:
     a = order.items[one]
     b = order.items[other]
     order.items[one] = b

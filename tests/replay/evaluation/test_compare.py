@@ -12,11 +12,12 @@ from comparisons import TINY, record, rows_in, streamer
 
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
-from streamer.evaluation import BASELINES, RETRIEVED
 from streamer.model.settings import LearnerSettings
+from streamer.replay.evaluation.baselines import BASELINES
 from streamer.replay.evaluation.record import Measure, Records, Spec, by_rank, result_rows
 from streamer.replay.evaluation.report import page
 from streamer.replay.evaluation.runs import parse_changes, spec_settings
+from streamer.replay.evaluation.sliced import RETRIEVED
 from streamer.replay.evaluation.tables import Figures, markdown, sweep_table
 from streamer.settings import RunSettings
 

@@ -11,7 +11,8 @@ from streamer.errors import SettingsError
 from streamer.model.losses import METHODS
 from streamer.model.popularity import ExactPopularity, HashPopularity
 from streamer.replay.datasets import Interactions
-from streamer.replay.evaluation.offline import OfflineRun, OfflineSettings, cache_composition
+from streamer.replay.evaluation.offline import OfflineRun, cache_composition
+from streamer.replay.evaluation.settings import OfflineSettings
 from streamer.replay.evaluation.split import ItemsByUser
 
 USERS, ITEMS, TASTES = 120, 60, 4

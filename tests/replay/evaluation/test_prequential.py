@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +12,23 @@ import pytest
 from line_harness import events, micro_batch, small
 
 from streamer.errors import SettingsError
-from streamer.evaluation import BASELINES, METRICS, MODEL, RETRIEVED, SLICES, WITHOUT_TOWERS, Prequential
-from streamer.evaluation.slices import BANDS
+from streamer.evaluation import MODEL, WITHOUT_TOWERS
+from streamer.evaluation.tally import METRICS
 from streamer.event import encode_item
-from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
 from streamer.replay.datasets.log import CATALOGUE_TYPE
+from streamer.replay.evaluation.baselines import BASELINES
+from streamer.replay.evaluation.delay import Delay, DelayedLearner
 from streamer.replay.evaluation.events_source import EventsSource
-from streamer.replay.evaluation.prequential import PrequentialRun, PrequentialSettings
+from streamer.replay.evaluation.prequential import PrequentialRun
 from streamer.replay.evaluation.record import Measure, RunResult
+from streamer.replay.evaluation.settings import PrequentialSettings
+from streamer.replay.evaluation.sliced import RETRIEVED, SlicedPrequential
+from streamer.replay.evaluation.slices import BANDS, SLICES
 from streamer.replay.events import Events
 from streamer.sources.base import Partition
 
+KS = (1, 5, 10, 20, 50)
 STREAM = events(900, users=60, items=80)
 LOG = Events([u for u, _ in STREAM], [i for _, i in STREAM], [1_000_000.0 + 10 * n for n in range(len(STREAM))])
 
@@ -52,36 +58,21 @@ def result() -> RunResult:
 
 class TestMeasures:
     def test_they_are_those_of_learning_batch_by_batch_with_every_event_ranked(self, result):
-        learner = Learner(small())
-        test = Prequential(
-            learner,
-            time_share=None,
-            sample=None,
-            new_only=True,
-            ks=(1, 5, 20, 50),
-            baselines=tuple(BASELINES),
-            half=450,
-            retrieve_every=4,
-        )
+        learner = DelayedLearner(small(), Delay())
+        test = SlicedPrequential(learner, prequential(small()), 450)
         for start in range(0, 900, 32):
             times_s = LOG.timestamps_s[start : start + 32]
             learner.learn_batch(micro_batch(STREAM[start : start + 32], timestamps_s=times_s), test)
-        expected = {
-            (metric, k, slice_, None if name == MODEL else name): tally.overall(slice_, metric, k)
-            for name, tally in test.tallies.items()
-            if name != WITHOUT_TOWERS
-            for slice_ in SLICES
-            for metric in METRICS
-            for k in (1, 5, 10, 20, 50)
-            if tally.events(slice_)
-        }
-        for slice_ in SLICES:
-            if test.retrieved.events(slice_):
-                recall = {("towers-recall", k): test.retrieved.overall(slice_, "hr", k) for k in RETRIEVED}
-                expected |= {(metric, k, slice_, None): value for (metric, k), value in recall.items()}
-            for k in (1, 5, 10, 20, 50):
-                if (without := test.figure(WITHOUT_TOWERS, slice_, k=k).overall) is not None:
-                    expected["hr-without-towers", k, slice_, None] = without
+        wanted = {(MODEL, metric): (metric, KS, test.tally, None) for metric in METRICS}
+        wanted |= {(name, metric): (metric, KS, test.tally, name) for name in BASELINES for metric in METRICS}
+        wanted[WITHOUT_TOWERS, "hr"] = ("hr-without-towers", KS, test.tally, None)
+        wanted["retrieved", "hr"] = ("towers-recall", RETRIEVED, test.retrieved, None)
+        expected = {}
+        for (name, metric), (called, ks, tally, baseline) in wanted.items():
+            for slice_, k in itertools.product(SLICES, ks):
+                value = tally.figure(MODEL if name == "retrieved" else name, slice_, metric, k).overall
+                if value is not None:
+                    expected[called, k, slice_, baseline] = value
         assert {(m.metric, m.k, m.slice, m.baseline): m.value for m in figures(result)} == expected
         assert result.value("hr", 10, "all") == test.model.overall
         assert result.about["slices"]["all"] == 900  # those of the first batch too, of which nobody has learned an item

@@ -6,9 +6,9 @@ import re
 
 from comparisons import TINY, record, rows_in, streamer
 
-from streamer.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.record import Measure, Record, result_rows
 from streamer.replay.evaluation.report import page
+from streamer.replay.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.tables import main_table, swept
 
 FIXED = {"epochs": "1", "batch_size": "64"}

@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stream_cases import Moment, in_order_of_appearance, moments, rank_in, streams, walked
 
-from streamer.errors import SettingsError
-from streamer.evaluation.baselines import BASELINES, Counting, CoVisitation, LastItems, MostPopular, make_baselines
-from streamer.evaluation.metrics import MISS
+from streamer.evaluation.baselines import LINE_BASELINES, Counting, LastItems, MostPopular
+from streamer.evaluation.tally import MISS
 from streamer.metrics.composition import composition
 from streamer.model.popularity import ExactPopularity
+from streamer.replay.evaluation.baselines import BASELINES, CoVisitation
 
 delays = st.sampled_from([0, 1, 7])
 
@@ -74,9 +74,9 @@ def test_co_visitation_goes_on_when_its_memory_must_grow():
     np.testing.assert_array_equal(whole.among_all, parts.among_all)
     expected = together(Moment(0, 0, set(), [], [], [(m.item, m.last, []) for m in moments(users, items)]))
     for baseline in (at_once, in_parts):
-        found = {(row, key): n for row in range(300) for key, n in baseline._pairs.of(row).items()}
+        found = {(row, key): n for row in range(300) for key, n in baseline.pairs.of(row).items()}
         assert found == expected
-    assert len(at_once._pairs.pool.keys) > 32_768
+    assert len(at_once.pairs.pool.keys) > 32_768
 
 
 def slow_counting(moment: Moment, timed: bool) -> dict[int, float]:
@@ -193,10 +193,6 @@ def test_bands_are_those_of_the_caches_composition(stream):
     assert baseline.bands(np.array([items.max() + 1])).tolist() == [2]
 
 
-def test_a_baseline_that_nobody_knows_is_refused_with_the_names_of_all():
-    with pytest.raises(SettingsError, match="no baseline 'random': choose among most-popular, recently-popular"):
-        make_baselines(["most-popular", "random"])
-
-
 def test_every_baseline_is_called_by_its_name():
-    assert [baseline.name for baseline in make_baselines(list(BASELINES))] == list(BASELINES)
+    assert [make().name for make in BASELINES.values()] == list(BASELINES)
+    assert set(LINE_BASELINES) < set(BASELINES)

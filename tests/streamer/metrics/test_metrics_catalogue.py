@@ -8,7 +8,7 @@ import pytest
 
 from streamer.cache_store import errors as store_errors
 from streamer.dead_letters.base import Reason
-from streamer.evaluation import BASELINES, MODEL, WITHOUT_TOWERS
+from streamer.evaluation import LINE_BASELINES, MODEL, WITHOUT_TOWERS
 from streamer.metrics.catalogue import BANDS, EVIDENCE, GROUPS, HISTORIES, RECOMMENDERS, SERVER, STORE_ERRORS
 from streamer.metrics.catalogue import CATALOGUE as TRAINER
 from streamer.metrics.composition import Composition
@@ -52,7 +52,7 @@ def test_all_closed_sets_together_are_few_series():
 
 def test_labels_know_every_value_that_the_code_has():
     assert set(CATALOGUE["streamer_dead_letters_total"].labels[0].values) == {str(reason) for reason in Reason}
-    assert set(RECOMMENDERS) == {MODEL, WITHOUT_TOWERS, *BASELINES}
+    assert set(RECOMMENDERS) == {MODEL, WITHOUT_TOWERS, *LINE_BASELINES}
     assert (BUCKET_NAMES, tuple(KINDS)) == (HISTORIES, EVIDENCE)
     assert Composition._fields == BANDS
     words = re.findall(r"`([a-z-]+)`", store_errors.StoreUnavailable.__doc__ or "")

@@ -103,7 +103,7 @@ class TestAfterARun:
             ndcg = value(ended, "streamer_prequential_ndcg", recommender=name, k="10")
             assert ndcg == ended.prequential.figure(name, metric="ndcg").recent
             assert 0 < ndcg < figure
-        name, hit_rate = ended.prequential.best_floor()
+        name, hit_rate = ended.prequential.best_baseline()
         assert value(ended, "streamer_prequential_best_baseline_hit_rate", baseline=name, k="10") == hit_rate > 0
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
 

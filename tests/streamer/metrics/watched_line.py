@@ -9,7 +9,7 @@ from line_harness import TOPIC, memory_log, small
 from prometheus_client import CollectorRegistry
 
 from streamer.dead_letters.base import MemoryDeadLetters
-from streamer.evaluation import LINE_BASELINES, Prequential
+from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.metrics.instruments import Instruments
@@ -40,7 +40,7 @@ class WatchedLine:
         **settings: Any,
     ) -> None:
         self.learner = learner or Learner(small())
-        self.prequential = Prequential(self.learner, time_share=None, baselines=LINE_BASELINES)
+        self.prequential = Prequential(self.learner, EventSampler(time_share=None))
         self.log = memory_log(values, partitions)
         self.source = MemorySource(self.log, TOPIC)
         base = {"batch_size": 16, "max_age_s": 0, "checkpoint_every_s": 0, "until_end": True}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from line_harness import Watch, assert_same_learner, events, micro_batch, small
+from line_harness import Watch, events, micro_batch, small
 
-from streamer.errors import SettingsError
-from streamer.evaluation import Delay, DelayedLearner, Prequential
-from streamer.evaluation.delay import Due
 from streamer.learner import Learner
 from streamer.model.batch import Batch
+from streamer.replay.evaluation.delay import Delay, DelayedLearner
+from streamer.replay.evaluation.settings import PrequentialSettings
+from streamer.replay.evaluation.sliced import SlicedPrequential
 
 
 def slow_due(times: list[float], t: int, events: int, seconds: float) -> int:
@@ -47,21 +47,6 @@ def test_an_event_is_due_after_further_events_and_seconds(batches, wait_events, 
 def test_after_a_batch_so_many_events_are_not_due_as_the_delay_says():
     delay = Delay(events=3)
     assert [delay.due([0.0] * 5).after for _ in range(3)] == [2, 7, 12]
-
-
-def test_without_a_delay_all_before_an_event_is_due():
-    delay = Delay()
-    assert not delay
-    for start in (0, 4):
-        found, expected = delay.due([7.0, 3.0, 9.0, 9.0]), Due.at_once(start, 4)
-        assert found.before.tolist() == expected.before.tolist()
-        assert found.after == expected.after
-
-
-def test_a_negative_delay_is_refused_with_every_problem():
-    with pytest.raises(SettingsError) as caught:
-        Delay(-1, -2.0)
-    assert len(caught.value.problems) == 2
 
 
 class Ranked(Watch):
@@ -108,38 +93,34 @@ class TestDelayedLearner:
         weights = at_once.trainer.model.item.tables["item.id"].weight[: len(at_once.items)]
         np.testing.assert_array_equal(late_weights.numpy(), weights.numpy())
 
-    def test_without_a_delay_nothing_differs(self):
-        late, at_once = DelayedLearner(small(), Delay()), Learner(small())
-        for learner in (late, at_once):
-            fed(learner, Prequential(learner, time_share=None))
-        assert_same_learner(late, at_once)
-
     def test_baselines_learn_as_late_as_the_model(self):
         """An item that comes in turn with others is the most popular once its events are due, not before."""
-        learner = DelayedLearner(small(), Delay(events=8))
-        test = Prequential(learner, k=1, time_share=None, sample=None)
+        learner, test = late_test()
         stream = [("u", "a")] * 8 + [("u", "b")] * 20
         hits = []
         for start in range(0, 28, 4):
             batch = micro_batch(stream[start : start + 4], timestamps_s=[0.0] * 4)
             learner.learn_batch(batch, test)
-            hits.append(test.figure("most-popular").hits)
+            hits.append(test.tally.figure("most-popular", k=1).hits)
         # a: 8 events before; b overtakes when 9 of its events are due, which is when the last three are ranked
         assert hits == [0, 0, 0, 0, 0, 0, 3]
         assert test.figure("most-popular").events == 28
 
     @pytest.mark.parametrize("rerank", [False, True])
-    @pytest.mark.parametrize("sample", [None, 4])
-    def test_until_events_are_learned_the_towers_miss_them_or_a_sample_passes_them_over(self, sample, rerank):
+    def test_until_events_are_learned_the_towers_miss_them(self, rerank):
         """Everybody foretells the only item there is as soon as it is known."""
-        learner = DelayedLearner(small(rerank=rerank), Delay(events=8))
-        test = Prequential(learner, k=1, time_share=None, sample=sample, baselines=("last-items",))
+        learner, test = late_test(rerank=rerank)
         for _ in range(6):
             learner.learn_batch(micro_batch([("u", "a")] * 4, timestamps_s=[0.0] * 4), test)
-        found = {name: (test.figure(name).events, test.figure(name).hits) for name in test.tallies}
+        found = {name: test.tally.figure(name, k=1).hits for name in test.names}
         assert found.pop("model-without-towers", found["model"]) == found["model"]
-        if sample is None:  # the model learns whole batches, baselines event by event; last items are known at once
-            hits = 23 if rerank else 12
-            assert found == {"model": (24, hits), "most-popular": (24, 15), "last-items": (24, 23)}
-        else:
-            assert found == {"model": (12, 12), "most-popular": (12, 12), "last-items": (12, 12)}
+        # the model learns whole batches, baselines event by event; last items are known at once
+        assert found == {"model": 23 if rerank else 12, "most-popular": 15, "last-items": 23}
+        assert test.model.events == 24
+
+
+def late_test(**changes: Any) -> tuple[DelayedLearner, SlicedPrequential]:
+    """A learner that learns eight events late, and its evaluation."""
+    learner = DelayedLearner(small(**changes), Delay(events=8))
+    settings = PrequentialSettings(ks=(1,), baselines=("last-items",), retrieve_every=0)
+    return learner, SlicedPrequential(learner, settings, 0)

@@ -3,7 +3,7 @@ known of their user and item.
 
 all, new                            every event; events whose item its user never had, known items left out
 new-users, returning-users          the user's first event; later ones
-new-items, returning-items          the item's first event, which nobody can foretell; later ones
+new-items, returning-items          the item's first event, which only a catalogue can predict; later ones
 head, torso, tail                   events of returning items, by the item's popularity before the batch
 new/new-users ... new/tail          the same of `new`
 second-half/<slice>                 each of them over the second half of the stream
@@ -27,12 +27,8 @@ SECOND_HALF = "second-half/"
 SLICES = (*WHOLE, *(SECOND_HALF + name for name in WHOLE))
 
 
-def among_new(slice_: str) -> bool:
-    """Whether a slice is of events new to their user, in lists without what the user
-    had.
-    """
-    name = slice_.removeprefix(SECOND_HALF)
-    return name == "new" or name.startswith("new/")
+AMONG_NEW = tuple(name for name in SLICES if "new" in name.split("/"))
+"""Slices of events new to their user, ranked in lists without what the user had."""
 
 
 class Traits(NamedTuple):
@@ -62,7 +58,7 @@ class Traits(NamedTuple):
 
 
 class FirstEvents:
-    """Tells first events of rows.
+    """Finds the first events of rows.
 
     Examples:
         >>> seen = FirstEvents()
@@ -75,7 +71,7 @@ class FirstEvents:
         self._seen = np.zeros(0, np.bool_)
 
     def forget(self, rows: Rows) -> None:
-        """These rows are those of others from now on."""
+        """These rows are given to other users or items."""
         self._seen[rows[rows < len(self._seen)]] = False
 
     def know(self, rows: Rows) -> None:
@@ -84,7 +80,7 @@ class FirstEvents:
         self._seen[rows] = True
 
     def first(self, rows: Rows) -> NDArray[np.bool_]:
-        """For each event whether its row was never seen before it; takes the events in."""
+        """[n] whether each event is the first of its row; takes the events in."""
         distinct, at = np.unique(rows, return_index=True)
         found = np.zeros(len(rows), np.bool_)
         found[at] = ~held(self._seen, distinct)

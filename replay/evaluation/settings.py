@@ -1,0 +1,123 @@
+"""Settings of the two protocols: the paper's, and test then train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from streamer.model.setting import changed, setting
+from streamer.model.settings import LearnerSettings
+from streamer.replay.evaluation.baselines import BASELINES, unknown_baselines
+from streamer.settings import PipelineSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineSettings(LearnerSettings):
+    """The protocol of one run: id towers, and the settings of the paper where they
+    differ from those of a stream.
+    """
+
+    heading: ClassVar[str] = "Protocol"
+
+    epochs: int = setting(
+        12, "Passes over the training pairs, each in an order of its own.", at_least=1
+    )
+    batch_size: int = setting(
+        2048, "Pairs of a step; the last step of an epoch has what is left.", at_least=1
+    )
+    decay_every_epochs: int = setting(
+        5, "Epochs between decays of the learning rate.", at_least=1
+    )
+    test_share: float = setting(
+        0.2, "Share of each user's items that is tested.", above=0, at_most=0.99
+    )
+    validation_share: float = setting(
+        0.0,
+        "Share of each user's training items that is tested instead of the test items, to choose settings by; the test "
+        "items are then neither trained nor tested. 0: none.",
+        at_least=0,
+        at_most=0.99,
+    )
+    ks: tuple[int, ...] = setting(
+        (10, 20), "Lengths of the lists that are evaluated.", at_least=1
+    )
+    evaluate_every_epochs: int = setting(
+        5,
+        "Epochs between points of the curve, beside the first and the last; 0: only after the last.",
+        at_least=0,
+    )
+    cache_size: int | None = setting(
+        None, "Items in the cache (xir).", at_least=0, if_none="the batch size"
+    )  # type: ignore[assignment]
+
+    dim: int = changed(LearnerSettings, "dim", 32)
+    user_ids: bool = changed(LearnerSettings, "user_ids", True)
+    recent_items: int = changed(LearnerSettings, "recent_items", 0)
+    rerank: bool = changed(LearnerSettings, "rerank", False)
+    init_std: float = changed(LearnerSettings, "init_std", 0.1)
+    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = changed(
+        LearnerSettings, "optimizer", "dense-adam"
+    )
+    learning_rate: float = changed(LearnerSettings, "learning_rate", 0.01)
+    learning_rate_decay: float = changed(LearnerSettings, "learning_rate_decay", 0.95)
+    l2: float = changed(LearnerSettings, "l2", 4e-6)
+    cache_weight: float = changed(LearnerSettings, "cache_weight", 0.2)
+    cache_correction: Literal["occurrence", "popularity"] = changed(
+        LearnerSettings, "cache_correction", "popularity"
+    )
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.recent_items or self.rerank:
+            found.append(
+                "the offline protocol has no order of events: leave recent-items and rerank off"
+            )
+        if not self.ks:
+            found.append("ks is empty: give at least one length")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrequentialSettings(LearnerSettings):
+    """How a method is evaluated on a stream: the learner of `streamer run`, and what is
+    measured of it.
+    """
+
+    heading: ClassVar[str] = "Evaluation"
+
+    batch_size: int = changed(
+        PipelineSettings, "batch_size", PipelineSettings.batch_size
+    )
+    ks: tuple[int, ...] = setting(
+        (1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1
+    )
+    window: int = setting(
+        5000, "Length of the window of the windowed figures.", at_least=1, unit="events"
+    )
+    baselines: tuple[str, ...] = setting(
+        tuple(BASELINES), "Trivial recommenders beside it.", option="baselines"
+    )
+    delay_events: int = setting(
+        0,
+        "An event is trained only after this many further ones were ranked.",
+        at_least=0,
+    )
+    delay_seconds: float = setting(
+        0.0,
+        "An event is trained only after this many further seconds of the stream were ranked.",
+        at_least=0,
+    )
+    retrieve_every: int = setting(
+        4,
+        "Of every n-th event, the item is looked for in the towers' own list too: all items by inner product, without "
+        "counts and ranker. 0: of none.",
+        at_least=0,
+    )
+    catalogue: bool = setting(
+        False,
+        "Items that a file beside the log describes are known before their first event, by catalogue events.",
+    )
+    points: int = setting(200, "Points of the curves.", at_least=1)
+
+    def problems(self) -> list[str]:
+        return super().problems() + unknown_baselines(self.baselines)
