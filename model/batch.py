@@ -15,7 +15,10 @@ Rows = NDArray[np.int64]
 """Numbers of table rows."""
 Recent = NDArray[np.int32]
 """[B, L] item rows, most recent first, filled up with -1."""
+Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import SMALLEST_CAPACITY, capacity_for
 
 Doubles = NDArray[np.float64]
@@ -166,7 +166,7 @@ class Occurrence(ByRows):
         return self._tree.itemsize * self.size * _FAN // (_FAN - 1)
 
     def take(self, rows: Rows) -> Arrays:
-        return {"counts": held(self._leaves, rows)}
+        return {"counts": take_or_fill(self._leaves, rows)}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)
@@ -183,7 +183,7 @@ class Occurrence(ByRows):
         capacity = capacity_for(self.size, SMALLEST_CAPACITY)
         if capacity != len(self._leaves):
             leaves = np.zeros(capacity)
-            leaves[: self.size] = held(self._leaves, np.arange(self.size))
+            leaves[: self.size] = take_or_fill(self._leaves, np.arange(self.size))
             self._tree, self._starts = _tree_of(leaves)
         above = self._tree[self._starts[1] :]
         if len(arrays["sums"]) == len(above):

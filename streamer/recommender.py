@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from streamer.errors import StreamerError
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.ranking.evidence import KINDS, Candidates
+from streamer.model.ranking.candidates import Candidates
+from streamer.model.ranking.features import KINDS
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.rows.by_rows import Arrays
-from streamer.model.rows.recent_items import History, RecentItems
+from streamer.model.rows.recent_items import RecentItems, UserHistory
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
@@ -72,7 +73,7 @@ class Query:
 
     user: str | None
     row: int
-    history: History
+    history: UserHistory
     seen: Rows
     known: bool = True
     note: str = ""
@@ -166,8 +167,8 @@ class Recommender:
         count = min(len(known), learner.recent.length)
         history.items[0, :count] = known[:count]
         history.counts[0, :count] = 1
-        history.times_s[0, :count] = learner.evidence.now_s - np.arange(
-            count
+        history.times_s[0, :count] = (
+            learner.candidate_features.windows.now_s - np.arange(count)
         )  # in this order, and just now
         return Query(
             None,
@@ -292,7 +293,7 @@ class Recommender:
                 [place[row] for row in rows.tolist()]
             ]
         near: list[list[tuple[str, float]]] = [[] for _ in rows]
-        pairs = learner.evidence.co_occurrence
+        pairs = learner.candidate_features.co_occurrence
         for k, recent in enumerate(query.recent):
             neighbours = pairs.of(recent)
             share = max(pairs.total(recent), 1.0) ** -0.5 / (k + 1)
@@ -313,7 +314,7 @@ class Recommender:
         self, queries: Sequence[Query], least: Rows, among: Rows | None
     ) -> Candidates:
         extra = np.tile(among, (len(queries), 1)) if among is not None else None
-        history = History(
+        history = UserHistory(
             *map(
                 np.concatenate, zip(*(query.history for query in queries), strict=True)
             )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.jit import inlined, njit_allocating, njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 from streamer.snapshot.strings import pack_strings
 
@@ -191,7 +191,7 @@ class Vocabulary(ByRows):
 
     def is_used(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row has an id."""
-        return (rows >= 0) & (held(self._ids.length, rows, FREE) >= 0)
+        return (rows >= 0) & (take_or_fill(self._ids.length, rows, FREE) >= 0)
 
     @property
     def unused(self) -> Rows:
@@ -227,7 +227,7 @@ class Vocabulary(ByRows):
         """The bytes of the ids of some rows, one after the other, and the length of
         each; below 0 if it has none.
         """
-        length = held(self._ids.length, rows, FREE)
+        length = take_or_fill(self._ids.length, rows, FREE)
         utf8 = np.empty(int(np.maximum(length, 0).sum()), np.uint8)
         _copy_out(self._ids, rows, length, utf8)
         return {"utf8": utf8, "length": length}

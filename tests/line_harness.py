@@ -17,7 +17,7 @@ from streamer.event import encode
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learner
 from streamer.model.batch import Batch, Rows
-from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.candidates import Candidates
 from streamer.model.settings import LearnerSettings, id_towers
 from streamer.settings import RunSettings
 from streamer.snapshot import Checkpoint, CheckpointStore

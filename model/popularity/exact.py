@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
 MAX_EVENTS = 2**32 - 1
@@ -178,11 +178,11 @@ class ExactPopularity(ByRows):
 
     def take(self, rows: Rows) -> Arrays:
         periods = (
-            {"periods": held(self._periods, rows)}
+            {"periods": take_or_fill(self._periods, rows)}
             if self.half_life_events is not None
             else {}
         )
-        return {"counts": held(self._counts, rows), **periods}
+        return {"counts": take_or_fill(self._counts, rows), **periods}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)

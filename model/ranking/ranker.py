@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.jit import njit_allocating, njit_borrowing
-from streamer.model.ranking.evidence import (
+from streamer.model.ranking.candidates import Candidates
+from streamer.model.ranking.features import (
     BUCKET_NAMES,
     BUCKETS,
     FEATURES,
     KINDS,
-    Candidates,
+    Feature,
 )
 
 ALL = 0
@@ -33,7 +34,11 @@ DISCOVERY = 1
 HIDDEN = 16
 HIDDEN_RATE = 1 / 3
 """Learning rate of everything but the linear weights, as a share of theirs."""
-_FIRST = {"near log": 1.0, "events lately": 0.3, "tower": 0.3}
+_FIRST_WEIGHTS = {
+    Feature.NEAR_LOG: 1.0,
+    Feature.EVENTS_LONG_WINDOW: 0.3,
+    Feature.TOWER: 0.3,
+}
 _NEGLIGIBLE = np.float32(1e-5)
 
 
@@ -234,7 +239,9 @@ def influence_by_name(influence: NDArray[np.float64]) -> dict[str, dict[str, flo
 
 
 def _first_weights(rng: np.random.Generator) -> Weights:
-    linear = np.array([_FIRST.get(name, 0.0) for name in FEATURES], np.float32)
+    linear = np.array(
+        [_FIRST_WEIGHTS.get(feature, 0.0) for feature in Feature], np.float32
+    )
     hidden = rng.standard_normal((HIDDEN, len(FEATURES)), np.float32) / np.float32(
         len(FEATURES) ** 0.5
     )

@@ -72,7 +72,7 @@ class ByRows:
         self.load_dense(state)
 
 
-def held(array: NDArray[Any], rows: Rows, fill: float = 0) -> NDArray[Any]:
+def take_or_fill(array: NDArray[Any], rows: Rows, fill: float = 0) -> NDArray[Any]:
     """The rows of an array; those beyond its end hold `fill`."""
     if not len(rows) or rows.max() < len(array):
         return array[rows]

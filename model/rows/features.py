@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
 SAMPLE = 2048
@@ -135,10 +135,10 @@ class FeatureStore(ByRows):
 
     def are_known(self, rows: Rows) -> NDArray[np.bool_]:
         """[n] whether anything is known of each row."""
-        numbers = held(self._numbers, rows, np.nan)
-        found: NDArray[np.bool_] = (held(self._codes, rows) > 0).any(-1) | ~np.isnan(
-            numbers
-        ).all(-1)
+        numbers = take_or_fill(self._numbers, rows, np.nan)
+        found: NDArray[np.bool_] = (take_or_fill(self._codes, rows) > 0).any(
+            -1
+        ) | ~np.isnan(numbers).all(-1)
         return found
 
     def categories(self, feature: int) -> int:
@@ -174,9 +174,9 @@ class FeatureStore(ByRows):
 
     def take(self, rows: Rows) -> Arrays:
         """The features as they were given."""
-        numbers = held(self._numbers, rows, np.nan)
+        numbers = take_or_fill(self._numbers, rows, np.nan)
         return {
-            "codes": held(self._codes, rows),
+            "codes": take_or_fill(self._codes, rows),
             "numbers": np.nan_to_num(numbers),
             "known": ~np.isnan(numbers),
         }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
 MAX_MARKS = 1024
@@ -133,7 +133,7 @@ class Recency(ByRows):
 
     def last_steps(self, rows: Rows) -> Rows:
         """The step that last saw each row, 0 if none did."""
-        return held(self._last_step, rows).astype(np.int64)
+        return take_or_fill(self._last_step, rows).astype(np.int64)
 
     def forget(self, rows: Rows) -> None:
         """Retire rows."""
@@ -165,7 +165,7 @@ class Recency(ByRows):
         return 12 * self.size
 
     def take(self, rows: Rows) -> Arrays:
-        return {"last_step": held(self._last_step, rows)}
+        return {"last_step": take_or_fill(self._last_step, rows)}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)

@@ -7,9 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Recent, Rows
+from streamer.model.batch import Ints, Recent, Rows
 from streamer.model.jit import inlined, njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.blocks import (
+    Blocks,
+    bits_for,
+    block_size,
+    free_block,
+    leave_block,
+    take_block,
+)
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 from streamer.model.rows.retired import (
     Flags,
@@ -18,56 +26,53 @@ from streamer.model.rows.retired import (
     rows_with_retired,
 )
 
-Seconds = NDArray[np.int32]
-"""Seconds since the epoch."""
+_SMALLEST_BITS = 1
 
 
-class History(NamedTuple):
+class UserHistory(NamedTuple):
     """The last distinct items of B users, most recent first.
 
     Args:
         items: [B, L] item rows, filled up with -1.
-        times_s: [B, L] when the user last had each.
+        times_s: [B, L] when the user last had each, in seconds since the epoch.
         counts: [B, L] how often since it came into the list, at most 255.
     """
 
     items: Recent
-    times_s: Seconds
+    times_s: Ints
     counts: NDArray[np.uint8]
 
-    def only(self, users: Rows) -> History:
+    @classmethod
+    def empty(cls, users: int, length: int) -> UserHistory:
+        """Users without items."""
+        shape = (users, length)
+        return cls(
+            np.full(shape, -1, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.uint8),
+        )
+
+    def only(self, users: Rows) -> UserHistory:
         """Those of some users."""
-        return History(self.items[users], self.times_s[users], self.counts[users])
+        return UserHistory(self.items[users], self.times_s[users], self.counts[users])
 
 
-class Lists(NamedTuple):
-    """What the compiled loops work on: lists of all users in one pool, in blocks of
-    powers of two.
+class RecentLists(NamedTuple):
+    """What the compiled loops work on: lists of all users in one pool.
 
     Args:
-        items: [P] the pool: items, most recent first.
+        items: [P] items, most recent first.
         times_s: [P] when.
         counts: [P] how often.
-        start: [N] where each user's list begins.
-        length: [N] items in it.
-        bits: [N] log2 of the size of its block; 0 if it has none.
-        free: [9] by log2 of its size, a block that was left: its first item leads to
-            the next; -1 if none.
-        end: [1] the first place of the pool that was never part of a block.
+        blocks: the places of each user's list in the pool.
+        length: [N] items in each user's list.
     """
 
-    items: NDArray[np.int32]
-    times_s: Seconds
+    items: Ints
+    times_s: Ints
     counts: NDArray[np.uint8]
-    start: NDArray[np.int32]
+    blocks: Blocks
     length: NDArray[np.uint8]
-    bits: NDArray[np.int8]
-    free: Rows
-    end: Rows
-
-
-_POOL = ("items", "times_s", "counts")
-_BY_USER = ("start", "length", "bits")
 
 
 class RecentItems(ByRows):
@@ -95,80 +100,67 @@ class RecentItems(ByRows):
 
     def clear(self) -> None:
         self.size = 0
-        pool = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8)
-        by_user = np.empty(0, np.int32), np.empty(0, np.uint8), np.empty(0, np.int8)
-        self._lists = Lists(*pool, *by_user, np.full(9, -1), np.zeros(1, np.int64))
+        self._lists = RecentLists(
+            np.empty(0, np.int32),
+            np.empty(0, np.int32),
+            np.empty(0, np.uint8),
+            Blocks.empty(),
+            np.empty(0, np.uint8),
+        )
 
-    def observe(self, users: Rows, items: Rows, times_s: Rows) -> History:
+    def observe(self, users: Rows, items: Rows, times_s: Rows) -> UserHistory:
         """Each event's user as of the event; the events are taken in.
 
         An event sees all earlier events of its user, those of the same call too.
         """
         self._grow(int(users.max(initial=-1)) + 1)
-        self._extend(len(users) * self._largest_block)
-        seen = self._nothing(len(users))
-        _observe(
-            self._lists,
-            self.length,
-            users,
-            items,
-            times_s.astype(np.int32),
-            self.retired.flags,
-            seen,
-        )
+        self._extend(len(users) << bits_for(self.length, _SMALLEST_BITS))
+        seen = UserHistory.empty(len(users), self.length)
+        if self.length > 0:
+            when_s = times_s.astype(np.int32)
+            _observe(self._lists, users, items, when_s, self.retired.flags, seen)
         return seen
 
-    def of(self, users: Rows) -> History:
+    def of(self, users: Rows) -> UserHistory:
         """These users now; one never seen has no items."""
-        found = self._nothing(len(users))
+        found = UserHistory.empty(len(users), self.length)
         known = np.flatnonzero((users >= 0) & (users < self.size))
         _copy(self._lists, users, known, self.retired.flags, found)
         return found
 
-    def _nothing(self, users: int) -> History:
-        shape = (users, self.length)
-        return History(
-            np.full(shape, -1, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.uint8),
-        )
-
-    @property
-    def _largest_block(self) -> int:
-        return 1 << max(int(self.length - 1).bit_length(), 1)
-
     def _grow(self, size: int) -> None:
         lists = self._lists
         self._lists = lists._replace(
-            **{name: grown(getattr(lists, name), size) for name in _BY_USER}
+            blocks=lists.blocks.reserve(size), length=grown(lists.length, size)
         )
         self.size = max(self.size, size)
 
     def _extend(self, places: int) -> None:
         """See that the pool has places that were never used."""
         lists = self._lists
-        size = int(self._lists.end[0]) + places
+        size = int(lists.blocks.end[0]) + places
         self._lists = lists._replace(
-            **{name: grown(getattr(lists, name), size) for name in _POOL}
+            items=grown(lists.items, size),
+            times_s=grown(lists.times_s, size),
+            counts=grown(lists.counts, size),
         )
 
     @property
     def nbytes(self) -> int:
-        return 9 * int(self._lists.end[0]) + 6 * self.size
+        return 9 * int(self._lists.blocks.end[0]) + 6 * self.size
 
     def forget(self, users: Rows) -> None:
         """Retire users; those never seen have nothing to forget."""
-        _leave_all(self._lists, users[users < self.size])
+        _forget(self._lists, users[users < self.size])
 
     def with_retired(self, users: Rows) -> Rows:
         """Those of some users whose lists hold a retired item."""
-        lists = self._lists
         return rows_with_retired(
             self.retired.flags,
             users[users < self.size],
-            lists.start,
-            lists.length,
-            lists.items,
+            self._lists.blocks.start,
+            self._lists.length,
+            self._lists.items,
         )
 
     def sweep(self, users: Rows) -> None:
@@ -178,24 +170,23 @@ class RecentItems(ByRows):
     def take(self, rows: Rows) -> Arrays:
         """The lists of users, one after the other, and how long each is."""
         lists = self._lists
-        length = held(self._lists.length, rows)
+        length = take_or_fill(lists.length, rows)
         first = np.cumsum(length, dtype=np.int64) - length
-        at = np.arange(length.sum(dtype=np.int64)) + np.repeat(
-            held(lists.start, rows) - first, length
-        )
-        return {name: getattr(lists, name)[at] for name in _POOL} | {"length": length}
+        moved = np.repeat(take_or_fill(lists.blocks.start, rows) - first, length)
+        at = np.arange(length.sum(dtype=np.int64)) + moved
+        return {
+            "items": lists.items[at],
+            "times_s": lists.times_s[at],
+            "counts": lists.counts[at],
+            "length": length,
+        }
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Lists that are longer than they may be here are cut off."""
         self._grow(int(rows.max(initial=-1)) + 1)
-        self._extend(len(rows) * 2 + 2 * int(arrays["length"].sum(dtype=np.int64)))
-        _put(
-            self._lists,
-            rows,
-            arrays["length"],
-            self.length,
-            *(arrays[name] for name in _POOL),
-        )
+        self._extend(2 * len(rows) + 2 * int(arrays["length"].sum(dtype=np.int64)))
+        given = UserHistory(arrays["items"], arrays["times_s"], arrays["counts"])
+        _put(self._lists, rows, arrays["length"], self.length, given)
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
@@ -203,139 +194,117 @@ class RecentItems(ByRows):
 
 
 @inlined
-def _room(lists: Lists, user: int) -> int:
-    return (1 << lists.bits[user]) if lists.bits[user] > 0 else 0
+def _copy_place(lists: RecentLists, place: int, to: int) -> None:
+    lists.items[to] = lists.items[place]
+    lists.times_s[to] = lists.times_s[place]
+    lists.counts[to] = lists.counts[place]
 
 
 @njit_borrowing
-def _take_block(lists: Lists, bits: int) -> int:
-    to = lists.free[bits]
-    if to >= 0:
-        lists.free[bits] = lists.items[to]
-    else:
-        to = lists.end[0]
-        lists.end[0] += 1 << bits
-    return int(to)
-
-
-@njit_borrowing
-def _leave_block(lists: Lists, user: int) -> None:
-    bits = lists.bits[user]
-    start = lists.start[user]
-    if bits > 0:
-        lists.items[start] = lists.free[bits]
-        lists.free[bits] = start
-
-
-@njit_borrowing
-def _leave_all(lists: Lists, users: Rows) -> None:
+def _forget(lists: RecentLists, users: Rows) -> None:
     for user in users:
-        _leave_block(lists, user)
-        lists.bits[user] = 0
+        leave_block(lists.blocks, lists.items, user)
         lists.length[user] = 0
 
 
 @njit_borrowing
-def _make_room(lists: Lists, user: int, places: int) -> None:
+def _make_room(lists: RecentLists, user: int, places: int) -> None:
     """See that a user's block has this many places; its list moves with it."""
-    if places <= _room(lists, user):
+    blocks = lists.blocks
+    if places <= block_size(blocks, user):
         return
-    bits = 1
-    while (1 << bits) < places:
-        bits += 1
-    start = lists.start[user]
-    to = _take_block(lists, bits)
+    bits = bits_for(places, _SMALLEST_BITS)
+    start = blocks.start[user]
+    to = take_block(blocks, lists.items, bits)
     for k in range(lists.length[user]):
-        lists.items[to + k] = lists.items[start + k]
-        lists.times_s[to + k] = lists.times_s[start + k]
-        lists.counts[to + k] = lists.counts[start + k]
-    _leave_block(lists, user)
-    lists.start[user] = to
-    lists.bits[user] = bits
+        _copy_place(lists, start + k, to + k)
+    free_block(blocks, lists.items, start, blocks.bits[user])
+    blocks.start[user] = to
+    blocks.bits[user] = bits
 
 
 @njit_borrowing
-def _sweep(lists: Lists, users: Rows, retired: Flags) -> None:
+def _sweep(lists: RecentLists, users: Rows, retired: Flags) -> None:
     """Take retired items out of lists; the others move up in their order."""
     for user in users:
-        start = lists.start[user]
-        left = lists.start[user]
+        start = lists.blocks.start[user]
+        left = start
         for k in range(start, start + lists.length[user]):
-            if is_retired(retired, lists.items[k]):
-                continue
-            lists.items[left] = lists.items[k]
-            lists.times_s[left] = lists.times_s[k]
-            lists.counts[left] = lists.counts[k]
-            left += 1
+            if not is_retired(retired, lists.items[k]):
+                _copy_place(lists, k, left)
+                left += 1
         lists.length[user] = left - start
 
 
 @njit_borrowing
 def _observe(
-    lists: Lists,
-    longest: int,
+    lists: RecentLists,
     users: Rows,
     items: Rows,
-    times_s: Seconds,
+    times_s: Ints,
     retired: Flags,
-    seen: History,
+    seen: UserHistory,
 ) -> None:
-    if longest == 0:
-        return
+    longest = seen.items.shape[1]
     for b in range(len(users)):
         user = users[b]
         item = np.int32(items[b])
         if len(retired):
             _sweep(lists, users[b : b + 1], retired)
-        start = lists.start[user]
+
+        # what the event sees, and where its own item stands in the list
+        start = lists.blocks.start[user]
         length = lists.length[user]
         place = length
         count = np.uint8(1)
         for k in range(length):
-            seen.items[b, k] = lists.items[start + k]
-            seen.times_s[b, k] = lists.times_s[start + k]
-            seen.counts[b, k] = lists.counts[start + k]
+            _copy_to(lists, start + k, seen, b, k)
             if lists.items[start + k] == item:
                 place = k
                 count = np.uint8(min(lists.counts[start + k] + 1, 255))
         if place == length:
             place = min(length, longest - 1)
             _make_room(lists, user, place + 1)
-            start = lists.start[user]
+            start = lists.blocks.start[user]
             lists.length[user] = max(length, place + 1)
+
+        # the item comes to the front, those before it move on
         for k in range(start + place, start, -1):
-            lists.items[k] = lists.items[k - 1]
-            lists.times_s[k] = lists.times_s[k - 1]
-            lists.counts[k] = lists.counts[k - 1]
+            _copy_place(lists, k - 1, k)
         lists.items[start] = item
         lists.times_s[start] = times_s[b]
         lists.counts[start] = count
 
 
+@inlined
+def _copy_to(
+    lists: RecentLists, place: int, found: UserHistory, user: int, to: int
+) -> None:
+    found.items[user, to] = lists.items[place]
+    found.times_s[user, to] = lists.times_s[place]
+    found.counts[user, to] = lists.counts[place]
+
+
 @njit_borrowing
 def _copy(
-    lists: Lists, users: Rows, known: Rows, retired: Flags, found: History
+    lists: RecentLists, users: Rows, known: Rows, retired: Flags, found: UserHistory
 ) -> None:
     for b in known:
-        start = lists.start[users[b]]
+        start = lists.blocks.start[users[b]]
         to = 0
-        for k in range(start, start + lists.length[users[b]]):
-            if not is_retired(retired, lists.items[k]):
-                found.items[b, to] = lists.items[k]
-                found.times_s[b, to] = lists.times_s[k]
-                found.counts[b, to] = lists.counts[k]
+        for place in range(start, start + lists.length[users[b]]):
+            if not is_retired(retired, lists.items[place]):
+                _copy_to(lists, place, found, b, to)
                 to += 1
 
 
 @njit_borrowing
 def _put(
-    lists: Lists,
+    lists: RecentLists,
     users: Rows,
     length: NDArray[np.uint8],
     longest: int,
-    items: NDArray[np.int32],
-    times_s: Seconds,
-    counts: NDArray[np.uint8],
+    given: UserHistory,
 ) -> None:
     at = 0
     for k in range(len(users)):
@@ -343,10 +312,10 @@ def _put(
         kept = min(int(length[k]), longest)
         lists.length[user] = 0
         _make_room(lists, user, kept)
-        start = lists.start[user]
+        start = lists.blocks.start[user]
         for m in range(kept):
-            lists.items[start + m] = items[at + m]
-            lists.times_s[start + m] = times_s[at + m]
-            lists.counts[start + m] = counts[at + m]
+            lists.items[start + m] = given.items[at + m]
+            lists.times_s[start + m] = given.times_s[at + m]
+            lists.counts[start + m] = given.counts[at + m]
         lists.length[user] = kept
         at += length[k]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
 from streamer.model.jit import inlined, njit_allocating
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
 Flags = NDArray[np.uint8]
@@ -101,7 +101,7 @@ class RetiredItems(ByRows):
         return self.size
 
     def take(self, rows: Rows) -> Arrays:
-        return {"flags": held(self._flags, rows)}
+        return {"flags": take_or_fill(self._flags, rows)}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)

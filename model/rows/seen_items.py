@@ -1,16 +1,15 @@
-"""Which items each user had, as of each event."""
+"""Which items each user has seen, as of each event."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamer.model.batch import Rows
+from streamer.model.batch import Bools, Ints, Rows
 from streamer.model.jit import njit_allocating, njit_borrowing
-from streamer.model.ranking.pair_counts import PairCounts, Pool, has
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
+from streamer.model.rows.pair_counts import EMPTY, PairCounts, Pool, contains, slots_of
 from streamer.model.rows.retired import RetiredItems
 
 _SHORT = 32
@@ -18,8 +17,8 @@ _SHORT = 32
 
 
 class SeenBefore(NamedTuple):
-    """What the users of n events had before them, of those events whose item was new to
-    its user.
+    """What the users of n events had seen before them, of those events whose item was
+    new to its user.
 
     Args:
         fresh: [n] whether the event's item was new to its user.
@@ -28,13 +27,13 @@ class SeenBefore(NamedTuple):
         items: item rows, each once an event.
     """
 
-    fresh: NDArray[np.bool_]
+    fresh: Bools
     first: Rows
-    items: NDArray[np.int32]
+    items: Ints
 
     @classmethod
     def unknown(cls, events: int) -> SeenBefore:
-        """Nobody knows what the users had: no event counts as new."""
+        """Nobody knows what the users have seen: no event counts as new."""
         return cls(
             np.zeros(events, np.bool_),
             np.zeros(events + 1, np.int64),
@@ -42,12 +41,29 @@ class SeenBefore(NamedTuple):
         )
 
 
+class _BatchEvents(NamedTuple):
+    """Events of a batch, and those of them that are ranked."""
+
+    users: Rows  # [B]
+    items: Rows  # [B]
+    earlier: Rows  # [B] the event before it of the same user in this batch; -1: none
+    ranked: Rows  # [n] ascending
+
+    @classmethod
+    def of(cls, users: Rows, items: Rows, ranked: Rows) -> _BatchEvents:
+        order = np.argsort(users, kind="stable")
+        earlier = np.full(len(users), -1)
+        same = users[order][1:] == users[order][:-1]
+        earlier[order[1:][same]] = order[:-1][same]
+        return cls(users, items, earlier, ranked)
+
+
 class UserItems(ByRows):
     """The distinct items of every user, in compact tables: about ten bytes a user and
     item.
 
     Args:
-        retired: items that nobody had any more.
+        retired: items that count as seen by nobody.
     """
 
     def __init__(self, retired: RetiredItems | None = None) -> None:
@@ -55,60 +71,45 @@ class UserItems(ByRows):
         self.clear()
 
     def before(self, users: Rows, items: Rows, ranked: Rows) -> SeenBefore:
-        """What the users of some events (`ranked`, ascending) of a batch had before
-        them.
+        """What the users of some events (`ranked`, ascending) of a batch had seen
+        before them.
 
         An event sees all earlier events of its user, those of the batch too.
         """
-        earlier = _earlier_of_user(users)
+        batch = _BatchEvents.of(users, items, ranked)
         fresh = np.empty(len(ranked), np.bool_)
         first = np.zeros(len(ranked) + 1, np.int64)
-        _count(self._pairs.pool, users, items, earlier, ranked, fresh, first)
+        _find_fresh(self._pairs.pool, batch, fresh, first)
         found = np.empty(first[-1], np.int32)
-        kept = _gather(
-            self._pairs.pool, users, items, earlier, ranked, fresh, first, found
-        )
+        kept = _gather(self._pairs.pool, batch, fresh, first, found)
         return SeenBefore(fresh, first, found[:kept])
 
-    def had(
-        self,
-        users: Rows,
-        items: Rows,
-        ranked: Rows,
-        first: Rows,
-        candidates: NDArray[np.int32],
-    ) -> NDArray[np.bool_]:
-        """[c] whether the users of some events (`ranked`) had their candidates before
-        them, as `before` counts it.
+    def contains(
+        self, users: Rows, items: Rows, ranked: Rows, first: Rows, candidates: Ints
+    ) -> Bools:
+        """[c] whether the users of some events (`ranked`) had seen their candidates
+        before them, as `before` counts it.
 
         Event `ranked[k]` has those from `first[k]` to `first[k + 1]`.
         """
         found = np.empty(len(candidates), np.bool_)
-        _had(
-            self._pairs.pool,
-            users,
-            items,
-            _earlier_of_user(users),
-            ranked,
-            first,
-            candidates,
-            found,
-        )
+        batch = _BatchEvents.of(users, items, ranked)
+        _find_seen(self._pairs.pool, batch, first, candidates, found)
         return found
 
     def of(self, user: int) -> Rows:
         """The items of a user now, ascending."""
         items: Rows = self.take(np.array([user]))["items"].astype(np.int64)
-        kept: NDArray[np.bool_] = held(self.retired.flags, items) == 0
+        kept: Bools = take_or_fill(self.retired.flags, items) == 0
         return items[kept]
-
-    @property
-    def nbytes(self) -> int:
-        return self._pairs.nbytes
 
     def observe(self, users: Rows, items: Rows) -> None:
         """Take events in."""
         self._pairs.add(users, items)
+
+    @property
+    def nbytes(self) -> int:
+        return self._pairs.nbytes
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -118,7 +119,7 @@ class UserItems(ByRows):
         """The items of these users, one after the other, each user's in ascending
         order, and how many each has.
         """
-        counts = held(self._pairs.pool.used, rows)
+        counts = take_or_fill(self._pairs.pool.used, rows)
         items = np.empty(counts.sum(), np.int32)
         _list(self._pairs.pool, rows, items)
         return {"counts": counts, "items": items}
@@ -131,11 +132,11 @@ class UserItems(ByRows):
         self._pairs.drop(users)
 
     def with_retired(self, users: Rows) -> Rows:
-        """Those of some users who had a retired item."""
+        """Those of some users who have seen a retired item."""
         return self._pairs.with_keys(users, self.retired.flags)
 
     def sweep(self, users: Rows) -> None:
-        """Take retired items out of what users had."""
+        """Take retired items out of what users have seen."""
         self._pairs.remove_keys(users, self.retired.flags)
 
     def dense(self) -> Arrays:
@@ -148,129 +149,95 @@ class UserItems(ByRows):
         self._pairs = PairCounts(counted=False)
 
 
-def _earlier_of_user(users: Rows) -> Rows:
-    """For each event the one before it of the same user in this batch; -1 if there is
-    none.
-    """
-    order = np.argsort(users, kind="stable")
-    earlier = np.full(len(users), -1)
-    same = users[order][1:] == users[order][:-1]
-    earlier[order[1:][same]] = order[:-1][same]
-    return earlier
-
-
 @njit_borrowing
-def _count(
-    pool: Pool,
-    users: Rows,
-    items: Rows,
-    earlier: Rows,
-    ranked: Rows,
-    fresh: NDArray[np.bool_],
-    first: Rows,
-) -> None:
-    """Tell fresh events, and leave room for all that their users may have had."""
-    for k in range(len(ranked)):
-        event = ranked[k]
-        user = users[event]
-        item = items[event]
-        known = has(pool, user, item)
+def _find_fresh(pool: Pool, batch: _BatchEvents, fresh: Bools, first: Rows) -> None:
+    """Tell fresh events, and leave room for all that their users may have seen."""
+    for k in range(len(batch.ranked)):
+        event = batch.ranked[k]
+        user = batch.users[event]
+        item = batch.items[event]
+        known = contains(pool, user, item)
         room = pool.used[user] if user < len(pool.used) else 0
-        before = earlier[event]
+        before = batch.earlier[event]
         while before >= 0:
-            known = known or items[before] == item
+            known = known or batch.items[before] == item
             room += 1
-            before = earlier[before]
+            before = batch.earlier[before]
         fresh[k] = not known
         first[k + 1] = first[k] + (0 if known else room)
 
 
 @njit_borrowing
 def _gather(
-    pool: Pool,
-    users: Rows,
-    items: Rows,
-    earlier: Rows,
-    ranked: Rows,
-    fresh: NDArray[np.bool_],
-    first: Rows,
-    found: NDArray[np.int32],
+    pool: Pool, batch: _BatchEvents, fresh: Bools, first: Rows, found: Ints
 ) -> int:
     """Write each fresh event's items without repetition, close together, and `first`
     anew; returns how many.
     """
     to = 0
-    for k in range(len(ranked)):
+    for k in range(len(batch.ranked)):
         first[k] = to
         if not fresh[k]:
             continue
-        user = users[ranked[k]]
-        if user < len(pool.start) and pool.start[user] >= 0:
-            for slot in range(
-                pool.start[user], pool.start[user] + (1 << pool.bits[user])
-            ):
-                if pool.keys[slot] >= 0:
-                    found[to] = pool.keys[slot]
-                    to += 1
+        user = batch.users[batch.ranked[k]]
+        for slot in slots_of(pool, user):
+            if pool.keys[slot] != EMPTY:
+                found[to] = pool.keys[slot]
+                to += 1
+
+        # the table has each item once; only those of this batch may repeat
         begin = to
-        before = earlier[ranked[k]]
+        before = batch.earlier[batch.ranked[k]]
         while before >= 0:
-            item = items[before]
-            double = has(pool, user, item)
+            item = batch.items[before]
+            double = contains(pool, user, item)
             for place in range(begin, to):
                 double = double or found[place] == item
             if not double:
                 found[to] = item
                 to += 1
-            before = earlier[before]
-    first[len(ranked)] = to
+            before = batch.earlier[before]
+    first[len(batch.ranked)] = to
     return to
 
 
 @njit_allocating
-def _had(
-    pool: Pool,
-    users: Rows,
-    items: Rows,
-    earlier: Rows,
-    ranked: Rows,
-    first: Rows,
-    candidates: NDArray[np.int32],
-    found: NDArray[np.bool_],
+def _find_seen(
+    pool: Pool, batch: _BatchEvents, first: Rows, candidates: Ints, found: Bools
 ) -> None:
-    of_batch = np.empty(len(users), np.int64)
-    for k in range(len(ranked)):
-        event = ranked[k]
+    of_batch = np.empty(len(batch.users), np.int64)
+    for k in range(len(batch.ranked)):
+        event = batch.ranked[k]
         count = 0
-        before = earlier[event]
+        before = batch.earlier[event]
         while before >= 0:
-            of_batch[count] = items[before]
+            of_batch[count] = batch.items[before]
             count += 1
-            before = earlier[before]
-        lately = np.sort(of_batch[:count])
+            before = batch.earlier[before]
+        ordered = np.sort(of_batch[:count])
         for c in range(first[k], first[k + 1]):
             item = candidates[c]
-            at = np.searchsorted(lately, item)
-            found[c] = has(pool, users[event], item) or (
-                at < count and lately[at] == item
+            at = np.searchsorted(ordered, item)
+            found[c] = contains(pool, batch.users[event], item) or (
+                at < count and ordered[at] == item
             )
 
 
 @njit_allocating
-def _list(pool: Pool, users: Rows, items: NDArray[np.int32]) -> None:
+def _list(pool: Pool, users: Rows, items: Ints) -> None:
+    """Write the items of users, those of each in ascending order."""
     to = 0
     for user in users:
-        if user >= len(pool.start) or pool.start[user] < 0:
-            continue
         first = to
-        for slot in range(pool.start[user], pool.start[user] + (1 << pool.bits[user])):
-            if pool.keys[slot] >= 0:
+        for slot in slots_of(pool, user):
+            if pool.keys[slot] != EMPTY:
                 items[to] = pool.keys[slot]
                 to += 1
         if to - first > _SHORT:
             items[first:to].sort()
             continue
-        for k in range(first + 1, to):  # many times faster where there are few
+        # insertion is many times faster where there are few
+        for k in range(first + 1, to):
             item = items[k]
             place = k
             while place > first and items[place - 1] > item:

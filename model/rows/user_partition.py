@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
-from streamer.model.rows.by_rows import Arrays, ByRows, held
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
 UNKNOWN = -1
@@ -26,7 +26,7 @@ class UserPartitions(ByRows):
 
     def of(self, users: Rows) -> NDArray[np.int32]:
         """The partition of each."""
-        return held(self._partition, users, UNKNOWN)
+        return take_or_fill(self._partition, users, UNKNOWN)
 
     def observe(self, users: Rows, partition: int) -> None:
         """Events of these users came from a partition."""
@@ -46,7 +46,7 @@ class UserPartitions(ByRows):
         return self._partition.itemsize * self.size
 
     def take(self, rows: Rows) -> Arrays:
-        return {"partition": held(self._partition, rows, UNKNOWN)}
+        return {"partition": take_or_fill(self._partition, rows, UNKNOWN)}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)

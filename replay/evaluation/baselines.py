@@ -16,7 +16,7 @@ from streamer.evaluation.baselines import (
     Stretch,
 )
 from streamer.evaluation.tally import Doubles
-from streamer.model.ranking.pair_counts import PairCounts
+from streamer.model.rows.pair_counts import PairCounts
 
 
 class CoVisitation(Counting):

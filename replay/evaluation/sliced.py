@@ -11,7 +11,7 @@ from streamer.evaluation import MODEL, EventSampler, Prequential, Tally
 from streamer.evaluation.baselines import Stretch
 from streamer.evaluation.tally import Ranks
 from streamer.model.batch import Batch, Rows
-from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.candidates import Candidates
 from streamer.model.rows.seen_items import SeenBefore, UserItems
 from streamer.replay.evaluation.baselines import BASELINES
 from streamer.replay.evaluation.delay import DelayedLearner, PendingEvents

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.model.batch import Rows
-from streamer.model.rows.by_rows import held
+from streamer.model.rows.by_rows import take_or_fill
 from streamer.model.rows.growing import grown
 
 BANDS = ("head", "torso", "tail")
@@ -83,6 +83,6 @@ class FirstEvents:
         """[n] whether each event is the first of its row; takes the events in."""
         distinct, at = np.unique(rows, return_index=True)
         found = np.zeros(len(rows), np.bool_)
-        found[at] = ~held(self._seen, distinct)
+        found[at] = ~take_or_fill(self._seen, distinct)
         self.know(distinct)
         return found

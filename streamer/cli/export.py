@@ -192,7 +192,7 @@ def ranker_arrays(learner: Learner) -> dict[str, Any]:
     """
     import numpy as np
 
-    from streamer.model.ranking.evidence import BUCKET_NAMES, FEATURES, KINDS
+    from streamer.model.ranking.features import BUCKET_NAMES, FEATURES, KINDS
 
     if not learner.settings.rerank:
         return {}

@@ -93,7 +93,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     counts = learner.item_counts.counts(rows)
     occurrence = learner.occurrence.values(rows)
     head = np.argsort(-counts, kind="stable")
-    lately = learner.evidence.lately(rows)
+    lately = learner.candidate_features.windows.share_in_long_window(rows)
     popular = _top(ids, counts, top, "events")
     return {
         "checkpoint": str(loaded.path),

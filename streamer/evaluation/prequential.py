@@ -34,7 +34,7 @@ from streamer.evaluation.sampler import EventSampler
 from streamer.evaluation.tally import Figure, Ranks, Tally
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Rows
-from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.candidates import Candidates
 from streamer.model.rows.seen_items import SeenBefore
 
 MIN_RANKED = 1000

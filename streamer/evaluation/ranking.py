@@ -13,7 +13,8 @@ from streamer.evaluation.tally import MISS, Ranks
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.jit import njit_allocating
-from streamer.model.ranking.evidence import BUCKETS, KINDS, TOWERS, Candidates
+from streamer.model.ranking.candidates import Candidates
+from streamer.model.ranking.features import BUCKETS, KINDS, TOWERS
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.retrieval import Excluded
 from streamer.model.rows.seen_items import SeenBefore

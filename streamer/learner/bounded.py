@@ -97,7 +97,7 @@ class BoundedState(LearnerState):
             part.forget(rows)
         if kind == "items":
             self.changes.mark("pairs", rows)
-            self.evidence.co_occurrence.forget(rows)
+            self.candidate_features.co_occurrence.forget(rows)
             self.cache = self.cache[~np.isin(self.cache, rows)]
             self._touch(rows)
             self._sweep(len(rows))
@@ -116,13 +116,13 @@ class BoundedState(LearnerState):
         holds are used again.
         """
         items, users = self.retired.share(retired, self.items.size, self.users.size)
-        items = self.evidence.co_occurrence.with_retired(items)
+        items = self.candidate_features.co_occurrence.with_retired(items)
         users = np.union1d(
             self.recent.with_retired(users), self.seen.with_retired(users)
         )
         self.changes.mark("pairs", items)
         self.changes.mark("users", users)
-        self.evidence.co_occurrence.sweep(items)
+        self.candidate_features.co_occurrence.sweep(items)
         self.recent.sweep(users)
         self.seen.sweep(users)
         if self.retired.is_swept(self.items.size):

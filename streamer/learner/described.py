@@ -132,7 +132,7 @@ class DescribedState(BoundedState):
         """
         if batch.timestamps_s:
             return np.clip(batch.timestamps_s, 0, LAST_S).astype(np.int64)
-        return self.evidence.now_s + 1 + np.arange(len(batch))
+        return self.candidate_features.windows.now_s + 1 + np.arange(len(batch))
 
 
 def _merged(rows: Rows, features: Sequence[Features | None]) -> dict[int, Features]:

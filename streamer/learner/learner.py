@@ -38,9 +38,10 @@ from streamer.lockstep.events import (
 from streamer.lockstep.group import Share
 from streamer.lockstep.key_check import sample_new_users
 from streamer.model.batch import Batch, Recent, Rows, StreamState
+from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
-from streamer.model.ranking.evidence import TOWERS, Candidates
-from streamer.model.rows.recent_items import History
+from streamer.model.ranking.features import TOWERS
+from streamer.model.rows.recent_items import UserHistory
 from streamer.model.trainer import StepResult
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
@@ -114,7 +115,7 @@ class Learner(DescribedState):
             users = [str(event[0]) for event in chunk]
             items = [str(event[1]) for event in chunk]
             times = []
-            last = float(self.evidence.now_s)
+            last = float(self.candidate_features.windows.now_s)
             for (
                 event
             ) in chunk:  # one without a time comes a second after the one before
@@ -260,7 +261,7 @@ class Learner(DescribedState):
             self.user_partitions.observe(
                 users[origin.start : origin.stop], origin.partition.number
             )
-        self.changes.mark("items", self.evidence.leaving(len(items)))
+        self.changes.mark("items", self.candidate_features.windows.leaving(len(items)))
         self._set_features(
             "user", *self._user_features(users, step, batch.user_features)
         )
@@ -403,7 +404,7 @@ class Learner(DescribedState):
     # candidates -------------------------------------------------------------------------------------------------------
 
     def _observe(
-        self, rows: Batch, history: History, evaluated: Rows, step: Step
+        self, rows: Batch, history: UserHistory, evaluated: Rows, step: Step
     ) -> tuple[Candidates, dict[int, Candidates]]:
         """Candidates of the events to be evaluated, and by part of those to learn from,
         as of each; all are counted.
@@ -430,11 +431,11 @@ class Learner(DescribedState):
             )
             nearest[~is_evaluated, : near.shape[1]] = near
         assert rows.times_s is not None
-        found = self.evidence.observe(
+        found = self.candidate_features.observe(
             rows.items, rows.times_s, history, wanted, nearest, learned=~is_evaluated
         )
         found.mark_seen(
-            self.seen.had(rows.users, rows.items, wanted, found.first, found.items)
+            self.seen.contains(rows.users, rows.items, wanted, found.first, found.items)
         )
 
         def some(chosen: NDArray[np.bool_]) -> Candidates:
@@ -450,7 +451,7 @@ class Learner(DescribedState):
     def candidates(
         self,
         rows: Batch,
-        history: History,
+        history: UserHistory,
         extra: Rows | None = None,
         least: int | Rows = 0,
         seen: Sequence[Rows] | None = None,
@@ -470,14 +471,16 @@ class Learner(DescribedState):
         rows = dataclasses.replace(rows, recent=self.recent_items(history))
         nearest = self._nearest(rows, np.maximum(least, self.settings.retrieved_items))
         extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
-        found = self.evidence.candidates(history, extra, rows.items, rows.times_s)
+        found = self.candidate_features.candidates(
+            history, extra, rows.items, rows.times_s
+        )
         found.mark_seen(
             _among(found, seen or [self.seen.of(user) for user in rows.users.tolist()])
         )
         self._add_towers(found, rows)
         return found
 
-    def recent_items(self, history: History) -> Recent | None:
+    def recent_items(self, history: UserHistory) -> Recent | None:
         """What the user tower reads of it."""
         length = self.settings.recent_items
         return np.ascontiguousarray(history.items[:, :length]) if length else None
@@ -597,8 +600,8 @@ class Learner(DescribedState):
         return numbers, gather_values(self.group, step, features or [None] * len(users))
 
     def _gather(
-        self, users: Rows, step: Step, history: History
-    ) -> tuple[History, Rows, Rows]:
+        self, users: Rows, step: Step, history: UserHistory
+    ) -> tuple[UserHistory, Rows, Rows]:
         """The history of all events, of others' as far as it is counted; numbers that
         tell all users apart; and [B, C] the users' categories.
         """
@@ -623,7 +626,7 @@ class Learner(DescribedState):
             self.group, step, np.concatenate(columns, axis=1).astype(np.int32)
         )
         shape = (len(step.items), self.recent.length)
-        of_all = History(
+        of_all = UserHistory(
             np.full(shape, -1, np.int32),
             np.zeros(shape, np.int32),
             np.zeros(shape, np.uint8),
@@ -741,7 +744,7 @@ def _spans(batch: MicroBatch) -> list[Span]:
     ]
 
 
-def _paired(items: Rows, history: History) -> Rows:
+def _paired(items: Rows, history: UserHistory) -> Rows:
     """Items whose lists of neighbours change with these events."""
     recent = history.items[:, :MAX_PAIR_DISTANCE]
     return np.concatenate([items, recent[recent >= 0].astype(np.int64)])

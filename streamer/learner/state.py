@@ -28,7 +28,7 @@ from streamer.model.batch import Rows
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
-from streamer.model.ranking.evidence import Evidence
+from streamer.model.ranking.candidates import CandidateFeatures
 from streamer.model.ranking.ranker import Ranker
 from streamer.model.retrieval import Retriever
 from streamer.model.rows.by_rows import Arrays
@@ -81,7 +81,9 @@ class LearnerState:
         }
         history = max(settings.recent_items, settings.history if settings.rerank else 0)
         self.recent = RecentItems(history, self.retired)
-        self.evidence = Evidence(settings.co_occurring_items, self.retired)
+        self.candidate_features = CandidateFeatures(
+            settings.co_occurring_items, self.retired
+        )
         self.seen = UserItems(self.retired)
         self.user_partitions = UserPartitions()
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
@@ -138,7 +140,7 @@ class LearnerState:
                 "item_counts": self.item_counts,
                 "decayed_popularity": self.decayed_popularity,
                 "occurrence": self.occurrence,
-                "evidence": self.evidence,
+                "windows": self.candidate_features.windows,
             },
         }
         for side, tower in (
@@ -155,7 +157,7 @@ class LearnerState:
                     "table": tables[f"{side}.{name}"],
                 }
         found |= {
-            "pairs": {"lists": self.evidence.co_occurrence},
+            "pairs": {"lists": self.candidate_features.co_occurrence},
             "hash": {"slots": self.hashed},
         }
         if self.settings.admit_after > 1:

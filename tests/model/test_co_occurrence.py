@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slow_evidence import SlowCoOccurrence
+from slow_candidates import SlowCoOccurrence
 
+from streamer.model.ranking.candidates import CandidateFeatures
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE, CoOccurrence
 from streamer.model.rows.growing import SMALLEST_CAPACITY
+from streamer.model.rows.recent_items import UserHistory
 from streamer.model.rows.retired import is_retired
 
 ITEMS = 15
@@ -28,7 +30,9 @@ def observe(co_occurrence: CoOccurrence, stream: list[Event]) -> None:
         for k, (item, time_s) in enumerate(recent):
             items[b, k], times_s[b, k] = item, time_s
     mine, when = (np.array([event[column] for event in stream], np.int64) for column in (0, 1))
-    co_occurrence.observe(mine, when, items, times_s)
+    features = CandidateFeatures(co_occurrence.length, co_occurrence.retired)
+    features.co_occurrence = co_occurrence
+    features.observe(mine, when, UserHistory(items, times_s, np.ones(shape, np.uint8)), np.empty(0, np.int64))
 
 
 def after(stream: list[Event], length: int = 4) -> CoOccurrence:
@@ -51,7 +55,7 @@ def assert_same(found: CoOccurrence, slow: SlowCoOccurrence) -> None:
         assert list(found.of(item)) == list(expected)
         assert found.of(item) == {other: weight for other, (weight, _) in expected.items()}
         if item < found.size:
-            here = slice(lists.start[item], lists.start[item] + lists.length[item])
+            here = slice(lists.blocks.start[item], lists.blocks.start[item] + lists.length[item])
             timed = lists.timed[here][[not is_retired(found.retired.flags, i) for i in lists.items[here].tolist()]]
             assert timed.tolist() == pytest.approx([t for _, t in expected.values()], rel=1e-5, abs=1e-7)
             assert lists.timed_total[item] == pytest.approx(slow.timed_totals[item], rel=1e-5, abs=1e-6)
@@ -59,16 +63,14 @@ def assert_same(found: CoOccurrence, slow: SlowCoOccurrence) -> None:
 
 
 @given(stream=streams, length=lengths, cut=st.integers(0, 40))
-def test_lists_hold_what_was_had_together_wherever_the_stream_is_cut(
-    stream: list[Event], length: int, cut: int
-) -> None:
+def test_lists_hold_what_was_had_together_wherever_the_stream_is_cut(stream, length, cut):
     co_occurrence = after(stream[:cut], length)
     observe(co_occurrence, stream[cut:])
     assert_same(co_occurrence, slow_after(stream, length))
 
 
 @given(stream=streams, further=streams, length=lengths)
-def test_restart_goes_on_as_if_it_had_not_happened(stream: list[Event], further: list[Event], length: int) -> None:
+def test_restart_goes_on_as_if_it_had_not_happened(stream, further, length):
     co_occurrence, restarted = after(stream, length), CoOccurrence(length)
     restarted.load_state({name: array.copy() for name, array in co_occurrence.state().items()})
     assert_same(restarted, slow_after(stream, length))
@@ -79,9 +81,7 @@ def test_restart_goes_on_as_if_it_had_not_happened(stream: list[Event], further:
 
 
 @given(stream=streams, further=streams, length=lengths, gone=st.sets(st.integers(0, ITEMS + 5)))
-def test_retired_items_have_no_neighbours_and_are_none_until_they_come_again(
-    stream: list[Event], further: list[Event], length: int, gone: set[int]
-) -> None:
+def test_retired_items_have_no_neighbours_and_are_none_until_they_come_again(stream, further, length, gone):
     co_occurrence, slow = after(stream, length), slow_after(stream, length)
     rows = np.array(sorted(gone), np.int64)
     co_occurrence.retired.forget(rows)
@@ -103,18 +103,18 @@ def test_retired_items_have_no_neighbours_and_are_none_until_they_come_again(
     assert_same(co_occurrence, slow)
 
 
-def test_pairs_weigh_less_the_longer_ago_the_other_was_and_ties_share_the_rank_of_the_first() -> None:
+def test_pairs_weigh_less_the_longer_ago_the_other_was_and_ties_share_the_rank_of_the_first():
     co_occurrence = after([(7, 30, [(5, 9), (6, 8), (4, 8), (3, 8), (2, 7)])], length=8)
     assert co_occurrence.of(7) == {5: 1.0, 6: 0.5, 4: 0.5, 3: 0.5, 2: pytest.approx(0.2)}
     assert co_occurrence.of(3) == {7: 0.5}
 
 
-def test_newcomer_takes_the_place_of_the_lightest() -> None:
+def test_newcomer_takes_the_place_of_the_lightest():
     stream: list[Event] = [(7, 9, [(5, 1)]), (7, 9, [(4, 2), (6, 1)]), (7, 9, [(4, 1)])]
     assert after(stream, length=2).of(7) == {4: 2.0, 6: 0.5}
 
 
-def test_lists_survive_growth_of_items_and_of_the_pool() -> None:
+def test_lists_survive_growth_of_items_and_of_the_pool():
     """Every list grows from 4 places to 64, and all of them together over several lengths of the pool."""
     many, length = 2 * SMALLEST_CAPACITY, 64
     rng = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def test_lists_survive_growth_of_items_and_of_the_pool() -> None:
     assert all(co_occurrence.of(i) == {j: w for j, (w, _) in slow.of(i).items()} for i in range(many))
 
 
-def test_loading_copies_and_replaces_what_was_there() -> None:
+def test_loading_copies_and_replaces_what_was_there():
     co_occurrence, other = after([(7, 1, [(5, 0)])]), after([(8, 1, [(6, 0)])])
     other.load_state(co_occurrence.state())
     observe(co_occurrence, [(7, 1, [(5, 0)])])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_cases import moments, streams
 
-from streamer.model.ranking.pair_counts import PairCounts
+from streamer.model.rows.pair_counts import PairCounts
 from streamer.model.rows.seen_items import SeenBefore, UserItems
 
 PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
@@ -31,7 +31,7 @@ def test_tables_that_are_left_are_given_to_the_next():
     for row in range(64):
         pairs.add(np.full(400, row), np.arange(400))
     tables = 64 * 512  # 400 keys need 512 slots, of which four fifths may be used
-    assert pairs.pool.end[0] < 1.05 * tables
+    assert pairs.pool.blocks.end[0] < 1.05 * tables
     assert all(len(pairs.of(row)) == 400 for row in range(64))
 
 
@@ -59,7 +59,7 @@ def test_each_event_sees_what_its_user_had_before_it(stream, every):
         seen = known.before(users[start:end], items[start:end], ranked)
         every_item = np.arange(items.max() + 1, dtype=np.int32)
         first, candidates = np.arange(len(ranked) + 1) * len(every_item), np.tile(every_item, len(ranked))
-        had = known.had(users[start:end], items[start:end], ranked, first, candidates).reshape(len(ranked), -1)
+        had = known.contains(users[start:end], items[start:end], ranked, first, candidates).reshape(len(ranked), -1)
         known.observe(users[start:end], items[start:end])
         for k, event in enumerate(ranked + start):
             moment = expected[event]
@@ -87,7 +87,7 @@ def test_what_is_put_equals_what_came_one_by_one(had):
     for _ in range(2):  # into empty rows, and in the place of what they have
         put.put(rows, taken)
         assert all(set(put.of(user).tolist()) == had.get(user, set()) for user in rows)
-        tables = [np.trim_zeros(one._pairs.pool.bits, "b") for one in (put, one_by_one)]
+        tables = [np.trim_zeros(one._pairs.pool.blocks.bits, "b") for one in (put, one_by_one)]
         np.testing.assert_array_equal(*tables)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.model.ranking.evidence import BUCKETS, FEATURES, TOWERS, Candidates
+from streamer.model.ranking.candidates import Candidates
+from streamer.model.ranking.features import BUCKETS, FEATURES, TOWERS
 from streamer.model.ranking.ranker import ALL, DISCOVERY, HIDDEN, Ranker
 
 PURPOSES = {"all": ALL, "discovery": DISCOVERY}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamer.model.batch import Recent
 from streamer.model.rows.growing import SMALLEST_CAPACITY
-from streamer.model.rows.recent_items import History, RecentItems
+from streamer.model.rows.recent_items import RecentItems, UserHistory
 
 Event = tuple[int, int]
 streams = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60)
@@ -37,7 +37,7 @@ class SlowRecentItems:
         return self.lists.get(user, [])
 
 
-def history(recent: RecentItems, stream: list[Event], times_s: list[int] | None = None) -> History:
+def history(recent: RecentItems, stream: list[Event], times_s: list[int] | None = None) -> UserHistory:
     users, items = np.array(stream, np.int64).reshape(-1, 2).T
     return recent.observe(users, items, np.array(times_s or range(len(stream)), np.int64))
 

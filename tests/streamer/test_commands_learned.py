@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from line_harness import run_settings
 from pyarrow import parquet
-from slow_evidence import Event, SlowEvidence
+from slow_candidates import Event, SlowCandidateFeatures
 
 from streamer.build import build_pipeline
 from streamer.cli import export as export_module
@@ -28,7 +28,7 @@ from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
 from streamer.metrics.composition import composition
 from streamer.model.batch import Batch
-from streamer.model.ranking.evidence import BUCKETS, FEATURES
+from streamer.model.ranking.features import BUCKETS, FEATURES
 from streamer.model.ranking.ranker import ALL
 from streamer.model.retrieval import COSINE
 from streamer.snapshot import CheckpointStore
@@ -126,7 +126,7 @@ def slow_scores(trained: Trained, user: str) -> dict[str, float]:
     """Each item's score for a known user, from the events and the weights, an item at a time."""
     learner = trained.learner()
     users, items = {u: k for k, u in enumerate(learner.users.ids)}, {i: k for k, i in enumerate(learner.items.ids)}
-    evidence = SlowEvidence(learner.settings.co_occurring_items, learner.settings.history)
+    evidence = SlowCandidateFeatures(learner.settings.co_occurring_items, learner.settings.history)
     for event in trained.events:
         evidence.observe(Event(users[event["user_id"]], items[event["item_id"]], event["timestamp"]))
     history = evidence.history(users[user])

@@ -10,14 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from line_harness import assert_same_learner, events, learn_all, micro_batch, popularity_counts, small
-from slow_evidence import SlowCoOccurrence
+from slow_candidates import SlowCoOccurrence
 
 from streamer.accounting import Accounting
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.learner.bounded import MAX_AT_ONCE
-from streamer.model.ranking.evidence import LATELY
+from streamer.model.ranking.windows import LONG_WINDOW
 from streamer.model.rows.recency import StepClock
 from streamer.model.rows.tables import Table
 from streamer.model.settings import LearnerSettings
@@ -61,7 +61,7 @@ class Slow:
         self.recent: dict[str, list[list]] = {}
         self.seen: dict[str, set[str]] = {}
         self.brand: dict[str, str | None] = {}
-        self.counts, self.drawn, self.lately = Counter(), Counter(), deque(maxlen=LATELY)
+        self.counts, self.drawn, self.lately = Counter(), Counter(), deque(maxlen=LONG_WINDOW)
         self.pairs = SlowCoOccurrence(settings.co_occurring_items)
 
     def evict(self, learner: Learner) -> None:
@@ -88,7 +88,7 @@ class Slow:
                     items.discard(raw)
                 del self.counts[raw], self.brand[raw]
                 self.drawn.pop(raw, None)
-                self.lately = deque((None if item == raw else item for item in self.lately), LATELY)
+                self.lately = deque((None if item == raw else item for item in self.lately), LONG_WINDOW)
             else:
                 self.brand = {item: None if brand == raw else brand for item, brand in self.brand.items()}
         if kind == "items":
@@ -171,7 +171,7 @@ class Eviction(RuleBasedStateMachine):
             assert {items.id_of(item) for item in learner.seen.of(row)} == slow.seen[user]
         for row, item in items:
             neighbours = {
-                items.id_of(other): weight for other, weight in learner.evidence.co_occurrence.of(row).items()
+                items.id_of(other): weight for other, weight in learner.candidate_features.co_occurrence.of(row).items()
             }
             assert neighbours == {other: weight for other, (weight, _) in slow.pairs.of(item).items()}
             assert learner.item_counts.counts(np.array([row])) == slow.counts[item]
@@ -180,7 +180,7 @@ class Eviction(RuleBasedStateMachine):
             brand = learner.categories["item"]["brand"].id_of(code) if code else None
             assert brand == slow.brand[item]
         lately = Counter(item for item in slow.lately if item)
-        shares = learner.evidence.lately(items.used) * max(len(slow.lately), 1)
+        shares = learner.candidate_features.windows.share_in_long_window(items.used) * max(len(slow.lately), 1)
         assert dict(zip(items.ids, shares.round().astype(int).tolist(), strict=True)) == {
             item: lately[item] for item in items.ids
         }

@@ -9,7 +9,7 @@ from line_harness import Event, Watch, assert_same_learner, events, learn_all, m
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.batch import Batch
-from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.recommender import Recommender
 
@@ -147,7 +147,9 @@ class TestRecommending:
         for best, why in zip(found, reasons, strict=True):
             assert sum(why.parts.values()) == pytest.approx(best.score, abs=1e-3)
             row = learner.items.row_of(best.item)
-            occurs_with = {item for item, at in recent.items() if row in learner.evidence.co_occurrence.of(at)}
+            occurs_with = {
+                item for item, at in recent.items() if row in learner.candidate_features.co_occurrence.of(at)
+            }
             assert {item for item, _ in why.recent} == occurs_with
 
     @pytest.mark.parametrize("rerank", [True, False])

@@ -29,8 +29,8 @@ from streamer.evaluation.baselines.popular import (
 from streamer.evaluation.tally import MISS, Doubles, Ranks
 from streamer.model.batch import Recent, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.ranking.pair_counts import PairCounts, Pool, add_one
 from streamer.model.rows.growing import grown
+from streamer.model.rows.pair_counts import PairCounts, Pool, add_one, slots_of
 
 NEIGHBOURS = 200
 """Pairs that are kept of an item."""
@@ -204,14 +204,15 @@ def _score(
         row = recent[k]
         if row < 0:
             break
-        if row >= len(pairs.start) or pairs.start[row] < 0:
+        slots = slots_of(pairs, row)
+        if len(slots) == 0:
             continue
         weight = (
             weights[k] / np.sqrt(counts.totals[row])
             if counts.normalised
             else weights[k]
         )
-        for slot in range(pairs.start[row], pairs.start[row] + (1 << pairs.bits[row])):
+        for slot in slots:
             item = pairs.keys[slot]
             if item >= 0:
                 if scores[item] == 0.0:

@@ -13,7 +13,7 @@ from slow_ranking import had_before, slow_hits
 from stream_cases import streams
 
 from streamer.model.batch import Batch
-from streamer.model.ranking.evidence import Candidates
+from streamer.model.ranking.candidates import Candidates
 from streamer.replay.evaluation.baselines import BASELINES
 from streamer.replay.evaluation.delay import Delay, DelayedLearner
 from streamer.replay.evaluation.settings import PrequentialSettings

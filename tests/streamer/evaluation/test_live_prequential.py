@@ -14,7 +14,8 @@ from streamer.evaluation import WITHOUT_TOWERS, BestBaseline, EventSampler, Preq
 from streamer.evaluation.tally import METRICS, Ranks
 from streamer.learner import Evaluator, Learner
 from streamer.model.batch import Batch
-from streamer.model.ranking.evidence import TOWERS, Candidates
+from streamer.model.ranking.candidates import Candidates
+from streamer.model.ranking.features import TOWERS
 
 
 def ranks_all(learner: Learner, k: int = 10, window: int = 5000) -> Prequential:

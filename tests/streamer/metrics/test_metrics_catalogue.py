@@ -12,7 +12,7 @@ from streamer.evaluation import LINE_BASELINES, MODEL, WITHOUT_TOWERS
 from streamer.metrics.catalogue import BANDS, EVIDENCE, GROUPS, HISTORIES, RECOMMENDERS, SERVER, STORE_ERRORS
 from streamer.metrics.catalogue import CATALOGUE as TRAINER
 from streamer.metrics.composition import Composition
-from streamer.model.ranking.evidence import BUCKET_NAMES, KINDS
+from streamer.model.ranking.features import BUCKET_NAMES, KINDS
 
 CATALOGUE = TRAINER | SERVER
 MAX_SERIES = 400

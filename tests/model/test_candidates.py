@@ -1,4 +1,4 @@
-"""Evidence: candidates and every feature, as of each event, against lists and dictionaries."""
+"""Candidates and every feature, as of each event, against lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_evidence import Event, SlowEvidence
+from slow_candidates import Event, SlowCandidateFeatures
 
-from streamer.model.ranking import evidence as module
-from streamer.model.ranking.evidence import BUCKETS, FEATURES, JUST_NOW, LATELY, Candidates, Evidence
+from streamer.model.ranking import candidates, windows
+from streamer.model.ranking.candidates import CandidateFeatures, Candidates
+from streamer.model.ranking.features import BUCKETS, FEATURES, Feature
+from streamer.model.ranking.windows import LONG_WINDOW, SHORT_WINDOW
 from streamer.model.rows.by_rows import ByRows
 from streamer.model.rows.recent_items import RecentItems
 
@@ -30,11 +32,11 @@ def streams(draw: st.DrawFn, longest: int = 50) -> list[Event]:
 
 
 class Both:
-    """The compiled evidence with the users' recent items, and the slow one."""
+    """The compiled features with the users' recent items, and the slow one."""
 
     def __init__(self, neighbours: int = NEIGHBOURS, history: int = HISTORY) -> None:
-        self.evidence, self.recent = Evidence(neighbours), RecentItems(history)
-        self.slow = SlowEvidence(neighbours, history)
+        self.features, self.recent = CandidateFeatures(neighbours), RecentItems(history)
+        self.slow = SlowCandidateFeatures(neighbours, history)
 
     def check(self, stream: list[Event], wanted: list[int], extra: np.ndarray | None = None) -> None:
         """A batch: all that is described of the wanted events is what the slow version says before each."""
@@ -56,10 +58,10 @@ class Both:
     ) -> Candidates:
         users, items, times_s = np.array(stream, np.int64).reshape(-1, 3).T
         history = self.recent.observe(users, items, times_s)
-        return self.evidence.observe(items, times_s, history, wanted, extra, learned)
+        return self.features.observe(items, times_s, history, wanted, extra, learned)
 
     def parts(self) -> tuple[ByRows, ...]:
-        return self.evidence, self.evidence.co_occurrence, self.recent
+        return self.features.windows, self.features.co_occurrence, self.recent
 
     def copy(self, other: Both) -> None:
         for part, theirs in zip(self.parts(), other.parts(), strict=True):
@@ -71,14 +73,14 @@ class Both:
         here = slice(found.first[k], found.first[k + 1])
         rows = found.items[here].tolist()
         recent = [r.item for r in self.slow.history(user)]
-        candidates = self.slow.candidates(user, popular, extra)
+        expected = self.slow.candidates(user, popular, extra)
         assert len(rows) == len(set(rows))
-        assert set(rows) == candidates
+        assert set(rows) == expected
         assert rows[: len(recent)] == recent
         assert found.target[k] == (found.first[k] + rows.index(item) if item in rows else -1)
         assert BUCKETS[found.bucket[k]] == max(b for b in BUCKETS if b <= len(recent))
         assert found.seen[here].tolist() == [row in recent for row in rows]
-        slow = self.slow.features(user, time_s, candidates)
+        slow = self.slow.features(user, time_s, expected)
         for row, x in zip(rows, found.features[here].tolist(), strict=True):
             assert dict(zip(FEATURES, x, strict=True)) == pytest.approx(slow[row], rel=1e-5, abs=5e-5)
 
@@ -90,8 +92,8 @@ class Both:
 def test_events_are_described_by_what_came_before_them(stream, cuts, every, popular):
     both, rng = Both(), np.random.default_rng(len(stream))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "POPULAR_LATELY", popular)
-        patch.setattr(module, "POPULAR_JUST_NOW", 1)
+        patch.setattr(windows, "POPULAR_IN_LONG_WINDOW", popular)
+        patch.setattr(windows, "POPULAR_IN_SHORT_WINDOW", 1)
         for start, end in itertools.pairwise([0, *sorted(c for c in cuts if c < len(stream)), len(stream)]):
             wanted = list(range(0, end - start, every))
             both.check(stream[start:end], wanted, rng.integers(-1, 18, (len(wanted), 2)))
@@ -100,9 +102,10 @@ def test_events_are_described_by_what_came_before_them(stream, cuts, every, popu
 def test_windows_of_popularity_forget_what_is_older():
     """Items change over time, so that each window has lost some of them; checked at both ends of each window."""
     rng, both = np.random.default_rng(0), Both(neighbours=2, history=2)
-    items = np.minimum(rng.geometric(0.2, LATELY + 2 * JUST_NOW), 30) + np.arange(LATELY + 2 * JUST_NOW) // 700
+    events = LONG_WINDOW + 2 * SHORT_WINDOW
+    items = np.minimum(rng.geometric(0.2, events), 30) + np.arange(events) // 700
     stream = [Event(int(rng.integers(50)), int(item), 60 * n) for n, item in enumerate(items)]
-    ends = [JUST_NOW - 1, JUST_NOW, JUST_NOW + 1, LATELY - 1, LATELY, LATELY + 1, len(stream) - 2]
+    ends = [window + more for window in (SHORT_WINDOW, LONG_WINDOW) for more in (-1, 0, 1)] + [events - 2]
     for start, end in itertools.pairwise([0, *ends]):
         both.observe(stream[start:end], np.empty(0, np.int64))
         for event in stream[start:end]:
@@ -110,13 +113,13 @@ def test_windows_of_popularity_forget_what_is_older():
         ahead = Both(neighbours=2, history=2)
         ahead.copy(both)
         ahead.slow = both.slow
-        assert ahead.evidence.popular().tolist() == both.slow.popular()
+        assert ahead.features.windows.popular().tolist() == both.slow.popular()
         event = stream[end]
         found = ahead.observe([event], np.array([0]))
         ahead.compare(found, 0, *event, popular=both.slow.popular(), extra=[])
-        lately = items[:end].tolist()[-LATELY:]
-        rows = np.arange(60)
-        np.testing.assert_allclose(both.evidence.lately(rows), [lately.count(r) / len(lately) for r in rows])
+        latest, rows = items[:end].tolist()[-LONG_WINDOW:], np.arange(60)
+        shares = both.features.windows.share_in_long_window(rows)
+        np.testing.assert_allclose(shares, [latest.count(r) / len(latest) for r in rows])
 
 
 @given(stream=streams(), times=st.sampled_from([None, 1_800_000_000]))
@@ -125,14 +128,14 @@ def test_users_are_described_as_of_now_and_nothing_is_counted(stream, times):
     both.observe(stream, np.empty(0, np.int64))
     for event in stream:
         both.slow.observe(event)
-    before = {name: array.copy() for name, array in both.evidence.state().items()}
+    before = {name: array.copy() for name, array in both.features.windows.state().items()}
     users, some, last = np.arange(4), stream[0].item, stream[-1].item
     now_s = times or max(event.time_s for event in stream)
     when_s = np.full(4, times) if times else None
-    found = both.evidence.candidates(both.recent.of(users), np.full((4, 1), some), np.full(4, last), when_s)
+    found = both.features.candidates(both.recent.of(users), np.full((4, 1), some), np.full(4, last), when_s)
     for user in users.tolist():
         both.compare(found, user, user, last, now_s, both.slow.popular(), [some])
-    for name, array in both.evidence.state().items():
+    for name, array in both.features.windows.state().items():
         np.testing.assert_array_equal(array, before[name])
 
 
@@ -154,14 +157,14 @@ def test_retired_items_are_candidates_of_nobody(stream, gone, further):
     both = Both()
     both.observe(stream, np.empty(0, np.int64))
     rows = np.array(sorted(gone))
-    for retired in (both.evidence.co_occurrence.retired, both.recent.retired):
+    for retired in (both.features.co_occurrence.retired, both.recent.retired):
         retired.forget(rows)
-    both.evidence.forget(rows)
-    both.evidence.co_occurrence.forget(rows)
+    both.features.windows.forget(rows)
+    both.features.co_occurrence.forget(rows)
     left = {event.item for event in stream} - gone
-    found = both.evidence.candidates(both.recent.of(np.arange(3)))
+    found = both.features.candidates(both.recent.of(np.arange(3)))
     assert set(found.items.tolist()) == left
-    assert both.evidence.lately(rows).sum() == 0
+    assert both.features.windows.share_in_long_window(rows).sum() == 0
     kept = [event for event in further if event.item not in gone]
     described = both.observe(kept, np.arange(len(kept)))
     assert set(described.items.tolist()) <= left | {event.item for event in kept}
@@ -182,15 +185,15 @@ def test_the_ranker_learns_from_drawn_candidates_with_the_target_which_are_the_s
     every, cut = np.arange(len(stream)), min(cut, len(stream))
     learned = np.ones(len(stream), np.bool_)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEARNED_CANDIDATES", most)
+        patch.setattr(candidates, "LEARNED_CANDIDATES", most)
         drawn = described(Both().observe(stream, every, learned=learned))
         for (target, of_all), (same, of_some) in zip(described(Both().observe(stream, every)), drawn, strict=True):
             assert same == target
             assert of_some == {item: of_all[item] for item in of_some}
             assert (target in of_some) if target >= 0 else not of_some
             assert len(of_some) == len(of_all) or len(of_all) > most or target < 0
-        patch.setattr(module, "POPULAR_LATELY", 0)  # which are popular depends on the batch
-        patch.setattr(module, "POPULAR_JUST_NOW", 0)
+        patch.setattr(windows, "POPULAR_IN_LONG_WINDOW", 0)  # which are popular depends on the batch
+        patch.setattr(windows, "POPULAR_IN_SHORT_WINDOW", 0)
         whole, both = described(Both().observe(stream, every, learned=learned)), Both()
         first = described(both.observe(stream[:cut], every[:cut], learned=learned[:cut]))
         then = described(both.observe(stream[cut:], every[: len(stream) - cut], learned=learned[cut:]))
@@ -198,7 +201,7 @@ def test_the_ranker_learns_from_drawn_candidates_with_the_target_which_are_the_s
 
 
 def test_candidates_are_drawn_evenly(monkeypatch):
-    monkeypatch.setattr(module, "LEARNED_CANDIDATES", 10)
+    monkeypatch.setattr(candidates, "LEARNED_CANDIDATES", 10)
     both, rng = Both(), np.random.default_rng(0)
     stream = [Event(int(u), int(i), 60 * n) for n, (u, i) in enumerate(rng.integers(0, 40, (2000, 2)))]
     both.observe(stream, np.empty(0, np.int64))
@@ -228,15 +231,15 @@ def test_candidates_of_some_events_are_theirs():
         assert part.target[k] == (own - found.first[event] + part.first[k] if own >= 0 else -1)
 
 
-def test_candidates_that_the_user_had_before_are_marked():
+def test_candidates_that_the_user_seen_before_are_marked():
     both = Both(history=1)
     both.observe([Event(0, item, item) for item in range(6)], np.empty(0, np.int64))
-    found = both.evidence.candidates(both.recent.of(np.array([0, 1])))
+    found = both.features.candidates(both.recent.of(np.array([0, 1])))
     assert {item for item, seen in zip(found.items, found.seen, strict=True) if seen} == {5}
     found.mark_seen((found.items == 2) & (np.arange(len(found.items)) < found.first[1]))
-    had_before = found.features[:, FEATURES.index("had before")]
-    for k, (seen, not_lately) in enumerate([({2, 5}, {2}), (set(), set())]):
+    seen_before = found.features[:, Feature.SEEN_BEFORE]
+    for k, (seen, not_recent) in enumerate([({2, 5}, {2}), (set(), set())]):
         here = slice(found.first[k], found.first[k + 1])
         assert set(found.items[here][found.seen[here]].tolist()) == seen
-        assert set(found.items[here][had_before[here] == 1].tolist()) == not_lately
-    assert set(had_before.tolist()) == {0.0, 1.0}
+        assert set(found.items[here][seen_before[here] == 1].tolist()) == not_recent
+    assert set(seen_before.tolist()) == {0.0, 1.0}

@@ -1,4 +1,4 @@
-"""Evidence kept the slow, obvious way: lists and dictionaries, a candidate at a time."""
+"""Candidates and their features, the slow, obvious way: lists and dictionaries, a candidate at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamer.model.ranking import evidence
+from streamer.model.ranking import windows
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
+from streamer.model.ranking.features import FEATURES
 
 DAY_S = 86_400
 
@@ -83,7 +84,7 @@ class Event(NamedTuple):
     time_s: int
 
 
-class SlowEvidence:
+class SlowCandidateFeatures:
     """All events in a list; everything is counted anew for each candidate."""
 
     def __init__(self, neighbours: int, history: int) -> None:
@@ -108,8 +109,8 @@ class SlowEvidence:
     def popular(self) -> list[int]:
         found: list[int] = []
         for window, most in (
-            (evidence.LATELY, evidence.POPULAR_LATELY),
-            (evidence.JUST_NOW, evidence.POPULAR_JUST_NOW),
+            (windows.LONG_WINDOW, windows.POPULAR_IN_LONG_WINDOW),
+            (windows.SHORT_WINDOW, windows.POPULAR_IN_SHORT_WINDOW),
         ):
             counts = Counter(event.item for event, _ in self.events[-window:])
             found += sorted(counts, key=lambda item: (-counts[item], item))[:most]
@@ -126,7 +127,7 @@ class SlowEvidence:
         most, max_timed = (max([1e-30, *(n[name] for n in near.values())]) for name in ("near", "timed"))
         found = {}
         for item in candidates:
-            x = dict.fromkeys(evidence.FEATURES, 0.0) | self._counted(item, time_s)
+            x = dict.fromkeys(FEATURES, 0.0) | self._counted(item, time_s)
             n = near[item]
             if n["support"]:
                 x |= {"near log": log30(n["near"]), "near root": n["near"] ** 0.5, "near share": n["near"] / most}
@@ -148,10 +149,14 @@ class SlowEvidence:
         return found
 
     def _counted(self, item: int, time_s: int) -> dict[str, float]:
-        windows = {"events lately": evidence.LATELY, "events just now": evidence.JUST_NOW, "events log": 10**9}
+        lengths = {
+            "events long window": windows.LONG_WINDOW,
+            "events short window": windows.SHORT_WINDOW,
+            "events log": 10**9,
+        }
         x = {
             name: math.log(1 + sum(event.item == item for event, _ in self.events[-window:]))
-            for name, window in windows.items()
+            for name, window in lengths.items()
         }
         times_s = [event.time_s for event, _ in self.events if event.item == item]
         x["hours since last"] = log_hours(time_s - times_s[-1]) if times_s else 3.0

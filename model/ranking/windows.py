@@ -1,0 +1,155 @@
+"""Events of each item: ever, and in a long and a short window of the latest events."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.model.batch import Doubles, Ints, Rows
+from streamer.model.jit import njit_borrowing
+from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
+from streamer.model.rows.growing import grown
+
+LONG_WINDOW = 5000
+SHORT_WINDOW = 500
+"""Events of the two windows in which popularity is counted."""
+POPULAR_IN_LONG_WINDOW = 60
+POPULAR_IN_SHORT_WINDOW = 30
+"""How many of the most popular items of each window are candidates of everybody."""
+_MAX_EVENTS = 1 << 30
+
+
+class ItemEvents(NamedTuple):
+    """What is counted of each item."""
+
+    ever: Ints
+    again: Ints  # of users who have it among their recent items
+    long_window: NDArray[np.uint16]
+    short_window: NDArray[np.uint16]
+    first_s: Ints  # time of its first event
+    last_s: Ints  # time of its latest event
+
+
+class Windows(ByRows):
+    """Counts events of items, and keeps the items of the latest events."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.size = 0
+        self.events = 0
+        self.now_s = 0
+        long = np.zeros(0, np.int32)
+        short = np.zeros(0, np.uint16)
+        self.counts = ItemEvents(long, long, short, short, long, long)
+        self.latest = np.full(LONG_WINDOW, -1, np.int32)
+        """Items of the latest events: event n at n % LONG_WINDOW."""
+        self._popular: Ints | None = None  # of the windows as they are
+
+    def advance(self, events: int, now_s: int) -> None:
+        """Events were counted by `count_event`, the latest of them at this time."""
+        self.events += events
+        self.now_s = max(self.now_s, now_s)
+        self._popular = None
+
+    def share_in_long_window(self, items: Rows) -> Doubles:
+        """Share of each item in the events of the long window."""
+        counts = take_or_fill(self.counts.long_window, items)
+        return counts / max(min(self.events, LONG_WINDOW), 1)
+
+    def popular(self) -> Ints:
+        """The most popular items of both windows, most popular first, each once;
+        counted once an event.
+        """
+        if self._popular is None:
+            first = max(self.events - SHORT_WINDOW, 0)
+            in_short = self.latest[np.arange(first, self.events) % LONG_WINDOW]
+            both = np.concatenate(
+                [
+                    _most_frequent(self.latest, POPULAR_IN_LONG_WINDOW),
+                    _most_frequent(in_short, POPULAR_IN_SHORT_WINDOW),
+                ]
+            )
+            _, at = np.unique(both, return_index=True)
+            self._popular = both[np.sort(at)]
+        return self._popular
+
+    def leaving(self, events: int) -> Rows:
+        """Items that leave a window when this many further events come; they may
+        repeat.
+        """
+        coming = np.arange(self.events, self.events + events)
+        places = np.concatenate([coming, coming - SHORT_WINDOW]) % LONG_WINDOW
+        rows: Rows = self.latest[places].astype(np.int64)
+        return rows[rows >= 0]
+
+    def reserve(self, size: int) -> None:
+        """Make room for this many items."""
+        self.counts = ItemEvents(*(grown(column, size) for column in self.counts))
+        self.size = max(self.size, size)
+
+    def forget(self, items: Rows) -> None:
+        for column in self.counts:
+            column[items[items < self.size]] = 0
+        self.latest[np.isin(self.latest, items)] = -1
+        self._popular = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.itemsize for column in self.counts) * self.size
+
+    def take(self, rows: Rows) -> Arrays:
+        columns = self.counts._asdict().items()
+        return {name: take_or_fill(column, rows) for name, column in columns}
+
+    def put(self, rows: Rows, arrays: Arrays) -> None:
+        self.reserve(int(rows.max(initial=-1)) + 1)
+        for name, column in self.counts._asdict().items():
+            column[rows] = arrays[name]
+
+    def dense(self) -> Arrays:
+        clock = np.array([self.events, self.now_s])
+        return super().dense() | {"latest": self.latest.copy(), "clock": clock}
+
+    def load_dense(self, arrays: Arrays) -> None:
+        super().load_dense(arrays)
+        self.reserve(self.size)
+        self.latest = np.array(arrays["latest"], np.int32)
+        self._popular = None
+        self.events, self.now_s = arrays["clock"].tolist()
+
+
+def _most_frequent(items: Ints, count: int) -> Ints:
+    distinct, counts = np.unique(items[items >= 0], return_counts=True)
+    return distinct[np.argsort(-counts, kind="stable")[:count]]
+
+
+@njit_borrowing
+def count_event(
+    counts: ItemEvents, latest: Ints, n: int, item: int, time_s: int, recent: Ints
+) -> None:
+    """Count event number n, of a user with these recent items."""
+    # 1. the events that leave the windows
+    leaves_long = latest[n % LONG_WINDOW]
+    leaves_short = latest[(n - SHORT_WINDOW) % LONG_WINDOW]
+    if leaves_long >= 0:
+        counts.long_window[leaves_long] -= 1
+    if n >= SHORT_WINDOW and leaves_short >= 0:
+        counts.short_window[leaves_short] -= 1
+
+    # 2. the one that comes
+    latest[n % LONG_WINDOW] = item
+    counts.long_window[item] += 1
+    counts.short_window[item] += 1
+    if counts.ever[item] == 0:
+        counts.first_s[item] = time_s
+    if counts.ever[item] == _MAX_EVENTS:  # only their ratio matters by then
+        counts.ever[item] >>= 1
+        counts.again[item] >>= 1
+    counts.ever[item] += 1
+    counts.last_s[item] = time_s
+    for other in recent:
+        counts.again[item] += other == item
