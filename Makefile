@@ -37,7 +37,7 @@ docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
 	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.installed ## measure the training step on this machine
-	$(BIN)/streamer bench step
+	$(BIN)/python benchmarks/step.py
 
 soak: $(VENV)/.installed ## ever new ids at fixed limits: memory, speed, disk and quality (some minutes)
 	$(BIN)/python benchmarks/soak.py

@@ -12,7 +12,7 @@ from streamer.model.settings import LearnerSettings
 
 BYTES_PER_USER = 150
 BYTES_PER_ITEM = 330
-"""Beside their embeddings, of a long-tailed catalogue; `streamer bench memory` measures
+"""Beside their embeddings, of a long-tailed catalogue; `benchmarks/memory.py` measures
 them.
 """
 SHARE = 0.25

@@ -22,7 +22,6 @@ COMMANDS = {
     "checkpoint": "streamer.cli.checkpoint:checkpoint",
     "store": "streamer.cli.store:store",
     "doctor": "streamer.cli.doctor:doctor",
-    "bench": "streamer.cli.bench:bench",
     "replay": "streamer.replay.cli.replay:replay",
     "evaluate": "streamer.replay.cli.evaluate:evaluate",
     "compare": "streamer.replay.cli.evaluate:compare",

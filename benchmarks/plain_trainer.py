@@ -18,19 +18,19 @@ L2 = 1e-6
 
 
 class PlainTrainer:
-    """Two embedding tables, trained by `ssl-pop`, `bir` or `xir`; `log_pop` has the log
-    popularity of each item.
+    """Two embedding tables, trained by `ssl-pop`, `bir` or `xir`.
+
+    Args:
+        method: One of the three.
+        sizes: Number of users, number of items, size of an embedding.
+        log_pop: The log popularity of each item.
+        cache_size: Items in the cache of `xir`.
     """
 
     def __init__(
-        self,
-        method: str,
-        users: int,
-        items: int,
-        dim: int,
-        log_pop: Tensor,
-        cache_size: int,
+        self, method: str, sizes: tuple[int, int, int], log_pop: Tensor, cache_size: int
     ) -> None:
+        users, items, dim = sizes
         self.user = nn.Embedding(users, dim)
         self.item = nn.Embedding(items, dim)
         nn.init.normal_(self.user.weight, std=0.1)
@@ -38,9 +38,8 @@ class PlainTrainer:
         self.log_pop = log_pop
         self.occurrence = torch.ones(items)
         self.cache = torch.randint(0, items, (cache_size,))
-        self.loss = {"ssl-pop": self._ssl_pop, "bir": self._bir, "xir": self._xir}[
-            method
-        ]
+        losses = {"ssl-pop": self._ssl_pop, "bir": self._bir, "xir": self._xir}
+        self.loss = losses[method]
         parameters = [self.user.weight, self.item.weight]
         self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=L2)
 
@@ -50,7 +49,7 @@ class PlainTrainer:
         items = torch.from_numpy(item_rows)
         self.optimizer.zero_grad()
         loss = self.loss(self.user(users), self.item(items), items)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return loss.detach()
 
@@ -70,16 +69,13 @@ class PlainTrainer:
         half = len(items) // 2
         batch_loss, batch_drawn = self._resampled(scores, positive, items, half)
         cache_loss, cache_drawn = self._resampled(cached, positive, self.cache, half)
-        drawn = torch.cat(
-            [items[batch_drawn].view(-1), self.cache[cache_drawn].view(-1)]
-        )
+        from_batch = items[batch_drawn].view(-1)
+        drawn = torch.cat([from_batch, self.cache[cache_drawn].view(-1)])
         self.occurrence += torch.bincount(drawn, minlength=len(self.occurrence))
         touched = torch.unique(drawn)
-        self.cache = touched[
-            torch.multinomial(
-                self.occurrence[touched], len(self.cache), replacement=True
-            )
-        ]
+        weights = self.occurrence[touched]
+        places = torch.multinomial(weights, len(self.cache), replacement=True)
+        self.cache = touched[places]
         return CACHE_WEIGHT * cache_loss + (1 - CACHE_WEIGHT) * batch_loss
 
     def _resampled(

@@ -1,7 +1,7 @@
-"""The alternative of `streamer bench serve`: what one writes first, a FastAPI handler
+"""The alternative of `serve.py`: what one writes first, a FastAPI handler
 around an exact index of faiss.
 
-python -m streamer.bench.plain_server VECTORS.npy PORT
+    python benchmarks/plain_server.py VECTORS.npy PORT
 """
 
 from __future__ import annotations

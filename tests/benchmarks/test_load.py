@@ -1,4 +1,4 @@
-"""The load generator of `streamer bench serve`: what waits because the server stalls has waited."""
+"""The load generator of `benchmarks/serve.py`: what waits because the server stalls has waited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from streamer.bench.load import closed_loop, open_loop, quantiles_ms
+from load import closed_loop, open_loop, quantiles_ms
 from streamer.errors import StreamerError
 
 STALL_S = 0.5

@@ -1,4 +1,4 @@
-"""A trainer of `streamer bench store`: a process of its own that joins a model and
+"""A trainer of `store.py`: a process of its own that joins a model and
 trains real steps when asked.
 
 It trains one learner by turns with what it shares through Redis, and alone, sharing
@@ -7,28 +7,23 @@ nothing. So both meet the same machine, the same tables and the same batches.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from multiprocessing import get_context
 from threading import Event
-from typing import Any
 
 import numpy as np
 import torch
 
-from streamer.bench.base import long_tailed
+from common import long_tailed
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.replica import LogPosition, StoreReplica
 from streamer.cache_store.server import Seed
 from streamer.cache_store.state import StoreSettings, StoreStatus
 from streamer.cache_store.store import CacheStore
-from streamer.errors import StreamerError
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.model.settings import id_towers
@@ -40,8 +35,6 @@ BATCHES = 32
 SMALL_BATCH = 64
 NEVER_S = 3600.0
 SETTLE_S = 60.0
-RESULT_S = 300.0
-LEAVE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +56,20 @@ class Job:
 class Measured:
     """What some steps took; sums over all of them, but for the first two."""
 
-    step_s: list[float] = field(default_factory=list)  # of each step, on the wall
-    step_cpu_s: list[float] = field(
-        default_factory=list
-    )  # of each step: all threads on a core, over those that train
-    calls_s: float = 0.0  # the training thread inside the store, on the wall
-    calls_cpu_s: float = 0.0  # the same on a core
-    exchange_cpu_s: float = (
-        0.0  # the exchange thread on a core, until everything is sent
-    )
-    sent_bytes: int = 0  # to the server
-    received_bytes: int = 0  # from the server
-    server_cpu_s: float = (
-        0.0  # the server on a core, for all trainers; known to one of them
-    )
+    step_s: list[float] = field(default_factory=list)
+    """Of each step, on the wall."""
+    step_cpu_s: list[float] = field(default_factory=list)
+    """Of each step: all threads on a core, over those that train."""
+    calls_s: float = 0.0
+    """The training thread inside the store, on the wall."""
+    calls_cpu_s: float = 0.0
+    """The same on a core."""
+    exchange_cpu_s: float = 0.0
+    """The exchange thread on a core, until everything is sent."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    server_cpu_s: float = 0.0
+    """The server on a core, for all trainers; known to one of them."""
 
     @contextmanager
     def inside_the_store(self) -> Iterator[None]:
@@ -102,7 +95,7 @@ def seed_of(items: int, generation: str) -> Seed:
     return Seed(generation, packed, item_ids(items), {}, {}, None)
 
 
-class BenchTrainer:
+class StoreTrainer:
     """One learner, with a store and alone; `stop` ends `hurry`."""
 
     def __init__(self, job: Job, stop: Event) -> None:
@@ -111,11 +104,10 @@ class BenchTrainer:
         self._stop = stop
         self._partition = Partition("bench", job.index)
         self._offset = 0
-        self._learner = Learner(
-            id_towers(
-                dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"
-            )
+        towers = id_towers(
+            dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"
         )
+        self._learner = Learner(towers)
         self._learner.items.rows(item_ids(job.items))
         self._learner.users.rows([f"user-{row}" for row in range(job.users)])
         self._learner.trainer.model.grow(job.users, job.items)
@@ -129,9 +121,8 @@ class BenchTrainer:
         for sharing in self._sharings.values():
             sharing.start()
             sharing.claim([self._partition])
-        self._batches, self._small_batches = (
-            _batches(job, size) for size in (job.batch_size, SMALL_BATCH)
-        )
+        self._batches = _batches(job, job.batch_size)
+        self._small_batches = _batches(job, SMALL_BATCH)
         self._exchange_every(NEVER_S)
 
     def set_threads(self, threads: int) -> None:
@@ -194,9 +185,8 @@ class BenchTrainer:
         sends it.
         """
         offsets = list(range(self._offset, self._offset + len(batch)))
-        batch = replace(
-            batch, offsets=offsets, origins=[Origin(self._partition, 0, len(batch))]
-        )
+        origin = Origin(self._partition, 0, len(batch))
+        batch = replace(batch, offsets=offsets, origins=[origin])
         self._offset += len(batch)
         started = time.perf_counter()
         cpu = time.process_time()
@@ -208,9 +198,8 @@ class BenchTrainer:
             with measured.inside_the_store():
                 sharing.contribute(part, learned)
         measured.step_s.append(time.perf_counter() - started)
-        measured.step_cpu_s.append(
-            (time.process_time() - cpu) / torch.get_num_threads()
-        )
+        cpu_s = time.process_time() - cpu
+        measured.step_cpu_s.append(cpu_s / torch.get_num_threads())
 
     def _exchange_every(self, every_s: float) -> None:
         state = self._store.state
@@ -219,105 +208,16 @@ class BenchTrainer:
 
 
 def _batches(job: Job, size: int) -> Iterator[MicroBatch]:
-    """A few batches again and again, long-tailed as in `streamer bench step`; each
+    """A few batches again and again, long-tailed as in `step.py`; each
     trainer has its own.
     """
     rng = np.random.default_rng([job.index, size])
-    shuffled = np.random.default_rng(0).permutation(
-        job.items
-    )  # popular items are the same for all trainers
+    # Popular items are the same for all trainers.
+    shuffled = np.random.default_rng(0).permutation(job.items)
     made = []
     for _ in range(BATCHES):
-        rows = shuffled[long_tailed(rng, job.items, size, 0.6)].tolist()
-        users = [f"user-{row}" for row in rng.integers(0, job.users, size).tolist()]
-        made.append(MicroBatch(users=users, items=[f"item-{row}" for row in rows]))
+        items = shuffled[long_tailed(rng, job.items, size, 0.6)].tolist()
+        users = rng.integers(0, job.users, size).tolist()
+        user_ids = [f"user-{row}" for row in users]
+        made.append(MicroBatch(user_ids, [f"item-{row}" for row in items]))
     return cycle(made)
-
-
-# processes ------------------------------------------------------------------------------------------------------------
-
-
-class TrainerProcess:
-    """A process with a `BenchTrainer`. Its first result is how many seconds joining
-    took.
-    """
-
-    def __init__(self, job: Job) -> None:
-        context = get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self.stop = context.Event()
-        self._process = context.Process(
-            target=_serve, args=(theirs, job, self.stop), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-
-    def ask(self, method: str, *arguments: Any) -> None:
-        """Have a method of the trainer called."""
-        self._connection.send((method, arguments))
-
-    def result(self) -> Any:
-        """What it returned.
-
-        Raises:
-            StreamerError: it has failed, or does not return for minutes.
-        """
-        try:
-            if not self._connection.poll(RESULT_S):
-                raise StreamerError(
-                    f"a trainer of the benchmark has not responded for {RESULT_S:.0f} s"
-                )
-            result, problem = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise StreamerError(
-                "a trainer of the benchmark has died: is there enough memory?"
-            ) from error
-        if problem:
-            raise StreamerError(f"a trainer of the benchmark has failed: {problem}")
-        return result
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the process in the middle of what it does."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self._process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        """Have the trainer leave the model, and end the process."""
-        self.stop.set()
-        self._connection.close()
-        self._process.join(LEAVE_S)
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(connection: Any, job: Job, stop: Event) -> None:
-    """Send (seconds to join, ""), then (result, "") of each call that is received,
-    until the connection is closed.
-
-    After an error, (None, what happened) is sent and the process ends.
-    """
-    try:
-        started = time.perf_counter()
-        trainer = BenchTrainer(job, stop)
-        connection.send((time.perf_counter() - started, ""))
-        while True:
-            try:
-                method, arguments = connection.recv()
-            except EOFError:
-                break
-            connection.send((getattr(trainer, method)(*arguments), ""))
-        trainer.close()
-    except Exception as error:
-        connection.send((None, f"{type(error).__name__}: {error}"))
-
-
-def call_all(trainers: list[TrainerProcess], method: str, *arguments: Any) -> list[Any]:
-    """What a method of each trainer returns; they are called at once."""
-    for trainer in trainers:
-        trainer.ask(method, *arguments)
-    return [trainer.result() for trainer in trainers]

@@ -1,5 +1,8 @@
-"""What metrics cost: two lines with the defaults of a run on the same stream, one of
-them with all metrics, in turn.
+"""What all metrics cost: their share of a step of the whole line, beside the same line
+without them.
+
+Two lines with the defaults of `streamer run` read the same stream, one of them with all
+metrics, by turns.
 """
 
 from __future__ import annotations
@@ -7,7 +10,8 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -17,8 +21,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from streamer.bench.base import interleaved, seconds
-from streamer.bench.catalogue import MetricsBench
+from common import interleaved, new_parser, report, seconds
 from streamer.build import build_pipeline
 from streamer.event import encode
 from streamer.metrics.monitor import Monitor
@@ -35,29 +38,38 @@ run of its own.
 """
 
 
-def measure(bench: MetricsBench) -> dict[str, Any]:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print what was found."""
+    parser = new_parser(__doc__)
+    add = parser.add_argument
+    add("--steps", type=int, default=300, help="Steps of each kind.")
+    add("--batch-size", type=int, default=512, help="Events of a micro-batch.")
+    add("--items", type=int, default=40_000, help="Items of the stream.")
+    add("--users", type=int, default=20_000, help="Users of the stream.")
+    report(measure, parser, arguments)
+
+
+def measure(options: Namespace) -> dict[str, Any]:
     """`share` is the time inside the monitor over that of its line's steps; `ratio`
     compares the two lines.
     """
-    turn = -(-bench.steps // ROUNDS)
+    turn = -(-options.steps // ROUNDS)
     steps = turn * ROUNDS + WARM_UP_STEPS + 2  # lines read ahead
-    with tempfile.TemporaryDirectory() as directory:
-        _write_stream(bench, directory, steps * bench.batch_size)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        _write_stream(options, directory, steps * options.batch_size)
         monitor = TimedMonitor(CollectorRegistry())
         with (
-            _line(bench, directory, "plain", Observer()) as plain,
-            _line(bench, directory, "watched", monitor) as watched,
+            _line(options, directory, "plain", Observer()) as plain,
+            _line(options, directory, "watched", monitor) as watched,
         ):
             lines = {"plain": plain, "watched": watched}
-            interleaved(
-                {name: partial(_steps, line, 1) for name, line in lines.items()},
-                WARM_UP_STEPS,
-            )
+            warm_up = {name: partial(_steps, line, 1) for name, line in lines.items()}
+            interleaved(warm_up, WARM_UP_STEPS)
             monitor.seconds = 0.0
-            taken = interleaved(
-                {name: partial(_steps, line, turn) for name, line in lines.items()},
-                ROUNDS,
-            )
+            turns = {name: partial(_steps, line, turn) for name, line in lines.items()}
+            taken = interleaved(turns, ROUNDS)
+
     with_metrics = median(taken["watched"])
     without = median(taken["plain"])
     return {
@@ -67,8 +79,8 @@ def measure(bench: MetricsBench) -> dict[str, Any]:
         "plain_step_ms": round(1e3 * without, 3),
         "metrics_us_a_step": round(1e6 * monitor.seconds / len(taken["watched"]), 1),
         "steps": len(taken["watched"]),
-        "batch_size": bench.batch_size,
-        "items": bench.items,
+        "batch_size": options.batch_size,
+        "items": options.items,
     }
 
 
@@ -114,15 +126,15 @@ def _steps(line: Pipeline, count: int) -> list[float]:
 
 @contextmanager
 def _line(
-    bench: MetricsBench, directory: str, name: str, observer: Observer
+    options: Namespace, directory: Path, name: str, observer: Observer
 ) -> Iterator[Pipeline]:
     settings = RunSettings(
-        data_dir=Path(directory),
+        data_dir=directory,
         topics=(TOPIC,),
-        batch_size=bench.batch_size,
-        checkpoint_dir=Path(directory) / name,
+        batch_size=options.batch_size,
+        checkpoint_dir=directory / name,
         checkpoint_every_s=0,
-        dead_letters=str(Path(directory) / f"{name}.jsonl"),
+        dead_letters=str(directory / f"{name}.jsonl"),
         group_id=name,
         max_age_s=0,
     )
@@ -135,15 +147,19 @@ def _line(
         pipeline.close()
 
 
-def _write_stream(bench: MetricsBench, directory: str, events: int) -> None:
+def _write_stream(options: Namespace, directory: Path, events: int) -> None:
     rng = np.random.default_rng(0)
     now = time.time()
-    items = np.minimum(rng.zipf(1.3, events), bench.items).tolist()
-    users = rng.integers(0, bench.users, events).tolist()
+    items = np.minimum(rng.zipf(1.3, events), options.items).tolist()
+    users = rng.integers(0, options.users, events).tolist()
+    records = []
+    for user, item in zip(users, items, strict=True):
+        value = encode(f"u{user}", f"i{item}", now)
+        records.append((None, value, int(1000 * now)))
     with EmbeddedLog(directory) as log:
         log.create_topic(TOPIC, 1)
-        pairs = zip(users, items, strict=True)
-        log.append(
-            TOPIC,
-            [(None, encode(f"u{u}", f"i{i}", now), int(1000 * now)) for u, i in pairs],
-        )
+        log.append(TOPIC, records)
+
+
+if __name__ == "__main__":
+    main()

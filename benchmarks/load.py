@@ -1,4 +1,4 @@
-"""Load on a server: requests at a steady rate, or as many as it answers. Waiting counts
+"""Load on a server: requests at a steady rate, or as many as it takes. Waiting counts
 from when a request is due.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ class _Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def get(self, path: str) -> None:
-        """One request and its answer."""
+        """One request and its response."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
@@ -110,8 +110,8 @@ def quantiles_ms(waits: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def shuffled(count: int, path: Callable[[int], str]) -> list[str]:
-    """Paths of `count` users in random order."""
+def shuffled_paths(count: int, path: str) -> list[str]:
+    """Paths with the numbers of `count` users in random order."""
     numbers = list(range(count))
     random.Random(0).shuffle(numbers)
-    return [path(number) for number in numbers]
+    return [path.format(number) for number in numbers]
