@@ -152,8 +152,8 @@ class _Line:
             ingest,
             StopCondition(until_end=True),
             settings.max_queued_events,
-            timed=watch.timed,
         )
+        reader.timed = watch.timed
         reader.start()
         while not ingest.finished:
             with ingest.batch(0.2) as batch:

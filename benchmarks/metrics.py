@@ -118,7 +118,7 @@ def _steps(line: Pipeline, count: int) -> list[float]:
     """Seconds of some steps that train a batch; waiting for one does not count."""
     taken = []
     for _ in range(count):
-        while line.queued_events < line.settings.batch_size:
+        while line.queued_events < line.ingest.batcher.batch_size:
             time.sleep(0.001)
         taken.append(seconds(line.step))
     return taken

@@ -6,10 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from streamer.dead_letters.base import Reason
 from streamer.ingest.batcher import MicroBatch
 
 
@@ -48,39 +44,6 @@ class Accounting:
         self.catalogue += batch.catalogue
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)
         self.lost += batch.lost
-
-    def counts(self) -> NDArray[np.int64]:
-        """Numbers that add up over trainers; the first is that of consumed events."""
-        own = [
-            self.trained,
-            self.filtered,
-            self.lost,
-            self.not_admitted,
-            self.catalogue,
-        ]
-        return np.array(
-            [
-                self.consumed,
-                *own,
-                *(self.dead_letters[str(reason)] for reason in Reason),
-            ],
-            np.int64,
-        )
-
-    def plus(self, counts: NDArray[np.int64]) -> Accounting:
-        """These totals and those of `counts`."""
-        _, trained, filtered, lost, not_admitted, catalogue, *letters = counts.tolist()
-        more = Counter(
-            {str(reason): n for reason, n in zip(Reason, letters, strict=True) if n}
-        )
-        return Accounting(
-            self.trained + trained,
-            self.filtered + filtered,
-            self.dead_letters + more,
-            self.lost + lost,
-            self.not_admitted + not_admitted,
-            self.catalogue + catalogue,
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the totals for a checkpoint or a summary."""

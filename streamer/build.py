@@ -22,6 +22,7 @@ from streamer.dead_letters.base import DeadLetters, FileDeadLetters
 from streamer.errors import SettingsError
 from streamer.settings import (
     FIELDS,
+    PipelineSettings,
     RunSettings,
     ServeSettings,
     SharingSettings,
@@ -32,12 +33,16 @@ from streamer.sources.base import Partition, Source
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
     from streamer.cache_store.store import CacheStore
+    from streamer.evaluation import Prequential
+    from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.lockstep.group import Group
-    from streamer.pipeline import Lockstep, Pipeline
+    from streamer.lockstep.pipeline import RankSources
+    from streamer.pipeline import Pipeline
     from streamer.publish.points import Reader as PointReader
     from streamer.publish.points import Writer as PointWriter
     from streamer.publish.publisher import Publisher
+    from streamer.snapshot import CheckpointStore
     from streamer.sources.kafka.settings import KafkaSettings
 
 
@@ -50,40 +55,159 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     """
     if problems := settings.problems():
         raise SettingsError(problems)
-    if (
-        settings.threads or settings.trainers
-    ):  # in a group one thread each, so that sums do not depend on the machine
+    if settings.threads or settings.trainers:
         import torch
 
+        # in a group one thread each, so that sums do not depend on the machine
         torch.set_num_threads(settings.threads or 1)
-    from streamer.evaluation import EventSampler, Prequential
     from streamer.event import EventDecoder
     from streamer.learner import Learner
-    from streamer.pipeline import Pipeline
     from streamer.snapshot import CheckpointStore
 
-    kafka_settings(
-        settings
-    )  # raises what is wrong with them, before the directory is made
+    # raises what is wrong with them, before the directory is made
+    kafka_settings(settings)
     if settings.trainers is not None:
         return _rank_pipeline(settings)
-    decoder = EventDecoder(settings, settings.catalogue_topic)
     learner = Learner(settings)
-    letters = dead_letters(settings)
     checkpoints = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
-    return Pipeline(
+    return assemble(
         learner,
         source_factory(settings, checkpoints.trainer),
-        decoder,
-        letters,
+        EventDecoder(settings, settings.catalogue_topic),
+        dead_letters(settings),
         settings,
-        checkpoints,
-        Prequential(learner, EventSampler(settings.evaluation_share))
-        if settings.evaluation_share
-        else None,
-        shared_store(settings),
-        publisher(settings, learner),
+        checkpoints=checkpoints,
+        prequential=_prequential(settings, learner),
+        store=shared_store(settings),
+        publisher=publisher(settings, learner),
     )
+
+
+def assemble(
+    learner: Learner,
+    make_source: Callable[[], Source],
+    decoder: EventDecoder,
+    dead_letters: DeadLetters,
+    settings: PipelineSettings,
+    *,
+    checkpoints: CheckpointStore | None = None,
+    prequential: Prequential | None = None,
+    store: CacheStore | None = None,
+    publisher: Publisher | None = None,
+) -> Pipeline:
+    """A pipeline of a trainer alone, resumed from its newest checkpoint.
+
+    Args:
+        learner: what is learned.
+        make_source: where events come from.
+        decoder: from records to events.
+        dead_letters: where bad records go; closed at the end, as all parts are.
+        settings: how the line runs.
+        checkpoints: where its state is kept; None keeps nothing.
+        prequential: ranks events before they are trained; None for none.
+        store: what is shared with other trainers; None shares nothing.
+        publisher: brings servers what is learned; None for no servers.
+    """
+    from streamer.ingest.batcher import Batcher
+    from streamer.ingest.ingest import Ingest
+    from streamer.ingest.reader import Reader
+    from streamer.ingest.stop_condition import StopCondition
+    from streamer.pipeline import Pipeline
+    from streamer.progress import Progress
+    from streamer.sharing.sharing import Sharing, StoreSharing
+    from streamer.snapshot.checkpointer import Checkpointer
+
+    sharing = StoreSharing(learner, store) if store is not None else Sharing()
+    batcher = Batcher(settings.batch_size, settings.max_age_s or None)
+    ingest = Ingest(batcher, owner=sharing)
+    checkpointer = None
+    if checkpoints is not None:
+        checkpointer = Checkpointer(
+            checkpoints,
+            settings.checkpoint_every_s or None,
+            settings.checkpoint_every_events,
+            settings.from_checkpoint,
+        )
+    progress = Progress(
+        ingest, learner, sharing, dead_letters, checkpointer, settings.save_at_start
+    )
+    stop_condition = StopCondition(settings.until_end, settings.max_events)
+    reader = Reader(
+        make_source, decoder, ingest, stop_condition, settings.max_queued_events
+    )
+    return Pipeline(reader, learner, sharing, progress, prequential, publisher)
+
+
+def _rank_pipeline(settings: RunSettings) -> Pipeline:
+    """The pipeline of one rank of a group, as the environment says which; waits for the
+    others to come.
+    """
+    from streamer.event import EventDecoder
+    from streamer.ingest.reader import Reader
+    from streamer.ingest.stop_condition import StopCondition
+    from streamer.learner import Learner
+    from streamer.lockstep.checkpoint import RankCheckpointer, rank_store
+    from streamer.lockstep.group import connect
+    from streamer.lockstep.ingest import LockstepIngest
+    from streamer.lockstep.pipeline import LockstepPipeline, LockstepProgress
+    from streamer.lockstep.sharing import GroupSharing, NoStore
+    from streamer.sharing.sharing import Sharing
+
+    group = connect(settings.parts, settings.group_timeout_s)
+    learner = Learner(settings)
+    sources = rank_sources(settings)
+    ingest = LockstepIngest(group, settings, sources.partitions)
+    sharing = Sharing()
+    if settings.redis_url:
+        store = NoStore() if group.rank else shared_store(settings)
+        assert store is not None
+        sharing = GroupSharing(
+            learner, store, group, lambda: ingest.partitions, group.timeout_s / 3
+        )
+    checkpointer = RankCheckpointer(
+        group,
+        rank_store(settings.checkpoints, settings.keep_checkpoints, group),
+        settings.checkpoints,
+        settings.checkpoint_every_s or None,
+        settings.checkpoint_every_events,
+    )
+    progress = LockstepProgress(
+        ingest,
+        learner,
+        sharing,
+        dead_letters(settings, group.rank),
+        checkpointer,
+        settings.save_at_start,
+    )
+    learner.group = group
+    reader = Reader(
+        partial(
+            sources.make_source,
+            lambda: ingest.own_partitions,
+            ingest.queues.wants,
+            progress.may_commit,
+        ),
+        EventDecoder(settings, settings.catalogue_topic),
+        ingest,
+        StopCondition(settings.until_end),  # max_events are of all ranks
+        settings.max_queued_events,
+    )
+    return LockstepPipeline(
+        reader,
+        learner,
+        sharing,
+        progress,
+        _prequential(settings, learner) if group.rank == 0 else None,
+        publisher(settings, learner, group),
+    )
+
+
+def _prequential(settings: RunSettings, learner: Learner) -> Prequential | None:
+    if not settings.evaluation_share:
+        return None
+    from streamer.evaluation import EventSampler, Prequential
+
+    return Prequential(learner, EventSampler(settings.evaluation_share))
 
 
 def publisher(
@@ -205,49 +329,15 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
     return append
 
 
-def _rank_pipeline(settings: RunSettings) -> Pipeline:
-    """The pipeline of one rank of a group, as the environment says which; waits for the
-    others to come.
-    """
-    from streamer.evaluation import EventSampler, Prequential
-    from streamer.event import EventDecoder
-    from streamer.learner import Learner
-    from streamer.lockstep.checkpoint import rank_store
-    from streamer.lockstep.group import connect
-    from streamer.lockstep.sharing import NoStore
-    from streamer.pipeline import Pipeline
-
-    group = connect(settings.parts, settings.group_timeout_s)
-    learner = Learner(settings)
-    evaluated = settings.evaluation_share and group.rank == 0
-    return Pipeline(
-        learner,
-        source_factory(settings),
-        EventDecoder(settings, settings.catalogue_topic),
-        dead_letters(settings, group.rank),
-        settings,
-        rank_store(settings.checkpoints, settings.keep_checkpoints, group),
-        Prequential(learner, EventSampler(settings.evaluation_share))
-        if evaluated
-        else None,
-        NoStore() if group.rank and settings.redis_url else shared_store(settings),
-        publisher(settings, learner, group),
-        lockstep=lockstep_of(settings, group),
-    )
-
-
-def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
-    """How one rank of a group reads its partitions."""
-    from streamer.pipeline import Lockstep
+def rank_sources(settings: RunSettings) -> RankSources:
+    """How the ranks of a group read their partitions."""
+    from streamer.lockstep.pipeline import RankSources
 
     if (kafka := kafka_settings(settings)) is not None:
         from streamer.lockstep import kafka_source as assigned
 
-        return Lockstep(
-            group,
-            partial(assigned.AssignedKafkaSource, kafka),
-            assigned.all_partitions(kafka),
-        )
+        make_source = partial(assigned.AssignedKafkaSource, kafka)
+        return RankSources(make_source, assigned.all_partitions(kafka))
     from streamer.lockstep.sources import AssignedSource
     from streamer.sources.embedded.source import EmbeddedSource, all_partitions
 
@@ -266,7 +356,7 @@ def lockstep_of(settings: RunSettings, group: Group) -> Lockstep:
         settings.all_topics,
         wait=not settings.until_end,
     )
-    return Lockstep(group, partial(AssignedSource, open_one), listed)
+    return RankSources(partial(AssignedSource, open_one), listed)
 
 
 def source_factory(

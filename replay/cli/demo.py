@@ -37,7 +37,8 @@ from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
-    from streamer.pipeline import Pipeline, Status
+    from streamer.metrics.status import Status
+    from streamer.pipeline import Pipeline
 
 TOPIC = "interactions"
 MIN_LEARNING_S = 5.0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from streamer.build import assemble
 from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.errors import SettingsError
 from streamer.evaluation import MODEL, WITHOUT_TOWERS, Tally
@@ -23,7 +24,6 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned
 from streamer.metrics.composition import composition
 from streamer.model.ranking.ranker import influence_by_name
-from streamer.pipeline import Pipeline
 from streamer.replay.datasets.log import CATALOGUE_TYPE
 from streamer.replay.evaluation.delay import Delay, DelayedLearner
 from streamer.replay.evaluation.events_source import EventsSource
@@ -88,7 +88,7 @@ class PrequentialRun:
         self._on_progress = on_progress
         learner = self._learner
         test = self._test
-        pipeline = Pipeline(
+        pipeline = assemble(
             learner,
             lambda: EventsSource(self._chunks, self._total, catalogue=self._catalogue),
             EventDecoder(EventSettings(catalogue_types=(CATALOGUE_TYPE,))),

@@ -102,19 +102,18 @@ def _examine_group(consumer: Any, group_id: str, ends: dict[Any, int]) -> Findin
 
 def check_keys(settings: RunSettings) -> Iterator[Finding]:
     """Whether each user of a sample is in one partition, as a group needs it."""
-    from streamer.build import lockstep_of
+    from streamer.build import rank_sources
     from streamer.event import EventDecoder
     from streamer.ingest.batcher import Batcher
     from streamer.ingest.handover import Handover
     from streamer.ingest.ingest import Ingest
     from streamer.ingest.stop_condition import StopCondition
-    from streamer.lockstep.group import Group
 
-    lockstep = lockstep_of(dataclasses.replace(settings, start="earliest"), Group())
-    partitions = lockstep.partitions()
+    sources = rank_sources(dataclasses.replace(settings, start="earliest"))
+    partitions = sources.partitions()
     decoder = EventDecoder(settings, settings.catalogue_topic)
     wanted = dict.fromkeys(partitions, SAMPLED_RECORDS)
-    source = lockstep.make_source(
+    source = sources.make_source(
         lambda: partitions, lambda p: wanted[p] > 0, lambda: False
     )
     user_partitions: dict[str, set[int]] = {}

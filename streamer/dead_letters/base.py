@@ -140,7 +140,7 @@ class DeadLetters(Protocol):
         """
         ...
 
-    def held_up(self) -> str | None:
+    def backpressure_reason(self) -> str | None:
         """Why no more letters should come now, for a person; None if they may."""
         return None
 

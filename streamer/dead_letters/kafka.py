@@ -158,8 +158,8 @@ class KafkaDeadLetters(DeadLetters):
         self._waiting_bytes += sum(letter.size for letter in letters)
         self._work()
 
-    def held_up(self) -> str | None:
-        """See `DeadLetters.held_up`."""
+    def backpressure_reason(self) -> str | None:
+        """See `DeadLetters.backpressure_reason`."""
         if self._waiting_bytes > MAX_WAITING_BYTES:
             self._work()
         if self._waiting_bytes <= MAX_WAITING_BYTES:

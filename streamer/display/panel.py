@@ -24,7 +24,7 @@ from streamer.display.charts import (
 from streamer.display.reporting import PREPARING
 
 if TYPE_CHECKING:
-    from streamer.pipeline import Status
+    from streamer.metrics.status import Status
 
 BANDS = {"head": "blue", "torso": "cyan", "tail": "magenta"}
 MODEL = "green"
@@ -107,8 +107,8 @@ class RunPanel:
             yield from self._chart_lines(status, width)
         yield from _accounting(status)
         yield lag_line(status)
-        if status.ranks:
-            yield ranks_line(status, self._clock() - self._started)
+        if status.members:
+            yield members_line(status, self._clock() - self._started)
         if status.towers is not None and status.towers.adds_nothing:
             yield Text(str(status.towers), "yellow", no_wrap=True, overflow="ellipsis")
         if self.note:
@@ -242,14 +242,15 @@ def lag_line(status: Status) -> Text:
     return line.append(f"; {status.queued_events:,} in the queue", "dim")
 
 
-def ranks_line(status: Status, seconds: float) -> Text:
-    """The trainers of a group: how many partitions each reads, and how much of the time
-    it waits for the others.
+def members_line(status: Status, seconds: float) -> Text:
+    """The processes that train together: how many partitions each reads, and how much
+    of the time it waits for the others.
     """
-    parts = [
-        f"{rank}: {len(partitions)} partitions, waits {figures.waiting_ms / 1000 / max(seconds, 1):.0%}"
-        for rank, (partitions, figures) in enumerate(status.ranks)
-    ]
+    parts = []
+    for number, member in enumerate(status.members):
+        waiting = member.waiting_ms / 1000 / max(seconds, 1)
+        partitions = len(member.partitions)
+        parts.append(f"{number}: {partitions} partitions, waits {waiting:.0%}")
     return Text.assemble(
         ("trainers    ", "dim"), "; ".join(parts), no_wrap=True, overflow="ellipsis"
     )
@@ -293,9 +294,9 @@ def _accounting(status: Status) -> Iterator[RenderableType]:
             no_wrap=True,
             overflow="ellipsis",
         )
-    if status.held_up:
+    if status.backpressure_reason:
         yield Text.assemble(
-            ("reading     ", "dim"), (f"stops: {status.held_up}", "red")
+            ("reading     ", "dim"), (f"stops: {status.backpressure_reason}", "red")
         )
 
 

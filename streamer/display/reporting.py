@@ -21,7 +21,7 @@ import msgspec
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from streamer.pipeline import Status
+    from streamer.metrics.status import Status
 
 EVERY_S = 10.0
 REFRESHES_PER_SECOND = 3
@@ -262,8 +262,8 @@ def described(status: Status) -> str:
         parts.append(f"lost {lost:,}")
     if dead := status.accounting.get("dead_lettered"):
         parts.append(f"{dead:,} dead letters")
-    if status.held_up:
-        parts.append(f"reading stops: {status.held_up}")
+    if status.backpressure_reason:
+        parts.append(f"reading stops: {status.backpressure_reason}")
     if status.checkpoint_age_s is not None:
         parts.append(f"checkpoint {status.checkpoint_age_s:.0f} s ago")
     return ", ".join(parts)

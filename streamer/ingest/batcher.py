@@ -71,7 +71,7 @@ class MicroBatch:
     )  # next offsets, once this batch is trained
     filtered: int = 0
     dead_letters: list[DeadLetter] = field(default_factory=list)
-    others: int = 0  # in a group: events of the whole step, of which these are some
+    step_events: int = 0  # where several train together: events of the whole step
     lost: int = (
         0  # offsets before its records that were removed before they could be read
     )
@@ -240,6 +240,11 @@ class Batcher:
         self._clock = clock
         self._queue: deque[_QueuedChunk] = deque()
         self._queued = _Amount()
+
+    @property
+    def batch_size(self) -> int:
+        """Events that fill a batch."""
+        return self._full.events
 
     @property
     def queued_events(self) -> int:

@@ -72,19 +72,28 @@ class Ingest:
         self.owner = owner or SingleTrainer()
         self.changed = threading.Condition()
         self.source: Source | None = None  # once it is open
-        self.in_training: frozenset[Partition] = (
-            frozenset()
-        )  # of the batch that the trainer has
-        self.handover_wanted = False  # the trainer should take a snapshot, save and commit it, and call `handed_over`
-        self.at_end = False  # everything that is to be read of our partitions is read
-        self.others_at_end = False  # and nobody else's partitions are left
-        self.finished = False  # and everything that was read is taken
+        self.in_training: frozenset[Partition] = frozenset()
+        """Partitions of the batch that the trainer has."""
+        self.is_paused = False
+        """Whether no batch is given out: the queue fills, and reading pauses."""
+        self.batch_failed = False
+        """Whether a batch failed halfway: what is in memory belongs to no position."""
+        self.handover_wanted = False
+        """The trainer should take a snapshot, save and commit it, and call
+        `handed_over`.
+        """
+        self.at_end = False
+        """Everything that is to be read of our partitions is read."""
+        self.others_at_end = False
+        """And nobody else's partitions are left."""
+        self.finished = False
+        """And everything that was read is taken."""
         self.stopping = False
-        self.error: BaseException | None = None  # with which reading ended
+        self.error: BaseException | None = None
+        """With which reading ended."""
         self.rebalances = 0
-        self.unavailable: str | None = (
-            None  # why the source could not be opened or polled the last time
-        )
+        self.unavailable: str | None = None
+        """Why the source could not be opened or polled the last time."""
 
     @contextmanager
     def batch(self, timeout_s: float) -> Iterator[MicroBatch | None]:
@@ -95,10 +104,12 @@ class Ingest:
             StreamerError: reading has failed.
         """
         batch = self._take(timeout_s)
+        self.batch_failed = batch is not None
         trained: Positions = {}
         try:
             yield batch
             trained = batch.positions if batch is not None else {}
+            self.batch_failed = False
         finally:
             with self.changed:
                 self.offsets.train(trained)
@@ -111,35 +122,44 @@ class Ingest:
             while True:
                 if self.error is not None:
                     raise self.error
-                batch = self.batcher.flush() if self.at_end else self.batcher.take()
-                self.finished = self.at_end and self.others_at_end and batch is None
+                batch = None if self.is_paused else self._close_batch()
                 now = time.monotonic()
-                if (
-                    batch is not None
-                    or self.finished
-                    or self.handover_wanted
-                    or now >= deadline
-                ):
-                    self.in_training = frozenset(
-                        batch.positions if batch is not None else ()
-                    )
-                    self.changed.notify_all()
+                is_over = self.finished or self.handover_wanted or now >= deadline
+                if batch is not None or is_over:
+                    self._give_out(batch)
                     return batch
+
+                wake_at = deadline
                 closes_at = self.batcher.next_deadline()
-                self.changed.wait(
-                    (deadline if closes_at is None else min(deadline, closes_at)) - now
-                )
+                if closes_at is not None and not self.is_paused:
+                    wake_at = min(deadline, closes_at)
+                self.changed.wait(wake_at - now)
+
+    def _close_batch(self) -> MicroBatch | None:
+        batch = self.batcher.flush() if self.at_end else self.batcher.take()
+        self.finished = self.at_end and self.others_at_end and batch is None
+        return batch
+
+    def _give_out(self, batch: MicroBatch | None) -> None:
+        """Note which partitions the trainer is at; `changed` is held."""
+        positions = batch.positions if batch is not None else {}
+        self.in_training = frozenset(positions)
+        self.changed.notify_all()
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether what is in memory belongs to the positions that are trained."""
+        return not self.batch_failed
 
     def take_snapshot(self) -> OffsetSnapshot:
         """Return the offsets that belong to what is trained, between two batches."""
         with self.changed:
-            self.handover_wanted = self.offsets.moved_back = False
+            self.handover_wanted = False
+            self.offsets.moved_back = False
             return self.offsets.snapshot()
 
     def trained(self) -> dict[Partition, Position]:
-        """Return how far each partition is trained; in a group a collective, and of all
-        ranks.
-        """
+        """Return how far each partition is trained."""
         with self.changed:
             return self.offsets.snapshot().positions
 
@@ -149,9 +169,10 @@ class Ingest:
         """
         with self.changed:
             self.offsets.save(saved)
-            if self.source is not None and (
-                offsets := self.offsets.take_commit(self.owner.acknowledged)
-            ):
+            if self.source is None:
+                return
+            offsets = self.offsets.take_commit(self.owner.acknowledged)
+            if offsets:
                 self.source.commit(offsets)
 
     def handed_over(self, partitions: Iterable[Partition]) -> None:
@@ -182,18 +203,18 @@ class Ingest:
     def lag(self) -> dict[Partition, int]:
         """Return for each of our partitions how many offsets are not trained yet."""
         ends = self.end_offsets()
-        return {
-            p: max(0, ends[p] - at)
-            for p, at in self.assigned().items()
-            if at is not None and p in ends
-        }
+        lag = {}
+        for partition, position in self.assigned().items():
+            if position is not None and partition in ends:
+                lag[partition] = max(0, ends[partition] - position)
+        return lag
 
     @property
     def problem(self) -> str | None:
         """What keeps us from reading now, in a sentence; None if nothing does."""
-        return self.unavailable or (
-            self.source.problem if self.source is not None else None
-        )
+        if self.unavailable or self.source is None:
+            return self.unavailable
+        return self.source.problem
 
     @property
     def waits_for_others(self) -> bool:

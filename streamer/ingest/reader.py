@@ -36,8 +36,6 @@ class Reader:
         max_queued_events: reading pauses while this many events wait.
         first_backoff_s: the first pause after a source was not available; each further
             one is twice as long.
-        timed: called on the thread with the seconds of each "poll" that brought
-            records, and of each "decode".
     """
 
     def __init__(
@@ -48,15 +46,18 @@ class Reader:
         stop_condition: StopCondition | None = None,
         max_queued_events: int = 16_384,
         first_backoff_s: float = 0.5,
-        timed: Callable[[str, float], None] = lambda phase, seconds: None,
     ) -> None:
         self._make_source = make_source
         self._decoder = decoder
-        self._ingest = ingest
+        self.ingest = ingest
+        self.timed: Callable[[str, float], None] = lambda phase, seconds: None
+        """Called on the thread with the seconds of each "poll" that brought records,
+        and of each "decode".
+        """
         self._stop_condition = stop_condition or StopCondition()
         self._max_queued_events = max_queued_events
-        self._first_backoff_s = self._backoff_s = first_backoff_s
-        self._timed = timed
+        self._first_backoff_s = first_backoff_s
+        self._backoff_s = first_backoff_s
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
 
     def start(self) -> None:
@@ -67,14 +68,14 @@ class Reader:
         """Stop reading and leave the group. What is queued is not trained; it will be
         read again.
         """
-        with self._ingest.changed:
-            self._ingest.stopping = True
-            self._ingest.changed.notify_all()
+        with self.ingest.changed:
+            self.ingest.stopping = True
+            self.ingest.changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning(
-                "the source did not close within %.0f s; the process ends without waiting for it",
+                "The source did not close within %.0f s: the process ends without waiting for it.",
                 timeout_s,
             )
 
@@ -83,20 +84,20 @@ class Reader:
             source = self._open()
             if source is not None:
                 with closing(source):
-                    while not self._ingest.stopping:
+                    while not self.ingest.stopping:
                         self._read(source)
         except BaseException as error:  # the trainer raises it
             logger.debug("reading stopped", exc_info=True)
-            with self._ingest.changed:
-                self._ingest.error = error
-                self._ingest.changed.notify_all()
+            with self.ingest.changed:
+                self.ingest.error = error
+                self.ingest.changed.notify_all()
 
     def _open(self) -> Source | None:
         """Return an open source, after growing pauses while the other side is away;
         None if we are stopped.
         """
-        ingest = self._ingest
-        listener = Handover(self._ingest, self._stop_condition)
+        ingest = self.ingest
+        listener = Handover(ingest, self._stop_condition)
         while not ingest.stopping:
             source = self._make_source()
             try:
@@ -115,11 +116,9 @@ class Reader:
 
     def _pause_after(self, error: SourceUnavailable) -> None:
         logger.warning("%s; trying again in %.1f s", error, self._backoff_s)
-        with self._ingest.changed:
-            self._ingest.unavailable = str(error)
-            self._ingest.changed.wait_for(
-                lambda: self._ingest.stopping, self._backoff_s
-            )
+        with self.ingest.changed:
+            self.ingest.unavailable = str(error)
+            self.ingest.changed.wait_for(lambda: self.ingest.stopping, self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
     def _read(self, source: Source) -> None:
@@ -131,11 +130,10 @@ class Reader:
         3. poll, decode and queue; while the queue is full, poll for nothing, so that we
            stay a member of the group however long a step or a checkpoint takes.
         """
-        ingest = self._ingest
+        ingest = self.ingest
         at_end = self._stop_condition.reached(source, ingest.assigned())
-        others_at_end = at_end and (
-            not self._stop_condition.until_end or source.at_end or source.all_assigned
-        )
+        reads_all = source.at_end or source.all_assigned
+        others_at_end = at_end and (reads_all or not self._stop_condition.until_end)
         positions = source.positions()
         with ingest.changed:
             # 1.
@@ -151,16 +149,15 @@ class Reader:
                 lambda: ingest.stopping or self._wants_more(), POLL_S
             )
         if wants_more:
-            max_records = self._stop_condition.at_most(
-                max(1, self._max_queued_events // 4)
-            )
+            quarter = max(1, self._max_queued_events // 4)
+            max_records = self._stop_condition.at_most(quarter)
             for chunk in self._poll(source, max_records, POLL_S):
                 self._queue(chunk)
         else:
             self._poll(source, 0, 0.0)
 
     def _wants_more(self) -> bool:
-        return not self._ingest.at_end and self._ingest.batcher.has_room(
+        return not self.ingest.at_end and self.ingest.batcher.has_room(
             self._max_queued_events
         )
 
@@ -172,14 +169,14 @@ class Reader:
             self._pause_after(error)
             return []
         self._backoff_s = self._first_backoff_s
-        self._ingest.unavailable = None
+        self.ingest.unavailable = None
         if chunks:
-            self._timed("poll", time.perf_counter() - started)
+            self.timed("poll", time.perf_counter() - started)
         return chunks
 
     def _queue(self, chunk: Chunk) -> None:
         """Decode a chunk up to where reading stops, and queue it."""
-        ingest = self._ingest
+        ingest = self.ingest
         stop_condition = self._stop_condition
         with ingest.changed:
             ingest.offsets.start({chunk.partition: chunk.offsets[0]})
@@ -187,7 +184,8 @@ class Reader:
         if not len(wanted):
             return
         decoded = self._decode(wanted)
-        if len(fewer := stop_condition.before_max(wanted, decoded)) < len(wanted):
+        fewer = stop_condition.before_max(wanted, decoded)
+        if len(fewer) < len(wanted):
             decoded = self._decode(fewer)
         with ingest.changed:
             ingest.batcher.add(decoded, lost=wanted.lost)
@@ -197,5 +195,5 @@ class Reader:
     def _decode(self, chunk: Chunk) -> Decoded:
         started = time.perf_counter()
         decoded = self._decoder.decode(chunk)
-        self._timed("decode", time.perf_counter() - started)
+        self.timed("decode", time.perf_counter() - started)
         return decoded

@@ -645,7 +645,7 @@ class Learner(DescribedState):
         """Our events of a step, in which every rank takes part; those of the catalogue
         take effect after it.
         """
-        if batch.others:
+        if batch.step_events:
             admitted = self._admitted(batch)
             catalogue = [k for k, user in enumerate(batch.users) if user == NO_USER]
             batch.not_admitted = len(batch) - int(admitted.sum())

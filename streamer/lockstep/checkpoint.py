@@ -29,7 +29,7 @@ from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
 from streamer.lockstep.group import Group
-from streamer.lockstep.ingest import LockstepIngest, Report
+from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot.capture import CaptureAbandoned
 from streamer.snapshot.checkpointer import Checkpointer
@@ -82,8 +82,8 @@ class RankCheckpointer(Checkpointer):
         super().__init__(store, every_s, every_events)
         self._group = group
         self._directory = directory
-        self.ingest: LockstepIngest | None = None
-        """Where ranks agree on steps; to be set before anything is saved."""
+        self.seals: CheckpointSeals | None = None
+        """The reports of all ranks; to be set before anything is saved."""
 
     # resuming --------------------------------------------------------------------------------------------------------
 
@@ -138,11 +138,11 @@ class RankCheckpointer(Checkpointer):
         Rank 0 seals it when all others have reported theirs; `done` is called when it
         has, on every rank.
         """
-        assert self.ingest is not None
-        ingest = self.ingest
-        agreed = self.ingest.agreed
+        assert self.seals is not None
+        seals = self.seals
+        agreed = seals.agreed
         if self._group.rank:
-            ingest.when_sealed(agreed, done)
+            seals.when_sealed(agreed, done)
         super().save(
             learner,
             sharing,
@@ -152,9 +152,9 @@ class RankCheckpointer(Checkpointer):
         )
 
     def _report(self, agreed: int, safe: bool, done: Callable[[bool], None]) -> None:
-        assert self.ingest is not None
+        assert self.seals is not None
         link = self._store.chain[-1].link if safe else None
-        self.ingest.report(
+        self.seals.report(
             Report(agreed, link.number, link.crc32)
             if link is not None
             else Report(agreed, -1, 0)
@@ -184,12 +184,12 @@ class RankCheckpointer(Checkpointer):
         """
         if self._group.rank:
             return chunks
-        assert self.ingest is not None
-        ingest = self.ingest
-        agreed = self.ingest.agreed
+        assert self.seals is not None
+        seals = self.seals
+        agreed = seals.agreed
 
         def sealed() -> Iterator[Chunk]:
-            reports = ingest.wait_for_reports(agreed)
+            reports = seals.wait_for_reports(agreed)
             if reports is None:
                 raise CaptureAbandoned(
                     "the group ended, or a newer state took its place"

@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from streamer.event.decoded import Decoded
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
+from streamer.ingest.offsets import OffsetSnapshot
 from streamer.lockstep.group import Group
+from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.lockstep.sources import Assigned
+from streamer.settings import PipelineSettings
 from streamer.sources.base import Partition, Position
 
 Counts = NDArray[np.int64]
@@ -34,8 +36,6 @@ HEARTBEAT_S = 0.05
 """How often ranks without events look for what the others have."""
 PAUSE_S = 0.005
 """How long ranks whose events do not make a step yet wait before they look again."""
-NOT_OURS = (0, 1, -1, -1)
-"""What a rank says of a partition that another reads."""
 LIST_EVERY_S = 2.0
 """How often rank 0 looks for partitions that were added."""
 
@@ -45,7 +45,7 @@ class Queues(Batcher):
 
     def __init__(self, batch_size: int, max_queued_events: int) -> None:
         super().__init__(batch_size)
-        self._most = max(2 * batch_size, max_queued_events // 4)
+        self._max_events = max(2 * batch_size, max_queued_events // 4)
         self.of: dict[Partition, Batcher] = {}
 
     @property
@@ -54,20 +54,19 @@ class Queues(Batcher):
 
     def wants(self, partition: Partition) -> bool:
         """Whether to read on in a partition."""
-        return partition not in self.of or self.of[partition].has_room(self._most)
+        queue = self.of.get(partition)
+        return queue is None or queue.has_room(self._max_events)
 
     def has_room(self, max_events: int) -> bool:
-        return not self.of or any(
-            queue.has_room(self._most) for queue in self.of.values()
-        )
+        return not self.of or any(self.wants(partition) for partition in self.of)
 
     def expect(self, partition: Partition) -> Batcher:
         """The queue of a partition: one from which nothing has come has room, however
         full the others are.
         """
-        return self.of.setdefault(
-            partition, Batcher(self._full.events, clock=self._clock)
-        )
+        if partition not in self.of:
+            self.of[partition] = Batcher(self.batch_size, clock=self._clock)
+        return self.of[partition]
 
     def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
         self.expect(decoded.partition).add(decoded, now_s, lost)
@@ -77,10 +76,8 @@ class Queues(Batcher):
 
     @property
     def oldest_s(self) -> float | None:
-        waiting = [
-            at for queue in self.of.values() if (at := queue.oldest_s) is not None
-        ]
-        return min(waiting, default=None)
+        arrivals = [queue.oldest_s for queue in self.of.values()]
+        return min((at for at in arrivals if at is not None), default=None)
 
     def take_events(self, events: dict[Partition, int]) -> MicroBatch | None:
         """This many events of each partition, in the order of partitions, and records
@@ -95,18 +92,6 @@ class Queues(Batcher):
         return batch.closed() if batch.positions else None
 
 
-class Report(NamedTuple):
-    """What became of this rank's part of a checkpoint; of rank 0's part, which seals
-    it, of the whole checkpoint.
-    """
-
-    agreed: int
-    """The how-manieth checkpoint that the ranks have agreed on since they started."""
-    number: int
-    """Of the point that is safe; -1 if it failed."""
-    crc32: int
-
-
 class RankFigures(NamedTuple):
     """What all ranks know of each other, for whoever watches."""
 
@@ -117,6 +102,21 @@ class RankFigures(NamedTuple):
     exchange_ms: int
     """In collectives inside of steps."""
     sent_bytes: int
+
+
+class PartitionView(NamedTuple):
+    """What the rank that reads a partition says of it."""
+
+    ready: int
+    """Events that can be trained, up to a batch."""
+    is_settled: int
+    position: int
+    """The next offset to train; -1 if it is not known."""
+    lag: int
+
+
+NOT_OURS = PartitionView(0, 1, -1, -1)
+"""What a rank says of a partition that another reads."""
 
 
 class Decision(NamedTuple):
@@ -131,66 +131,66 @@ class Decision(NamedTuple):
     """What rank 0 publishes after the step."""
 
 
+class Exchanged(NamedTuple):
+    """What all ranks have said."""
+
+    flags: dict[str, Counts]
+    """[W] by name."""
+    ready: Counts
+    """[P] events of each partition."""
+    is_settled: bool
+    """Whether all partitions are."""
+
+
 class LockstepIngest(Ingest):
     """An `Ingest` whose batches are this rank's events of the steps of a group.
 
     Args:
         group: the ranks.
-        queues: filled by the reading thread.
-        offsets: where to resume, of all partitions.
-        batch_size: events of a step, of all ranks.
-        max_age_s: a step that is not full begins when its oldest event has waited this
-            long; None: never.
-        max_events: the group stops after this many consumed events; None for no limit.
-        partitions: lists all partitions of the topics, or none while there are none.
-        counts: how many events of this rank became what, in numbers that add up over
-            ranks; the first is of consumed.
-        users: how many users this rank knows.
+        settings: how steps are cut; `batch_size` and `max_events` are of all ranks.
+        list_partitions: lists all partitions of the topics, or none while there are
+            none.
     """
 
     def __init__(
         self,
         group: Group,
-        queues: Queues,
-        offsets: OffsetLedger,
-        batch_size: int,
-        max_age_s: float | None,
-        max_events: int | None,
-        partitions: Callable[[], Sequence[Partition]],
-        counts: Callable[[], Counts],
-        users: Callable[[], int] = lambda: 0,
+        settings: PipelineSettings,
+        list_partitions: Callable[[], Sequence[Partition]],
     ) -> None:
-        super().__init__(queues, offsets)
-        self.queues = queues
+        self.queues = Queues(settings.batch_size, settings.max_queued_events)
+        super().__init__(self.queues)
         self.group = group
+        self.seals = CheckpointSeals(group.size, self.changed)
         self.partitions: list[Partition] = []
-        self.wants_stop = self.wants_checkpoint = self.is_paused = False
-        self.checkpoint_agreed = False
-        self.agreed = 0
-        self.is_saving: Callable[[], bool] = lambda: False
-        self.due_to_publish: Callable[[], int] = lambda: 0
-        self.publish_agreed = 0
-        self.keeps_checkpoints = False
-        self._is_unsaved = (
-            False  # something was trained since the last checkpoint that was agreed on
-        )
-        self._report = Report(0, 0, 0)
-        self._reports = [Report(0, 0, 0)] * group.size
-        self._when_sealed: dict[int, Callable[[bool], None]] = {}
-        self._is_over = False
-        self.counts_of_ranks: Counts = np.zeros((group.size, len(counts())), np.int64)
-        self._batch_size = batch_size
-        self._max_age_s = max_age_s
-        self._max_events = max_events
-        self._list_partitions = partitions
-        self._counts = counts
-        self._users = users
-        self.figures = [RankFigures(0, 0, 0, 0, 0)] * group.size
         self.positions: dict[Partition, int | None] = {}
         """The next offset to train of all ranks' partitions, as far as it is known."""
+        self.figures = [RankFigures(0, 0, 0, 0, 0)] * group.size
+        self.wants_stop = False
+        self.wants_checkpoint = False
+        self.checkpoint_agreed = False
+        self.publish_agreed = 0
+
+        # what this rank says of itself; set by whoever knows
+        self.is_saving: Callable[[], bool] = lambda: False
+        self.keeps_checkpoints = False
+        self.due_to_publish: Callable[[], int] = lambda: 0
+        self.own_counts: Callable[[], Counts] = lambda: np.zeros(1, np.int64)
+        """What became of this rank's events, in numbers that add up over ranks; the
+        first is of consumed events.
+        """
+        self.own_users: Callable[[], int] = lambda: 0
+        self.total_counts: Counts | None = None
+        """The sum of `own_counts` over all ranks, when they agreed on the last step."""
+
+        self._settings = settings
+        self._list_partitions = list_partitions
+        self._list_at = 0.0
+        self._is_unsaved = False  # trained since the last checkpoint was agreed on
         self._lag_of_all: dict[Partition, int] = {}
         self._own_lag: dict[Partition, int] = {}
-        self._list_at = 0.0
+
+    # steps ----------------------------------------------------------------------------
 
     def _take(self, timeout_s: float) -> MicroBatch | None:
         """Agree on a step with the other ranks, and return our events of it; see
@@ -208,141 +208,150 @@ class LockstepIngest(Ingest):
                     raise self.error
                 self.changed.wait_for(self._has_something, HEARTBEAT_S)
             # 2.
-            decision = self._decide()
+            decision = self._decide(self._exchange())
             # 3.
             with self.changed:
-                batch = (
-                    self.queues.take_events(decision.events)
-                    if not self.is_paused
-                    else None
-                )
-                self.finished = decision.ends
-                self.checkpoint_agreed = decision.checkpoint
-                self.publish_agreed = decision.publish
-                self.agreed += decision.checkpoint
-                if decision.events and batch is None:
-                    batch = MicroBatch()
-                if batch is not None:
-                    batch.others = sum(decision.events.values())
-                self._is_unsaved = batch is not None or (
-                    self._is_unsaved and not decision.checkpoint
-                )
-                agreed = self.finished or self.checkpoint_agreed or self.publish_agreed
-                if batch is not None or agreed or time.monotonic() >= deadline:
-                    self.in_training = frozenset(
-                        batch.positions if batch is not None else ()
-                    )
-                    self.changed.notify_all()
+                batch = self._apply(decision)
+                has_agreed = decision.ends or decision.checkpoint or decision.publish
+                is_late = time.monotonic() >= deadline
+                if batch is not None or has_agreed or is_late:
+                    self._give_out(batch)
                     return batch
                 self.changed.wait(PAUSE_S)
 
     def _has_something(self) -> bool:
-        return (
-            self.queues.queued_events > 0
-            or self.at_end
-            or self.wants_stop
-            or self.wants_checkpoint
-        )
+        wants = self.wants_stop or self.wants_checkpoint
+        return self.at_end or wants or self.queues.queued_events > 0
 
-    def _decide(self) -> Decision:
-        flags, ready, settled = self._exchange()
+    def _decide(self, exchanged: Exchanged) -> Decision:
+        flags, ready, is_settled = exchanged
         stop = bool(flags["stop"].any())
         all_ended = bool(flags["at_end"].all())
-        left = self._batch_size
-        if self._max_events is not None:
-            left = min(left, self._max_events - int(self.counts_of_ranks[:, 0].sum()))
+        left = self._settings.batch_size
+        if self._settings.max_events is not None and self.total_counts is not None:
+            consumed = int(self.total_counts[0])
+            left = min(left, self._settings.max_events - consumed)
             stop = stop or left <= 0
-        full = ready.sum() >= left or all_ended
-        old = (
-            self._max_age_s is not None
-            and flags["age_ms"].max() >= 1000 * self._max_age_s
-        )
+
         ends = stop or (all_ended and not ready.sum())
-        checkpoint = bool(flags["checkpoint"].any()) or (
-            ends and bool(flags["unsaved"].any())
-        )
+        checkpoint = bool(flags["checkpoint"].any())
+        if ends:
+            checkpoint = checkpoint or bool(flags["unsaved"].any())
+
+        max_age_s = self._settings.max_age_s
+        is_full = ready.sum() >= left or all_ended
+        is_old = max_age_s > 0 and flags["age_ms"].max() >= 1000 * max_age_s
         events = {}
-        if not ends and not checkpoint and settled.all() and (full or old):
-            shares = fair_shares(ready, left)
-            events = {
-                p: int(n) for p, n in zip(self.partitions, shares, strict=True) if n
-            }
+        if is_settled and (is_full or is_old) and not ends and not checkpoint:
+            shares = fair_shares(ready, left).tolist()
+            for partition, share in zip(self.partitions, shares, strict=True):
+                if share:
+                    events[partition] = share
         return Decision(events, checkpoint, ends, int(flags["publish"][0]))
 
-    def _exchange(self) -> tuple[dict[str, Counts], Counts, NDArray[np.bool_]]:
-        """What all ranks say: flags [W] by name, and of each partition how much is
-        ready and whether it is settled.
-        """
+    def _apply(self, decision: Decision) -> MicroBatch | None:
+        """Take our events of the step; an empty batch, if only others have some."""
+        self.finished = decision.ends
+        self.checkpoint_agreed = decision.checkpoint
+        self.publish_agreed = decision.publish
+        if decision.checkpoint:
+            self.seals.agree()
+            self._is_unsaved = False
+
+        batch = None
+        if not self.is_paused:
+            batch = self.queues.take_events(decision.events)
+        if batch is None and decision.events:
+            batch = MicroBatch()
+        if batch is not None:
+            batch.step_events = sum(decision.events.values())
+            self._is_unsaved = True
+        return batch
+
+    # the exchange ---------------------------------------------------------------------
+
+    def _exchange(self) -> Exchanged:
+        """Say what we have and want, and return what all ranks have said."""
         listed = self._new_list()
-        counts = self._counts()
+        counts = self.own_counts()
         with self.changed:
-            # before a partition is assigned, nobody knows whether its end is reached
-            begun = bool(self.partitions) and self.offsets.assigned().keys() >= set(
-                self.own_partitions
-            )
-            at_end = self.at_end and begun
-            oldest = self.queues.oldest_s
-            said = {
-                "stop": self.wants_stop,
-                "checkpoint": self.wants_checkpoint,
-                "unsaved": self._is_unsaved and self.keeps_checkpoints,
-                "saving": self.is_saving(),
-                "publish": self.due_to_publish(),
-                "at_end": at_end,
-                "age_ms": 0
-                if oldest is None
-                else int(1000 * (time.monotonic() - oldest)),
-                "listed": listed is not None,
-            }
-            own = [
-                self._look(p, at_end) if self._is_own(p) else NOT_OURS
+            flags = self._own_flags()
+            flags["listed"] = listed is not None
+            views = [
+                self._view(p, bool(flags["at_end"])) if self._is_own(p) else NOT_OURS
                 for p in self.partitions
             ]
-            report = self._report
+            report = self.seals.own
             figures = self._own_figures()
-        message = np.concatenate(
-            [
-                [*said.values(), *report, *figures],
-                counts,
-                np.array(own, np.int64).reshape(-1),
-            ]
+        parts: list[Sequence[int] | Counts] = [
+            list(flags.values()),
+            report,
+            figures,
+            counts,
+        ]
+        message = np.concatenate([*parts, np.array(views, np.int64).reshape(-1)])
+        of_ranks = np.stack(self.group.wait(message.astype(np.int64)))  # [W, ...]
+
+        ends = np.cumsum([len(part) for part in parts])
+        said, reports, figures_of, counts_of, views_of = np.split(
+            of_ranks, ends, axis=1
         )
-        found = np.stack(self.group.wait(message.astype(np.int64)))  # [W, ...]
-        ends = np.cumsum([len(said), len(report), len(figures), len(counts)])
-        flags, reports, of_ranks, self.counts_of_ranks, looks = np.split(
-            found, ends, axis=1
-        )
-        by_name = dict(zip(said, flags.T, strict=True))
-        self.figures = [RankFigures(*numbers) for numbers in of_ranks.tolist()]
-        self._note_reports([Report(*r) for r in reports.tolist()])
-        if by_name["listed"][0]:
+        flags_of = dict(zip(flags, said.T, strict=True))
+        self.figures = [RankFigures(*numbers) for numbers in figures_of.tolist()]
+        self.total_counts = counts_of.sum(0)
+        self.seals.note([Report(*numbers) for numbers in reports.tolist()])
+        if flags_of["listed"][0]:
             self._adopt(listed or [])
-            return (
-                by_name,
-                np.zeros(len(self.partitions), np.int64),
-                np.zeros(len(self.partitions), np.bool_),
-            )
-        ready, settled, position, lag = looks.reshape(
-            self.group.size, -1, len(NOT_OURS)
-        ).transpose(2, 0, 1)  # [W, P]
-        known = zip(
-            self.partitions, position.max(0).tolist(), lag.max(0).tolist(), strict=True
-        )
+            nothing = np.zeros(len(self.partitions), np.int64)
+            return Exchanged(flags_of, nothing, False)
+
+        by_field = views_of.reshape(self.group.size, -1, len(NOT_OURS))  # [W, P, 4]
+        ready, is_settled, position, lag = by_field.transpose(2, 0, 1)  # [W, P] each
+        known = zip(self.partitions, position.max(0), lag.max(0), strict=True)
         for partition, at, behind in known:
-            self.positions[partition] = at if at >= 0 else None
-            self._lag_of_all[partition] = max(behind, 0)
-        return by_name, ready.sum(0), np.asarray(settled.all(0))
+            self.positions[partition] = int(at) if at >= 0 else None
+            self._lag_of_all[partition] = max(int(behind), 0)
+        return Exchanged(flags_of, ready.sum(0), bool(is_settled.all()))
+
+    def _own_flags(self) -> dict[str, int]:
+        # before a partition is assigned, nobody knows whether its end is reached
+        assigned = self.offsets.assigned().keys()
+        has_begun = bool(self.partitions) and assigned >= set(self.own_partitions)
+        oldest_s = self.queues.oldest_s
+        age_s = time.monotonic() - oldest_s if oldest_s is not None else 0.0
+        is_unsaved = self._is_unsaved or self.seals.has_failed
+        return {
+            "stop": self.wants_stop,
+            "checkpoint": self.wants_checkpoint,
+            "unsaved": is_unsaved and self.keeps_checkpoints,
+            "saving": self.is_saving(),
+            "publish": self.due_to_publish(),
+            "at_end": self.at_end and has_begun,
+            "age_ms": int(1000 * age_s),
+        }
+
+    def _view(self, partition: Partition, at_end: bool) -> PartitionView:
+        position = self.offsets.assigned().get(partition)
+        where = -1 if position is None else position
+        lag = self._own_lag.get(partition, -1)
+        if self.is_paused:
+            return PartitionView(0, 1, where, lag)
+        queue = self.queues.of.get(partition)
+        queued = queue.queued_events if queue is not None else 0
+        ready = min(queued, self.queues.batch_size)
+        source = cast("Assigned | None", self.source)
+        has_no_more = source is not None and source.has_no_more(partition)
+        is_settled = ready == self.queues.batch_size or at_end or has_no_more
+        return PartitionView(ready, int(is_settled), where, lag)
 
     def _own_figures(self) -> RankFigures:
         traffic = self.group.traffic
-        waiting_ms = int(1000 * traffic.waiting_s)
-        exchange_ms = int(1000 * traffic.exchange_s)
         return RankFigures(
-            self._users(),
-            self.queues.queued_events,
-            waiting_ms,
-            exchange_ms,
-            traffic.sent_bytes,
+            users=self.own_users(),
+            queued_events=self.queues.queued_events,
+            waiting_ms=int(1000 * traffic.waiting_s),
+            exchange_ms=int(1000 * traffic.exchange_s),
+            sent_bytes=traffic.sent_bytes,
         )
 
     def lag(self) -> dict[Partition, int]:
@@ -352,47 +361,20 @@ class LockstepIngest(Ingest):
         self._own_lag = super().lag()
         return self._lag_of_all | self._own_lag
 
-    # checkpoints ------------------------------------------------------------------------------------------------------
+    # checkpoints ----------------------------------------------------------------------
 
-    def report(self, report: Report) -> None:
-        """This rank's part of a checkpoint is safe, or has failed; the others hear of
-        it with the next exchange.
-        """
-        with self.changed:
-            self._report = report
-            self._is_unsaved |= report.number < 0
-
-    def when_sealed(self, agreed: int, done: Callable[[bool], None]) -> None:
-        """Call `done` on the training thread when the checkpoint is safe on all ranks,
-        or has failed.
-        """
-        self._when_sealed[agreed] = done
-
-    def _note_reports(self, reports: list[Report]) -> None:
-        with self.changed:
-            self._reports = reports
-            self.changed.notify_all()
-        sealed = reports[0]
-        for agreed in [k for k in self._when_sealed if k <= sealed.agreed]:
-            self._when_sealed.pop(agreed)(agreed == sealed.agreed and sealed.number > 0)
-
-    def wait_for_reports(self, agreed: int) -> list[Report] | None:
-        """The reports of all ranks but 0 on a checkpoint; None if there will not be
-        all. On the writing thread.
-        """
-        with self.changed:
-            while True:
-                if self._is_over or self.agreed > agreed:
-                    return None
-                if all(report.agreed == agreed for report in self._reports[1:]):
-                    return self._reports
-                self.changed.wait(1.0)
+    @property
+    def is_consistent(self) -> bool:
+        """Whether all ranks have come to the same end."""
+        return super().is_consistent and self.finished
 
     def take_snapshot(self) -> OffsetSnapshot:
         """The offsets of all ranks' partitions; a collective."""
-        return OffsetSnapshot(self._of_all_ranks(super().take_snapshot().positions), {})
+        own = super().take_snapshot().positions
+        return OffsetSnapshot(self._of_all_ranks(own), {})
 
     def trained(self) -> dict[Partition, Position]:
+        """How far the partitions of all ranks are trained; a collective."""
         return self._of_all_ranks(super().trained())
 
     def _of_all_ranks(
@@ -403,45 +385,27 @@ class LockstepIngest(Ingest):
             for p, at in own.items()
             if self._is_own(p)
         ]
-        merged = {}
-        for message in self.group.gather(
-            np.frombuffer(msgspec.msgpack.encode(said), np.uint8)
-        ):
-            for topic, number, *position in msgspec.msgpack.decode(message.data):
+        message = np.frombuffer(msgspec.msgpack.encode(said), np.uint8)
+        merged = dict(own)
+        for found in self.group.gather(message):
+            for topic, number, *position in msgspec.msgpack.decode(found.data):
                 merged[Partition(topic, number)] = Position(*position)
-        return own | merged
+        return merged
 
     def settle(self) -> None:
         """Exchange until no rank writes a checkpoint any more; when all have ended."""
-        while self._exchange()[0]["saving"].any():
+        while self._exchange().flags["saving"].any():
             time.sleep(HEARTBEAT_S / 5)
 
-    def close(self) -> None:
-        """Nobody is waited for any more."""
-        with self.changed:
-            self._is_over = True
-            self.changed.notify_all()
-
-    # partitions -------------------------------------------------------------------------------------------------------
+    # partitions -----------------------------------------------------------------------
 
     def _is_own(self, partition: Partition) -> bool:
         return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
 
-    def _look(self, partition: Partition, at_end: bool) -> tuple[int, int, int, int]:
-        """Of a partition: how many events are ready, up to a batch; whether it is
-        settled; next offset, and lag.
-        """
-        position = self.offsets.assigned().get(partition)
-        lag = self._own_lag.get(partition, -1)
-        where = (-1 if position is None else position, lag)
-        if self.is_paused:
-            return 0, 1, *where
-        queue = self.queues.of.get(partition)
-        queued = queue.queued_events if queue is not None else 0
-        ready = min(queued, self._batch_size)
-        source = cast("Assigned | None", self.source)
-        has_no_more = source is not None and source.has_no_more(partition)
-        return ready, int(ready == self._batch_size or at_end or has_no_more), *where
+    @property
+    def own_partitions(self) -> list[Partition]:
+        """Those that this rank reads."""
+        return [p for p in self.partitions if self._is_own(p)]
 
     def _new_list(self) -> list[Partition] | None:
         """On rank 0, all partitions if there are more than before; None otherwise."""
@@ -455,18 +419,12 @@ class LockstepIngest(Ingest):
         """All ranks take over the partitions that rank 0 has found, at the same step."""
         sent = msgspec.msgpack.encode([tuple(p) for p in listed])
         lists = self.group.gather(np.frombuffer(sent, np.uint8))
+        found = msgspec.msgpack.decode(lists[0].tobytes())
         with self.changed:
-            self.partitions = [
-                Partition(*p) for p in msgspec.msgpack.decode(lists[0].tobytes())
-            ]
+            self.partitions = [Partition(*p) for p in found]
             for partition in self.own_partitions:
                 self.queues.expect(partition)
             self.changed.notify_all()
-
-    @property
-    def own_partitions(self) -> list[Partition]:
-        """Those that this rank reads."""
-        return [p for p in self.partitions if self._is_own(p)]
 
 
 def fair_shares(ready: Counts, events: int) -> Counts:

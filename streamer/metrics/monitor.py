@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
     from streamer.metrics.sampler_report import SamplerReport, SamplerReporter
-    from streamer.pipeline import Status
+    from streamer.metrics.status import Status
 
 LOOK_PAUSE = 400
 """The pause between two close looks, in multiples of what a look takes: a quarter of a
@@ -197,7 +197,7 @@ class Monitor(Observer):
         self._set_limits()
         self._set_sampler()
         self._set_store(status.store)
-        self._set_group(status)
+        self._set_members(status)
         self._set_checkpoints(status)
         self._set_publishing(status)
         if self._clock() >= self._look_at:
@@ -328,23 +328,18 @@ class Monitor(Observer):
             )
             i.set("streamer_sampler_own_share", float(_array(part.own_share)), name)
 
-    def _set_group(self, status: Status) -> None:
+    def _set_members(self, status: Status) -> None:
         i = self.instruments
-        i.set("streamer_group_trainers", len(status.ranks))
+        i.set("streamer_group_trainers", len(status.members))
         i.set("streamer_group_spread_users", status.spread_users)
-        for rank, (partitions, figures) in enumerate(status.ranks):
-            i.set("streamer_group_partitions", len(partitions), str(rank))
-            i.rise(
-                "streamer_group_waiting_seconds_total",
-                figures.waiting_ms / 1000,
-                str(rank),
-            )
-            i.rise(
-                "streamer_group_exchange_seconds_total",
-                figures.exchange_ms / 1000,
-                str(rank),
-            )
-            i.rise("streamer_group_sent_bytes_total", figures.sent_bytes, str(rank))
+        for number, member in enumerate(status.members):
+            name = str(number)
+            waiting_s = member.waiting_ms / 1000
+            exchange_s = member.exchange_ms / 1000
+            i.set("streamer_group_partitions", len(member.partitions), name)
+            i.rise("streamer_group_waiting_seconds_total", waiting_s, name)
+            i.rise("streamer_group_exchange_seconds_total", exchange_s, name)
+            i.rise("streamer_group_sent_bytes_total", member.sent_bytes, name)
 
     def _set_store(self, store: StoreStatus) -> None:
         i = self.instruments

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
     from streamer.learner import Learned, Learner
-    from streamer.pipeline import Status
+    from streamer.metrics.status import Status
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 

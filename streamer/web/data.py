@@ -9,7 +9,7 @@ from streamer.dead_letters.base import DeadLetter
 from streamer.metrics.health import Verdict
 from streamer.metrics.monitor import Monitor
 from streamer.metrics.sampler_report import SamplerReport
-from streamer.pipeline import Status
+from streamer.metrics.status import Status
 
 SHOWN_VALUE = 160
 """Characters of a dead letter's value that are shown."""
@@ -50,7 +50,7 @@ def page_data(
                 _letter(at, letter, show_values) for at, letter in monitor.letters()
             ],
             "shows_values": show_values,
-            "held_up": status.held_up if status is not None else None,
+            "held_up": status.backpressure_reason if status is not None else None,
         },
         "store": _store(status) if status is not None else None,
         "checkpoint": _checkpoint(monitor, status) if status is not None else None,
@@ -122,8 +122,8 @@ def _partitions(status: Status) -> list[dict[str, Any]]:
 def _ranks(status: Status) -> list[dict[str, Any]]:
     """The trainers of a group; none if this one trains alone."""
     return [
-        {"partitions": [p.number for p in rank.partitions], **rank.figures._asdict()}
-        for rank in status.ranks
+        member._asdict() | {"partitions": [p.number for p in member.partitions]}
+        for member in status.members
     ]
 
 

@@ -118,9 +118,9 @@ def test_absent_broker_is_reported_and_letters_are_kept_up_to_a_bound(
     with pytest.raises(SourceUnavailable, match=str(port)):
         sink.open()
     sink.write([letter()])
-    assert sink.held_up() is None
+    assert sink.backpressure_reason() is None
     sink.write([letter()] * 4)
-    assert f"127.0.0.1:{port}" in (sink.held_up() or "")
+    assert f"127.0.0.1:{port}" in (sink.backpressure_reason() or "")
     for call in (sink.flush, sink.close):
         with pytest.raises(SourceUnavailable, match=str(port)):
             call()

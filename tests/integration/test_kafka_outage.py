@@ -217,19 +217,19 @@ def test_letters_that_nobody_acknowledges_stop_reading_at_a_bound_and_none_is_lo
     options = ("--dim", 8, "--batch-size", 16, "--data-dir", tmp_path, "--dead-letters", letters)
     pipeline = build_pipeline(run_settings(*stream, *options))
     pipeline.start()
-    until(lambda: pipeline._ingest.queued_events >= 1_000)
+    until(lambda: pipeline.ingest.queued_events >= 1_000)
     broker.kill()
 
     def stands_still() -> bool:
         before = pipeline.accounting.dead_lettered
         for _ in range(5):
             pipeline.step()
-        return pipeline.status.held_up is not None and pipeline.accounting.dead_lettered == before
+        return pipeline.status.backpressure_reason is not None and pipeline.accounting.dead_lettered == before
 
     until(stands_still)
     assert pipeline.accounting.dead_lettered < 100, "20,000 bytes, and those of one more batch"
     broker.restart()
-    until(lambda: pipeline._ingest.finished, pipeline.step)
+    until(lambda: pipeline.ingest.finished, pipeline.step)
     pipeline.close()
     assert pipeline.accounting.consumed == 2_000
     offsets = {int(headers["offset"]) for _, _, headers, _ in letters_of(kafka, letters, 1_000)}

@@ -30,13 +30,15 @@ from line_harness import (
     values_of,
 )
 
+from streamer.build import assemble
 from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SourceError, SourceUnavailable, StreamerError
 from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
-from streamer.pipeline import Pipeline, PipelineSettings, Status
+from streamer.metrics.status import Status
+from streamer.settings import PipelineSettings
 from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog, MemorySource
@@ -73,19 +75,21 @@ class Line:
         events: EventSettings | None = None,
         store: CheckpointStore | None = None,
         learner: Learner | None = None,
+        evaluate: bool = False,
         **settings: Any,
     ) -> None:
         self.log, self.letters = log, dead_letters or MemoryDeadLetters()
         self.store = store or (Store(directory) if directory else None)
         self.learner = learner or Learner(small())
         self.source = MemorySource(log, TOPIC, trainer=self.store.trainer if self.store is not None else "")
-        self.pipeline = Pipeline(
+        self.pipeline = assemble(
             self.learner,
             lambda: self.source,
             EventDecoder(events),
             self.letters,
             PipelineSettings(**(SMALL | settings)),
-            self.store,
+            checkpoints=self.store,
+            prequential=Prequential(self.learner, EventSampler(time_share=None)) if evaluate else None,
         )
 
     def run(self) -> dict[str, Any]:
@@ -95,9 +99,9 @@ class Line:
     def run_with_every_checkpoint(self) -> dict[str, Any]:
         """The same, but waits for each checkpoint: on a slow disk the next one is not left out."""
         self.pipeline.start()
-        while not self.pipeline._ingest.finished:
+        while not self.pipeline.ingest.finished:
             self.pipeline.step()
-            until(lambda: not self.pipeline._checkpoints.is_saving, self.pipeline._checkpoints.advance)
+            until(lambda: not self.pipeline.progress.checkpoints.is_saving, self.pipeline.progress.checkpoints.advance)
         self.pipeline.close()
         return self.pipeline.summary()
 
@@ -170,9 +174,9 @@ class TestCheckpoints:
         line = Line(memory_log(values_of(events(400))), tmp_path, checkpoint_every_events=100)
         line.pipeline.start()
         counts = []
-        while not line.pipeline._ingest.finished:
+        while not line.pipeline.ingest.finished:
             line.pipeline.step()
-            until(lambda: not line.pipeline._checkpoints.is_saving, line.pipeline._checkpoints.advance)
+            until(lambda: not line.pipeline.progress.checkpoints.is_saving, line.pipeline.progress.checkpoints.advance)
         line.pipeline.close()
         counts = [meta["accounting"]["consumed"] for meta in line.store.saved]
         assert counts == [112, 224, 336, 400], "after the batch with which a hundred more are reached; and at the end"
@@ -180,16 +184,16 @@ class TestCheckpoints:
     def test_by_time(self, tmp_path):
         line = Line(memory_log(values_of(events(400))), tmp_path, checkpoint_every_s=10.0)
         now = [0.0]
-        line.pipeline._checkpoints._clock = lambda: now[0]
-        line.pipeline._checkpoints._tried_at = 0.0
+        line.pipeline.progress.checkpoints._clock = lambda: now[0]
+        line.pipeline.progress.checkpoints._tried_at = 0.0
         line.pipeline.start()
         for seconds in range(25):
             now[0] = float(seconds)
-            until(lambda: line.pipeline._ingest.queued_events > 0 or line.pipeline._ingest.finished)
+            until(lambda: line.pipeline.ingest.queued_events > 0 or line.pipeline.ingest.finished)
             line.pipeline.step()
-            until(lambda: not line.pipeline._checkpoints.is_saving, line.pipeline._checkpoints.advance)
+            until(lambda: not line.pipeline.progress.checkpoints.is_saving, line.pipeline.progress.checkpoints.advance)
         assert [meta["accounting"]["consumed"] for meta in line.store.saved] == [11 * 16, 21 * 16]
-        assert line.pipeline._checkpoints.age_s == 4.0
+        assert line.pipeline.progress.checkpoints.age_s == 4.0
         line.pipeline.close()
 
     def test_none_is_written_where_nothing_is_new(self, tmp_path):
@@ -315,9 +319,9 @@ class TestCommits:
         assert writing.wait(60)
         pipeline.step()
         line.source.revoke([P0])
-        until(lambda: P0 in pipeline._ingest.offsets.releasing())
+        until(lambda: P0 in pipeline.ingest.offsets.releasing())
         pipeline.step()  # saves what is handed over, behind the one that is being written
-        trained = pipeline._ingest.offsets.snapshot().positions
+        trained = pipeline.ingest.offsets.snapshot().positions
         threading.Timer(0.1, may_write.set).start()
         pipeline.close()  # SIGTERM
         assert log.committed["streamer"] == trained
@@ -330,7 +334,7 @@ class TestCommits:
         pipeline.start()
         until(lambda: pipeline.accounting.trained >= 64, pipeline.step)
         line.source.revoke([P0])
-        offsets = pipeline._ingest.offsets
+        offsets = pipeline.ingest.offsets
         until(lambda: P0 not in offsets.assigned() and not offsets.releasing(), pipeline.step)
         assert log.committed == {}
         pipeline.close()
@@ -376,7 +380,7 @@ class TestFailingCheckpoints:
         line.store.failures_left = 10_000
         line.pipeline.start()
         until(lambda: line.store.failures_left < 9_990, line.pipeline.step)
-        line.pipeline._refresh_status(force=True)
+        line.pipeline._show_status(last=True)
         assert line.pipeline.status.checkpoint_age_s is None
         with pytest.raises(CheckpointError):
             line.pipeline.close()
@@ -387,7 +391,7 @@ class TestFailingCheckpoints:
         line.pipeline.start()
         with files_of_at_most(4096):
             until(lambda: "could not be saved" in caplog.text, line.pipeline.step)
-        until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
+        until(lambda: line.pipeline.ingest.finished, line.pipeline.step)
         line.pipeline.close()
         assert line.store.saved[-1]["accounting"]["trained"] == 640
         assert not list(tmp_path.glob(".tmp-*")), "what was half written is removed"
@@ -433,7 +437,7 @@ class TestRestart:
             line = Line(log, tmp_path / "b", until_end=True)
             line.pipeline.start()
             goal = line.pipeline.accounting.consumed + stop_after
-            while line.pipeline.accounting.consumed < goal and not line.pipeline._ingest.finished:
+            while line.pipeline.accounting.consumed < goal and not line.pipeline.ingest.finished:
                 line.pipeline.step()
             line.pipeline.close()
         assert_same_checkpoint(newest(tmp_path / "b"), expected)
@@ -485,10 +489,10 @@ class TestRestart:
         killed = Line(log, tmp_path / "b", checkpoint_every_events=100)
         killed.pipeline.start()
         until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
-        until(lambda: not killed.pipeline._checkpoints.is_saving)
+        until(lambda: not killed.pipeline.progress.checkpoints.is_saving)
         saved = killed.store.saved[-1]["accounting"]["consumed"]
         until(lambda: killed.pipeline.accounting.consumed > saved, killed.pipeline.step)
-        killed.pipeline._reader.stop()
+        killed.pipeline.reader.stop()
         killed.store.close()
         line = Line(log, tmp_path / "b")
         assert 100 <= line.pipeline.accounting.consumed < killed.pipeline.accounting.consumed
@@ -568,18 +572,18 @@ class TestErrors:
         """Nor is it at the start, when nobody answers."""
         away = MemoryDeadLetters()
         away.open = lambda: raise_(SourceUnavailable("nobody answers"))  # type: ignore[method-assign]
-        away.held_up = lambda: why  # type: ignore[method-assign]
+        away.backpressure_reason = lambda: why  # type: ignore[method-assign]
         line, why = Line(memory_log(values_of(events(320))), tmp_path, away), "9 letters wait"
         line.pipeline.start()
         for _ in range(3):
             line.pipeline.step(0.1)
-        assert (line.pipeline.accounting.consumed, line.pipeline.status.held_up) == (0, why)
+        assert (line.pipeline.accounting.consumed, line.pipeline.progress.backpressure_reason) == (0, why)
         why = None
-        until(lambda: line.pipeline._ingest.finished, line.pipeline.step)
+        until(lambda: line.pipeline.ingest.finished, line.pipeline.step)
         line.pipeline.close()
-        assert (line.pipeline.accounting.trained, line.pipeline.status.held_up) == (320, None)
-        assert caplog.text.count("reading stops: 9 letters wait") == caplog.text.count("reading goes on") == 1
-        assert "dead letters will wait: nobody answers" in caplog.text
+        assert (line.pipeline.accounting.trained, line.pipeline.status.backpressure_reason) == (320, None)
+        assert caplog.text.count("Paused reading: 9 letters wait.") == caplog.text.count("Resumed reading.") == 1
+        assert "Dead letters cannot be written yet, will retry: nobody answers" in caplog.text
 
     def test_no_checkpoint_passes_letters_that_are_not_safe(self, tmp_path, caplog):
         log = memory_log(values_of(events(320)))
@@ -618,13 +622,12 @@ class TestErrors:
 class TestStatus:
     def test_what_a_person_sees(self, tmp_path):
         log = memory_log(values_of(events(640)))
-        line = Line(log, tmp_path, max_queued_events=64, until_end=False)
-        line.pipeline._prequential = Prequential(line.learner, EventSampler(time_share=None))
+        line = Line(log, tmp_path, evaluate=True, max_queued_events=64, until_end=False)
         seen: list[Status] = []
         line.pipeline.on_status = seen.append
         line.pipeline.start()
         until(lambda: line.pipeline.accounting.trained >= 320, line.pipeline.step)
-        line.pipeline._refresh_status(force=True)
+        line.pipeline._show_status(last=True)
         status = seen[-1]
         trained = line.pipeline.accounting.trained
         assert status.accounting["consumed"] == trained
@@ -642,7 +645,7 @@ class TestStatus:
         assert status.checkpoint_age_s is not None
 
     def test_the_cache_is_looked_at_more_rarely_the_longer_it_takes(self, monkeypatch):
-        import streamer.pipeline as module
+        import streamer.metrics.status as module
 
         line, looks = Line(memory_log([])), []
 
@@ -652,9 +655,8 @@ class TestStatus:
             return module.Composition(1, 0, 0)
 
         monkeypatch.setattr(module, "composition", slow)
-        monkeypatch.setattr(module, "STATUS_EVERY_S", 0.0)
         for _ in range(20):
-            line.pipeline._refresh_status()
+            line.pipeline._show_status()
         assert len(looks) == 1
 
     def test_the_summary(self, tmp_path):

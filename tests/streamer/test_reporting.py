@@ -21,7 +21,7 @@ from streamer.display.reporting import (
 )
 from streamer.evaluation import BestBaseline, TowersShare
 from streamer.metrics.composition import Composition
-from streamer.pipeline import Status
+from streamer.metrics.status import Status
 from streamer.sources.base import Partition
 
 STATUS = Status(

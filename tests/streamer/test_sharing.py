@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from line_harness import TOPIC, Event, append, events, memory_log, newest, popularity_counts, small, until, values_of
 
 from streamer.accounting import Accounting
+from streamer.build import assemble
 from streamer.cache_store.contribution import Contribution, OffsetSpan
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.memory import MemoryServer
@@ -548,7 +549,7 @@ class TestCommits:
             server.away = True
         assert log.committed["streamer"] == {Partition(TOPIC, 0): 0}
         with running(log, server, tmp_path) as (pipeline, store):
-            until(lambda: pipeline._ingest.queued_events, pipeline.step)
+            until(lambda: pipeline.ingest.queued_events, pipeline.step)
             assert log.committed["streamer"] == {Partition(TOPIC, 0): 0}
             server.away = False
             store.exchange()
@@ -576,13 +577,13 @@ class TestCommits:
 def line(log: MemoryLog, server: Network, directory: Path) -> tuple[Pipeline, ByHand]:
     store = ByHand(server)
     settings = PipelineSettings(batch_size=16, max_age_s=0, checkpoint_every_s=0, max_queued_events=16)
-    pipeline = Pipeline(
+    pipeline = assemble(
         Learner(small()),
         lambda: MemorySource(log, TOPIC),
         EventDecoder(),
         MemoryDeadLetters(),
         settings,
-        CheckpointStore(directory),
+        checkpoints=CheckpointStore(directory),
         store=store,
     )
     return pipeline, store
@@ -602,8 +603,11 @@ def running(log: MemoryLog, server: Network, directory: Path) -> Iterator[tuple[
 def saved(pipeline: Pipeline) -> None:
     """Save a checkpoint, and wait until it is safe."""
     pipeline.checkpoint()
-    assert pipeline._checkpoints is not None
-    until(lambda: pipeline._checkpoints.is_safe(pipeline.accounting.consumed), pipeline._checkpoints.advance)
+    assert pipeline.progress.checkpoints is not None
+    until(
+        lambda: pipeline.progress.checkpoints.is_safe(pipeline.accounting.consumed),
+        pipeline.progress.checkpoints.advance,
+    )
 
 
 # the recovery unit ----------------------------------------------------------------------------------------------------
@@ -780,7 +784,7 @@ def alone(log: MemoryLog, directory: Path) -> Pipeline:
     settings = PipelineSettings(batch_size=16, max_age_s=None, checkpoint_every_s=None, until_end=True)
     source = MemorySource(log, TOPIC, trainer="alone")
     parts = (Learner(small()), lambda: source, EventDecoder(), MemoryDeadLetters(), settings)
-    return Pipeline(*parts, CheckpointStore(directory))
+    return assemble(*parts, checkpoints=CheckpointStore(directory))
 
 
 # laws -----------------------------------------------------------------------------------------------------------------

@@ -197,7 +197,8 @@ class TestQueue:
         def timed(phase: str, more: float) -> None:
             seconds[phase] += more  # type: ignore[assignment]
 
-        line = Line(Watched(memory_log(values_of(events(200))), TOPIC), until_end=True, timed=timed)
+        line = Line(Watched(memory_log(values_of(events(200))), TOPIC), until_end=True)
+        line.reader.timed = timed
         with started(line):
             line.run()
         assert seconds.keys() == {"poll", "decode"}

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
 from streamer.event.decoded import Decoded
-from streamer.ingest.offsets import OffsetLedger
 from streamer.lockstep.group import Group
-from streamer.lockstep.ingest import PAUSE_S, LockstepIngest, Queues
+from streamer.lockstep.ingest import PAUSE_S, LockstepIngest
+from streamer.settings import PipelineSettings
 from streamer.sources.base import Partition
 
 
 def test_ranks_whose_events_make_no_step_yet_exchange_now_and_then_only(monkeypatch):
     partition, exchanges = Partition("t", 0), 0
-    queues = Queues(batch_size=512, max_queued_events=4096)
-    ingest = LockstepIngest(
-        Group(0, 1, 4), queues, OffsetLedger(), 512, None, None, lambda: [partition], lambda: np.zeros(1, np.int64)
-    )
+    settings = PipelineSettings(batch_size=512, max_age_s=0, max_queued_events=4096)
+    ingest = LockstepIngest(Group(0, 1, 4), settings, lambda: [partition])
     record = {"record_offsets": [0], "events_upto": [1], "filtered_upto": [0], "letters_upto": [0]}
-    queues.add(Decoded(partition, ["u"], ["i"], [1.0], offsets=[0], **record))
+    ingest.queues.add(Decoded(partition, ["u"], ["i"], [1.0], offsets=[0], **record))
     assert ingest.queued_events == 1
     exchange = ingest._exchange
 

@@ -63,7 +63,7 @@ def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
             batch.timestamps_s += events.timestamps_s
             batch.user_features += events.user_features
             batch.item_features += events.item_features
-    batch.others = sum(map(len, step.values()))
+    batch.step_events = sum(map(len, step.values()))
     return batch
 
 

@@ -16,14 +16,13 @@ from streamer.cache_store.state import StoreStatus
 from streamer.evaluation import Prequential
 from streamer.event import encode
 from streamer.learner import Learner
-from streamer.lockstep.ingest import RankFigures
 from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.composition import composition
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
 from streamer.metrics.sampler_report import turnover
-from streamer.pipeline import RankStatus, Status
+from streamer.metrics.status import Member, Status
 from streamer.snapshot import CheckpointStore
 from streamer.snapshot.checkpointer import SaveStats
 from streamer.sources.base import Partition
@@ -195,8 +194,8 @@ class Recording(Instruments):
 def test_every_metric_is_set_by_something(tmp_path, monkeypatch):
     monkeypatch.setattr("streamer.metrics.monitor.Instruments", Recording)
     line = WatchedLine(records(120), tmp_path)
-    ranks = [RankStatus([Partition("t", 0)], RankFigures(1, 2, 3, 4, 5))]
-    status = dataclasses.replace(line.pipeline.status, store=StoreStatus(errors={"slow": 1}), ranks=ranks)
+    members = [Member([Partition("t", 0)], 1, 2, 3, 4, 5)]
+    status = dataclasses.replace(line.pipeline.status, store=StoreStatus(errors={"slow": 1}), members=members)
     line.monitor.refreshed(status)
     line.run()
     assert line.monitor.instruments.touched == set(CATALOGUE)

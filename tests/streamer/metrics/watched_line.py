@@ -8,13 +8,13 @@ from typing import Any
 from line_harness import TOPIC, memory_log, small
 from prometheus_client import CollectorRegistry
 
+from streamer.build import assemble
 from streamer.dead_letters.base import MemoryDeadLetters
 from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import Monitor
-from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
 from streamer.snapshot import CheckpointStore
 from streamer.sources.memory import MemorySource
@@ -44,14 +44,14 @@ class WatchedLine:
         self.log = memory_log(values, partitions)
         self.source = MemorySource(self.log, TOPIC)
         base = {"batch_size": 16, "max_age_s": 0, "checkpoint_every_s": 0, "until_end": True}
-        self.pipeline = Pipeline(
+        self.pipeline = assemble(
             self.learner,
             lambda: self.source,
             EventDecoder(EventSettings(event_types=("buy",))),
             MemoryDeadLetters(),
             PipelineSettings(**(base | settings)),
-            CheckpointStore(directory) if directory is not None else None,
-            self.prequential,
+            checkpoints=CheckpointStore(directory) if directory is not None else None,
+            prequential=self.prequential,
         )
         self.monitor = Monitor(CollectorRegistry(), "a log in memory")
         self.pipeline.watch(self.monitor)

@@ -22,7 +22,7 @@ from streamer.errors import StreamerError
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE
 from streamer.metrics.monitor import Monitor
-from streamer.pipeline import Status
+from streamer.metrics.status import Status
 from streamer.sources.base import Partition
 from streamer.web.data import SHOWN_VALUE
 from streamer.web.routes import FILES, routes

@@ -1,0 +1,261 @@
+"""The status of a running line: figures for a person, computed twice a second from its
+parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamer.cache_store.state import StoreStatus
+from streamer.metrics.composition import Composition, composition
+from streamer.model.ranking.ranker import influence_by_name
+from streamer.snapshot.checkpointer import SaveStats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from streamer.evaluation import BestBaseline, Prequential, TowersShare
+    from streamer.ingest.ingest import Ingest
+    from streamer.learner import Learner
+    from streamer.limits import Limits
+    from streamer.progress import Progress
+    from streamer.publish.publisher import Publisher, PublishStatus
+    from streamer.sharing.sharing import Sharing
+    from streamer.sources.base import Partition
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 0.5
+LOSS_BATCHES = 20
+"""Full batches over which the loss is averaged."""
+COMPOSITION_PAUSE = 50
+"""The pause after a look at the cache's composition, in multiples of the time that the
+look took.
+"""
+
+
+class Member(NamedTuple):
+    """One of several processes that train a model together."""
+
+    partitions: list[Partition]
+    """Those that it reads."""
+    users: int
+    queued_events: int
+    waiting_ms: int
+    """Until the slowest process had come to a step."""
+    exchange_ms: int
+    """In exchanges inside of steps."""
+    sent_bytes: int
+
+
+@dataclass(slots=True)
+class Status:
+    """What a person wants to see of a running line; refreshed twice a second."""
+
+    events_per_second: float = 0.0
+    loss: float | None = None
+    """Mean over the latest events, so that a smaller batch, which has fewer negatives,
+    weighs less.
+    """
+    hit_rate: float | None = None
+    best_baseline: BestBaseline | None = None
+    towers: TowersShare | None = None
+    influence: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What decides the ranking, by length of the user's history and kind of evidence."""
+    cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
+    partitions: dict[Partition, int | None] = field(default_factory=dict)
+    """Those that are assigned to us, and the next offset to train of each."""
+    lag: dict[Partition, int] = field(default_factory=dict)
+    source_problem: str | None = None
+    """What keeps us from reading; None if nothing does."""
+    rebalances: int = 0
+    queued_events: int = 0
+    backpressure_reason: str | None = None
+    """Why nothing is read, if dead letters must be written first."""
+    steps: int = 0
+    not_finite_rows: int = 0
+    """Rows of all steps that were not updated, because a number of theirs was not
+    finite.
+    """
+    users: int = 0
+    items: int = 0
+    limits: Limits | None = None
+    """How many are kept, at most."""
+    evicted: int = 0
+    """Users and items that were forgotten since the start."""
+    checkpoint_age_s: float | None = None
+    saves: SaveStats = field(default_factory=SaveStats)
+    store: StoreStatus = field(default_factory=StoreStatus)
+    publishing: PublishStatus | None = None
+    """None if nothing is published."""
+    members: list[Member] = field(default_factory=list)
+    """The processes that train the model together; empty for one that trains alone."""
+    spread_users: int = 0
+    """About how many users have events in several partitions, if that matters."""
+    accounting: dict[str, Any] = field(default_factory=dict)
+    at_s: float = 0.0
+    """When it was refreshed, on the monotonic clock."""
+
+
+class StatusReport:
+    """Computes the status of a line.
+
+    Args:
+        learner: what is learned.
+        ingest: where batches come from.
+        sharing: what is shared with other trainers.
+        progress: what is accounted for and saved.
+        prequential: ranks events before they are trained; None for none.
+        publisher: brings servers what is learned; None for no servers.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        ingest: Ingest,
+        sharing: Sharing,
+        progress: Progress,
+        prequential: Prequential | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._learner = learner
+        self._ingest = ingest
+        self._sharing = sharing
+        self._progress = progress
+        self._prequential = prequential
+        self._publisher = publisher
+        self.status = Status(saves=progress.stats(), store=sharing.status())
+        now = time.monotonic()
+        self._started_at = now
+        self._refreshed_at = now
+        self._compose_at = now
+        self._first_events = progress.accounting.consumed
+        self._last_events = self._first_events
+        self._losses: list[tuple[Tensor, int]] = []  # of steps, with their events
+        self._loss_sum = 0.0
+        self._loss_events = 0.0
+
+    def start(self) -> None:
+        """The run begins now."""
+        self._started_at = time.monotonic()
+
+    def learned(self, loss: Tensor, events: int) -> None:
+        """Note the loss of a step; nobody waits for the device before it is shown."""
+        self._losses.append((loss, events))
+
+    def is_due(self) -> bool:
+        """Return whether the status is old enough to be refreshed."""
+        return time.monotonic() - self._refreshed_at >= EVERY_S
+
+    def refresh(self, *, last: bool = False) -> Status:
+        """Compute everything anew; the last time, the rate stays as it was."""
+        now = time.monotonic()
+        consumed = self._progress.accounting.consumed
+        elapsed = now - self._refreshed_at
+        if elapsed > 0 and not last:
+            rate = (consumed - self._last_events) / elapsed
+            self.status.events_per_second = rate
+        self._refreshed_at = now
+        self._last_events = consumed
+
+        self._refresh_learning()
+        self._refresh_stream()
+        self._refresh_saving()
+        if last or now >= self._compose_at:
+            self._look_at_cache(now)
+        self.status.at_s = now
+        return self.status
+
+    def _refresh_learning(self) -> None:
+        status = self.status
+        learner = self._learner
+        status.loss = self._average_loss()
+        if self._prequential is not None:
+            status.hit_rate = self._prequential.model.recent
+            status.best_baseline = self._prequential.best_baseline()
+            status.towers = self._prequential.towers()
+            status.influence = influence_by_name(self._prequential.watch.influence)
+        self._count_not_finite()
+        status.steps = learner.trainer.steps
+        status.users = len(learner.users)
+        status.items = len(learner.items)
+        status.limits = learner.limits
+        status.evicted = sum(learner.evicted.values())
+
+    def _refresh_stream(self) -> None:
+        status = self.status
+        status.partitions = self._ingest.assigned()
+        status.rebalances = self._ingest.rebalances
+        status.lag = self._ingest.lag()
+        status.queued_events = self._ingest.queued_events
+        status.source_problem = self._ingest.problem
+        status.backpressure_reason = self._progress.backpressure_reason
+
+    def _refresh_saving(self) -> None:
+        status = self.status
+        status.checkpoint_age_s = self._progress.checkpoint_age_s
+        status.saves = self._progress.stats()
+        status.store = self._sharing.status()
+        if self._publisher is not None:
+            status.publishing = self._publisher.status
+        status.accounting = self._progress.accounting.to_json()
+
+    def _average_loss(self) -> float | None:
+        window = LOSS_BATCHES * self._ingest.batcher.batch_size
+        for tensor, events in self._losses:
+            keep = max(0.0, 1 - events / window)
+            loss = float(tensor)
+            if math.isfinite(loss):
+                self._loss_sum = keep * self._loss_sum + events * loss
+                self._loss_events = keep * self._loss_events + events
+        self._losses = []
+        return self._loss_sum / self._loss_events if self._loss_events else None
+
+    def _count_not_finite(self) -> None:
+        count = int(self._learner.trainer.not_finite)
+        new = count - self.status.not_finite_rows
+        self.status.not_finite_rows = count
+        if new > 0:
+            logger.warning(
+                "%s rows were not updated: their weights or gradients are not finite. Is the learning rate too high?",
+                f"{new:,}",
+            )
+
+    def _look_at_cache(self, now: float) -> None:
+        """The more items there are, the longer it takes, and the rarer it is done."""
+        learner = self._learner
+        self.status.cache = composition(learner.cache, learner.item_counts)
+        self._compose_at = now + COMPOSITION_PAUSE * (time.monotonic() - now)
+
+    def summary(self) -> dict[str, Any]:
+        """What a program wants to know of a run that has ended."""
+        accounting = self._progress.accounting
+        seconds = max(self._refreshed_at - self._started_at, 1e-9)
+        events = accounting.consumed - self._first_events
+        checkpoint = self._progress.last_checkpoint
+        hit_rate = None
+        baseline = None
+        if self._prequential is not None:
+            hit_rate = self._prequential.model.overall
+            baseline = self._prequential.best_baseline(overall=True)
+        return {
+            **accounting.to_json(),
+            "events_this_run": events,
+            "seconds": round(seconds, 3),
+            "events_per_second": round(events / seconds, 1),
+            "steps": self._learner.trainer.steps,
+            "users": self.status.users,
+            "items": len(self._learner.items),
+            "loss": self.status.loss,
+            "hit_rate_at_10": hit_rate,
+            "best_baseline": baseline.name if baseline is not None else None,
+            "best_baseline_hit_rate_at_10": (
+                baseline.hit_rate if baseline is not None else None
+            ),
+            "cache": self.status.cache._asdict(),
+            "checkpoint": str(checkpoint) if checkpoint is not None else None,
+        }
