@@ -14,10 +14,10 @@ import numpy as np
 from streamer.event import Features, encode_all
 from streamer.sources.positions import Record
 
-__all__ = ["MAX_EXAMPLES", "Events", "Malformed", "Record"]
+__all__ = ["MAX_EXAMPLES", "Events", "MalformedRows", "Record"]
 
 MAX_EXAMPLES = 20
-"""Malformed lines that are kept, and shown."""
+"""MalformedRows lines that are kept, and shown."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Events:
 
 
 @dataclass(slots=True)
-class Malformed:
+class MalformedRows:
     """What a reader found that is not an event: the number for each reason, and the
     first ones as examples.
     """

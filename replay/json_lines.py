@@ -14,7 +14,7 @@ import msgspec
 
 from streamer.errors import SourceError
 from streamer.event import Decoded, EventDecoder, EventSettings
-from streamer.replay.events import Malformed, Record
+from streamer.replay.events import MalformedRows, Record
 from streamer.sources.base import Chunk
 from streamer.sources.files import FileSource
 
@@ -66,12 +66,12 @@ class JsonLines:
         self._decoder = EventDecoder(unfiltered)
         self._fields = dict(self._decoder.settings.fields)
         self._ours = {theirs: ours for ours, theirs in self._fields.items()}
-        self.malformed = Malformed()
+        self.malformed = MalformedRows()
 
     def __iter__(self) -> Iterator[list[Record]]:
         """Chunks of records, in the order of the lines."""
         with closing(FileSource(self._path)) as source:
-            source.open(_FromTheStart())
+            source.open(_WholeFile())
             while not source.at_end:
                 for chunk in source.poll(LINES_AT_ONCE, 0.2):
                     yield self._records(chunk)
@@ -134,7 +134,7 @@ class JsonLines:
         )
 
 
-class _FromTheStart:
+class _WholeFile:
     """Reads all of a file."""
 
     def on_assigned(self, partitions: object) -> dict[Any, int]:

@@ -88,9 +88,9 @@ def synthetic_stream(events: int, seed: int = 0) -> Stream:
     """
 
     def chunks(start: int) -> Iterator[Sequence[Record]]:
-        from streamer.replay.synthetic import SyntheticSettings, SyntheticStream
+        from streamer.replay.synthetic import SyntheticStream
 
-        stream = SyntheticStream(SyntheticSettings(seed=seed))
+        stream = SyntheticStream(seed)
         return up_to(events - start, map(_untimed, _skip(stream, start)))
 
     return Stream(replay_name("synthetic", {"seed": seed}), events, False, chunks)

@@ -22,147 +22,64 @@ work.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import SettingsError
-from streamer.model.setting import Settings, setting
+from streamer.model.rows.growing import grown
 from streamer.replay.events import Events
 
 Ints = NDArray[np.int64]
 
-THEMES = (
-    *(
-        "jazz",
-        "tea",
-        "chess",
-        "bread",
-        "birds",
-        "maps",
-        "robots",
-        "roses",
-        "cinema",
-        "boats",
-        "poetry",
-        "running",
-    ),
-    *(
-        "coffee",
-        "stars",
-        "trains",
-        "cheese",
-        "dogs",
-        "opera",
-        "cycling",
-        "history",
-        "pottery",
-        "surfing",
-        "cats",
-    ),
-    *(
-        "blues",
-        "gardens",
-        "physics",
-        "pasta",
-        "castles",
-        "hiking",
-        "fonts",
-        "clocks",
-        "spices",
-        "comics",
-        "knitting",
-    ),
-    *("rivers", "judo", "radio", "honey", "islands", "puzzles"),
+_THEME_NAMES = (
+    "jazz tea chess bread birds maps robots roses cinema boats poetry running coffee "
+    "stars trains cheese dogs opera cycling history pottery surfing cats blues gardens "
+    "physics pasta castles hiking fonts clocks spices comics knitting rivers judo radio "
+    "honey islands puzzles"
 )
+THEMES = _THEME_NAMES.split()
+"""Groups of related items."""
+ITEMS_PER_THEME = 150
+"""At any one time."""
+ITEM_ZIPF = 1.2
+"""How steeply the popularity of items falls with their rank in a theme."""
+THEME_ZIPF = 1.0
+FIRST_USERS = 4000
 USERS_PER_REGULAR = 10
+NEW_USERS = 0.05
+"""Share of sessions that a new user begins."""
+REGULARS = 0.4
+"""Share of the other sessions that regulars begin."""
+TASTES = 3
+"""Themes that a user likes, the first one best."""
+NEW_TASTE = 0.05
+"""Chance that one of them is new when a session begins."""
+SESSION_EVENTS = 8.0
+"""Mean length of a session."""
+RELATED = 0.6
+"""Chance that an item is related to the one before."""
+RETURNING = 0.15
+"""Chance that it is one that the user had before."""
+MAX_DISTANCE = 5
+"""How far related items are apart in the ring, at most."""
 REMEMBERED = 20
 """Items of a user that a session can return to."""
+RISING_ITEMS = 10.0
+"""Items that rise to the top of their theme, in 1,000 sessions."""
+NEW_ITEMS = 40.0
+"""Items that replace an old one, in 1,000 sessions."""
+START_S = 1_700_000_000.0
+SESSION_EVERY_S = 2.0
+"""Seconds between the beginnings of sessions."""
+PAUSE_S = 30.0
+"""Mean seconds between the events of a session."""
+BLOCK = 256
+"""Sessions that are made at once."""
 _EVENT = np.dtype([("user", np.int64), ("item", np.int64), ("time_s", np.float64)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyntheticSettings(Settings):
-    """What the stream is like."""
-
-    seed: int = setting(0, "Determines the whole stream.", at_least=0)
-    themes: int = setting(40, "Groups of related items.", at_least=1)
-    items_per_theme: int = setting(150, "Items of a theme at any one time.", at_least=2)
-    zipf: float = setting(
-        1.2,
-        "How steeply the popularity of items falls with their rank in a theme.",
-        at_least=0,
-    )
-    theme_zipf: float = setting(
-        1.0, "How steeply that of the themes falls.", at_least=0
-    )
-    users: int = setting(4000, "Users at the beginning.", at_least=1)
-    new_users: float = setting(
-        0.05, "Share of sessions that a new user begins.", at_least=0, at_most=1
-    )
-    regulars: float = setting(
-        0.4,
-        "Share of the other sessions of regulars, a tenth of all.",
-        at_least=0,
-        at_most=1,
-    )
-    tastes: int = setting(
-        3, "Themes that a user likes, the first one best.", at_least=1
-    )
-    new_taste: float = setting(
-        0.05,
-        "Chance that one of them is new when a session begins.",
-        at_least=0,
-        at_most=1,
-    )
-    session_events: float = setting(8.0, "Mean length of a session.", at_least=1)
-    related: float = setting(
-        0.6, "Chance that an item is related to the one before.", at_least=0, at_most=1
-    )
-    returning: float = setting(
-        0.15, "Chance that it is one that the user had before.", at_least=0, at_most=1
-    )
-    reach: int = setting(
-        5, "How far related items are apart in the ring, at most.", at_least=1
-    )
-    rising_items: float = setting(
-        10.0,
-        "Items that rise to the top of their theme, in 1,000 sessions.",
-        at_least=0,
-    )
-    new_items: float = setting(
-        40.0, "Items that replace an old one, in 1,000 sessions.", at_least=0
-    )
-    start_s: float = setting(
-        1_700_000_000.0, "Time of the first event, in seconds since the epoch."
-    )
-    session_every_s: float = setting(
-        2.0, "Seconds between the beginnings of sessions.", at_least=0
-    )
-    pause_s: float = setting(
-        30.0, "Mean seconds between the events of a session.", at_least=0
-    )
-    block: int = setting(256, "Sessions that are made at once.", at_least=1)
-
-    def problems(self) -> list[str]:
-        found = super().problems()
-        if self.items_per_theme <= self.reach:
-            found.append(
-                f"items-per-theme is {self.items_per_theme}: it must be above reach, which is {self.reach}"
-            )
-        if self.related + self.returning > 1:
-            found.append(
-                "related and returning are chances of the same step: together at most 1"
-            )
-        return found
-
-
 class SyntheticStream:
-    """An endless stream, made while it is read.
-
-    Raises:
-        SettingsError: with every problem at once.
+    """An endless stream, made while it is read; the seed determines all of it.
 
     Examples:
         >>> events = next(iter(SyntheticStream()))
@@ -170,23 +87,20 @@ class SyntheticStream:
         True
     """
 
-    def __init__(self, settings: SyntheticSettings | None = None) -> None:
-        self.settings = settings = settings or SyntheticSettings()
-        if problems := settings.problems():
-            raise SettingsError(problems)
-        self._rng = np.random.default_rng(settings.seed)
-        self._items = _Items(settings, self._rng)
-        self._users = _Users(settings, self._rng)
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._items = _Items(self._rng)
+        self._users = _Users(self._rng)
 
     def __iter__(self) -> Iterator[Events]:
         """Events in the order of their times, a block of sessions at a time."""
         waiting = np.empty(0, _EVENT)
-        now_s = self.settings.start_s
+        now_s = START_S
         names = self._items.names
         while True:
             waiting = np.concatenate([waiting, self._block(now_s)])
             waiting = waiting[np.argsort(waiting["time_s"], kind="stable")]
-            now_s += self.settings.block * self.settings.session_every_s
+            now_s += BLOCK * SESSION_EVERY_S
             ready, waiting = np.split(
                 waiting, [np.searchsorted(waiting["time_s"], now_s)]
             )
@@ -201,25 +115,22 @@ class SyntheticStream:
         """The events of some sessions, of different users, that begin within a block's
         time.
         """
-        s = self.settings
         rng = self._rng
-        self._items.drift(s.block / 1000)
-        users = self._users.visitors(s.block)
-        lengths = -np.sort(-(1 + rng.poisson(s.session_events - 1, len(users))))
-        items = np.full(
-            (int(lengths[0]), len(users)), -1, np.int64
-        )  # [steps, sessions]
+        self._items.drift(BLOCK / 1000)
+        users = self._users.visitors(BLOCK)
+        lengths = -np.sort(-(1 + rng.poisson(SESSION_EVENTS - 1, len(users))))
+        shape = (int(lengths[0]), len(users))  # [steps, sessions]
+        items = np.full(shape, -1, np.int64)
         directions = rng.choice((-1, 1), len(users))
         for step in range(len(items)):
-            active = int(
-                np.searchsorted(-lengths, -step, side="left")
-            )  # sessions longer than step: a prefix
+            # sessions longer than step: a prefix
+            active = int(np.searchsorted(-lengths, -step, side="left"))
             before = items[step - 1, :active] if step else None
             items[step, :active] = self._next_items(
                 users[:active], before, directions[:active]
             )
-        starts_s = start_s + rng.random(len(users)) * s.block * s.session_every_s
-        times_s = starts_s + np.cumsum(rng.exponential(s.pause_s, items.shape), axis=0)
+        starts_s = start_s + rng.random(len(users)) * BLOCK * SESSION_EVERY_S
+        times_s = starts_s + np.cumsum(rng.exponential(PAUSE_S, items.shape), axis=0)
         made = items >= 0
         events = np.empty(int(made.sum()), _EVENT)
         events["user"] = np.broadcast_to(users, items.shape)[made]
@@ -229,18 +140,13 @@ class SyntheticStream:
 
     def _next_items(self, users: Ints, before: Ints | None, directions: Ints) -> Ints:
         """One step of many sessions."""
-        s = self.settings
-        rng = self._rng
         items = self._items.popular(self._users.liked_themes(users))
-        chance = rng.random(len(users))
+        chance = self._rng.random(len(users))
         if before is not None:
-            items = np.where(
-                chance < s.related, self._items.related(before, directions), items
-            )
+            related = self._items.related(before, directions)
+            items = np.where(chance < RELATED, related, items)
         past = self._users.remembered(users)
-        returns = (
-            (chance >= s.related) & (chance < s.related + s.returning) & (past >= 0)
-        )
+        returns = (chance >= RELATED) & (chance < RELATED + RETURNING) & (past >= 0)
         items = np.where(returns, past, items)
         self._users.remember(users, items)
         return items
@@ -249,34 +155,28 @@ class SyntheticStream:
 class _Items:
     """A ring of slots for each theme, a rank for each slot, an item in each slot."""
 
-    def __init__(self, settings: SyntheticSettings, rng: np.random.Generator) -> None:
-        self._settings = settings
+    def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        themes = settings.themes
-        slots = settings.items_per_theme
+        themes = len(THEMES)
+        slots = ITEMS_PER_THEME
         self.names: list[str] = []
         self._made = [0] * themes  # items of each theme so far
         self._place_of = np.empty((0, 2), np.int64)  # [items, 2] theme and slot
-        self._by_rank = np.stack(
-            [rng.permutation(slots) for _ in range(themes)]
-        )  # [themes, slots] slot of each rank
-        self._rank_of = np.argsort(
-            self._by_rank, axis=1
-        )  # [themes, slots] rank of each slot
-        self._items = np.empty(
-            (themes, slots), np.int64
-        )  # [themes, slots] item in each slot
+        # [themes, slots]: the slot of each rank, the rank of each slot, the item in it
+        self._by_rank = np.stack([rng.permutation(slots) for _ in range(themes)])
+        self._rank_of = np.argsort(self._by_rank, axis=1)
+        self._items = np.empty((themes, slots), np.int64)
         for theme in range(themes):
             for slot in range(slots):
                 self._put_new_item(theme, slot)
-        weights = 1 / np.arange(1, slots + 1) ** settings.zipf
+        weights = 1 / np.arange(1, slots + 1) ** ITEM_ZIPF
         self._up_to_rank = np.cumsum(weights / weights.sum())
 
     def popular(self, themes: Ints) -> Ints:
         """An item of each theme, drawn by popularity."""
-        ranks = np.searchsorted(self._up_to_rank, self._rng.random(len(themes))).clip(
-            max=len(self._up_to_rank) - 1
-        )
+        chances = self._rng.random(len(themes))
+        ranks = np.searchsorted(self._up_to_rank, chances)
+        ranks = ranks.clip(max=ITEMS_PER_THEME - 1)
         items: Ints = self._items[themes, self._by_rank[themes, ranks]]
         return items
 
@@ -285,7 +185,7 @@ class _Items:
         rank.
         """
         themes, slots = self._place_of[items].T
-        distance = self._rng.integers(1, self._settings.reach + 1, (2, len(items)))
+        distance = self._rng.integers(1, MAX_DISTANCE + 1, (2, len(items)))
         one, other = (slots + directions * distance) % self._items.shape[1]
         better = self._rank_of[themes, one] <= self._rank_of[themes, other]
         found: Ints = self._items[themes, np.where(better, one, other)]
@@ -296,9 +196,9 @@ class _Items:
         ones.
         """
         themes, slots = self._items.shape
-        for _ in range(self._rng.poisson(self._settings.rising_items * thousands)):
+        for _ in range(self._rng.poisson(RISING_ITEMS * thousands)):
             self._raise(int(self._rng.integers(themes)), int(self._rng.integers(slots)))
-        for _ in range(self._rng.poisson(self._settings.new_items * thousands)):
+        for _ in range(self._rng.poisson(NEW_ITEMS * thousands)):
             theme = int(self._rng.integers(themes))
             rank = int(self._rng.integers(slots // 2, slots))
             self._put_new_item(theme, int(self._by_rank[theme, rank]))
@@ -316,13 +216,8 @@ class _Items:
     def _put_new_item(self, theme: int, slot: int) -> None:
         item = len(self.names)
         self._made[theme] += 1
-        again = theme // len(
-            THEMES
-        )  # when all names of themes are taken: tea2, tea3 and so on
-        self.names.append(
-            f"{THEMES[theme % len(THEMES)]}{again + 1 if again else ''}-{self._made[theme]}"
-        )
-        self._place_of = _grown(self._place_of, item + 1)
+        self.names.append(f"{THEMES[theme]}-{self._made[theme]}")
+        self._place_of = grown(self._place_of, item + 1)
         self._place_of[item] = theme, slot
         self._items[theme, slot] = item
 
@@ -330,29 +225,23 @@ class _Items:
 class _Users:
     """Who comes, what they like, and what they had."""
 
-    def __init__(self, settings: SyntheticSettings, rng: np.random.Generator) -> None:
-        self._settings = settings
+    def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._count = 0
-        self._tastes = np.empty(
-            (0, settings.tastes), np.int64
-        )  # [users, tastes] themes
-        self._past = np.empty(
-            (0, REMEMBERED), np.int64
-        )  # [users, REMEMBERED] a ring of the last items
+        self._tastes = np.empty((0, TASTES), np.int64)  # [users, TASTES] themes
+        self._past = np.empty((0, REMEMBERED), np.int64)  # rings of the last items
         self._had = np.empty(0, np.int64)  # [users] items in all
-        weights = 1 / np.arange(1, settings.themes + 1) ** settings.theme_zipf
+        weights = 1 / np.arange(1, len(THEMES) + 1) ** THEME_ZIPF
         self._theme_shares = weights / weights.sum()
-        self._add(settings.users)
+        self._add(FIRST_USERS)
 
     def visitors(self, sessions: int) -> Ints:
         """Users who come now, each once, new ones among them. The tastes of some have
         changed.
         """
-        s = self._settings
         rng = self._rng
-        new = int(rng.binomial(sessions, s.new_users))
-        regulars = int(rng.binomial(sessions - new, s.regulars))
+        new = int(rng.binomial(sessions, NEW_USERS))
+        regulars = int(rng.binomial(sessions - new, REGULARS))
         often = USERS_PER_REGULAR * rng.integers(
             0, (self._count - 1) // USERS_PER_REGULAR + 1, regulars
         )
@@ -360,18 +249,18 @@ class _Users:
         users = np.concatenate(
             [np.unique(np.concatenate([often, others])), self._add(new)]
         )
-        changed = users[rng.random(len(users)) < s.new_taste]
-        which = rng.integers(0, s.tastes, len(changed))
+        changed = users[rng.random(len(users)) < NEW_TASTE]
+        which = rng.integers(0, TASTES, len(changed))
         self._tastes[changed, which] = self._draw_themes((len(changed),))
         return rng.permutation(users)
 
     def _add(self, new: int) -> Ints:
         users = np.arange(self._count, self._count + new)
         self._count += new
-        self._tastes = _grown(self._tastes, self._count)
-        self._past = _grown(self._past, self._count)
-        self._had = _grown(self._had, self._count)
-        self._tastes[users] = self._draw_themes((new, self._settings.tastes))
+        self._tastes = grown(self._tastes, self._count)
+        self._past = grown(self._past, self._count)
+        self._had = grown(self._had, self._count)
+        self._tastes[users] = self._draw_themes((new, TASTES))
         self._had[users] = 0
         return users
 
@@ -380,10 +269,8 @@ class _Users:
 
     def liked_themes(self, users: Ints) -> Ints:
         """One of each user's themes; the first one more often than the next."""
-        which = (self._settings.tastes * self._rng.random(len(users)) ** 2).astype(
-            np.int64
-        )
-        return self._tastes[users, which]
+        which = TASTES * self._rng.random(len(users)) ** 2
+        return self._tastes[users, which.astype(np.int64)]
 
     def remembered(self, users: Ints) -> Ints:
         """An item that each user had before, more often a recent one; -1 for users who
@@ -391,20 +278,10 @@ class _Users:
         """
         known = np.minimum(self._had[users], REMEMBERED)
         back = 1 + (known * self._rng.random(len(users)) ** 2).astype(np.int64)
-        return np.where(
-            known > 0, self._past[users, (self._had[users] - back) % REMEMBERED], -1
-        )
+        past = self._past[users, (self._had[users] - back) % REMEMBERED]
+        return np.where(known > 0, past, -1)
 
     def remember(self, users: Ints, items: Ints) -> None:
         """Each of these users, none of them twice, has had an item."""
         self._past[users, self._had[users] % REMEMBERED] = items
         self._had[users] += 1
-
-
-def _grown(array: Ints, size: int) -> Ints:
-    """The array with room for `size` rows at least."""
-    if size <= len(array):
-        return array
-    larger = np.zeros((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger

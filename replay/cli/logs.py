@@ -15,7 +15,7 @@ from streamer.errors import SourceError
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import Log
-    from streamer.replay.events import Malformed
+    from streamer.replay.events import MalformedRows
     from streamer.replay.settings import LogSettings
 
 
@@ -45,7 +45,7 @@ def opened_log(path: str, format: str | None, settings: LogSettings) -> Iterator
         logger.setLevel(level)
 
 
-def report_malformed(malformed: Malformed, path: str) -> None:
+def report_malformed(malformed: MalformedRows, path: str) -> None:
     """Print what was no event, and where."""
     for example in malformed.examples:
         click.echo(f"{path}, {example}", err=True)

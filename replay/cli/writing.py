@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from streamer.replay.events import Malformed
+    from streamer.replay.events import MalformedRows
     from streamer.replay.producer import EventSink
     from streamer.replay.settings import WriteSettings
     from streamer.replay.streams import Stream
@@ -25,7 +25,7 @@ def write(
     stream: Stream,
     settings: WriteSettings,
     as_json: bool,
-    malformed: Malformed | None = None,
+    malformed: MalformedRows | None = None,
 ) -> None:
     """Write a stream to a topic, and print what was done, also what its reader found
     malformed.

@@ -64,7 +64,7 @@ class DatasetFormat(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table(ABC):
+class LogTable(ABC):
     """How the files of a log are read: SQL of their rows, and of each column."""
 
     names: tuple[str, ...]
@@ -205,7 +205,7 @@ class EventColumns:
     for a value that is not valid.
     """
 
-    table: Table
+    table: LogTable
     user_id: str
     item_id: str
     time: str | None = None
@@ -274,7 +274,10 @@ class EventColumns:
 
 
 def find_columns(
-    log: LogFiles, table: Table, names: ColumnNames, time_format: TimeFormat = ANY_TIME
+    log: LogFiles,
+    table: LogTable,
+    names: ColumnNames,
+    time_format: TimeFormat = ANY_TIME,
 ) -> EventColumns:
     """The columns of a table that hold the parts of an event, as the settings or the
     format call them.
@@ -350,7 +353,9 @@ def number_sql(text: str) -> str:
     return f"CASE WHEN isfinite({value}) THEN {value} END"
 
 
-def _missing(log: LogFiles, table: Table, name: str, part: str | None) -> SourceError:
+def _missing(
+    log: LogFiles, table: LogTable, name: str, part: str | None
+) -> SourceError:
     near = difflib.get_close_matches(
         name.lower(), [other.lower() for other in table.names], 1, 0.6
     )

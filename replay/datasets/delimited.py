@@ -25,13 +25,14 @@ from streamer.replay.datasets.base import (
     ColumnNames,
     DatasetFormat,
     EventColumns,
-    Table,
+    LogTable,
     TimeFormat,
     find_columns,
     first_match,
 )
 from streamer.replay.datasets.database import Database, quoted
 from streamer.replay.datasets.files import LogFile, LogFiles
+from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.settings import FIELDS
 
 _MIXED_LINE_ENDS = "state machine reached an invalid state"
@@ -39,7 +40,7 @@ _MIXED_LINE_ENDS = "state machine reached an invalid state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelimitedTable(Table):
+class DelimitedTable(LogTable):
     """Lines of cells with a delimiter between.
 
     With `quotes`, a quoted cell may hold delimiters and line ends. Without, delimiters
@@ -155,6 +156,35 @@ class DelimitedFormat(DatasetFormat):
     quotes: ClassVar[bool] = False
     """Whether cells may be quoted, with delimiters inside."""
     time_format: ClassVar[TimeFormat] = ANY_TIME
+    headers: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Columns that only its own headers have together, in any order and case."""
+    own_cells: ClassVar[Mapping[int, str]] = {}
+    """Patterns of cells that only its own rows have, by the number of the cell."""
+    cells: ClassVar[Mapping[int, str]] = {}
+    """Patterns of cells that its rows have, and perhaps those of other formats."""
+
+    def recognises(self, start: FirstLines) -> bool:
+        delimiter = self.delimiter or start.delimiter
+        if any(start.has_header(delimiter, *names) for names in self.headers):
+            return True
+        first = start.cells(delimiter)
+        return bool(self.own_cells) and self._is_row(first, self.own_cells)
+
+    def accepts(self, start: FirstLines) -> bool:
+        if not self.cells:
+            return False
+        delimiter = self.delimiter or start.delimiter
+        if self.names.are_header(start.cells(delimiter)):
+            return True
+        return start.most_rows_match(
+            delimiter, lambda row: self._is_row(row, self.cells)
+        )
+
+    def _is_row(self, row: Sequence[str], patterns: Mapping[int, str]) -> bool:
+        """Whether a line has as many cells as a row, and they match the patterns."""
+        return len(row) == len(self.order) and all(
+            re.fullmatch(pattern, row[number]) for number, pattern in patterns.items()
+        )
 
     def columns(self, log: LogFiles) -> EventColumns:
         return find_columns(log, self.table(log), self.names, self.time_format)

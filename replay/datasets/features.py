@@ -70,9 +70,7 @@ class FeatureReader:
         self._shared: NDArray[Any] | None = None
         if len(texts) <= MAX_SHARED:
             self._shared = np.empty(len(texts), object)
-            self._shared[:] = self._split_plain() or [
-                self._split(text) for text in texts
-            ]
+            self._shared[:] = [self._split(text) for text in texts]
 
     def read(
         self, ids: Sequence[str], codes: NDArray[np.integer[Any]] | None
@@ -82,42 +80,19 @@ class FeatureReader:
 
         None if none of them has any.
         """
-        found: EventFeatures = list(map(self._by_id.get, ids)) if self._by_id else []
+        found: EventFeatures = [self._by_id.get(id_) for id_ in ids]
         if codes is not None:
-            own: EventFeatures
-            own = (
-                [self._split(t) for t in self._texts[codes]]
-                if self._shared is None
-                else self._shared[codes].tolist()
-            )
-            found = (
-                [a | b if a and b else a or b for a, b in zip(found, own, strict=True)]
-                if found
-                else own
-            )
+            for place, own in enumerate(self._own(codes)):
+                others = found[place]
+                found[place] = others | own if others and own else others or own
         return found if any(features is not None for features in found) else None
 
-    def _split_plain(self) -> EventFeatures | None:
-        """All texts taken apart at once, if they are plain: no value is empty, padded,
-        quoted or too long.
-        """
-        if any(column.kind != "category" for column in self._columns) or not len(
-            self._texts
-        ):
-            return None
-        joined = SEPARATOR.join(self._texts)
-        values = joined.split(SEPARATOR)
-        names = [column.name for column in self._columns]
-        if (
-            len(values) != len(names) * len(self._texts)
-            or values != joined.split()
-            or '"' in joined
-        ):
-            return None
-        if max(map(len, values)) > LONGEST_FEATURE:
-            return None
-        rows = zip(*(values[k :: len(names)] for k in range(len(names))), strict=True)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+    def _own(self, codes: NDArray[np.integer[Any]]) -> EventFeatures:
+        """The features that are columns of the log."""
+        if self._shared is None:
+            return [self._split(text) for text in self._texts[codes]]
+        own: EventFeatures = self._shared[codes].tolist()
+        return own
 
     def _split_values(self, text: str) -> Features | None:
         """One text taken apart."""

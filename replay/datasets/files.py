@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import duckdb
 
@@ -246,6 +246,10 @@ class LogFiles:
         """The log, for messages."""
         one = len(self.files) == 1 and self.location.named
         return self.files[0].name if one else str(self.location.path)
+
+    def with_settings(self, **changes: Any) -> LogFiles:
+        """The same files, read by other settings."""
+        return replace(self, settings=replace(self.settings, **changes))
 
     def close(self) -> None:
         """Close the files and remove the temporary ones. May be called twice."""

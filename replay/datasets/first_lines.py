@@ -5,7 +5,6 @@ header.
 from __future__ import annotations
 
 import csv
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -91,11 +90,3 @@ def split_line(line: str, delimiter: str) -> list[str]:
         with suppress(csv.Error):  # of a cell longer than the module takes
             cells = next(csv.reader([line], delimiter=delimiter), [])
     return [cell.strip().strip('"') for cell in cells]
-
-
-def is_number(text: str, most: float = math.inf) -> bool:
-    """Whether a cell is a number from 0 to `most`."""
-    try:
-        return 0 <= float(text) <= most
-    except ValueError:
-        return False

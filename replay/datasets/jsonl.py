@@ -24,12 +24,11 @@ from streamer.replay.datasets.base import (
     DatasetFormat,
     EventColumns,
     FeatureColumn,
-    Table,
+    LogTable,
     find_columns,
 )
 from streamer.replay.datasets.database import quoted
 from streamer.replay.datasets.files import LogFile, LogFiles
-from streamer.replay.datasets.first_lines import FirstLines
 
 
 class Jsonl(DatasetFormat):
@@ -40,9 +39,6 @@ class Jsonl(DatasetFormat):
 
     def columns(self, log: LogFiles) -> EventColumns:
         return jsonl_columns(log, COMMON_NAMES)
-
-    def recognises(self, start: FirstLines) -> bool:
-        return start.is_json
 
 
 def jsonl_columns(log: LogFiles, names: ColumnNames) -> EventColumns:
@@ -91,7 +87,7 @@ def _paths(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonTable(Table):
+class JsonTable(LogTable):
     """A JSON object a line."""
 
     paths: Mapping[str, tuple[str, ...]]

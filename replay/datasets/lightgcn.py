@@ -16,7 +16,7 @@ from streamer.replay.datasets.base import (
     COMMON_NAMES,
     DatasetFormat,
     EventColumns,
-    Table,
+    LogTable,
 )
 from streamer.replay.datasets.files import LogFile, LogFiles
 from streamer.replay.datasets.first_lines import DELIMITERS, FirstLines
@@ -45,7 +45,7 @@ class LightGcn(DatasetFormat):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdjacencyTable(Table):
+class AdjacencyTable(LogTable):
     """A row for each item of each line."""
 
     def scan(self, file: LogFile) -> str:

@@ -21,11 +21,12 @@ from streamer.replay.datasets.features import FeatureReader
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.rows import read_rows
 from streamer.replay.datasets.stream import make_stream, ordered_sql
-from streamer.replay.events import Events, Malformed, Record
+from streamer.replay.events import Events, MalformedRows, Record
 
 CHUNK = 65_536
 CATALOGUE_TYPE = "catalogue"
 """The type of catalogue events, by which a topic of both is read."""
+_NO_TEXTS = np.empty(0, object)
 
 
 @dataclass(slots=True)
@@ -38,7 +39,6 @@ class Interactions:
     items: NDArray[np.int64]  # [E]
     user_ids: list[str]
     item_ids: list[str]
-    timestamps_s: NDArray[np.float64] | None = None  # [E]
 
     def __len__(self) -> int:
         return len(self.users)
@@ -59,21 +59,20 @@ class Log:
         self.has_time = columns.time is not None
         self._log = log
         self._database = log.database
-        self.malformed: Malformed = read_rows(log, columns)
+        self.malformed: MalformedRows = read_rows(log, columns)
         make_stream(log, columns)
         self._length = int(self._database.value("SELECT count(*) FROM stream"))
-        self._user_ids, self._item_ids = (
-            self._values("user_id"),
-            self._values("item_id"),
+        self._user_ids = self._values("user_id")
+        self._item_ids = self._values("item_id")
+        self._item_features = FeatureReader(
+            columns.item_features,
+            self._values("item_features") if columns.item_features else _NO_TEXTS,
+            columns.features_by_item,
         )
-        self._item_features, self._user_features = (
-            FeatureReader(
-                own, self._values(name) if own else np.empty(0, object), by_id
-            )
-            for name, own, by_id in (
-                ("item_features", columns.item_features, columns.features_by_item),
-                ("user_features", columns.user_features, columns.features_by_user),
-            )
+        self._user_features = FeatureReader(
+            columns.user_features,
+            self._values("user_features") if columns.user_features else _NO_TEXTS,
+            columns.features_by_user,
         )
         self._features_by_item = columns.features_by_item
         self._titles_by_item = columns.titles_by_item
@@ -106,14 +105,12 @@ class Log:
         users, items, first_s, last_s = self._database.rows(sql)[0]
         return {
             "name": self.name,
-            "path": str(self.path),
             "users": users,
             "items": items,
             "events": len(self),
             "first_s": first_s,
             "last_s": last_s,
             "malformed": self.malformed.total,
-            "reasons": dict(self.malformed.by_reason),
         }
 
     def batches(
@@ -125,15 +122,7 @@ class Log:
         Another pass has a seed of its own, by which events of equal time have another
         order.
         """
-        if chunk < 1 or start < 0:
-            raise ValueError(
-                f"chunk is {chunk} and start is {start}: they must be at least 1 and 0"
-            )
-        return self._batches(
-            chunk, self.seed if pass_seed is None else pass_seed, start
-        )
-
-    def _batches(self, chunk: int, seed: int, start: int) -> Iterator[Events]:
+        seed = self.seed if pass_seed is None else pass_seed
         table = "stream"
         if seed != self.seed:
             self._passes += 1
@@ -193,10 +182,9 @@ class Log:
 
     def interactions(self) -> Interactions:
         """All events as arrays, without features."""
-        times = ", time_s" if self.has_time else ""
         with reading(self.path):
             arrays = self._database.arrays(
-                f"SELECT user_id, item_id {times} FROM stream ORDER BY rowid"
+                "SELECT user_id, item_id FROM stream ORDER BY rowid"
             )
         users, user_ids = _by_first_event(
             arrays["user_id"].astype(np.int64), self._user_ids
@@ -204,7 +192,7 @@ class Log:
         items, item_ids = _by_first_event(
             arrays["item_id"].astype(np.int64), self._item_ids
         )
-        return Interactions(users, items, user_ids, item_ids, arrays.get("time_s"))
+        return Interactions(users, items, user_ids, item_ids)
 
     def _values(self, column: str) -> NDArray[Any]:
         """All values of a column by their codes."""
@@ -222,9 +210,8 @@ def _by_first_event(
     order.
     """
     first = np.full(len(ids), len(codes))
-    first[codes[::-1]] = np.arange(len(codes))[
-        ::-1
-    ]  # of equal codes the last assignment counts: the first position
+    # of equal codes the last assignment counts: the first position
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
     order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
     new_codes = np.empty(len(ids), np.int64)
     new_codes[order] = np.arange(len(order))

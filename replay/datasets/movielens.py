@@ -10,15 +10,15 @@ has it: they become one feature `genres`, `Animation|Comedy`, as in the other fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from streamer.event import TITLE, Features
 from streamer.replay.datasets.base import ColumnNames, EventColumns
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
 from streamer.replay.datasets.features import file_beside, read_feature_file, titles_in
 from streamer.replay.datasets.files import LogFiles
-from streamer.replay.datasets.first_lines import FirstLines, is_number
 
 _GENRES = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
@@ -56,11 +56,11 @@ class MovieLens(DelimitedFormat):
     file_names = (("ratings.csv",), ("ratings.dat",), ("u.data",))
     order = ("userId", "movieId", "rating", "timestamp")
     names = ColumnNames(("userId",), ("movieId",), ("timestamp",), ("rating",))
+    headers = (("userId", "movieId"),)
+    cells: ClassVar = {2: r"(10|\d)(\.\d+)?", 3: r"\d+(\.\d+)?"}
 
     def columns(self, log: LogFiles) -> EventColumns:
-        own = replace(
-            log, settings=replace(log.settings, item_features=(), user_features=())
-        )
+        own = log.with_settings(item_features=(), user_features=())
         return replace(
             super().columns(own),
             features_by_item=_features(
@@ -74,16 +74,6 @@ class MovieLens(DelimitedFormat):
             ),
             titles_by_item=lambda: titles_in(_features(log, _MOVIES, None, (TITLE,))),
         )
-
-    def recognises(self, start: FirstLines) -> bool:
-        return start.has_header(start.delimiter, "userId", "movieId")
-
-    def accepts(self, start: FirstLines) -> bool:
-        return start.most_rows_match(start.delimiter, _is_rating)
-
-
-def _is_rating(row: Sequence[str]) -> bool:
-    return len(row) == 4 and is_number(row[2], 10) and is_number(row[3])
 
 
 def _features(
@@ -104,10 +94,8 @@ def _features(
         return read_feature_file(log.database, file, table, table.names[:1], wanted)
     wanted = (*(name for name in wanted if name != "genres"), *_GENRES)
     found = read_feature_file(log.database, file, table, table.names[:1], wanted)
-    for (
-        id_,
-        features,
-    ) in found.items():  # one feature for all genres instead of a flag for each
+    # one feature for all genres instead of a flag for each
+    for id_, features in found.items():
         genres = "|".join(name for name in _GENRES if features.get(name) == "1")
         others = {
             name: value for name, value in features.items() if name not in _GENRES

@@ -6,13 +6,13 @@ categories, as in events. Times may be time stamps, dates, numbers or texts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from streamer.replay.datasets.base import (
     COMMON_NAMES,
     DatasetFormat,
     EventColumns,
-    Table,
+    LogTable,
     find_columns,
 )
 from streamer.replay.datasets.database import quoted, reading
@@ -39,18 +39,16 @@ class Parquet(DatasetFormat):
                 for name in features
             )
 
-        item = as_numbers(log.settings.item_features)
-        user = as_numbers(log.settings.user_features)
-        log = replace(
-            log, settings=replace(log.settings, item_features=item, user_features=user)
+        table = ParquetTable(names=tuple(types), encoding=None)
+        typed = log.with_settings(
+            item_features=as_numbers(log.settings.item_features),
+            user_features=as_numbers(log.settings.user_features),
         )
-        return find_columns(
-            log, ParquetTable(names=tuple(types), encoding=None), COMMON_NAMES
-        )
+        return find_columns(typed, table, COMMON_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetTable(Table):
+class ParquetTable(LogTable):
     """The rows of a Parquet file."""
 
     def scan(self, file: LogFile) -> str:

@@ -5,8 +5,8 @@ columns, times and first lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from streamer.replay.datasets.base import (
     COMMON_NAMES,
@@ -18,8 +18,10 @@ from streamer.replay.datasets.base import (
 )
 from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
 from streamer.replay.datasets.files import LogFiles
-from streamer.replay.datasets.first_lines import FirstLines, is_number
+from streamer.replay.datasets.first_lines import FirstLines
 from streamer.replay.datasets.jsonl import jsonl_columns
+
+NUMBER = r"\d+(\.\d+)?"
 
 
 class Gowalla(DelimitedFormat):
@@ -42,20 +44,8 @@ class Gowalla(DelimitedFormat):
     )
     time_format = ISO_TIME
 
-    def recognises(self, start: FirstLines) -> bool:
-        return _is_check_in(start.cells("\t"))
-
-    def accepts(self, start: FirstLines) -> bool:
-        return start.has_header("\t", "location_id") or start.most_rows_match(
-            "\t", _is_check_in
-        )
-
-
-def _is_check_in(cells: Sequence[str]) -> bool:
-    return (
-        len(cells) == 5
-        and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", cells[1]) is not None
-    )
+    own_cells: ClassVar = {1: r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"}
+    cells = own_cells
 
 
 class Tmall(DelimitedFormat):
@@ -93,23 +83,16 @@ class Tmall(DelimitedFormat):
         "CASE WHEN length(time_text) BETWEEN 3 AND 4 THEN time_parsed END",
     )
 
+    headers = (
+        ("user_id", "time_stamp", "action_type", "seller_id"),
+        ("user_id", "time_stamp", "action_type", "merchant_id"),
+    )
+    cells: ClassVar = {5: r"\d{3,4}"}
+
     def columns(self, log: LogFiles) -> EventColumns:
         names = {"click": "0", "cart": "1", "purchase": "2", "favourite": "3"}
         names |= {"add_to_cart": "1", "buy": "2", "favorite": "3"}
         return replace(super().columns(log), event_type_names=names)
-
-    def recognises(self, start: FirstLines) -> bool:
-        names = ("user_id", "time_stamp", "action_type")
-        return any(
-            start.has_header(",", *names, seller)
-            for seller in ("seller_id", "merchant_id")
-        )
-
-    def accepts(self, start: FirstLines) -> bool:
-        return start.most_rows_match(
-            ",",
-            lambda cells: len(cells) == len(self.order) and is_number(cells[5], 1231),
-        )
 
 
 class TaFeng(DelimitedFormat):
@@ -144,29 +127,17 @@ class TaFeng(DelimitedFormat):
         "epoch(try_strptime(time_text, ['%m/%d/%Y', '%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y/%m/%d']))",
         "time_parsed",
     )
+    headers = (("TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID"),)
+    cells: ClassVar = {0: r"(\d{1,2}/\d{1,2}/\d{4}|\d{4}[-/]\d{1,2}[-/]\d{1,2}).*"}
 
     def columns(self, log: LogFiles) -> EventColumns:
         # The names in the header do not count: it may be in Chinese.
-        table = self.table(replace(log, settings=replace(log.settings, header=False)))
+        table = self.table(log.with_settings(header=False))
         header = log.settings.header
         if header is None:
             header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()
         return find_columns(
             log, replace(table, header=header), self.names, self.time_format
-        )
-
-    def recognises(self, start: FirstLines) -> bool:
-        return start.has_header(
-            start.delimiter, "TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID"
-        )
-
-    def accepts(self, start: FirstLines) -> bool:
-        date = re.compile(r"\d{1,2}/\d{1,2}/\d{4}|\d{4}[-/]\d{1,2}[-/]\d{1,2}")
-        return start.most_rows_match(
-            start.delimiter,
-            lambda cells: (
-                len(cells) == len(self.order) and date.match(cells[0]) is not None
-            ),
         )
 
 
@@ -193,6 +164,8 @@ class Amazon(DelimitedFormat):
         ("rating", "overall"),
         required=("user_id", "item_id", "rating"),
     )
+    headers = (("asin", "rating"), ("parent_asin", "rating"))
+    cells: ClassVar = {2: r"[0-5](\.\d+)?", 3: NUMBER}
 
     def columns(self, log: LogFiles) -> EventColumns:
         columns = (
@@ -212,20 +185,12 @@ class Amazon(DelimitedFormat):
         return table
 
     def recognises(self, start: FirstLines) -> bool:
-        is_header = COMMON_NAMES.are_header(start.cells(start.delimiter))
-        if is_header and not any(
-            start.has_header(",", name, "rating") for name in ("asin", "parent_asin")
-        ):
+        cells = start.cells(start.delimiter)
+        if COMMON_NAMES.are_header(cells) and not super().recognises(start):
             return False
         rows = start.rows(",")
         products = max(_products(start, column) for column in (0, 1))
         return all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
-
-    def accepts(self, start: FirstLines) -> bool:
-        return start.most_rows_match(
-            ",",
-            lambda row: len(row) == 4 and is_number(row[2], 5) and is_number(row[3]),
-        )
 
 
 def _products(start: FirstLines, column: int) -> int:
@@ -257,14 +222,5 @@ class EchoNest(DelimitedFormat):
     names = ColumnNames(
         ("user_id", "user"), ("song_id", "song"), rating=("play_count", "plays")
     )
-
-    def recognises(self, start: FirstLines) -> bool:
-        cells = start.cells("\t")
-        return len(cells) == 3 and re.fullmatch(r"SO[0-9A-Z]{16}", cells[1]) is not None
-
-    def accepts(self, start: FirstLines) -> bool:
-        if start.has_header("\t", "song_id") or start.has_header("\t", "song"):
-            return True
-        return start.most_rows_match(
-            "\t", lambda cells: len(cells) == 3 and is_number(cells[2])
-        )
+    own_cells: ClassVar = {1: r"SO[0-9A-Z]{16}"}
+    cells: ClassVar = {2: NUMBER}

@@ -37,9 +37,7 @@ class RecBole(DelimitedFormat):
     def columns(self, log: LogFiles) -> EventColumns:
         names = self.names
         settings = log.settings
-        table, types = self._typed_table(
-            replace(log, settings=replace(settings, header=True))
-        )
+        table, types = self._typed_table(log.with_settings(header=True))
         parts = {
             *(getattr(names, part)[0] for part in FIELDS),
             *names.timestamp,
@@ -53,12 +51,7 @@ class RecBole(DelimitedFormat):
         )
         own_of_item, of_item = _divided(settings.item_features, table)
         own_of_user, of_user = _divided(settings.user_features, table)
-        own = replace(
-            log,
-            settings=replace(
-                settings, item_features=own_of_item, user_features=own_of_user
-            ),
-        )
+        own = log.with_settings(item_features=own_of_item, user_features=own_of_user)
         return replace(
             find_columns(own, table, replace(names, item_features=tokens)),
             features_by_item=self._features(log, ".item", names.item_id, of_item),

@@ -22,7 +22,7 @@ from streamer.replay.datasets.base import LATEST_S, EventColumns
 from streamer.replay.datasets.database import Database, reading
 from streamer.replay.datasets.delimited import DelimitedTable
 from streamer.replay.datasets.files import LogFile, LogFiles
-from streamer.replay.events import MAX_EXAMPLES, Malformed
+from streamer.replay.events import MAX_EXAMPLES, MalformedRows
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ counts once.
 """
 
 
-def read_rows(log: LogFiles, columns: EventColumns) -> Malformed:
+def read_rows(log: LogFiles, columns: EventColumns) -> MalformedRows:
     """Fill the table `raw`, and return the rows that are not events."""
     reader = _RowReader(log, columns)
     events = 0
@@ -69,7 +69,7 @@ class _RowReader:
         )
         self._rows = 0  # in `raw`, of the files before
         self._events = 0  # among the rows of this file
-        self.malformed = Malformed()
+        self.malformed = MalformedRows()
 
     def read(self, file: LogFile) -> int:
         """Append the rows of a file, and return the number of events among them."""

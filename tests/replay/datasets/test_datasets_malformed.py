@@ -1,4 +1,4 @@
-"""Malformed lines are counted and shown with their numbers; damaged files are read as far as possible."""
+"""MalformedRows lines are counted and shown with their numbers; damaged files are read as far as possible."""
 
 from __future__ import annotations
 
