@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from streamer.model.setting import Settings, changed, setting
-from streamer.settings import FIELDS as EVENT_FIELDS
 from streamer.settings import StreamSettings
 
 FIELDS = ("user_id", "item_id", "timestamp", "rating", "event_type")
@@ -71,18 +70,12 @@ class ReadingSettings(Settings):
         None, "Number of CPU threads.", at_least=1, if_none="one for each core"
     )
 
-    @property
-    def known_fields(self) -> tuple[str, ...]:
-        """The fields that `columns` may name."""
-        return FIELDS
-
     def problems(self) -> list[str]:
         found = super().problems()
-        known = self.known_fields
         for field, column in self.columns.items():
-            if field not in known:
+            if field not in FIELDS:
                 found.append(
-                    f"column: there is no field {field!r}, only {', '.join(known)}"
+                    f"column: there is no field {field!r}, only {', '.join(FIELDS)}"
                 )
             if not column:
                 found.append(f"column: {field} needs the name of a column")
@@ -137,24 +130,9 @@ class LogSettings(ReadingSettings):
         at_least=0,
         metavar="K",
     )
-    min_user_events: int | None = setting(
-        None, "Only users with at least this many events.", at_least=0, if_none="K"
-    )
-    min_item_events: int | None = setting(
-        None, "Only items with at least this many events.", at_least=0, if_none="K"
-    )
     limit: int | None = setting(
         None, "Only the first events, up to this number.", at_least=1
     )
-
-    @property
-    def min_events(self) -> dict[str, int]:
-        """Column of ids -> the smallest number of events that an id of it may have."""
-        own = {"user_id": self.min_user_events, "item_id": self.min_item_events}
-        return {
-            column: self.k_core if least is None else least
-            for column, least in own.items()
-        }
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -274,7 +252,7 @@ class WriteSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PathSettings(Settings):
-    """Which log is written, and how often."""
+    """Which log is written."""
 
     heading: ClassVar[str] = "Log"
 
@@ -287,66 +265,17 @@ class PathSettings(Settings):
         "of the events, where `streamer run` tells them apart by --catalogue-type catalogue.",
         metavar="TOPIC",
     )
-    passes: int = setting(
-        1,
-        "Number of times that the log is written; each pass shuffles equal times anew, with later times.",
-        at_least=1,
-    )
 
     def problems(self) -> list[str]:
-        return super().problems() + (
-            []
-            if self.path
-            else ["path is not given: name a file, a directory or a pattern"]
-        )
+        found = super().problems()
+        if not self.path:
+            found.append("path is not given: name a file, a directory or a pattern")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings(WriteSettings, LogSettings, PathSettings):
     """All settings of `streamer replay <data set>`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonLinesSettings(ReplaySettings):
-    """All settings of `streamer replay jsonl`."""
-
-    heading: ClassVar[str] = "Log"
-
-    path: str = changed(
-        ReplaySettings,
-        "path",
-        "",
-        help="File of JSON lines, plain or compressed; - for standard input. Required.",
-    )
-    in_order: bool = setting(
-        False,
-        "Keep the lines as they are and in their order; only --limit, and only plain files or .gz.",
-    )
-
-    @property
-    def as_they_are(self) -> bool:
-        """Whether lines are written as they come; then they cannot be sorted, filtered,
-        or written twice.
-        """
-        return self.in_order or self.path == "-"
-
-    @property
-    def known_fields(self) -> tuple[str, ...]:
-        return EVENT_FIELDS if self.as_they_are else FIELDS
-
-    def problems(self) -> list[str]:
-        found = super().problems()
-        if self.as_they_are:
-            names = (*LogSettings.all(), "passes", "catalogue_topic")
-            of_logs = [
-                self.all()[name] for name in names if name not in ("columns", "limit")
-            ]
-            given = [s.option for s in of_logs if getattr(self, s.name) != s.default]
-            found += [
-                f"{name} needs all events at once: not with --in-order, or --path -"
-                for name in given
-            ]
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)

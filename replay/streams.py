@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +16,16 @@ from streamer.replay.settings import LogSettings
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import Log
-    from streamer.replay.json_lines import JsonLines
-
-PASS_GAP_S = 1.0
-"""Between the last event of a pass and the first one of the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """Events in an order that is the same each time."""
 
-    name: str | None
-    """Of the replay; None for a stream that can be read only once."""
-    total: int | None
-    """Number of events, if that is known."""
+    name: str
+    """Of the replay."""
+    total: int
+    """Number of events."""
     has_time: bool
     """Whether events have times; if not, their records get the time at which they are
     written.
@@ -38,36 +34,14 @@ class Stream:
     """The events from a number on, in chunks."""
 
 
-def log_stream(log: Log, name: str | None, passes: int = 1, seed: int = 0) -> Stream:
-    """The events of a log, one or several times, the times of a pass after those of the
-    pass before.
-
-    Each pass shuffles anew what the log itself does not order: events of equal time, or
-    all of them if it has no times. The first pass has the seed, each of the next ones
-    the next number.
-    """
+def log_stream(log: Log, name: str) -> Stream:
+    """The events of a log."""
 
     def chunks(start: int) -> Iterator[Sequence[Record]]:
-        first, skipped = divmod(start, max(len(log), 1))
-        for number in range(first, passes):
-            delay_s = 0.0
-            if number and log.has_time:
-                described = log.describe()
-                delay_s = number * (
-                    described["last_s"] - described["first_s"] + PASS_GAP_S
-                )
-            for events in log.batches(pass_seed=seed + number, start=skipped):
-                if delay_s and events.timestamps_s is not None:
-                    events = replace(
-                        events,
-                        timestamps_s=[
-                            time_s + delay_s for time_s in events.timestamps_s
-                        ],
-                    )
-                yield events.records()
-            skipped = 0
+        for events in log.batches(start=start):
+            yield events.records()
 
-    return Stream(name, passes * len(log), log.has_time, chunks)
+    return Stream(name, len(log), log.has_time, chunks)
 
 
 def catalogue_stream(records: Sequence[Record], name: str) -> Stream:
@@ -96,37 +70,15 @@ def synthetic_stream(events: int, seed: int = 0) -> Stream:
     return Stream(replay_name("synthetic", {"seed": seed}), events, False, chunks)
 
 
-def lines_stream(
-    lines: JsonLines, name: str | None, limit: int | None = None
-) -> Stream:
-    """Events of JSON lines in the order of the file, or of standard input."""
-
-    def chunks(start: int) -> Iterator[Sequence[Record]]:
-        rest = _skip(lines, start)
-        return rest if limit is None else up_to(limit - start, rest)
-
-    return Stream(name, None, True, chunks)
-
-
-def log_name(log: Log, settings: LogSettings, passes: int = 1) -> str:
+def log_name(log: Log, settings: LogSettings) -> str:
     """The name of the replay of a log. Settings that change neither events nor order do
     not count: memory, threads.
 
     Raises:
         SourceError: one of its files cannot be read.
     """
-    determining = asdict(settings.only(LogSettings)) | {
-        "passes": passes,
-        "min_events": settings.min_events,
-    }
-    for name in (
-        "memory_limit",
-        "temp_dir",
-        "threads",
-        "k_core",
-        "min_user_events",
-        "min_item_events",
-    ):
+    determining = asdict(settings.only(LogSettings))
+    for name in ("memory_limit", "temp_dir", "threads"):
         del determining[name]
     return replay_name(log.name, determining, log.files)
 

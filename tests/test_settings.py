@@ -22,7 +22,7 @@ from streamer.model.losses import METHODS
 from streamer.model.setting import parse_settings
 from streamer.model.settings import LearnerSettings, MethodSettings
 from streamer.replay.cli.demo import DemoSettings
-from streamer.replay.settings import EvaluationSettings, JsonLinesSettings, ReplaySettings, WriteSettings
+from streamer.replay.settings import EvaluationSettings, ReplaySettings, WriteSettings
 from streamer.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[1]
 REQUIRED = {
     RunSettings: {},
     ReplaySettings: {"path": "log.csv"},
-    JsonLinesSettings: {"path": "log.jsonl"},
     EvaluationSettings: {"data": ("log.csv",)},
     DemoSettings: {},
 }

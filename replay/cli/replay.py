@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.errors import SettingsError
-from streamer.replay.cli.logs import opened_log, report_malformed
+from streamer.replay.cli.logs import opened_log
 from streamer.replay.cli.writing import write
-from streamer.replay.settings import (
-    JsonLinesSettings,
-    LogSettings,
-    ReplaySettings,
-    WriteSettings,
-)
+from streamer.replay.settings import LogSettings, ReplaySettings, WriteSettings
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import DatasetFormat
@@ -34,13 +28,9 @@ class DatasetGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         from streamer.replay.datasets import DATASETS
 
-        if cmd_name == "jsonl":
-            return jsonl
-        return (
-            dataset_command(DATASETS[cmd_name])
-            if cmd_name in DATASETS
-            else super().get_command(ctx, cmd_name)
-        )
+        if cmd_name in DATASETS:
+            return dataset_command(DATASETS[cmd_name])
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(cls=DatasetGroup)
@@ -81,38 +71,6 @@ def dataset_command(dataset: DatasetFormat) -> click.Command:
     return command
 
 
-@click.command(cls=GroupedCommand)
-@settings_options(JsonLinesSettings, environment=WriteSettings.ENVIRONMENT)
-@_json_option
-def jsonl(settings: JsonLinesSettings, as_json: bool) -> None:
-    """Write the events of a file of JSON lines.
-
-    A line is an event, {"user_id": "ann", "item_id": 42, "timestamp": 1700000000}. A
-    line that is not an event is reported with its number and left out. With --in-order,
-    and from standard input, lines may also hold arrays of events; they are written as
-    they come, with all their fields.
-    """
-    if not settings.as_they_are:
-        write_log("jsonl", settings, as_json)
-        return
-    from streamer.event import EventSettings
-    from streamer.replay.json_lines import JsonLines, check_readable
-    from streamer.replay.streams import lines_stream, replay_name
-
-    path = Path(settings.path)
-    name = None
-    lines = JsonLines(settings.path, EventSettings(fields=settings.columns))
-    if (
-        settings.path != "-" and not path.is_fifo() and not path.is_char_device()
-    ):  # what these hold is read only once
-        check_readable(path)
-        name = replay_name(
-            "lines", {"fields": dict(settings.columns), "limit": settings.limit}, [path]
-        )
-    write(lines_stream(lines, name, settings.limit), settings, as_json, lines.malformed)
-    report_malformed(lines.malformed, settings.path)
-
-
 @replay.command(cls=GroupedCommand)
 @option(
     "Events",
@@ -138,7 +96,7 @@ def synthetic(settings: WriteSettings, events: int, seed: int, as_json: bool) ->
 
 
 def write_log(kind: str, settings: ReplaySettings, as_json: bool) -> None:
-    """Write the events of a data set."""
+    """Write the events of a data set, and its catalogue before if that is wanted."""
     from streamer.replay.streams import catalogue_stream, log_name, log_stream
 
     with opened_log(settings.path, kind, settings.only(LogSettings)) as log:
@@ -148,17 +106,11 @@ def write_log(kind: str, settings: ReplaySettings, as_json: bool) -> None:
                     f"--speed follows the times of events, and {log.path} has none: give --rate instead"
                 ]
             )
-        name = log_name(log, settings, settings.passes)
+        name = log_name(log, settings)
         if (topic := settings.catalogue_topic) is not None:
             catalogue = catalogue_stream(log.catalogue(), f"{name}-catalogue")
-            write(
-                catalogue,
-                replace(settings, topic=topic, rate=None, speed=None, max_gap_s=None),
-                as_json,
+            at_once = replace(
+                settings, topic=topic, rate=None, speed=None, max_gap_s=None
             )
-        write(
-            log_stream(log, name, settings.passes, settings.seed),
-            settings,
-            as_json,
-            log.malformed,
-        )
+            write(catalogue, at_once, as_json)
+        write(log_stream(log, name), settings, as_json, log.malformed)

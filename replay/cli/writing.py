@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,12 +43,11 @@ def write(
     sink = open_sink(settings)
     try:
         with _interrupted_by_sigterm():
-            if settings.resume and stream.name is not None:
+            if settings.resume:
                 already = sink.resume(stream.name, settings.restart)
-            if already and (stream.total is None or already < stream.total):
-                of_all = "" if stream.total is None else f" of {stream.total:,}"
+            if 0 < already < stream.total:
                 click.echo(
-                    f"resuming at event {already:,}{of_all}; --restart writes all again",
+                    f"resuming at event {already:,} of {stream.total:,}; --restart writes all again",
                     err=True,
                 )
             with _progress(stream.total, already) as advance:
@@ -71,24 +70,21 @@ def write(
         sink.close()
     seconds = round(time.monotonic() - started, 3)
     if as_json:
-        result = {
+        result: dict[str, Any] = {
             "written": written,
             "already": already,
             "total": stream.total,
             "seconds": seconds,
+            "interrupted": interrupted,
+            "topic": settings.topic,
         }
-        bad = (
-            {}
-            if malformed is None
-            else {"malformed": malformed.total, "reasons": dict(malformed.by_reason)}
-        )
-        click.echo(
-            json.dumps(
-                result | {"interrupted": interrupted} | bad | {"topic": settings.topic}
-            )
-        )
+        if malformed is not None:
+            result["malformed"] = malformed.total
+            result["reasons"] = dict(malformed.by_reason)
+        click.echo(json.dumps(result))
         return
-    where = f"{settings.topic} in {settings.bootstrap_servers or f'the embedded log {settings.data_dir}'}"
+    log = settings.bootstrap_servers or f"the embedded log {settings.data_dir}"
+    where = f"{settings.topic} in {log}"
     if not written and already and not interrupted:
         click.echo(
             f"nothing left to write: {already:,} events are in {where}. --restart writes them again"
@@ -121,7 +117,7 @@ def open_sink(settings: WriteSettings) -> EventSink:
 
 
 @contextmanager
-def _progress(total: int | None, start: int) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, start: int) -> Iterator[Callable[[int], None]]:
     """A progress bar, if this is a terminal; yields a function to call with the number
     of events after each write.
     """

@@ -4,8 +4,7 @@
     {"genre": "jazz"}}
 
 A column is a field, or the path to one with dots between, `user.country`. Only fields
-of the first lines are columns. A line that is not an object is malformed; arrays of
-events are read only by `replay.json_lines`.
+of the first lines are columns. A line that is not an object is malformed.
 """
 
 from __future__ import annotations

@@ -43,17 +43,14 @@ def make_stream(log: LogFiles, columns: EventColumns) -> None:
                     SELECT code FROM codes_user_id WHERE code IN (SELECT user_id FROM events)
                     ORDER BY md5('{settings.seed}:' || value), value LIMIT {chosen})"""
             )
-        # 3. without users and items that have too few events, again and again until
-        # none is left
-        dropped = True
+        # 3. without users and items that have too few events, until none is left
+        dropped = settings.k_core > 1
         while dropped:
             dropped = False
-            for column, least in settings.min_events.items():
-                rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {least}"
-                if least > 1 and database.value(
-                    f"DELETE FROM events WHERE {column} IN ({rare})"
-                ):
-                    dropped = True
+            for column in ("user_id", "item_id"):
+                rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {settings.k_core}"
+                deleted = f"DELETE FROM events WHERE {column} IN ({rare})"
+                dropped = bool(database.value(deleted)) or dropped
         # 4. the order
         limit = "" if settings.limit is None else f"LIMIT {settings.limit}"
         ordered = ordered_sql("events", settings.seed, columns.time is not None)

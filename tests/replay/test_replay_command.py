@@ -1,14 +1,7 @@
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import json
-import lzma
-import os
-import threading
 import time
-import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,9 +12,7 @@ from embedded_topic import chunks_in
 from generated_logs import TIMED, write_log
 
 from streamer.errors import SettingsError, SourceError
-from streamer.event import EventSettings
 from streamer.replay.cli.replay import replay
-from streamer.replay.json_lines import JsonLines
 from streamer.replay.streams import synthetic_stream
 
 
@@ -39,144 +30,18 @@ def record_times_ms(data_dir: Path, topic: str = "interactions") -> list[int]:
     return [time_ms for chunk in chunks_in(data_dir, topic) for time_ms in chunk.timestamps_ms]
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "events.jsonl"
-
-
-def test_lines_are_written_as_they_are_keyed_by_user(tmp_path: Path, file: Path):
-    events = [{"user_id": k % 3, "item_id": f"i{k}", "timestamp": 1_700_000_000 + k, "extra": k} for k in range(20)]
-    file.write_text("\n".join(map(json.dumps, events)))
-    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--topic", "t", "--partitions", 2)
-    assert result.exit_code == 0, result.output
-    assert "20 events written to t" in result.stdout
-    found = in_topic(tmp_path, "t")
-    assert sorted((e for _, e in found), key=lambda e: e["extra"]) == events
-    assert all(key == str(event["user_id"]).encode() for key, event in found)
-
-
-def test_malformed_lines_are_counted_and_named_and_the_rest_goes_on(tmp_path: Path, file: Path):
-    good = '{"user_id": "a", "item_id": "b"}'
-    array = '[{"user_id": "c", "item_id": "d", "rating": 4}, {"user_id": "c"}, {"user_id": "e", "item_id": "f"}]'
-    file.write_text(f'{good}\nno json\n\n{good}\n{{"user_id": "a"}}\n{array}\n')
-    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "4 events written" in result.stdout
-    assert f"{file}, line 2: not_json" in result.stderr
-    assert f"{file}, line 5: missing_item_id" in result.stderr
-    assert f"{file}, line 6, element 2: missing_item_id" in result.stderr
-    assert "3 malformed events were left out" in result.stderr
-    found = in_topic(tmp_path)
-    assert (b"c", {"user_id": "c", "item_id": "d", "rating": 4}) in found
-    assert (b"e", {"user_id": "e", "item_id": "f"}) in found
-
-
-def test_of_many_malformed_lines_the_first_are_listed(tmp_path: Path, file: Path):
-    file.write_text("x\n" * 50)
-    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path)
-    assert result.exit_code == 0
-    assert result.stderr.count("not_json") == 20
-    assert "50 malformed events were left out, the first 20 are listed" in result.stderr
-
-
-def test_json_has_the_counts(tmp_path: Path, file: Path):
-    file.write_text('{"user_id": 1, "item_id": 2}\nx\n')
-    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--json")
-    found = json.loads(result.stdout)
-    assert (found["written"], found["malformed"], found["reasons"]) == (1, 1, {"not_json": 1})
-    assert found["interrupted"] is False
-
-
-def test_fields_of_other_names_are_written_by_ours(tmp_path: Path, file: Path):
-    file.write_text('{"uid": 1, "iid": 2, "at": 5, "user_id": "somebody else", "n": 1}\n[{"uid": 3, "iid": 4}]\n')
-    fields = ["--field", "user_id=uid", "--field", "item_id=iid", "--field", "timestamp=at"]
-    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, *fields)
-    assert result.exit_code == 0, result.output
-    assert sorted(in_topic(tmp_path)) == [
-        (b"1", {"user_id": 1, "item_id": 2, "timestamp": 5, "n": 1}),
-        (b"3", {"user_id": 3, "item_id": 4}),
-    ]
-
-
-def test_a_limit_and_a_gzip_file(tmp_path: Path):
-    path = tmp_path / "events.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"user_id": "a", "item_id": "b"}\n' * 100))
-    result = invoked("jsonl", "--in-order", "--path", path, "--data-dir", tmp_path, "--limit", 7)
-    assert result.exit_code == 0, result.output
-    assert len(in_topic(tmp_path)) == 7
-
-
-def test_standard_input_is_written_each_time_it_is_read(tmp_path: Path):
-    import subprocess
-    import sys
-
-    arguments = ["replay", "jsonl", "--path", "-", "--data-dir", str(tmp_path)]
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "streamer", *arguments],
-            input=b'{"user_id": "a", "item_id": "b"}\n',
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    assert in_topic(tmp_path) == [(b"a", {"user_id": "a", "item_id": "b"})] * 2
-
-
-def zipped(raw: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("events.jsonl", raw)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("ending", "pack", "told"),
-    [
-        (".zip", zipped, "a zip archive"),
-        (".zst", lambda raw: b"\x28\xb5\x2f\xfd" + raw, "compressed by zstd"),
-        (".bz2", bz2.compress, "compressed by bzip2"),
-        (".xz", lzma.compress, "compressed by xz"),
-        ("", gzip.compress, "compressed by gzip, but not named .gz"),
-    ],
-)
-def test_lines_in_their_order_are_not_taken_from_what_is_packed(tmp_path: Path, ending: str, pack: Any, told: str):
-    path = tmp_path / f"events.jsonl{ending}"
-    path.write_bytes(pack(b'{"user_id": "a", "item_id": "b"}\n'))
-    result = invoked("jsonl", "--in-order", "--path", path, "--data-dir", tmp_path / "data")
-    assert isinstance(result.exception, SourceError)
-    assert f"is {told}" in str(result.exception)
-    assert not (tmp_path / "data").exists()
-
-
-def test_lines_in_their_order_come_from_a_pipe_too(tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[b'{"user_id": "a", "item_id": "b"}\n'])
-    writer.start()
-    result = invoked("jsonl", "--in-order", "--path", tmp_path / "pipe", "--data-dir", tmp_path)
-    writer.join()
-    assert result.exit_code == 0, repr(result.exception)
-    assert in_topic(tmp_path) == [(b"a", {"user_id": "a", "item_id": "b"})]
-
-
-@pytest.mark.parametrize("how", [[], ["--in-order"]])
-def test_a_missing_file_is_named_and_nothing_is_created(tmp_path: Path, how: list[str]):
+def test_a_missing_file_is_named_and_nothing_is_created(tmp_path: Path):
     (tmp_path / "nine.jsonl").touch()
-    result = invoked("jsonl", *how, "--path", tmp_path / "none.jsonl", "--data-dir", tmp_path / "data")
+    result = invoked("jsonl", "--path", tmp_path / "none.jsonl", "--data-dir", tmp_path / "data")
     assert isinstance(result.exception, SourceError)
     assert "none.jsonl" in str(result.exception)
     assert not (tmp_path / "data").exists()
 
 
-def test_an_unknown_field_is_an_error(file: Path):
-    with pytest.raises(SettingsError, match="no field 'user'"):
-        JsonLines(file, EventSettings(fields={"user": "uid"}))
-
-
-def test_another_number_of_partitions_is_an_error(tmp_path: Path, file: Path):
-    file.write_text('{"user_id": 1, "item_id": 2}\n')
-    assert invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--partitions", 2).exit_code == 0
-    result = invoked("jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--partitions", 3)
-    assert isinstance(result.exception, SourceError)
+def test_another_number_of_partitions_is_an_error(tmp_path: Path):
+    arguments = ("synthetic", "--events", 5, "--data-dir", tmp_path, "--partitions")
+    assert invoked(*arguments, 2).exit_code == 0
+    assert isinstance(invoked(*arguments, 3).exception, SourceError)
 
 
 def test_a_synthetic_stream_is_written(tmp_path: Path):
@@ -248,12 +113,6 @@ def test_events_come_in_the_order_of_their_times(tmp_path: Path, csv: Path):
         (["--min-rating", 5], [("ann", "a"), ("cid", "a")]),
         (["--limit", 2], [("bob", "b"), ("ann", "c")]),
         (["--since", "20", "--until", "1970-01-01T00:00:40"], [("ann", "c"), ("ann", "a")]),
-        (["--min-user-events", 3], [("ann", "c"), ("ann", "a"), ("ann", "d")]),
-        (
-            ["--k-core", 2, "--min-item-events", 0],
-            [("bob", "b"), ("ann", "c"), ("ann", "a"), ("ann", "d"), ("bob", "a")],
-        ),
-        (["--min-item-events", 3], [("ann", "a"), ("cid", "a"), ("bob", "a")]),
     ],
 )
 def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any], expected: list[tuple[str, str]]):
@@ -300,12 +159,6 @@ def test_a_seed_orders_events_of_equal_time(tmp_path: Path):
         orders.append([key for key, _ in in_topic(tmp_path, topic)])
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
-
-
-def test_passes_write_the_log_again_at_later_times(tmp_path: Path, csv: Path):
-    result = invoked("csv", "--path", csv, *NAMED, "--passes", 2, "--data-dir", tmp_path, "--partitions", 1)
-    assert result.exit_code == 0, repr(result.exception)
-    assert [event["timestamp"] for _, event in in_topic(tmp_path)] == [10, 20, 30, 40, 50, 60, 61, 71, 81, 91, 101, 111]
 
 
 def test_a_pattern_that_reaches_into_directories_is_written_whole(tmp_path: Path):
@@ -360,19 +213,11 @@ def test_all_wrong_options_are_reported_at_once(tmp_path: Path, csv: Path):
     assert len(result.exception.problems) == 3
 
 
-def test_json_lines_of_a_file_are_sorted_as_other_data_sets_are(tmp_path: Path, file: Path):
+def test_json_lines_of_a_file_are_sorted_as_other_data_sets_are(tmp_path: Path):
     lines = [{"user_id": "a", "item_id": f"i{time}", "timestamp": time} for time in (30, 10, 20)]
-    file.write_text("\n".join(map(json.dumps, lines)))
+    (file := tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert invoked("jsonl", "--path", file, "--data-dir", tmp_path).exit_code == 0
     assert [item for _, item in pairs_in(tmp_path)] == ["i10", "i20", "i30"]
-
-
-def test_lines_in_their_order_cannot_be_filtered(tmp_path: Path, file: Path):
-    file.write_text('{"user_id": 1, "item_id": 2}\n')
-    options = ["--min-rating", 3, "--passes", 2, "--limit", 5, "--field", "user_id=uid"]
-    result = invoked("jsonl", "--in-order", "--path", file, *options, "--data-dir", tmp_path / "data")
-    assert isinstance(result.exception, SettingsError)
-    assert [problem.split()[0] for problem in result.exception.problems] == ["--min-rating", "--passes"]
 
 
 def test_every_data_set_has_a_command_with_help():
@@ -418,7 +263,7 @@ def test_more_memory_or_another_pace_is_the_same_replay(tmp_path: Path, csv: Pat
 
 def test_other_events_are_another_replay(tmp_path: Path, csv: Path):
     command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
-    for other, count in ((["--seed", 1], 6), (["--min-rating", 4], 4), (["--passes", 2], 12), (["--topic", "t"], 6)):
+    for other, count in ((["--seed", 1], 6), (["--min-rating", 4], 4), (["--topic", "t"], 6)):
         assert json.loads(invoked(*command, *other).stdout)["written"] == count
 
 
@@ -448,13 +293,11 @@ def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
     )
 
 
-def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, file: Path):
-    file.write_text('{"user_id": 1, "item_id": 2}\n')
-    command = ["jsonl", "--in-order", "--path", file, "--data-dir", tmp_path, "--json"]
-    assert json.loads(invoked(*command).stdout)["written"] == 1
-    assert json.loads(invoked(*command).stdout)["written"] == 0
-    file.write_text('{"user_id": 1, "item_id": 2}\n' * 3)
-    assert json.loads(invoked(*command).stdout)["written"] == 3
+def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, csv: Path):
+    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
+    assert json.loads(invoked(*command).stdout)["written"] == 6
+    csv.write_text(CSV + "dan,a,70,2\n")
+    assert json.loads(invoked(*command).stdout)["written"] == 7
 
 
 # whole logs -----------------------------------------------------------------------------------------------------------

@@ -47,20 +47,19 @@ def kept(write, rows: list[Row], options: LogSettings, name: str = "csv") -> Cou
     return Counter(rows[number] for number in numbers)
 
 
-def slow_core(rows: list[Row], users: int, items: int) -> list[Row]:
+def slow_core(rows: list[Row], core: int) -> list[Row]:
     while True:
         by_user, by_item = Counter(r.user for r in rows), Counter(r.item for r in rows)
-        left = [r for r in rows if by_user[r.user] >= users and by_item[r.item] >= items]
+        left = [r for r in rows if by_user[r.user] >= core and by_item[r.item] >= core]
         if len(left) == len(rows):
             return rows
         rows = left
 
 
 @SOME
-@given(ROWS, st.integers(0, 5), st.integers(0, 5))
-def test_core_has_enough_events_of_every_user_and_item(write, rows, users, items):
-    options = LogSettings(min_user_events=users, min_item_events=items)
-    assert kept(write, rows, options) == Counter(slow_core(rows, users, items))
+@given(ROWS, st.integers(0, 5))
+def test_core_has_enough_events_of_every_user_and_item(write, rows, core):
+    assert kept(write, rows, LogSettings(k_core=core)) == Counter(slow_core(rows, core))
 
 
 @SOME
@@ -102,10 +101,10 @@ def test_sample_has_that_number_of_users_with_all_their_events(write, rows, numb
 @SOME
 @given(ROWS, st.integers(1, 3), st.sampled_from([1.0, 2.5]), st.integers(0, 3))
 def test_filters_come_before_the_sample_and_the_core_comes_last(write, rows, core, least, seed):
-    together = LogSettings(min_rating=least, sample_users=2, seed=seed, min_user_events=core, min_item_events=core)
+    together = LogSettings(min_rating=least, sample_users=2, seed=seed, k_core=core)
     rated = [r for r in rows if r.rating >= least]
     sampled = list(kept(write, rated, LogSettings(sample_users=2, seed=seed)).elements()) if rated else []
-    assert kept(write, rows, together) == Counter(slow_core(sampled, core, core))
+    assert kept(write, rows, together) == Counter(slow_core(sampled, core))
 
 
 def test_smaller_sample_is_part_of_a_larger_one_and_seeds_differ(write):
@@ -124,7 +123,7 @@ def test_time_range_takes_dates_and_offsets(write):
 
 
 def test_filters_that_leave_nothing_leave_an_empty_log(write):
-    with open_log(write("log.csv", "user_id,item_id\na,x\n"), "csv", LogSettings(min_user_events=2)) as log:
+    with open_log(write("log.csv", "user_id,item_id\na,x\n"), "csv", LogSettings(k_core=2)) as log:
         assert len(log) == 0
         assert list(log.batches()) == []
         assert len(log.interactions()) == 0
@@ -149,8 +148,7 @@ def test_filter_without_its_column_is_refused_with_all_others(write):
         (LogSettings(columns={"user_id": ""}), "user_id needs the name"),
         (LogSettings(item_features=(":float",)), "names no column"),
         (LogSettings(min_rating=float("nan")), "min-rating is nan"),
-        (LogSettings(min_user_events=-1), "min-user-events is -1"),
-        (LogSettings(min_item_events=-1), "min-item-events is -1"),
+        (LogSettings(k_core=-1), "k-core is -1"),
         (LogSettings(limit=0), "limit is 0"),
         (LogSettings(sample_users=0), "sample-users is 0"),
         (LogSettings(sample_users=1.5), "sample-users is 1.5"),

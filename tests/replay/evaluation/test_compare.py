@@ -101,11 +101,6 @@ class TestCompare:
             figures[seed] = [row["value"] for row in rows_in(out) if "baseline" in row]
         assert figures[0] != figures[1]
 
-    def test_a_comparison_has_no_passes(self, log, tmp_path):
-        result = CliRunner().invoke(cli, ["compare", "--data", str(log), "--out", str(tmp_path), "--passes", "2"])
-        assert result.exit_code == 2
-        assert "--passes" in result.stderr
-
     def test_other_settings_are_other_runs(self, log, tmp_path):
         for dim in (4, 8):
             streamer("compare", "--data", log, "--methods", "bir", "--out", tmp_path, "--set", f"dim={dim}")
