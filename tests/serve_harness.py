@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ from streamer.publish.points import Reader, Writer
 from streamer.publish.publisher import Publisher
 from streamer.recommender import Recommender
 from streamer.serve.follower import Follower
-from streamer.serve.run import serving
-from streamer.serve.service import Asked, Service
+from streamer.serve.service import RecommendRequest, Service
 from streamer.settings import ServeSettings
 from streamer.sources.base import Partition
+from streamer.web.serving import serving
 
 CLICKS = Partition("clicks", 0)
 
@@ -111,10 +110,8 @@ class Client:
         )
         self._serving = serving(self.settings)
         self.server = self._serving.__enter__()
-        self.port = self.server.socket.getsockname()[1]
-        self._thread = threading.Thread(target=self.server.run, daemon=True)
-        self._thread.start()
-        wait_until(lambda: self.server.uvicorn.started, "listening")
+        self.port = self.server.port
+        self.server.__enter__()
 
     def ready(self) -> Client:
         """Itself, when everything that is published is served."""
@@ -145,14 +142,16 @@ class Client:
 
     def close(self) -> None:
         """End."""
-        self.server.stop()
-        self._thread.join(20)
+        self.server.__exit__()
         self._serving.__exit__(None, None, None)
 
 
 def served(service: Service, user: str, k: int = 10, **options: Any) -> list[tuple[str, float]]:
     """Items and scores of an answer."""
-    return [(found["item"], found["score"]) for found in service.recommend(Asked(user, (), k, **options))["items"]]
+    return [
+        (found["item"], found["score"])
+        for found in service.recommend(RecommendRequest(user=user, k=k, **options))["items"]
+    ]
 
 
 def said(learner: Learner, user: str, k: int = 10, exclude_seen: bool = True) -> list[tuple[str, float]]:

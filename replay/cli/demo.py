@@ -145,7 +145,7 @@ def run_demo(
         deadline: when to stop, on the monotonic clock.
         watch: has the trainer watched, and returns the address of the live page.
     """
-    from streamer.web.serve import open_browser, opens_browser
+    from streamer.web.live import open_browser, opens_browser
 
     ended_by = "events"
     first_cache = None

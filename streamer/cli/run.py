@@ -123,7 +123,7 @@ def watching(
     if port is None:
         yield lambda pipeline: None
         return
-    from streamer.web.serve import announce, serve_metrics
+    from streamer.web.live import announce, serve_metrics
 
     with serve_metrics(source, host, port, show_values) as (monitor, url):
 

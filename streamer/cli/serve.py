@@ -7,7 +7,6 @@ import logging
 import click
 
 from streamer.cli.options import GroupedCommand, settings_options
-from streamer.errors import StreamerError
 from streamer.settings import ServeSettings
 
 
@@ -20,12 +19,8 @@ def serve(settings: ServeSettings) -> None:
     with --publish-topic. With the trainer's --bootstrap-servers and --topic, or its
     --data-dir, a user's latest events count at once.
     """
-    try:
-        from streamer.serve.run import serving
-    except ImportError as error:
-        raise StreamerError(
-            f"`streamer serve` needs {error.name}: pip install 'streamer[serve]'"
-        ) from error
+    from streamer.web.serving import serving
+
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

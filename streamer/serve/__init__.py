@@ -1,8 +1,7 @@
-"""Recommendations over HTTP, from what a trainer publishes and from the events
-themselves.
+"""What a server of recommendations knows and answers from.
 
 Belongs here: the learner that follows a trainer (`replica`, `follower`), its item
-vectors (`vectors`), events that are not learned yet (`overlay`, `tail`), the answers
-(`service`), and HTTP with its page (`app`, `static`). May import: `publish`, `web`,
-`metrics`, `recommender` and rooms below them.
+vectors (`vectors`), events that are not learned yet (`overlay`), how fresh all of this
+is (`freshness`, `metrics`), and the answers (`service`, `hidden`). May import:
+`publish`, `metrics`, `recommender` and rooms below them; HTTP is in `web`.
 """

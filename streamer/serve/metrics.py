@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -26,13 +25,13 @@ class ServerMetrics:
             pair: self._instruments.series("streamer_freshness_seconds", *pair)
             for pair in product(KINDS, CLOCKS)
         }
-        self._problems: dict[str, Callable[[], str | None]] = {}
+        self._follower: Follower | None = None
+        self._tail: Tail | None = None
 
     def watch(self, follower: Follower, tail: Tail | None) -> None:
         """Report whether these threads can read."""
-        self._problems = {"following": lambda: follower.problem}
-        if tail is not None:
-            self._problems["tailing"] = lambda: tail.problem
+        self._follower = follower
+        self._tail = tail
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """A request was answered."""
@@ -47,23 +46,22 @@ class ServerMetrics:
 
     def refresh(self, service: Service) -> None:
         """Set what is looked at when somebody asks."""
+        gauges: dict[str, float | None] = dict(service.sizes())
+        gauges["ready"] = service.ready().ok
         about = service.about() if service.replica is not None else {}
-        sizes = service.sizes()
-        values = {
-            "ready": float(service.ready()[0]),
-            "generation": about.get("generation"),
-            "step": about.get("step"),
-            "age_seconds": about.get("age_s"),
-            **{
-                name: float(problem() is None)
-                for name, problem in self._problems.items()
-            },
-            **sizes,
-        }
-        for name, value in values.items():
+        gauges["generation"] = about.get("generation")
+        gauges["step"] = about.get("step")
+        gauges["age_seconds"] = about.get("age_s")
+        if self._follower is not None:
+            gauges["following"] = self._follower.problem is None
+        if self._tail is not None:
+            gauges["tailing"] = self._tail.problem is None
+        for name, value in gauges.items():
             self._instruments.set(f"streamer_server_{name}", value)
-        self._instruments.rise("streamer_server_deltas_total", service.applied_deltas)
-        self._instruments.rise("streamer_server_bases_total", service.bases)
-        self._instruments.rise(
-            "streamer_server_refused_points_total", service.refused_points
-        )
+        totals = {
+            "deltas": service.applied_deltas,
+            "bases": service.bases,
+            "refused_points": service.refused_points,
+        }
+        for name, total in totals.items():
+            self._instruments.rise(f"streamer_server_{name}_total", total)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from streamer.errors import StreamerError
 from streamer.event import NO_USER
+from streamer.metrics.health import Verdict
 from streamer.model.batch import Rows
 from streamer.publish.points import End
 from streamer.recommender import Query, Recommendation, Wanted
@@ -24,6 +25,10 @@ from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
 from streamer.serve.overlay import Event, Overlay
 from streamer.serve.replica import Delta, Replica
+
+MAX_K = 1000
+MAX_IDS = 1000
+Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class NotReady(StreamerError):  # noqa: N818  (reads as a state)
@@ -34,27 +39,20 @@ class UnknownItem(StreamerError):  # noqa: N818
     """The model does not know the item."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """For whom to recommend, and what.
+class RecommendRequest(BaseModel):
+    """For whom to recommend: a user, or the recent items of a session without one."""
 
-    Args:
-        user: id; None for a session.
-        recent: items of a session, oldest first.
-        k: how many items.
-        exclude_seen: leave out what the user had, or the items of the session.
-        exclude: items to leave out.
-        explain: say what made each recommendation.
-        features: of whoever a session is of.
-    """
-
-    user: str | None = None
-    recent: Sequence[str] = ()
-    k: int = 10
+    user: Id | None = None
+    recent: list[Id] = Field(
+        default=[], max_length=MAX_IDS, description="Items of a session, oldest first."
+    )
+    k: int = Field(default=10, ge=1, le=MAX_K)
     exclude_seen: bool = True
-    exclude: Sequence[str] = ()
+    exclude: list[Id] = Field(default=[], max_length=MAX_IDS)
     explain: bool = False
-    features: Mapping[str, str | float] | None = None
+    features: dict[Id, str | float] | None = Field(
+        default=None, max_length=64, description="Of whoever the session is of."
+    )
 
 
 class Service:
@@ -168,171 +166,200 @@ class Service:
             if event.user != NO_USER:
                 self.freshness.recent_items(event, now)
 
-    # answers ----------------------------------------------------------------------------------------------------------
+    # answers --------------------------------------------------------------------------
 
-    def about(self, replica: Replica | None = None) -> dict[str, Any]:
-        """Of which generation, step and age an answer is."""
-        end = (replica or self._ready()).end
+    def alive(self) -> Verdict:
+        """Always: a server that is behind goes on with what it has."""
+        return Verdict(True, "")
+
+    def ready(self) -> Verdict:
+        """Whether everything that is published is served, and why not."""
+        if self.replica is None:
+            return Verdict(
+                False,
+                "waiting for a base: has the trainer been started with "
+                "--publish-dir or --publish-topic?",
+            )
+        if not self.caught_up:
+            return Verdict(False, "deltas are being applied")
+        return Verdict(True, "")
+
+    def about(self) -> dict[str, Any]:
+        """Of which generation, step and age an answer is.
+
+        Raises:
+            NotReady: nothing is served yet.
+        """
+        end = self._served().end
         return {
             "generation": end.generation,
             "step": end.step,
             "age_s": round(max(self._clock() - end.time_s, 0.0), 3),
         }
 
-    def recommend(self, asked: Asked) -> dict[str, Any]:
+    def sizes(self) -> dict[str, int]:
+        """How much is served."""
+        users = items = indexed_items = 0
+        replica = self.replica
+        if replica is not None:
+            users = len(replica.learner.users)
+            items = len(replica.learner.items)
+            indexed_items = replica.vectors.indexed_items
+        return {
+            "users": users,
+            "items": items,
+            "indexed_items": indexed_items,
+            "hidden_items": len(self.hidden.ids),
+            "events_not_learned": len(self.overlay),
+        }
+
+    def similar(self, item: str, k: int, explain: bool = False) -> dict[str, Any]:
+        """What users who had an item may like next.
+
+        Raises:
+            NotReady: nothing is served yet.
+            UnknownItem: the model does not know it.
+        """
+        with self._lock:
+            if self._served().learner.items.row_of(item) is None:
+                raise UnknownItem(f"no event of this item has been learned yet: {item}")
+            request = RecommendRequest(recent=[item], k=k, explain=explain)
+            return {"item": item} | self.recommend(request)
+
+    def recommend(self, request: RecommendRequest) -> dict[str, Any]:
         """Recommendations, as they are sent.
 
         Raises:
             NotReady: nothing is served yet.
             StreamerError: the model cannot answer it.
         """
-        (found,) = self.recommend_all([asked])
+        (found,) = self.recommend_all([request])
         if isinstance(found, StreamerError):
             raise found
         return found
 
     def recommend_all(
-        self, asked: Sequence[Asked]
+        self, requests: Sequence[RecommendRequest]
     ) -> list[dict[str, Any] | StreamerError]:
-        """Answers to several, in their order, all of one generation and step; what
-        cannot be answered has an error.
+        """Answers to several requests, in their order, all of one generation and step;
+        the error for one that cannot be answered.
 
         Raises:
             NotReady: nothing is served yet.
         """
         with self._lock:
-            replica = self._ready()
-            answers = dict[int, Any]()
+            replica = self._served()
+            answers: dict[int, dict[str, Any] | StreamerError] = {}
             wanted: dict[int, Wanted] = {}
-            for k, one in enumerate(asked):
+            for k, request in enumerate(requests):
                 try:
-                    wanted[k] = Wanted(
-                        self._query(replica, one), one.k, self._left_out(replica, one)
-                    )
+                    wanted[k] = self._wanted(replica, request)
                 except StreamerError as error:
                     answers[k] = error
-            for together in _groups(asked, wanted):
-                seen = asked[together[0]].exclude_seen
+            about = self.about()
+            for group in _groups(requests, wanted):
                 found = replica.recommender.recommend_each(
-                    [wanted[k] for k in together], exclude_seen=seen
+                    [wanted[k] for k in group],
+                    exclude_seen=requests[group[0]].exclude_seen,
                 )
-                for k, best in zip(together, found, strict=True):
-                    answers[k] = self._answer(
-                        replica, wanted[k].query, asked[k], best
-                    ) | self.about(replica)
-            return [answers[k] for k in range(len(asked))]
+                for k, items in zip(group, found, strict=True):
+                    query = wanted[k].query
+                    answers[k] = _answer(replica, query, requests[k], items) | about
+            return [answers[k] for k in range(len(requests))]
 
-    def _query(self, replica: Replica, asked: Asked) -> Query:
-        if asked.user is not None:
-            return replica.recommender.user(asked.user, self.overlay.of(asked.user))
-        return replica.recommender.session(asked.recent, asked.features)
-
-    def _left_out(self, replica: Replica, asked: Asked) -> Rows:
-        rows = [
-            row
-            for item in asked.exclude
-            if (row := replica.learner.items.row_of(item)) is not None
-        ]
-        return np.concatenate([self._hidden_rows(replica), np.array(rows, np.int64)])
-
-    def similar(self, item: str, k: int, explain: bool = False) -> dict[str, Any]:
-        """What users who had an item may like next.
-
-        Raises:
-            UnknownItem: the model does not know it.
-        """
-        with self._lock:
-            if self._ready().learner.items.row_of(item) is None:
-                raise UnknownItem(f"no event of this item has been learned yet: {item}")
-            return {"item": item} | self.recommend(
-                Asked(recent=[item], k=k, explain=explain)
-            )
-
-    def _answer(
-        self,
-        replica: Replica,
-        query: Query,
-        asked: Asked,
-        found: Sequence[Recommendation],
-    ) -> dict[str, Any]:
+    def _wanted(self, replica: Replica, request: RecommendRequest) -> Wanted:
         recommender = replica.recommender
-        answers: list[dict[str, Any]] = [best._asdict() for best in found]
-        if asked.explain:
-            reasons = recommender.reasons(
-                query, [best.item for best in found], exclude_seen=asked.exclude_seen
-            )
-            for answer, why in zip(answers, reasons, strict=True):
-                near = [
-                    {"item": item, "nearness": nearness}
-                    for item, nearness in why.recent
-                ]
-                answer["reasons"] = {"parts": why.parts, "recent": near}
-        recent = replica.learner.items.ids_of(query.recent)
-        named = [*recent, *(best.item for best in found)]
-        return {
-            "user": query.user,
-            "known": query.known,
-            "note": query.note or None,
-            "recent": recent,
-            "items": answers,
-            "titles": {
-                item: title
-                for item in named
-                if (title := replica.title_of(item)) is not None
-            },
-        }
+        if request.user is not None:
+            events = self.overlay.of(request.user)
+            query = recommender.user(request.user, events)
+        else:
+            query = recommender.session(request.recent, request.features)
+        exclude = self._hidden_rows(replica)
+        if request.exclude:
+            rows = _rows_of(replica, request.exclude)
+            exclude = np.concatenate([exclude, rows])
+        return Wanted(query, request.k, exclude)
 
     def _hidden_rows(self, replica: Replica) -> Rows:
         """Rows of hidden items, looked up when they or what is served have changed."""
         ids = self.hidden.ids
         end = replica.end
         if self._looked_up[0] is not ids or self._looked_up[1] is not end:
-            rows = [
-                row
-                for item in ids
-                if (row := replica.learner.items.row_of(item)) is not None
-            ]
-            self._looked_up = (ids, end, np.array(rows, np.int64))
+            self._looked_up = (ids, end, _rows_of(replica, ids))
         return self._looked_up[2]
 
-    def _ready(self) -> Replica:
+    def _served(self) -> Replica:
         if self.replica is None:
             raise NotReady(
-                "nothing has been published yet that could be served: is the trainer running?"
+                "nothing has been published yet that could be served: "
+                "is the trainer running?"
             )
         return self.replica
 
-    def ready(self) -> tuple[bool, str]:
-        """Whether everything that is published is served, and why not."""
-        if self.replica is None:
-            return (
-                False,
-                "waiting for a base: has the trainer been started with --publish-dir or --publish-topic?",
-            )
-        return self.caught_up, "" if self.caught_up else "deltas are being applied"
 
-    def sizes(self) -> dict[str, int]:
-        """How much is served."""
-        replica = self.replica
-        return {
-            "users": len(replica.learner.users) if replica is not None else 0,
-            "items": len(replica.learner.items) if replica is not None else 0,
-            "indexed_items": replica.vectors.indexed_items
-            if replica is not None
-            else 0,
-            "hidden_items": len(self.hidden.ids),
-            "events_not_learned": len(self.overlay),
-        }
+def _rows_of(replica: Replica, items: Iterable[str]) -> Rows:
+    """Rows of those items that the model knows."""
+    rows = []
+    for item in items:
+        row = replica.learner.items.row_of(item)
+        if row is not None:
+            rows.append(row)
+    return np.array(rows, np.int64)
 
 
-def _groups(asked: Sequence[Asked], wanted: Mapping[int, Wanted]) -> list[list[int]]:
-    """Which queries are ranked together: those for one purpose; one with features
+def _groups(
+    requests: Sequence[RecommendRequest], wanted: Mapping[int, Wanted]
+) -> list[list[int]]:
+    """Which requests are ranked together: those for one purpose; one with features
     alone.
     """
-    alone = [[k] for k, one in wanted.items() if one.query.features is not None]
-    rest = [k for k, one in wanted.items() if one.query.features is None]
-    both = [
-        [k for k in rest if asked[k].exclude_seen is purpose]
-        for purpose in (True, False)
-    ]
-    return [group for group in [*alone, *both] if group]
+    alone = []
+    unseen = []
+    all_items = []
+    for k, each in wanted.items():
+        if each.query.features is not None:
+            alone.append([k])
+        elif requests[k].exclude_seen:
+            unseen.append(k)
+        else:
+            all_items.append(k)
+    return [group for group in (*alone, unseen, all_items) if group]
+
+
+def _answer(
+    replica: Replica,
+    query: Query,
+    request: RecommendRequest,
+    found: Sequence[Recommendation],
+) -> dict[str, Any]:
+    items = [best._asdict() for best in found]
+    if request.explain:
+        _add_reasons(replica, query, request, items)
+    recent = replica.learner.items.ids_of(query.recent)
+    titles = {}
+    if replica.learner.titles:
+        for item in (*recent, *(best.item for best in found)):
+            title = replica.title_of(item)
+            if title is not None:
+                titles[item] = title
+    return {
+        "user": query.user,
+        "known": query.known,
+        "note": query.note or None,
+        "recent": recent,
+        "items": items,
+        "titles": titles,
+    }
+
+
+def _add_reasons(
+    replica: Replica,
+    query: Query,
+    request: RecommendRequest,
+    items: Sequence[dict[str, Any]],
+) -> None:
+    ids = [item["item"] for item in items]
+    reasons = replica.recommender.reasons(query, ids, exclude_seen=request.exclude_seen)
+    for item, why in zip(items, reasons, strict=True):
+        recent = [{"item": id, "nearness": nearness} for id, nearness in why.recent]
+        item["reasons"] = {"parts": why.parts, "recent": recent}

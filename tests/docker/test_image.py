@@ -13,15 +13,16 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from http import HTTPStatus
 from pathlib import Path
 
 import deployment
 import pytest
+from prometheus_client import CollectorRegistry
 from servers.process import free_ports
 
 from streamer.cli.run import run
-from streamer.web.server import Answer, Request, WebServer
+from streamer.metrics.monitor import Monitor
+from streamer.web.live import monitor_server
 
 ROOT = deployment.ROOT
 
@@ -128,17 +129,13 @@ def health_check(port: int) -> int:
     return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, timeout=60).returncode
 
 
-@pytest.mark.parametrize(("status", "healthy"), [(HTTPStatus.OK, True), (HTTPStatus.SERVICE_UNAVAILABLE, False)])
-def test_the_health_check_asks_healthz(status: HTTPStatus, healthy: bool):
-    asked: list[Request] = []
-
-    def answer(request: Request) -> Answer:
-        asked.append(request)
-        return Answer(b"{}", status=status)
-
-    with WebServer({"/healthz": answer}) as server:
+@pytest.mark.parametrize("healthy", [True, False])
+def test_the_health_check_asks_healthz(healthy: bool):
+    monitor = Monitor(CollectorRegistry())
+    if not healthy:
+        monitor.ended()
+    with monitor_server(monitor) as server:
         assert (health_check(server.port) == 0) == healthy
-    assert len(asked) == 1
 
 
 def test_a_process_that_does_not_listen_is_not_healthy():

@@ -26,7 +26,7 @@ from streamer.metrics.monitor import Monitor
 from streamer.pipeline import Pipeline
 from streamer.sources.base import Partition
 from streamer.sources.kafka import watch as kafka_watch
-from streamer.web.serve import serve_metrics
+from streamer.web.live import serve_metrics
 
 pytestmark = pytest.mark.servers
 QUICK = ("--dim", 8, "--batch-size", 64, "--set", "hash_slots=64", "--checkpoint-every", 0.2, "--max-age", 0.1)

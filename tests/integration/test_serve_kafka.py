@@ -16,7 +16,7 @@ from serve_harness import Client, Server, Trainer, said, served, wait_until
 from streamer.event import EventDecoder, encode, encode_item
 from streamer.publish.topic import KafkaWriter, TopicReader
 from streamer.serve.follower import Tail
-from streamer.serve.service import Asked
+from streamer.serve.service import RecommendRequest
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.tail import KafkaTail
 
@@ -83,7 +83,10 @@ def test_events_count_before_they_are_learned_and_from_the_positions_of_the_mode
     server.reach(trainer)
     tail.start()
     kafka.append(topic, 0, [encode("u1", STREAM[0][1], 2e9), encode("u1", STREAM[1][1], 2e9 + 1)])
-    wait_until(lambda: server.service.recommend(Asked("u1"))["recent"][:2] == [STREAM[1][1], STREAM[0][1]], "seeing")
+    wait_until(
+        lambda: server.service.recommend(RecommendRequest(user="u1"))["recent"][:2] == [STREAM[1][1], STREAM[0][1]],
+        "seeing",
+    )
     for each in (tail, server, trainer):
         each.close()
 
@@ -165,7 +168,7 @@ def test_whatever_becomes_of_deltas_in_a_topic_only_states_of_the_trainer_are_se
         for key, value in point:
             kafka.append(damaged, 0, [value], key=key)
         for _ in range(20 if server.step is not None else 0):
-            answers = [server.service.recommend(Asked(user)) for user in ("u1", "u2")]
+            answers = [server.service.recommend(RecommendRequest(user=user)) for user in ("u1", "u2")]
             for k, answer in enumerate(answers):
                 assert [found["item"] for found in answer["items"]] == states[answer["step"]][k]
     wait_until(lambda: server.step is not None and server.step[1] == trainer.learner.trainer.steps, "following")

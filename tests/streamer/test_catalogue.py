@@ -14,7 +14,7 @@ from serve_harness import Server, Trainer, said, served, wait_until
 from streamer.event import NO_USER, Features
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
-from streamer.serve.service import Asked
+from streamer.serve.service import RecommendRequest
 from streamer.settings import RunSettings
 
 Said = tuple[str, str, Features | None]
@@ -223,13 +223,13 @@ class TestServing:
         learn(trainer.learner, catalogue("new", brand="b1", title="New!"))
         trainer.publish()
         wait_until(lambda: "new" in {item for item, _ in served(server.service, "u1", 100)}, "a new item")
-        answer = server.service.recommend(Asked("u1", k=100))
+        answer = server.service.recommend(RecommendRequest(user="u1", k=100))
         assert answer["titles"] == {"new": "New!"}
         assert served(server.service, "u1", 100) == said(trainer.learner, "u1", 100)
         learn(trainer.learner, [(NO_USER, "new", None)])
         trainer.publish()
         wait_until(lambda: "new" not in {item for item, _ in served(server.service, "u1", 100)}, "a deletion")
-        assert server.service.recommend(Asked("u1", k=100))["titles"] == {}
+        assert server.service.recommend(RecommendRequest(user="u1", k=100))["titles"] == {}
 
     def test_a_server_that_comes_later_finds_all_of_it_in_the_base(self, pair, tmp_path):
         trainer, _ = pair
@@ -238,7 +238,7 @@ class TestServing:
         later = Server(tmp_path / "points")
         later.reach(trainer)
         assert served(later.service, "u1", 100) == said(trainer.learner, "u1", 100)
-        assert "new" in later.service.recommend(Asked("u1", k=100))["titles"]
+        assert "new" in later.service.recommend(RecommendRequest(user="u1", k=100))["titles"]
         later.close()
 
 

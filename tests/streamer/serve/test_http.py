@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from line_harness import TOPIC, events
+from line_harness import PATIENCE_S, TOPIC, events
 from serve_harness import Client, Trainer, said, wait_until
 
 from streamer.errors import SettingsError, StreamerError
 from streamer.event import encode
-from streamer.serve.run import serving
+from streamer.serve.service import RecommendRequest, Service
 from streamer.settings import ServeSettings
 from streamer.sources.base import Partition
 from streamer.sources.embedded.log import EmbeddedLog
+from streamer.web.recommendations import MAX_BATCH, RequestBatcher
+from streamer.web.serving import serving
 
 STREAM = [*events(400, users=20, items=120), ("<b>x</b>", "a/b c?&#é"), ("<b>x</b>", "i1")]
 TOKEN = "a token of sixteen characters"
@@ -135,6 +142,49 @@ def test_metrics_and_the_description_of_the_interface_are_there(client):
     }
 
 
+def test_health_is_answered_while_recommendations_are_computed(client, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    compute = Service.recommend_all
+
+    def compute_later(service, requests):
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return compute(service, requests)
+
+    monkeypatch.setattr("streamer.web.app.REQUEST_S", PATIENCE_S)
+    monkeypatch.setattr(Service, "recommend_all", compute_later)
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(client.items, f"u{n}") for n in range(16)]
+        try:
+            assert begun.wait(PATIENCE_S)
+            for path in ("/healthz", "/readyz", "/metrics", "/status", "/hidden", "/"):
+                assert client.ask("GET", path)[0] == 200
+            assert not any(answer.done() for answer in answers)
+        finally:
+            go_on.set()
+        assert all(len(answer.result()) == 10 for answer in answers)
+
+
+def test_requests_that_wait_together_are_computed_together_and_an_error_is_that_of_each():
+    sizes = []
+
+    def recommend_all(requests):
+        sizes.append(len(requests))
+        if requests[0].user == "u0":
+            raise StreamerError("not now")
+        return [{"for": request.user} for request in requests]
+
+    async def ask(count: int) -> list[Any]:
+        batcher = RequestBatcher(SimpleNamespace(recommend_all=recommend_all))
+        requests = [batcher.recommend(RecommendRequest(user=f"u{n}")) for n in range(count)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    answers = asyncio.run(ask(MAX_BATCH + 2))
+    assert sizes == [MAX_BATCH, 2]
+    assert {str(answer) for answer in answers[:MAX_BATCH]} == {"not now"}
+    assert answers[MAX_BATCH:] == [{"for": f"u{MAX_BATCH}"}, {"for": f"u{MAX_BATCH + 1}"}]
+
+
 class TestLimits:
     @pytest.mark.parametrize(
         ("method", "path", "body", "status"),
@@ -166,7 +216,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("begun", [b"", b"GET /users/u3/recommendations HTTP/1.1\r\nHost: local"])
     def test_a_connection_that_asks_nothing_is_closed(self, client, monkeypatch, begun):
-        monkeypatch.setattr("streamer.serve.run.IDLE_S", 0.5)
+        monkeypatch.setattr("streamer.web.server.IDLE_S", 0.5)
         with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
             connection.sendall(begun)
             assert connection.recv(1000) == b""
@@ -174,7 +224,8 @@ class TestLimits:
 
     def test_pages_of_strangers_are_refused(self, client):
         assert client.ask("GET", "/users/u3/recommendations", Host="evil.example")[0] == 421
-        assert client.ask("PUT", "/hidden/i1", Origin="https://evil.example")[0] == 403
+        for origin in ("https://evil.example", "http://[", "null"):
+            assert client.ask("PUT", "/hidden/i1", Origin=origin)[0] == 403
 
     def test_a_token_is_asked_for_but_for_health(self, trainer):
         client = Client(trainer.directory, token=TOKEN).ready()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
 import socket
-import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from email.message import Message
+from importlib import resources
 
 import pytest
 from line_harness import events, micro_batch, small, until
@@ -24,10 +25,10 @@ from streamer.metrics.catalogue import CATALOGUE
 from streamer.metrics.monitor import Monitor
 from streamer.metrics.status import Status
 from streamer.sources.base import Partition
-from streamer.web.data import SHOWN_VALUE
-from streamer.web.routes import FILES, routes
-from streamer.web.serve import serve_metrics
-from streamer.web.server import MAX_CONNECTIONS, Answer, WebServer
+from streamer.web.app import Access, Guard, new_app
+from streamer.web.live import PAGE, monitor_server, serve_metrics
+from streamer.web.live_data import SHOWN_VALUE
+from streamer.web.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, WebServer, listen
 
 NASTY = "<script>alert(1)</script>"
 
@@ -50,16 +51,16 @@ def monitor() -> Monitor:
 
 @pytest.fixture(scope="module")
 def server(monitor: Monitor) -> Iterator[WebServer]:
-    with WebServer(routes(monitor)) as found:
+    with monitor_server(monitor) as found:
         yield found
 
 
-def ask(server: WebServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(server: WebServer, path: str, method: str = "GET", **headers: str) -> tuple[int, Message, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
-        return answer.status, dict(answer.headers), answer.read()
+        return answer.status, answer.headers, answer.read()
     finally:
         connection.close()
 
@@ -67,12 +68,13 @@ def ask(server: WebServer, path: str, method: str = "GET", **headers: str) -> tu
 # what there is --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_the_page_and_its_parts_are_served_and_nothing_comes_from_elsewhere(server, path):
-    status, headers, body = ask(server, path)
+@pytest.mark.parametrize("name", PAGE)
+def test_the_page_and_its_parts_are_served_and_nothing_comes_from_elsewhere(server, name):
+    status, headers, body = ask(server, "/" if name.endswith(".html") else f"/{name}")
     assert status == 200
-    assert headers["Content-Type"] == FILES[path][1]
-    assert body
+    types = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+    assert headers["Content-Type"].startswith(types[name.split(".")[1]])
+    assert body == (resources.files("streamer.web") / "static" / name).read_bytes()
     for away in (b"http://", b"https://", b"//cdn"):
         assert away not in body.replace(b'xmlns="http://www.w3.org/2000/svg"', b"")
 
@@ -81,12 +83,13 @@ def test_the_page_has_no_inline_script_or_style(server):
     _, _, body = ask(server, "/")
     assert b"<style" not in body
     assert b"style=" not in body
-    assert body.count(b"<script") == body.count(b"<script src=") == 2
+    assert body.count(b"<script") == body.count(b"<script src=") == 3
     assert not any(name in body for name in (b"onclick", b"onload", b"onerror", b"javascript:"))
 
 
-def test_the_script_sets_text_and_never_markup(server):
-    _, _, body = ask(server, "/page.js")
+@pytest.mark.parametrize("script", ["live.js", "recommend.js", "common.js"])
+def test_scripts_set_text_and_never_markup(script):
+    body = (resources.files("streamer.web") / "static" / script).read_bytes()
     for way in (b"innerHTML", b"outerHTML", b"insertAdjacentHTML", b"document.write", b"eval("):
         assert way not in body
 
@@ -118,6 +121,13 @@ def test_open_metrics_are_answered_to_who_asks_for_them(server):
     assert body.endswith(b"# EOF\n")
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=x", "text/plain;version=,,", "\xff"])
+def test_metrics_are_served_to_who_sends_an_accept_header_that_makes_no_sense(server, accept):
+    status, headers, body = ask(server, "/metrics", Accept=accept)
+    assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
+    assert b"streamer_steps_total" in body
+
+
 def test_probes_answer_with_a_reason(server, monitor):
     status, headers, body = ask(server, "/healthz")
     assert (status, json.loads(body)) == (200, {"ok": True, "reason": "training"})
@@ -127,7 +137,7 @@ def test_probes_answer_with_a_reason(server, monitor):
 
 
 def test_a_process_that_only_starts_is_alive_and_not_ready():
-    with WebServer(routes(Monitor(CollectorRegistry()))) as server:
+    with monitor_server(Monitor(CollectorRegistry())) as server:
         assert ask(server, "/healthz")[0] == 200
         status, _, body = ask(server, "/readyz")
         assert (status, json.loads(body)) == (503, {"ok": False, "reason": "starting"})
@@ -137,7 +147,7 @@ def test_a_process_that_only_starts_is_alive_and_not_ready():
 def test_a_run_that_has_ended_is_neither():
     monitor = Monitor(CollectorRegistry())
     monitor.ended()
-    with WebServer(routes(monitor)) as server:
+    with monitor_server(monitor) as server:
         assert ask(server, "/healthz")[0] == ask(server, "/readyz")[0] == 503
 
 
@@ -181,7 +191,7 @@ def test_what_a_dead_letter_holds_is_hidden(server):
 
 
 def test_only_the_beginning_of_a_dead_letter_is_shown_where_that_is_wanted(monitor):
-    with WebServer(routes(monitor, show_values=True)) as server:
+    with monitor_server(monitor, show_values=True) as server:
         (letter,) = json.loads(ask(server, "/data.json")[2])["dead_letters"]["recent"]
     assert letter["detail"] == "no JSON"
     assert letter["value"].startswith(NASTY + "\N{REPLACEMENT CHARACTER}x")
@@ -203,7 +213,7 @@ def test_every_answer_forbids_scripts_from_elsewhere_and_frames(server):
 
 @pytest.mark.parametrize(
     "path",
-    ["/nothing", "/../server.py", "/static/page.js", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/", "/%E2%80%A2x"],
+    ["/nothing", "/../server.py", "/static/live.js", "/%2e%2e/%2e%2e/etc/passwd", "/metrics/", "/%E2%80%A2x"],
 )
 def test_an_unknown_path_is_not_found_and_the_known_ones_are_named(server, path):
     status, _, body = ask(server, path)
@@ -243,7 +253,7 @@ def test_who_speaks_no_http_harms_nobody(server, words):
 
 def test_many_at_once_are_all_answered_while_the_line_goes_on(server, monitor):
     def status(k: int) -> int:
-        return ask(server, ("/metrics", "/data.json", "/healthz", "/page.js")[k % 4])[0]
+        return ask(server, ("/metrics", "/data.json", "/healthz", "/live.js")[k % 4])[0]
 
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(status, k) for k in range(64)]
@@ -262,21 +272,40 @@ def test_one_connection_serves_many_requests(server):
 
 
 def test_a_route_that_fails_is_an_error_of_its_own(caplog):
-    def broken(_: Any) -> Answer:
+    app = new_app()
+
+    @app.get("/broken")
+    def broken() -> None:
         raise RuntimeError("inside")
 
-    with WebServer({"/": broken, "/fine": lambda _: Answer(b"fine")}) as server:
-        status, _, body = ask(server, "/")
+    @app.get("/fine")
+    def fine() -> str:
+        return "fine"
+
+    with WebServer(Guard(app, Access()), listen("127.0.0.1", 0, "--")) as server:
+        status, headers, body = ask(server, "/broken")
         assert status == 500
         assert b"inside" not in body
-        assert ask(server, "/fine")[2] == b"fine"
+        assert "Content-Security-Policy" in headers
+        assert ask(server, "/fine")[2] == b'"fine"'
+    assert "A request for /broken failed." in caplog.text
     assert "inside" in caplog.text
 
 
 # clients that take their time -----------------------------------------------------------------------------------------
 
 
-def test_many_slow_clients_hold_neither_threads_nor_files_and_others_are_answered(server):
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(65_536) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_many_slow_clients_hold_few_files_and_others_are_answered(server):
     slow = []
     try:
         for _ in range(4 * MAX_CONNECTIONS):
@@ -284,8 +313,7 @@ def test_many_slow_clients_hold_neither_threads_nor_files_and_others_are_answere
             slow[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
         assert ask(server, "/metrics")[0] == 200
         assert slow[0].recv(1) == b""
-        serving = lambda: sum(t.name.endswith("(process_request_thread)") for t in threading.enumerate())  # noqa: E731
-        until(lambda: serving() <= MAX_CONNECTIONS)
+        until(lambda: sum(not is_closed(connection) for connection in slow) <= MAX_CONNECTIONS)
     finally:
         for connection in slow:
             connection.close()
@@ -294,20 +322,28 @@ def test_many_slow_clients_hold_neither_threads_nor_files_and_others_are_answere
 @pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_a_request_that_never_ends_is_ended(server, monkeypatch, begin):
     """Each of its bytes comes soon after the last; also where the request before it was answered."""
-    monkeypatch.setattr("streamer.web.server.REQUEST_S", 0.5)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=0.1) as connection:
+    monkeypatch.setattr("streamer.web.server.IDLE_S", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(begin)
 
-        def is_closed() -> bool:
+        def is_ended() -> bool:
             try:
-                connection.sendall(b"x")
-                return connection.recv(65_536) == b""
-            except TimeoutError:
+                connection.send(b"x")
+            except BlockingIOError:
                 return False
             except OSError:
                 return True
+            return is_closed(connection)
 
-        until(is_closed)
+        until(is_ended)
+
+
+def test_headers_without_end_are_ended(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * MAX_HEAD_BYTES)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert ask(server, "/healthz")[0] == 200
 
 
 # names ----------------------------------------------------------------------------------------------------------------
@@ -326,7 +362,7 @@ def test_other_names_are_not_answered_on_loopback(server, name):
 
 
 def test_any_name_is_answered_where_others_are_served():
-    with WebServer({"/": lambda _: Answer(b"here")}, host="0.0.0.0") as server:
+    with monitor_server(Monitor(CollectorRegistry()), "0.0.0.0") as server:
         assert ask(server, "/", Host="trainer-1:9308")[0] == 200
 
 
@@ -335,12 +371,12 @@ def test_any_name_is_answered_where_others_are_served():
 
 def test_a_port_that_is_taken_is_named_with_what_to_try(server):
     with pytest.raises(StreamerError, match=rf"port {server.port} on 127.0.0.1 is in use.*--metrics-port, or 0"):
-        WebServer({}, port=server.port)
+        listen("127.0.0.1", server.port, "--metrics-")
 
 
 def test_a_host_that_is_none_is_named():
     with pytest.raises(StreamerError, match=r"--metrics-host no\.such\.host\.invalid"):
-        WebServer({}, host="no.such.host.invalid")
+        listen("no.such.host.invalid", 0, "--metrics-")
 
 
 def test_any_free_port_is_told_and_loopback_is_the_default(server):
@@ -348,19 +384,20 @@ def test_any_free_port_is_told_and_loopback_is_the_default(server):
     assert server.url == f"http://127.0.0.1:{server.port}/"
 
 
-@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost")])
-def test_the_address_is_one_that_a_browser_can_open(host, shown):
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "localhost"])
+def test_the_address_is_one_that_a_browser_can_open(host):
     try:
-        with WebServer({"/": lambda _: Answer(b"here")}, host=host) as server:
-            assert server.url == f"http://{shown}:{server.port}/"
+        running = monitor_server(Monitor(CollectorRegistry()), host)
     except StreamerError:
-        if host == "::1":
+        if ":" in host:
             pytest.skip("this machine has no IPv6")
         raise
+    with running as server:
+        assert urllib.request.urlopen(f"{server.url}healthz").status == 200
 
 
-def test_after_the_end_the_port_is_free_again():
-    with WebServer({}) as first:
+def test_after_the_end_the_port_is_free_again(monitor):
+    with monitor_server(monitor) as first:
         port = first.port
-    with WebServer({}, port=port) as second:
+    with monitor_server(monitor, port=port) as second:
         assert second.port == port

@@ -21,9 +21,9 @@ from streamer.cli.run import run, watching
 from streamer.errors import StreamerError
 from streamer.metrics.observer import Observer
 from streamer.sources.embedded.source import EmbeddedLog
-from streamer.web.routes import FILES
-from streamer.web.serve import opens_browser
-from streamer.web.server import WebServer
+from streamer.web import live, serving
+from streamer.web.live import opens_browser
+from streamer.web.server import listen
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy", "--json")]
 
@@ -48,11 +48,11 @@ def test_with_a_port_a_pipeline_is_watched_and_the_address_told(caplog):
 
 
 def test_a_port_in_use_ends_the_run_before_anything_is_loaded(tmp_path):
-    with WebServer({}) as taken:
-        arguments = ["--data-dir", str(tmp_path / "data"), "--metrics-port", str(taken.port)]
-        result = CliRunner().invoke(run, arguments)
+    with listen("127.0.0.1", 0, "--") as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(run, ["--data-dir", str(tmp_path / "data"), "--metrics-port", str(port)])
         assert isinstance(result.exception, StreamerError)
-        assert f"port {taken.port} on 127.0.0.1 is in use" in str(result.exception)
+        assert f"port {port} on 127.0.0.1 is in use" in str(result.exception)
     assert not (tmp_path / "data").exists()
 
 
@@ -64,13 +64,14 @@ def test_a_port_that_is_none_is_refused(port):
 
 
 def test_help_loads_neither_torch_nor_the_server_nor_plotly():
-    script = "import sys, streamer.cli.run; print([m for m in sys.modules if m in ('torch', 'plotly', 'http.server')])"
+    loaded = "[m for m in sys.modules if m in ('torch', 'plotly', 'fastapi', 'uvicorn')]"
+    script = f"import sys, streamer.cli.run; print({loaded})"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
 
 
-def test_every_file_of_the_page_is_in_the_package():
+def test_the_pages_have_every_file_of_the_package():
     static = resources.files("streamer.web") / "static"
-    assert {path.name for path in static.iterdir()} == {name for name, _ in FILES.values()}
+    assert {path.name for path in static.iterdir()} == {*live.PAGE, *serving.PAGE}
 
 
 @pytest.mark.parametrize(

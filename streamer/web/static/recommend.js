@@ -1,8 +1,6 @@
 "use strict";
-// Asks every second and shows what comes. Everything from events is set as text, never as markup.
+// Asks every second and shows what comes.
 
-const EVERY_MS = 1000;
-const ANSWER_WITHIN_MS = 5000;
 const COUNT = 10;
 let asked = null; // {user} or {recent: [...]}
 let status = null;
@@ -10,18 +8,7 @@ let shown = []; // items of the last answer
 let titles = {}; // of items, as far as they have any
 let timer = null;
 
-const at = (id) => document.getElementById(id);
-const known = (x) => x !== null && x !== undefined;
-const count = (x) => (known(x) ? new Intl.NumberFormat("en-US").format(x) : "–");
 const titled = (item) => (titles[item] ? titles[item] + " (" + item + ")" : item);
-const seconds = (x) => (!known(x) ? "–" : x < 1 ? (1000 * x).toFixed(0) + " ms" : x < 120 ? x.toFixed(1) + " s" : (x / 60).toFixed(0) + " min");
-
-function element(name, text, kind) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-}
 
 async function ask(path, options = {}) {
   const token = sessionStorage.getItem("token");
@@ -35,17 +22,11 @@ async function ask(path, options = {}) {
 
 // what is shown -------------------------------------------------------------------------------------------------------
 
-function tile(title, value, below) {
-  const made = element("div");
-  made.append(element("dt", title), element("dd", value, "value"), element("dd", below, "note"));
-  return made;
-}
-
 function showStatus() {
   const fresh = (kind) => status.freshness[kind];
-  const wait = (title, kind) => tile(title, seconds(fresh(kind).p50), "99%: " + seconds(fresh(kind).p99));
+  const wait = (title, kind) => tile(title, duration(fresh(kind).p50), "99%: " + duration(fresh(kind).p99));
   at("tiles").replaceChildren(
-    tile("Age of the model", seconds(status.age_s), "generation " + count(status.generation) + ", step " + count(status.step)),
+    tile("Age of the model", duration(status.age_s), "generation " + count(status.generation) + ", step " + count(status.step)),
     tile("Items", count(status.items), count(status.users) + " users"),
     wait("Event to recent items", "recent_items_s"),
     wait("New item to recommended", "new_item_s"),
@@ -80,7 +61,7 @@ function row(found) {
 
 function showAnswer(answer) {
   const who = known(answer.user) ? "user " + answer.user : "a session";
-  at("about").textContent = "For " + who + ", from step " + count(answer.step) + ", " + seconds(answer.age_s) + " old. " + (answer.note || "");
+  at("about").textContent = "For " + who + ", from step " + count(answer.step) + ", " + duration(answer.age_s) + " old. " + (answer.note || "");
   titles = answer.titles;
   at("recent").textContent = answer.recent.length ? "Had last: " + answer.recent.slice(0, COUNT).map(titled).join(", ") : "";
   const items = answer.items.map((found) => found.item);

@@ -1,0 +1,99 @@
+"""A server of recommendations from its settings, and its life."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from streamer.build import event_tail, event_writer, point_reader
+from streamer.errors import SettingsError
+from streamer.event import EventDecoder
+from streamer.serve.follower import Follower, Tail
+from streamer.serve.freshness import Freshness
+from streamer.serve.hidden import Hidden
+from streamer.serve.metrics import ServerMetrics
+from streamer.serve.service import Service
+from streamer.settings import ServeSettings, is_loopback
+from streamer.web.app import (
+    Access,
+    Guard,
+    add_health,
+    add_metrics,
+    add_page,
+    new_app,
+)
+from streamer.web.recommendations import (
+    add_hidden_items,
+    add_recommendations,
+    add_status,
+)
+from streamer.web.server import WebServer, listen
+
+SWITCH_S = 0.0005
+"""How long a thread waits each time it asks another for the interpreter; Python's own
+5 ms add up.
+"""
+PAGE = (
+    "recommend.html",
+    "recommend.js",
+    "recommend.css",
+    "common.js",
+    "page.css",
+    "icon.svg",
+)
+
+
+@contextlib.contextmanager
+def serving(settings: ServeSettings) -> Iterator[WebServer]:
+    """A server that follows its trainer while the block runs; it has still to be run.
+
+    Raises:
+        SettingsError: with every problem.
+        StreamerError: it cannot listen there, or its hidden items cannot be read.
+    """
+    if problems := settings.problems():
+        raise SettingsError(problems)
+    torch.set_num_threads(1)  # a request is too small to be shared
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # what is imported is no garbage: later collections pass it over
+    metrics = ServerMetrics()
+    hidden = Hidden(settings.hidden_file or settings.data_dir / "hidden.json")
+    service = Service(hidden, Freshness(record=metrics.waited))
+    follower = Follower(service, point_reader(settings), settings.exact_items)
+    tail = None
+    if settings.tail:
+        decoder = EventDecoder(settings, settings.catalogue_topic)
+        tail = Tail(service, event_tail(settings), decoder)
+    metrics.watch(follower, tail)
+    with contextlib.ExitStack() as stack:
+        server = _web_server(settings, service, metrics)
+        stack.callback(server.close)
+        for thread in (follower, tail):
+            if thread is not None:
+                thread.start()
+                stack.callback(thread.close)
+        yield server
+
+
+def _web_server(
+    settings: ServeSettings, service: Service, metrics: ServerMetrics
+) -> WebServer:
+    app = new_app("Recommendations of a model that learns from a stream.")
+    add_recommendations(app, service)
+    add_hidden_items(app, service)
+    add_status(app, service, event_writer(settings) if settings.clicks else None)
+    add_health(app, service)
+    add_metrics(app, metrics.registry, lambda: metrics.refresh(service))
+    page_paths = add_page(app, *PAGE)
+    access = Access(
+        only_local=is_loopback(settings.host),
+        token=settings.token,
+        open_paths={"/healthz", "/readyz", *page_paths},
+    )
+    guard = Guard(app, access, metrics.answered)
+    listening = listen(settings.host, settings.port, "--")
+    return WebServer(guard, listening, settings.max_connections)
