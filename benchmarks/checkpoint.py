@@ -190,12 +190,12 @@ class _Line:
         self.events = 0
         self.checkpointer = Checkpointer(CheckpointStore(directory), every_s=None)
         self.checkpointer.restore(learner, Sharing())
-        self._changed = learner.changes.reader()
+        self._changed = learner.state.changes.reader()
         self._active = active
         self._batches = _batches(*active)
-        self._ids = len(learner.users) + len(learner.items)
+        self._ids = len(learner.state.users) + len(learner.state.items)
         # The cache is drawn among the items that have events.
-        learner.occurrence.add(active[1], np.ones(len(active[1])))
+        learner.state.occurrence.add(active[1], np.ones(len(active[1])))
 
     def turn(self, seconds: float, begin: Callable[[], None] = lambda: None) -> Turn:
         """Train for some time, which includes whatever is done first."""
@@ -245,7 +245,7 @@ class _Line:
         """
         users, items = self._active
         for kind, rows in (("users", users), ("items", items), ("pairs", items)):
-            self.learner.changes.mark(kind, rows)
+            self.learner.state.changes.mark(kind, rows)
         changed = len(self._changed.take("users")) + len(self._changed.take("items"))
         return changed / self._ids
 
@@ -285,12 +285,12 @@ def _fill(learner: Learner, users: int, items: int) -> None:
     _fill_kind(learner, template, "items", items, "item")
     _fill_kind(learner, template, "pairs", items, None)
     _fill_kind(learner, template, "users", users, "user")
-    dense, values = template.dense()
-    for name, array in learner.dense()[0].items():
+    dense, values = template.state.dense()
+    for name, array in learner.state.dense()[0].items():
         if name.endswith((".size", ".sums")):
             dense[name] = array
     dense["cache"] = np.empty(0, np.int64)
-    learner.load_dense(dense, values)
+    learner.state.load_dense(dense, values)
 
 
 def _template(ids: int) -> Learner:
@@ -309,10 +309,10 @@ def _fill_kind(
     learner: Learner, template: Learner, kind: str, size: int, name: str | None
 ) -> None:
     """Repeat the rows of a kind, under new ids if the kind has a name of these."""
-    rows = template.rows(kind)
+    rows = template.state.rows(kind)
     for start in range(0, size, len(rows)):
         new = np.arange(start, min(start + len(rows), size))
-        arrays = template.take(kind, rows[: len(new)])
+        arrays = template.state.take(kind, rows[: len(new)])
         if kind == "items":
             # Nothing was drawn: the cache then holds items that have events.
             arrays["occurrence.counts"] = np.zeros_like(arrays["occurrence.counts"])
@@ -320,7 +320,7 @@ def _fill_kind(
             utf8, offsets = packed([f"{name}-{row}" for row in new.tolist()])
             arrays["ids.utf8"] = utf8
             arrays["ids.length"] = np.diff(offsets).astype(np.int32)
-        learner.put(kind, new, arrays)
+        learner.state.put(kind, new, arrays)
 
 
 # restarting ---------------------------------------------------------------------------

@@ -62,15 +62,15 @@ def measure(options: Namespace) -> dict[str, Any]:
     gc.collect()
     grown = rss_bytes() - before
 
-    memory = learner.memory()
-    user_parts = _each(memory["users"], len(learner.users))
-    item_parts = _each(memory["items"] | memory["pairs"], len(learner.items))
+    memory = learner.state.memory()
+    user_parts = _each(memory["users"], len(learner.state.users))
+    item_parts = _each(memory["items"] | memory["pairs"], len(learner.state.items))
     parts_bytes = sum(sum(sizes.values()) for sizes in memory.values())
     return {
         "bytes_per_user": round(sum(user_parts.values()), 1),
         "bytes_per_item": round(sum(item_parts.values()), 1),
-        "users": len(learner.users),
-        "items": len(learner.items),
+        "users": len(learner.state.users),
+        "items": len(learner.state.items),
         "by_part": {"user": rounded(user_parts, 1), "item": rounded(item_parts, 1)},
         "fixed_bytes": memory["hash"]["slots"],
         "parts_bytes": parts_bytes,

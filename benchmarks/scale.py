@@ -26,6 +26,8 @@ from processes import RESULT_S, RemoteObject, call_all, free_port
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.lockstep.group import Group, connect
+from streamer.lockstep.learner import LockstepLearner
+from streamer.model.settings import LearnerSettings
 from streamer.sources.base import Partition
 
 NEGATIVES = ("global", "local")
@@ -198,8 +200,10 @@ class Rank:
         self._group.close()
 
     def _new_learner(self, job: Job) -> tuple[Learner, list[MicroBatch]]:
-        learner = Learner(negatives=job.negatives)
-        learner.group = self._group
+        settings = LearnerSettings(negatives=job.negatives)
+        learner = Learner(settings)
+        if self._group.parts > 1:
+            learner = LockstepLearner(settings, self._group)
         batches = [self._batch(step, job.batch_size) for step in range(BATCHES)]
         for k in range(WARM_UP_STEPS):
             learner.learn_batch(batches[k % BATCHES])

@@ -196,7 +196,7 @@ def _publish(items: int, directory: Path, *, with_checkpoint: bool) -> None:
     """Publish what a learner of that many items knows, as a trainer does."""
     learner = learned(items)
     writer = DirectoryWriter(directory / "published")
-    publisher = Publisher(learner, writer, 1.0, 1e9)
+    publisher = Publisher(learner.state, writer, 1.0, 1e9)
     publisher.start()
     while publisher.status.points == 0:
         publisher.step(dict, idle=True)
@@ -219,12 +219,12 @@ def learned(items: int) -> Learner:
         events.append((str(user), f"i{item}", 1.7e9 + len(events)))
     learner.learn(events, 2048)
 
-    known = len(learner.items)
+    known = len(learner.state.items)
     for start in range(known, items, 1 << 15):
         rows = np.arange(start, min(start + (1 << 15), items))
         like = rng.integers(known // 2, known, len(rows))
-        learner.put("items", rows, _similar_items(learner, rows, like, rng))
-        learner.put("pairs", rows, learner.take("pairs", like))
+        learner.state.put("items", rows, _similar_items(learner, rows, like, rng))
+        learner.state.put("pairs", rows, learner.state.take("pairs", like))
     return learner
 
 
@@ -232,7 +232,7 @@ def _similar_items(
     learner: Learner, rows: Any, like: Any, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Rows under new ids, whose vectors resemble those of other rows."""
-    arrays = learner.take("items", like)
+    arrays = learner.state.take("items", like)
     ids = pack_strings([f"like {row}" for row in rows.tolist()], "ids")
     arrays["ids.utf8"] = ids["ids.utf8"]
     arrays["ids.length"] = np.diff(ids["ids.offsets"]).astype(np.int32)

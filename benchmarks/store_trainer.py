@@ -108,9 +108,9 @@ class StoreTrainer:
             dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"
         )
         self._learner = Learner(towers)
-        self._learner.items.rows(item_ids(job.items))
-        self._learner.users.rows([f"user-{row}" for row in range(job.users)])
-        self._learner.trainer.model.grow(job.users, job.items)
+        self._learner.state.items.rows(item_ids(job.items))
+        self._learner.state.users.rows([f"user-{row}" for row in range(job.users)])
+        self._learner.state.trainer.model.grow(job.users, job.items)
         server = RedisServer(job.url, Keys(job.model), timeout_s=30.0)
         settings = StoreSettings(every_s=NEVER_S)
         self._store = CacheStore(server, settings, f"bench-{job.index}")

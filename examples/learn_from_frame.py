@@ -30,7 +30,7 @@ frame = frame.sort_values("time", kind="stable")
 learner = Learner(dim=32)  # everything else as in `streamer run`
 count = learner.learn(zip(frame["user"], frame["item"], frame["time"], strict=True))
 print(
-    f"learned from {count:,} events: {len(learner.users):,} users, {len(learner.items):,} items"
+    f"learned from {count:,} events: {len(learner.state.users):,} users, {len(learner.state.items):,} items"
 )
 
 with tempfile.TemporaryDirectory() as directory:

@@ -72,7 +72,7 @@ class StepResult:
     @classmethod
     def empty(cls) -> StepResult:
         """Of no events."""
-        return cls(torch.zeros(()), {}, [], [])
+        return cls(torch.tensor(torch.nan), {}, [], [])
 
     def occurrence(self) -> tuple[Rows, NDArray[np.float32]]:
         """Items and increments of all candidate sets; an item of both occurs twice.

@@ -145,16 +145,16 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.event import EventDecoder
     from streamer.ingest.reader import Reader
     from streamer.ingest.stop_condition import StopCondition
-    from streamer.learner import Learner
     from streamer.lockstep.checkpoint import RankCheckpointer, rank_store
     from streamer.lockstep.group import connect
     from streamer.lockstep.ingest import LockstepIngest
+    from streamer.lockstep.learner import LockstepLearner
     from streamer.lockstep.pipeline import LockstepPipeline, LockstepProgress
     from streamer.lockstep.sharing import GroupSharing, NoStore
     from streamer.sharing.sharing import Sharing
 
     group = connect(settings.parts, settings.group_timeout_s)
-    learner = Learner(settings)
+    learner = LockstepLearner(settings, group)
     sources = rank_sources(settings)
     ingest = LockstepIngest(group, settings, sources.partitions)
     sharing = Sharing()
@@ -179,7 +179,6 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         checkpointer,
         settings.save_at_start,
     )
-    learner.group = group
     reader = Reader(
         partial(
             sources.make_source,
@@ -241,7 +240,11 @@ def publisher(
             )
         writer = KafkaWriter(kafka, settings.publish_topic)
     return Publisher(
-        learner, writer, settings.publish_every_s, settings.publish_base_every_s, group
+        learner.state,
+        writer,
+        settings.publish_every_s,
+        settings.publish_base_every_s,
+        group,
     )
 
 

@@ -149,7 +149,7 @@ class Pipeline:
             self.progress.dead_letters.open()
         except SourceUnavailable as error:
             logger.warning("Dead letters cannot be written yet, will retry: %s", error)
-        limits = self.learner.limits
+        limits = self.learner.state.limits
         logger.info("Limits: max_users=%d, max_items=%d", limits.users, limits.items)
         if self.last_checkpoint is not None:
             consumed = f"{self.accounting.consumed:,}"

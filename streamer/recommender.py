@@ -113,22 +113,22 @@ class Recommender:
                 each, in their order.
         """
         learner = self.learner
-        row = learner.users.row_of(user)
+        row = learner.state.users.row_of(user)
         rows = [
             (item, time_s)
             for name, time_s in events
-            if (item := learner.items.row_of(name)) is not None
+            if (item := learner.state.items.row_of(name)) is not None
         ]
         if row is None and not rows:
             return self._without_history(user, f"user {_printable(user)} is not known")
-        at = np.array([learner.users.size if row is None else row])
-        history = learner.recent.of(at)
-        seen = learner.seen.of(int(at[0]))
+        at = np.array([learner.state.users.size if row is None else row])
+        history = learner.state.recent.of(at)
+        seen = learner.state.seen.of(int(at[0]))
         if rows:
             items = np.array([item for item, _ in rows])
             times_s = np.array([time_s for _, time_s in rows])
-            one = RecentItems(learner.recent.length, learner.retired)
-            one.put(np.zeros(1, np.int64), learner.recent.take(at))
+            one = RecentItems(learner.state.recent.length, learner.state.retired)
+            one.put(np.zeros(1, np.int64), learner.state.recent.take(at))
             one.observe(np.zeros(len(items), np.int64), items, times_s.clip(0, LAST_S))
             history = one.of(np.zeros(1, np.int64))
             seen = np.union1d(seen, items)
@@ -147,15 +147,15 @@ class Recommender:
             StreamerError: the model does not use recent items.
         """
         learner = self.learner
-        if not learner.recent.length:
+        if not learner.state.recent.length:
             raise StreamerError(
                 "this model does not use recent items: ask for a user, or train with --recent-items above 0"
             )
         rows = {
-            item: learner.items.row_of(item) for item in reversed(items)
+            item: learner.state.items.row_of(item) for item in reversed(items)
         }  # each once, most recent first
         known = tuple(row for row in rows.values() if row is not None)
-        described = learner.user_features(dict(features)) if features else None
+        described = learner.features.of_session(dict(features)) if features else None
         if not known:
             query = self._without_history(None, "none of these items is known")
             return dataclasses.replace(query, features=described)
@@ -163,16 +163,16 @@ class Recommender:
             _printable(item) for item, row in rows.items() if row is None
         )
         note = f"ignored, because they are not known: {unknown}" if unknown else ""
-        history = learner.recent.of(np.array([learner.users.size]))
-        count = min(len(known), learner.recent.length)
+        history = learner.state.recent.of(np.array([learner.state.users.size]))
+        count = min(len(known), learner.state.recent.length)
         history.items[0, :count] = known[:count]
         history.counts[0, :count] = 1
         history.times_s[0, :count] = (
-            learner.candidate_features.windows.now_s - np.arange(count)
+            learner.state.candidate_features.windows.now_s - np.arange(count)
         )  # in this order, and just now
         return Query(
             None,
-            learner.users.size,
+            learner.state.users.size,
             history,
             np.unique(known),
             note=note,
@@ -232,7 +232,7 @@ class Recommender:
             rows = items[best].tolist()
             recent = set(query.recent)
             ranked = zip(
-                self.learner.items.ids_of(rows),
+                self.learner.state.items.ids_of(rows),
                 scores[best].tolist(),
                 rows,
                 strict=True,
@@ -266,15 +266,15 @@ class Recommender:
             [w.k + len(out) for w, out in zip(wanted, left_out, strict=True)]
         )
         candidates = self._candidates([w.query for w in wanted], least, among)
-        scores = learner.ranker.scores(candidates, _purpose(exclude_seen))
+        scores = learner.state.ranker.scores(candidates, _purpose(exclude_seen))
         items = candidates.items
         for begin, end in itertools.pairwise(candidates.first.tolist()):
             yield items[begin:end], scores[begin:end]
 
     def _most_popular(self) -> tuple[Rows, Floats]:
-        items = self.learner.items.used
-        items = items[self.learner.are_reachable(items)]
-        counts = self.learner.item_counts.counts(items)
+        items = self.learner.state.items.used
+        items = items[self.learner.state.are_reachable(items)]
+        counts = self.learner.state.item_counts.counts(items)
         return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(
             np.float32
         )
@@ -284,23 +284,23 @@ class Recommender:
     ) -> list[Reasons]:
         """What made the score of each of these items, which must be known."""
         learner = self.learner
-        rows = np.array([learner.items.row_of(item) for item in items], np.int64)
+        rows = np.array([learner.state.items.row_of(item) for item in items], np.int64)
         parts: Floats = np.zeros((len(rows), len(KINDS)), np.float32)
         if learner.settings.rerank:
             candidates = self._candidates([query], np.zeros(1, np.int64), rows)
             place = {row: at for at, row in enumerate(candidates.items.tolist())}
-            parts = learner.ranker.parts(candidates, _purpose(exclude_seen))[
+            parts = learner.state.ranker.parts(candidates, _purpose(exclude_seen))[
                 [place[row] for row in rows.tolist()]
             ]
         near: list[list[tuple[str, float]]] = [[] for _ in rows]
-        pairs = learner.candidate_features.co_occurrence
+        pairs = learner.state.candidate_features.co_occurrence
         for k, recent in enumerate(query.recent):
             neighbours = pairs.of(recent)
             share = max(pairs.total(recent), 1.0) ** -0.5 / (k + 1)
             for of_item, row in zip(near, rows.tolist(), strict=True):
                 if row in neighbours:
                     of_item.append(
-                        (learner.items.id_of(recent), share * neighbours[row])
+                        (learner.state.items.id_of(recent), share * neighbours[row])
                     )
         return [
             Reasons(
@@ -320,7 +320,7 @@ class Recommender:
             )
         )
         with self._described(queries):
-            return self.learner.candidates(
+            return self.learner.candidates.generate(
                 _batch(queries),
                 history,
                 extra,
@@ -338,7 +338,7 @@ class Recommender:
             yield
             return
         assert len(queries) == 1, "a session with features is asked for alone"
-        store = self.learner.trainer.model.user.features
+        store = self.learner.state.trainer.model.user.features
         row = np.array([query.row])
         size = store.size
         assert query.features is not None
@@ -353,14 +353,16 @@ class Recommender:
         """The best items by the towers alone, with their inner products."""
         learner = self.learner
         rows = _batch([query])
-        items = learner.retriever.items(learner.items.size)
-        recent = learner.recent_items(query.history)
+        items = learner.state.retriever.items(learner.state.items.size)
+        recent = learner.candidates.recent_items(query.history)
         count = len(items) if k > len(items) else k
         with self._described([query]):
-            best, scores = learner.retriever.top(
+            best, scores = learner.state.retriever.top(
                 items, rows.users, count, recent, [left_out]
             )
-        return best[0], np.where(learner.are_reachable(best[0]), scores[0], -np.inf)
+        return best[0], np.where(
+            learner.state.are_reachable(best[0]), scores[0], -np.inf
+        )
 
     def _without_history(self, user: str | None, why: str) -> Query:
         learner = self.learner
@@ -369,11 +371,11 @@ class Recommender:
             if learner.settings.rerank
             else "these are the most popular items"
         )
-        row = learner.users.size
+        row = learner.state.users.size
         return Query(
             user,
             row,
-            learner.recent.of(np.array([row])),
+            learner.state.recent.of(np.array([row])),
             np.empty(0, np.int64),
             known=False,
             note=f"{why}: {what}",

@@ -13,7 +13,8 @@ from crash_harness import Forker
 from line_harness import until
 from serve_harness import Server, said, served, wait_until
 
-from streamer.learner import OF_USERS, Learner
+from streamer.learner import Learner
+from streamer.lockstep.learner import OF_USERS
 from streamer.snapshot import CheckpointStore
 
 PATIENCE_S = 60.0
@@ -107,12 +108,14 @@ class Ranks:
 def model(checkpoints: Path) -> dict[str, object]:
     """Everything that was learned, in an order that does not depend on ranks."""
     learner = Learner.load(checkpoints)
-    found: dict[str, object] = {n: a.tolist() for n, a in learner.dense()[0].items() if not n.startswith(OF_USERS)}
+    found: dict[str, object] = {
+        n: a.tolist() for n, a in learner.state.dense()[0].items() if not n.startswith(OF_USERS)
+    }
     for kind in ("items", "pairs"):
-        found |= {f"{kind}/{n}": a.tolist() for n, a in learner.take(kind, learner.rows(kind)).items()}
-    for row in range(len(learner.users)):
-        recent = learner.recent.of(np.array([row]))
-        found[learner.users.id_of(row)] = (recent.items.tolist(), sorted(learner.seen.of(row).tolist()))
+        found |= {f"{kind}/{n}": a.tolist() for n, a in learner.state.take(kind, learner.state.rows(kind)).items()}
+    for row in range(len(learner.state.users)):
+        recent = learner.state.recent.of(np.array([row]))
+        found[learner.state.users.id_of(row)] = (recent.items.tolist(), sorted(learner.state.seen.of(row).tolist()))
     accounting = CheckpointStore(checkpoints, readonly=True).load().meta
     return found | {"positions": accounting["positions"], "accounting": accounting["accounting"]}
 
@@ -120,12 +123,12 @@ def model(checkpoints: Path) -> dict[str, object]:
 def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
     """What is served is what the checkpoint holds."""
     learner = Learner.load(checkpoints)
-    wait_until(lambda: server.step == (generation, learner.trainer.steps), "following")
-    for user in [*learner.users.ids, "nobody"]:
+    wait_until(lambda: server.step == (generation, learner.state.trainer.steps), "following")
+    for user in [*learner.state.users.ids, "nobody"]:
         assert served(server.service, user) == said(learner, user)
     replica = server.service.replica
     assert replica is not None
-    assert sorted(replica.learner.users.ids) == sorted(learner.users.ids)
+    assert sorted(replica.learner.state.users.ids) == sorted(learner.state.users.ids)
     ends = {tuple(p): at for *p, at in replica.end.positions}
     found = CheckpointStore(checkpoints, readonly=True).load()
     assert found is not None

@@ -113,8 +113,8 @@ class Watch:
 
 def popularity_counts(learner: Learner) -> Counter[str]:
     """How often each item was trained, by the learner's own exact counts."""
-    rows = learner.items.used
-    counts = zip(learner.items.ids, learner.item_counts.counts(rows), strict=True)
+    rows = learner.state.items.used
+    counts = zip(learner.state.items.ids, learner.state.item_counts.counts(rows), strict=True)
     return Counter({item: round(float(n)) for item, n in counts})
 
 
@@ -129,10 +129,12 @@ def assert_same_arrays(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def whole_state(learner: Learner) -> tuple[dict[str, Any], dict[str, Any]]:
     """A copy of everything that a learner has: arrays and plain values."""
     arrays = {}
-    for kind in learner.kinds():
-        rows = learner.rows(kind)
-        arrays |= {f"{kind}/{name}": array for name, array in learner.take(kind, rows).items()} | {f"{kind}/rows": rows}
-    dense, values = learner.dense()
+    for kind in learner.state.kinds():
+        rows = learner.state.rows(kind)
+        arrays |= {f"{kind}/{name}": array for name, array in learner.state.take(kind, rows).items()} | {
+            f"{kind}/rows": rows
+        }
+    dense, values = learner.state.dense()
     return arrays | dense, values
 
 

@@ -29,10 +29,10 @@ def warm_up() -> None:
     from streamer.sources.kafka import source as _kafka  # noqa: F401
 
     learner = Learner(small())
-    changed = learner.changes.reader()
+    changed = learner.state.changes.reader()
     learn_all(learner, events(64))
     changed.take("items")
-    Learner(small()).restore(learner.chunks(), *learner.dense())
+    Learner(small()).state.restore(learner.state.chunks(), *learner.state.dense())
 
 
 def child(output: str, arguments: list[str]) -> None:

@@ -41,7 +41,7 @@ class Trainer:
         self.learner = learner or Learner(small(**settings))
         self.offset, self.positions = 0, {CLICKS: 0}
         writer = DirectoryWriter(writer) if isinstance(writer, Path) else writer
-        self.publisher = Publisher(self.learner, writer, every_s=0.0, base_every_s=1e9, heartbeat_s=1e9)
+        self.publisher = Publisher(self.learner.state, writer, every_s=0.0, base_every_s=1e9, heartbeat_s=1e9)
         self.publisher.start()
 
     def learn(self, events: Sequence[Event], batch_size: int = 32) -> None:
@@ -86,7 +86,7 @@ class Server:
     def reach(self, trainer: Trainer) -> None:
         """Wait until the trainer's state is served."""
         wait_until(
-            lambda: self.step == (trainer.publisher.status.generation, trainer.learner.trainer.steps), "following"
+            lambda: self.step == (trainer.publisher.status.generation, trainer.learner.state.trainer.steps), "following"
         )
 
     @property

@@ -285,9 +285,9 @@ def restored(checkpoint: Checkpoint, server: RedisServer) -> tuple[Learner, Shar
 
 def view(learner: Learner) -> tuple[Counter[str], Counter[str]]:
     """Events and draws of each item, as a learner has them."""
-    occurrence = learner.occurrence.values(learner.items.used)
+    occurrence = learner.state.occurrence.values(learner.state.items.used)
     assert np.array_equal(occurrence, np.rint(occurrence)), "counts are whole"
-    return +popularity_counts(learner), by_id(occurrence, learner.items.ids)
+    return +popularity_counts(learner), by_id(occurrence, learner.state.items.ids)
 
 
 def summed(parts: Sequence[dict[str, Any]], key: str) -> Counter[str]:

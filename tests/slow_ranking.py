@@ -11,10 +11,10 @@ from streamer.model.batch import Batch
 def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
     """One event after the other: score every known item, look where the event's item stands."""
     hits = []
-    vectors = learner.retriever.items(known).vectors
+    vectors = learner.state.retriever.items(known).vectors
     for n in range(len(batch)):
         recent = batch.recent[n : n + 1]
-        scores = (learner.retriever.queries(batch.users[n : n + 1], recent) @ vectors.T)[0].double().numpy()
+        scores = (learner.state.retriever.queries(batch.users[n : n + 1], recent) @ vectors.T)[0].double().numpy()
         item = int(batch.items[n])
         if excluded is not None:
             scores[[j for j in excluded[n] if j < known]] = -np.inf

@@ -329,20 +329,22 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
     """
     from streamer.recommender import Recommender
 
-    users_ = learner.users.used
-    often = users_[(learner.recent.of(users_).items >= 0).sum(axis=1) >= most]
+    users_ = learner.state.users.used
+    often = users_[(learner.state.recent.of(users_).items >= 0).sum(axis=1) >= most]
     chosen = (
         often[[len(often) * k // users for k in range(users)]]
         if len(often) >= users
         else often
     )
     recommender = Recommender(learner)
-    queries = [recommender.user(learner.users.id_of(row)) for row in chosen.tolist()]
+    queries = [
+        recommender.user(learner.state.users.id_of(row)) for row in chosen.tolist()
+    ]
     found = recommender.recommend(queries, most, exclude_seen=True) if queries else []
     return [
         {
             "user": query.user,
-            "recent": [learner.items.id_of(row) for row in query.recent[:most]],
+            "recent": [learner.state.items.id_of(row) for row in query.recent[:most]],
             "recommended": [recommended.item for recommended in items],
         }
         for query, items in zip(queries, found, strict=True)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from streamer.evaluation.baselines import RECENT, Stretch
 from streamer.ingest.batcher import MicroBatch
@@ -20,7 +19,6 @@ from streamer.learner import Evaluator, Learned, Learner
 from streamer.model.batch import Batch, Recent, Rows
 from streamer.model.rows.recent_items import RecentItems
 from streamer.model.settings import LearnerSettings
-from streamer.model.trainer import StepResult
 
 
 class FeedbackDue(NamedTuple):
@@ -95,8 +93,8 @@ class DelayedLearner(Learner):
         """Of the latest batch; None without a delay."""
         self._held: deque[tuple[MicroBatch, bool]] = deque()
         self._released = 0
-        self._live = RecentItems(self.recent.length, self.retired)
-        self.on_reuse.append(self._forget_live)
+        self._live = RecentItems(self.state.recent.length, self.state.retired)
+        self.eviction.on_reuse.append(self._forget_live)
 
     def learn_batch(
         self,
@@ -111,21 +109,23 @@ class DelayedLearner(Learner):
             return super().learn_batch(batch, evaluator, counted)
         # 1.
         self.due = self.delay.due(batch.timestamps_s)
-        times_s = self._times(batch)
-        users = self.rows_of("users", batch.users)
-        items = self.rows_of("items", batch.items)
+        times_s = self.state.event_times(batch)
+        users = self.state.rows_of("users", batch.users)
+        items = self.state.rows_of("items", batch.items)
         history = self._live.observe(users, items, times_s)
         if evaluator is not None:
-            rows = Batch(users, items, self.recent_items(history), times_s)
+            rows = Batch(users, items, self.candidates.recent_items(history), times_s)
             chosen = evaluator.choose(len(batch))
             candidates = None
             if self.settings.rerank:
-                candidates = self.candidates(rows.only(chosen), history.only(chosen))
+                candidates = self.candidates.generate(
+                    rows.only(chosen), history.only(chosen)
+                )
             evaluator(rows, chosen, candidates)
         # 2.
         self._held.append((batch, counted))
         # 3.
-        learned = _nothing()
+        learned = Learned.nothing()
         while self._held and self._released + len(self._held[0][0]) <= self.due.after:
             held, counts = self._held.popleft()
             self._released += len(held)
@@ -137,13 +137,6 @@ class DelayedLearner(Learner):
             self._live.forget(rows)
         else:
             self._live.sweep(np.arange(self._live.size))
-
-
-def _nothing() -> Learned:
-    """What is learned without a batch."""
-    step = StepResult(torch.tensor(torch.nan), {}, [], [])
-    rows = np.empty(0, np.int64)
-    return Learned(rows, rows, 0, 0, step, step.occurrence())
 
 
 class PendingEvents:

@@ -102,9 +102,9 @@ class PrequentialRun:
         pipeline.run()
         seconds = time.perf_counter() - started
         result = self._result
-        rows = learner.items.used
-        result.occurrence = learner.occurrence.values(rows)
-        result.popularity = learner.item_counts.counts(rows)
+        rows = learner.state.items.used
+        result.occurrence = learner.state.occurrence.values(rows)
+        result.popularity = learner.state.item_counts.counts(rows)
         result.measures = self._measures()
         result.about = {
             "influence": influence_by_name(test.watch.influence),
@@ -163,7 +163,7 @@ class PrequentialRun:
             point[f"{name}/{slice_}/recent"] = figure.recent
             point[f"{name}/{slice_}/overall"] = figure.overall
         self._result.curve.append(point)
-        shares = composition(self._learner.cache, self._learner.item_counts)
+        shares = composition(self._learner.state.cache, self._learner.state.item_counts)
         self._result.composition.append({"events": events, **shares._asdict()})
 
 

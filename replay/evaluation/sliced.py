@@ -64,7 +64,7 @@ class SlicedPrequential(Prequential):
         """What was found in the towers' own lists."""
         self._half = half
         self._retrieve_every = settings.retrieve_every
-        self._user_items = UserItems(learner.retired)
+        self._user_items = UserItems(learner.state.retired)
         self._users = FirstEvents()
         self._items = FirstEvents()
         self._pending = PendingEvents()
@@ -94,7 +94,7 @@ class SlicedPrequential(Prequential):
     def _start_from_learner(self, batch: Batch) -> None:
         super()._start_from_learner(batch)
         # it is not known which users a restored learner had: then none counts as new
-        if self.learner.item_counts.size:
+        if self.learner.state.item_counts.size:
             self._users.know(np.arange(int(batch.users.max()) + 1))
 
     def _seen_before(self, batch: Batch, chosen: Rows) -> SeenBefore:
@@ -105,7 +105,7 @@ class SlicedPrequential(Prequential):
     def _members(
         self, batch: Batch, chosen: Rows, seen: SeenBefore
     ) -> NDArray[np.bool_]:
-        counts = self.learner.item_counts.counts(batch.items)
+        counts = self.learner.state.item_counts.counts(batch.items)
         self._items.know(batch.items[counts > 0])
         traits = Traits(
             new_user=self._users.first(batch.users)[chosen],

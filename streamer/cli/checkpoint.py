@@ -149,7 +149,7 @@ def compact(settings: RunSettings, as_json: bool) -> None:
         before = found.size_bytes
         if len(found.chain) > 1:
             learner = Learner.from_checkpoint(found, device="cpu")
-            path = store.save(learner.chunks(), found.arrays(), found.meta)
+            path = store.save(learner.state.chunks(), found.arrays(), found.meta)
     after = path.stat().st_size
     done = {
         "path": str(path),

@@ -147,7 +147,11 @@ class Side:
 
     @property
     def _vocabulary(self) -> Vocabulary:
-        return self.learner.items if self.name == "items" else self.learner.users
+        return (
+            self.learner.state.items
+            if self.name == "items"
+            else self.learner.state.users
+        )
 
     def blocks(
         self, *, ids_only: bool = False
@@ -172,7 +176,7 @@ def item_vectors(learner: Learner, rows: Rows) -> Floats:
     from streamer.model.towers import TouchedRows
 
     with torch.no_grad():
-        found: Floats = learner.trainer.model.items(
+        found: Floats = learner.state.trainer.model.items(
             TouchedRows(torch.device("cpu")), rows
         ).numpy()
     return found
@@ -180,8 +184,8 @@ def item_vectors(learner: Learner, rows: Rows) -> Floats:
 
 def user_vectors(learner: Learner, rows: Rows) -> Floats:
     """[n, dim] the user tower's vectors."""
-    found: Floats = learner.retriever.queries(
-        rows, learner.recent_items(learner.recent.of(rows))
+    found: Floats = learner.state.retriever.queries(
+        rows, learner.candidates.recent_items(learner.state.recent.of(rows))
     ).numpy()
     return found
 
@@ -209,7 +213,7 @@ def ranker_arrays(learner: Learner) -> dict[str, Any]:
         [kind_of[feature] for feature in range(len(FEATURES))]
     )
     for purpose, weights in zip(
-        ("all", "discovery"), learner.ranker.weights, strict=True
+        ("all", "discovery"), learner.state.ranker.weights, strict=True
     ):
         arrays |= {
             f"ranker.{purpose}.{name}": array

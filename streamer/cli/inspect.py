@@ -85,20 +85,20 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     chain = loaded.checkpoint.chain
     learner = loaded.learner
     meta = loaded.meta
-    model = learner.trainer.model
-    rows = np.arange(learner.items.size)
-    ids = learner.items.by_row
+    model = learner.state.trainer.model
+    rows = np.arange(learner.state.items.size)
+    ids = learner.state.items.by_row
     embeddings = sum(t.size * t.dim for t in model.tables.values())
     dense = sum(p.numel() for p in model.parameters())
-    counts = learner.item_counts.counts(rows)
-    occurrence = learner.occurrence.values(rows)
+    counts = learner.state.item_counts.counts(rows)
+    occurrence = learner.state.occurrence.values(rows)
     head = np.argsort(-counts, kind="stable")
-    lately = learner.candidate_features.windows.share_in_long_window(rows)
+    lately = learner.state.candidate_features.windows.share_in_long_window(rows)
     popular = _top(ids, counts, top, "events")
     return {
         "checkpoint": str(loaded.path),
         "saved_at": meta["saved_at"],
-        "steps": learner.trainer.steps,
+        "steps": learner.state.trainer.steps,
         "chain": {
             "base": chain[0].path.name,
             "base_bytes": chain[0].size_bytes,
@@ -110,19 +110,23 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
         ],
         "settings": meta["settings"],
         "sizes": {
-            "users": len(learner.users),
-            "items": len(learner.items),
+            "users": len(learner.state.users),
+            "items": len(learner.state.items),
             "parameters": embeddings + dense,
             "bytes": loaded.checkpoint.size_bytes,
         },
         "positions": _positions(meta["positions"]),
         "accounting": meta["accounting"],
         "popularity": {
-            "estimate": "hash" if learner.popularity is learner.hashed else "exact",
-            "events": learner.item_counts.total,
-            "hash_error": estimation_error(learner.hashed, learner.item_counts, rows),
+            "estimate": "hash"
+            if learner.state.popularity is learner.state.hashed
+            else "exact",
+            "events": learner.state.item_counts.total,
+            "hash_error": estimation_error(
+                learner.state.hashed, learner.state.item_counts, rows
+            ),
             "hash_error_head": estimation_error(
-                learner.hashed, learner.item_counts, head[:HEAD_ITEMS]
+                learner.state.hashed, learner.state.item_counts, head[:HEAD_ITEMS]
             ),
             "top": [
                 entry | {"share_lately": float(lately[row])}
@@ -130,7 +134,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
             ],
         },
         "ranking": _influence(learner),
-        "cache": _cache(ids, learner.cache, learner.item_counts, top),
+        "cache": _cache(ids, learner.state.cache, learner.state.item_counts, top),
         "occurrence": _occurrence(ids, occurrence, top),
     }
 
@@ -144,15 +148,15 @@ def _influence(learner: Learner) -> list[Report]:
     from streamer.model.batch import Batch
     from streamer.model.ranking.ranker import influence_by_name
 
-    if not (learner.settings.rerank and len(learner.users)):
+    if not (learner.settings.rerank and len(learner.state.users)):
         return []
     users = np.unique(
-        np.linspace(0, len(learner.users) - 1, RANKED_USERS).astype(np.int64)
+        np.linspace(0, len(learner.state.users) - 1, RANKED_USERS).astype(np.int64)
     )
-    candidates = learner.candidates(
-        Batch(users, np.full(len(users), -1)), learner.recent.of(users)
+    candidates = learner.candidates.generate(
+        Batch(users, np.full(len(users), -1)), learner.state.recent.of(users)
     )
-    found = influence_by_name(learner.ranker.influence(candidates))
+    found = influence_by_name(learner.state.ranker.influence(candidates))
     return [
         {"recent_items": history}
         | {

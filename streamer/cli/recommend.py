@@ -66,7 +66,7 @@ def recommend(
     from streamer.recommender import Recommender
 
     loaded = load(settings.checkpoints)
-    if not len(loaded.learner.items):
+    if not len(loaded.learner.state.items):
         raise CheckpointError(
             f"{loaded.path} has no items: nothing was trained when it was written"
         )

@@ -95,7 +95,7 @@ class Prequential:
         others = [LastItems(), Counting()] if baselines is None else baselines
         self.baselines = BaselineRunner(
             [self.popularity, *others],
-            learner.retired,
+            learner.state.retired,
             self.sampler.clock,
             beside=self.sampler.time_share is not None,
         )
@@ -110,7 +110,7 @@ class Prequential:
         self.seconds = 0.0
         """Seconds that evaluation took so far."""
         self._open: tuple[dict[str, Ranks], NDArray[np.bool_]] | None = None
-        learner.on_reuse.append(self._forget)
+        learner.eviction.on_reuse.append(self._forget)
 
     @property
     def tally(self) -> Tally:
@@ -153,7 +153,9 @@ class Prequential:
 
     def choose(self, events: int) -> Rows:
         """Which events of the next batch to rank: as many as time allows."""
-        return self.sampler.choose(events, trained=bool(self.learner.item_counts.size))
+        return self.sampler.choose(
+            events, trained=bool(self.learner.state.item_counts.size)
+        )
 
     def __call__(
         self, batch: Batch, chosen: Rows, candidates: Candidates | None
@@ -228,7 +230,7 @@ class Prequential:
 
         Baselines other than the most popular items begin with nothing.
         """
-        known = self.learner.item_counts
+        known = self.learner.state.item_counts
         if known.size:
             counts = known.counts(np.arange(known.size))
             self.popularity.start_from(np.rint(counts).astype(np.int64))

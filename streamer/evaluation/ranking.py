@@ -47,7 +47,7 @@ class EventRanker:
             wanted = seen.fresh | (purpose == ALL)
             if not wanted.any():
                 continue
-            scores = self._learner.ranker.scores(candidates, purpose, without)
+            scores = self._learner.state.ranker.scores(candidates, purpose, without)
             left_out = _NOTHING_SEEN
             if purpose == DISCOVERY:
                 left_out = (seen.first, seen.items)
@@ -73,11 +73,11 @@ class EventRanker:
         `some` of the chosen events.
         """
         ranks = Ranks.missed(len(some))
-        size = self._learner.reachable_items
+        size = self._learner.state.reachable_items
         known = np.flatnonzero(batch.items[chosen[some]] < size)
         if not len(known):
             return ranks
-        retriever = self._learner.retriever
+        retriever = self._learner.state.retriever
         asked = some[known]
         rows = batch.only(chosen[asked])
         left_out = Excluded(seen.first, seen.items).only(asked)
@@ -124,21 +124,21 @@ class RankerWatch:
         self._next_influence -= len(candidates)
         if self._next_influence <= 0:
             self._next_influence = INFLUENCE_EVERY
-            found = self._learner.ranker.influence(candidates)
+            found = self._learner.state.ranker.influence(candidates)
             # kinds of users that are not among these keep their figures
             self.influence = np.where(np.isnan(found), self.influence, found)
 
     def _count_cold(self, candidates: Candidates) -> tuple[int, int]:
         """The number of items in the first k of each list, and of cold ones."""
-        if not len(self._learner.cold_items):
+        if not len(self._learner.state.cold_items):
             return self._k * len(candidates), 0
-        scores = self._learner.ranker.scores(candidates)
+        scores = self._learner.state.ranker.scores(candidates)
         best = [
             start + np.argsort(-scores[start:end], kind="stable")[: self._k]
             for start, end in itertools.pairwise(candidates.first.tolist())
         ]
         top = np.concatenate(best)
-        cold = self._learner.are_cold(candidates.items[top])
+        cold = self._learner.state.are_cold(candidates.items[top])
         return len(top), int(cold.sum())
 
 

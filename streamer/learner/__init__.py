@@ -1,25 +1,34 @@
 """Everything that is learned from a stream, and how one micro-batch changes it.
 
-The class `Learner` is made of layers, one file each: `state.py` (what is learned, by
-rows), `bounded.py` (what goes), `described.py` (features and catalogue), `learner.py`
-(a micro-batch). Belongs here: what changes with an event, and what of it is saved. May
-import: `model`, `ingest`, `group`, the files of checkpoints and rooms below; never
-sources or the store.
+A `Learner` is composed of `State` (what is learned, by rows), `Eviction` (what goes),
+`Features` (features and catalogue) and `CandidateGenerator` (what the ranker ranks).
+Belongs here: what changes with an event, and what of it is saved. May import: `model`,
+`ingest`, the files of checkpoints and rooms below; never sources or the store.
 """
 
-from streamer.learner.learner import Evaluator, Learned, Learner
+from streamer.learner.eviction import Eviction
+from streamer.learner.learner import (
+    Evaluator,
+    Learned,
+    Learner,
+    StepEvents,
+    StepHistory,
+)
 from streamer.learner.state import (
-    OF_USERS,
+    State,
     checkpoint_meta,
     checkpoint_settings,
     learner_settings,
 )
 
 __all__ = [
-    "OF_USERS",
     "Evaluator",
+    "Eviction",
     "Learned",
     "Learner",
+    "State",
+    "StepEvents",
+    "StepHistory",
     "checkpoint_meta",
     "checkpoint_settings",
     "learner_settings",

@@ -5,53 +5,36 @@ from.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from streamer.errors import CheckpointError
-from streamer.event import NO_USER, Features
+from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner.described import DescribedState
+from streamer.learner.candidates import CandidateGenerator, ObservedCandidates
+from streamer.learner.eviction import Eviction
+from streamer.learner.features import FeatureColumn, Features
 from streamer.learner.state import (
-    DIGEST_EVERY,
-    are_among,
+    State,
     checkpoint_meta,
     checkpoint_settings,
+    learner_settings,
 )
-from streamer.lockstep.events import (
-    CatalogueEvent,
-    Span,
-    Step,
-    gather_events,
-    gather_ids,
-    gather_rows,
-    gather_values,
-)
-from streamer.lockstep.group import Share
-from streamer.lockstep.key_check import sample_new_users
-from streamer.model.batch import Batch, Recent, Rows, StreamState
+from streamer.model.batch import Batch, Rows, StreamState
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
-from streamer.model.ranking.features import TOWERS
 from streamer.model.rows.recent_items import UserHistory
+from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import StepResult
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
 from streamer.snapshot import Checkpoint, CheckpointStore
-
-MAX_COLD_ITEMS = 4096
-NEAREST_COLD_ITEMS = 10
-"""Of items that nobody has had yet, how many a step looks at, and how many of these are
-candidates of an event.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +48,14 @@ class Learned:
     step: StepResult
     drawn: tuple[Rows, NDArray[np.float32]]
     """Items that were resampled, and how often; an item may occur twice."""
+
+    @classmethod
+    def nothing(cls) -> Learned:
+        """What no events do."""
+        rows = np.empty(0, np.int64)
+        return cls(
+            rows, rows, 0, 0, StepResult.empty(), (rows, np.empty(0, np.float32))
+        )
 
 
 class Evaluator(Protocol):
@@ -83,8 +74,43 @@ class Evaluator(Protocol):
         ...
 
 
-class Learner(DescribedState):
+class StepEvents(NamedTuple):
+    """The events of a step; users and items have rows.
+
+    Args:
+        users: [b] user rows of the events of our batch.
+        own: [b] the places of these events in the step.
+        items: [B] item rows of all events of the step.
+        times_s: [B] seconds since the epoch.
+        item_features: [B] what the events say of their items; None: nothing.
+    """
+
+    users: Rows
+    own: Rows
+    items: Rows
+    times_s: Rows
+    item_features: FeatureColumn | None
+
+
+class StepHistory(NamedTuple):
+    """Who the users of all events of a step are.
+
+    Args:
+        history: [B] their recent items, as of each event.
+        users: [B] numbers that tell them apart.
+        codes: [B, C] their categories.
+    """
+
+    history: UserHistory
+    users: Rows
+    codes: Rows
+
+
+class Learner:
     """Learns from micro-batches.
+
+    What is learned is in `state`; `eviction` keeps it bounded, `features` describes
+    users and items, `candidates` finds what the ranker ranks.
 
     Args:
         settings: what is learned, and how; None for the defaults, which are those of
@@ -95,7 +121,12 @@ class Learner(DescribedState):
         SettingsError: with every problem at once.
     """
 
-    # the public part --------------------------------------------------------------------------------------------------
+    def __init__(self, settings: LearnerSettings | None = None, **changes: Any) -> None:
+        self.settings = learner_settings(settings, changes)
+        self.state = State(self.settings)
+        self.eviction = Eviction(self.state)
+        self.features = Features(self.state, self.eviction)
+        self.candidates = CandidateGenerator(self.state)
 
     def learn(
         self,
@@ -115,10 +146,9 @@ class Learner(DescribedState):
             users = [str(event[0]) for event in chunk]
             items = [str(event[1]) for event in chunk]
             times = []
-            last = float(self.candidate_features.windows.now_s)
-            for (
-                event
-            ) in chunk:  # one without a time comes a second after the one before
+            last = float(self.state.candidate_features.windows.now_s)
+            for event in chunk:
+                # one without a time comes a second after the one before
                 last = float(event[2]) if len(event) > 2 else last + 1
                 times.append(last)
             for stretch in self.split_catalogue_events(MicroBatch(users, items, times)):
@@ -148,28 +178,26 @@ class Learner(DescribedState):
         """
         if (user is None) == (recent is None):
             raise ValueError("give either a user or the recent items of a session")
-        if not len(self.items):
+        if not len(self.state.items):
             return []
         recommender = Recommender(self)
-        query = (
-            recommender.user(str(user))
-            if recent is None
-            else recommender.session([str(i) for i in recent])
-        )
+        if recent is not None:
+            query = recommender.session([str(item) for item in recent])
+        else:
+            query = recommender.user(str(user))
         return recommender.recommend([query], k, exclude_seen=exclude_seen)[0]
 
     def rank(self, user: object, items: Iterable[object]) -> list[Recommendation]:
-        """Some items by their score for a user, best first; items that are not known
-        are left out.
+        """Some items by their score for a user, best first; unknown items are left
+        out.
         """
-        rows = [self.items.row_of(str(item)) for item in items]
-        among = np.unique([row for row in rows if row is not None]).astype(np.int64)
+        rows = np.unique(self.state.items.known([str(item) for item in items]))
+        among = rows[rows >= 0]
         if not len(among):
             return []
         recommender = Recommender(self)
-        return recommender.recommend(
-            [recommender.user(str(user))], len(self.items), among=among
-        )[0]
+        query = recommender.user(str(user))
+        return recommender.recommend([query], len(self.state.items), among=among)[0]
 
     def save(self, directory: str | Path) -> Path:
         """Write a checkpoint into a directory, for `load`, `streamer recommend`,
@@ -178,9 +206,10 @@ class Learner(DescribedState):
         Raises:
             CheckpointError: it cannot be written.
         """
-        arrays, values = self.dense()
+        arrays, values = self.state.dense()
+        meta = checkpoint_meta(self.settings, values)
         with CheckpointStore(directory) as store:
-            return store.save(self.chunks(), arrays, checkpoint_meta(self, values))
+            return store.save(self.state.chunks(), arrays, meta)
 
     @classmethod
     def load(cls, directory: str | Path, device: str | None = None) -> Learner:
@@ -209,12 +238,46 @@ class Learner(DescribedState):
         learner = cls(
             dataclasses.replace(settings, device=device) if device else settings
         )
-        learner.restore(
+        learner.state.restore(
             checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"]
         )
         return learner
 
-    # a micro-batch ----------------------------------------------------------------------------------------------------
+    # a micro-batch --------------------------------------------------------------------
+
+    def split_catalogue_events(self, batch: MicroBatch) -> Iterator[MicroBatch]:
+        """What of a batch is to be learned, a stretch at a time: learn each before the
+        next.
+
+        Events of ids that are not admitted yet are left out, and counted in the batch.
+        So are those of the catalogue, which take effect when the others are learned,
+        and before an event of their item that comes after.
+        """
+        admitted = self._admitted(batch)
+        batch.not_admitted = len(batch) - int(admitted.sum())
+        batch.catalogue = batch.users.count(NO_USER)
+        if batch.learned == len(batch):
+            if len(batch):
+                yield batch
+            return
+
+        stretch: list[int] = []
+        catalogue: dict[str, int] = {}  # the event of each item
+        for k in np.flatnonzero(admitted).tolist():
+            if batch.items[k] in catalogue:
+                if stretch:
+                    yield batch.only(stretch)
+                self.features.learn_catalogue(batch.only(list(catalogue.values())))
+                stretch = []
+                catalogue = {}
+            if batch.users[k] == NO_USER:
+                catalogue[batch.items[k]] = k
+            else:
+                stretch.append(k)
+        if stretch:
+            yield batch.only(stretch)
+        if catalogue:
+            self.features.learn_catalogue(batch.only(list(catalogue.values())))
 
     def learn_batch(
         self,
@@ -236,512 +299,178 @@ class Learner(DescribedState):
         5. popularity counts the batch;
         6. ranker and towers learn;
         7. occurrence, and the next cache.
-
-        In a group the batch is this rank's part of the step: 1 and 2 gather what the
-        others read, 6 adds up what all have computed, and everything that belongs to
-        items is the same on every rank.
         """
+        state = self.state
         # 0.
-        self.evict()
-        known_users = len(self.users)
-        known_items = len(self.items)
+        self.eviction.evict()
+        known_users = len(state.users)
+        known_items = len(state.items)
+
         # 1.
-        users, new_users = self._users(batch)
-        step = self._step(batch, new_users)
-        items = step.items
-        own = step.own
-        if not len(items):  # nothing but the catalogue
-            self._learn_catalogue_of(step)
-            return Learned(
-                items, items, 0, 0, StepResult.empty(), (items, np.empty(0, np.float32))
-            )
-        self.see("users", users)
-        self.see("items", items)
+        events = self._step_events(batch)
+        users, own, items, times_s, item_features = events
+        if not len(items):
+            self._end_step()
+            return Learned.nothing()
+        state.mark_seen("users", users)
+        state.mark_seen("items", items)
         for origin in batch.origins:
-            self.user_partitions.observe(
+            state.user_partitions.observe(
                 users[origin.start : origin.stop], origin.partition.number
             )
-        self.changes.mark("items", self.candidate_features.windows.leaving(len(items)))
-        self._set_features(
-            "user", *self._user_features(users, step, batch.user_features)
+        state.changes.mark(
+            "items", state.candidate_features.windows.leaving(len(items))
         )
-        self._set_features("item", items, step.item_features)
+        self._set_user_features(events, batch.user_features)
+        self.features.set("item", items, item_features)
+
         # 2.
-        history, all_users, codes = self._gather(
-            users, step, self.recent.observe(users, items[own], step.times_s[own])
+        history, all_users, codes = self._step_history(
+            events, state.recent.observe(users, items[own], times_s[own])
         )
-        self.changes.mark("pairs", _paired(items, history))
-        self._see_categories("user", codes)
-        self._see_categories("item", self.trainer.model.item.codes(items))
-        rows = Batch(
-            step.of_own(users), items, self.recent_items(history), step.times_s, codes
-        )
+        state.changes.mark("pairs", _paired(items, history))
+        self.features.mark_categories_seen("user", codes)
+        item_codes = state.trainer.model.item.codes(items)
+        self.features.mark_categories_seen("item", item_codes)
+        recent = self.candidates.recent_items(history)
+        rows = Batch(_placed(users, own, len(items)), items, recent, times_s, codes)
+
         # 3.
-        evaluated = (
-            own[evaluator.choose(len(own))]
-            if evaluator is not None
-            else np.empty(0, np.int64)
-        )
-        to_evaluate, to_learn = (
-            self._observe(rows, history, evaluated, step)
-            if self.settings.rerank
-            else (None, {})
-        )
-        self.seen.observe(users, items[own])
+        evaluated = np.empty(0, np.int64)
+        if evaluator is not None:
+            evaluated = own[evaluator.choose(len(own))]
+        candidates = ObservedCandidates(None, [])
+        if self.settings.rerank:
+            learned = self._ranker_events(len(items))
+            candidates = self.candidates.observe(rows, history, evaluated, learned)
+        state.seen.observe(users, items[own])
+
         # 4.
         if evaluator is not None:
-            evaluator(
-                dataclasses.replace(rows, users=all_users), evaluated, to_evaluate
-            )
+            all_rows = dataclasses.replace(rows, users=all_users)
+            evaluator(all_rows, evaluated, candidates.to_evaluate)
+
         # 5.
-        self.changes.mark("hash", self.hashed.slots_of(items))
-        self.hashed.observe(items)
-        self.decayed_popularity.observe(items)
+        state.changes.mark("hash", state.hashed.slots_of(items))
+        state.hashed.observe(items)
+        state.decayed_popularity.observe(items)
         if counted:
-            self.count(items)
+            state.count(items)
+
         # 6.
-        result = self._learn(rows, to_learn, step)
+        stream = StreamState(
+            state.popularity, state.cache, state.occurrence, state.items.is_used
+        )
+        result = self._train(rows, stream, candidates.to_learn)
+
         # 7.
         drawn = result.occurrence()
         self._refresh_cache(*drawn, counted)
-        self._learn_catalogue_of(step)
-        if self.group.size > 1 and self.trainer.steps % DIGEST_EVERY == 0:
-            self.group.compare(self.digest(), f"after step {self.trainer.steps:,}")
-        return Learned(
-            users,
-            items,
-            len(self.users) - known_users,
-            len(self.items) - known_items,
-            result,
-            drawn,
-        )
-
-    def _refresh_cache(
-        self, items: Rows, counts: NDArray[np.float32], counted: bool
-    ) -> None:
-        if not self.trainer.method.resamples:
-            return
-        self.occurrence.step()
-        self.changes.mark("items", items)
-        if counted:
-            self.occurrence.add(items, counts)
-        if self.trainer.method.extra != "cache":
-            return
-        if self.settings.cache_scope == "touched":
-            self.cache = self.occurrence.draw_among(
-                np.unique(items), self.settings.cache_size, self._draws
-            )
-        else:
-            drawn = self.occurrence.draw(
-                self.settings.cache_size, self._draws, self.items.size
-            )
-            self.cache = drawn[self.items.is_used(drawn)]
-
-    def split_catalogue_events(self, batch: MicroBatch) -> Iterator[MicroBatch]:
-        """What of a batch is to be learned, a stretch at a time: learn each before the
-        next.
-
-        Events of ids that are not admitted yet are left out, and counted in the batch.
-        So are those of the catalogue, which take effect when the others are learned,
-        and before an event of their item that comes after.
-        """
-        if self.group.parts > 1:
-            yield from self._stretch_of_group(batch)
-            return
-        admitted = self._admitted(batch)
-        batch.not_admitted, batch.catalogue = (
-            len(batch) - int(admitted.sum()),
-            batch.users.count(NO_USER),
-        )
-        if batch.learned == len(batch):
-            yield from [batch] if len(batch) else []
-            return
-        stretch: list[int] = []
-        catalogue: dict[str, int] = {}  # the event of each item
-        for k in np.flatnonzero(admitted).tolist():
-            if batch.items[k] in catalogue:
-                yield from [batch.only(stretch)] if stretch else []
-                self.learn_catalogue(batch.only(list(catalogue.values())))
-                stretch = []
-                catalogue = {}
-            if batch.users[k] == NO_USER:
-                catalogue[batch.items[k]] = k
-            else:
-                stretch.append(k)
-        yield from [batch.only(stretch)] if stretch else []
-        if catalogue:
-            self.learn_catalogue(batch.only(list(catalogue.values())))
+        self._end_step()
+        new_users = len(state.users) - known_users
+        new_items = len(state.items) - known_items
+        return Learned(users, items, new_users, new_items, result, drawn)
 
     def _admitted(self, batch: MicroBatch) -> NDArray[np.bool_]:
         """Whether user and item of each event have come often enough; those without a
         user pass.
-
-        In a group every rank counts what is new to any of them, in the order of the
-        stream.
         """
         admitted = np.ones(len(batch), np.bool_)
         if self.settings.admit_after == 1:
             return admitted
+        state = self.state
         for kind, ids in (("users", batch.users), ("items", batch.items)):
-            known = self._vocabulary(kind).known(ids)
-            new = [
-                k
-                for k in np.flatnonzero(known < 0).tolist()
-                if batch.users[k] != NO_USER
-            ]
-            of_new = [ids[k] for k in new]
-            own = np.arange(len(new))
-            if self.group.parts > 1:
-                of_new, own = gather_ids(self.group, _spans(batch.only(new)), of_new)
-            sketch = self.admission[kind]
-            every = sketch.halves(len(of_new))
-            self.changes.mark(
-                f"admission.{kind}", sketch.rows() if every else sketch.slots_of(of_new)
-            )
-            admitted[new] &= sketch.admit(of_new)[own]
+            unknown = np.flatnonzero(state.vocabulary(kind).known(ids) < 0).tolist()
+            new = [k for k in unknown if batch.users[k] != NO_USER]
+            new_ids, own = self._new_ids(batch, new, [ids[k] for k in new])
+            sketch = state.admission[kind]
+            every = sketch.halves(len(new_ids))
+            slots = sketch.rows() if every else sketch.slots_of(new_ids)
+            state.changes.mark(f"admission.{kind}", slots)
+            admitted[new] &= sketch.admit(new_ids)[own]
         return admitted
 
-    # candidates -------------------------------------------------------------------------------------------------------
+    def _refresh_cache(
+        self, items: Rows, counts: NDArray[np.float32], counted: bool
+    ) -> None:
+        state = self.state
+        method = state.trainer.method
+        if not method.resamples:
+            return
+        state.occurrence.step()
+        state.changes.mark("items", items)
+        if counted:
+            state.occurrence.add(items, counts)
+        if method.extra != "cache":
+            return
+        size = self.settings.cache_size
+        if self.settings.cache_scope == "touched":
+            touched = np.unique(items)
+            state.cache = state.occurrence.draw_among(touched, size, state.draws)
+        else:
+            drawn = state.occurrence.draw(size, state.draws, state.items.size)
+            state.cache = drawn[state.items.is_used(drawn)]
 
-    def _observe(
-        self, rows: Batch, history: UserHistory, evaluated: Rows, step: Step
-    ) -> tuple[Candidates, dict[int, Candidates]]:
-        """Candidates of the events to be evaluated, and by part of those to learn from,
-        as of each; all are counted.
+    # what other kinds of learners do differently --------------------------------------
 
-        Of the former, as of users who are served, the items nearest by the towers are
-        candidates too. That is a search among all items; the ranker learns with those
-        alone that nobody has had yet, of which nothing else would make candidates. So
-        what is learned does not depend on what is evaluated.
-        """
-        learned = np.arange(0, len(rows), -(-len(rows) // self.settings.ranker_events))
-        learned = learned[step.rank[learned] == self.group.rank]
-        both = np.concatenate([evaluated, learned])
-        order = np.argsort(both, kind="stable")
-        wanted = both[order]
-        is_evaluated = order < len(evaluated)
-        nearest = np.full((len(wanted), self.settings.retrieved_items), -1)
-        nearest[is_evaluated] = self._nearest(rows.only(evaluated), nearest.shape[1])
-        cold_items = self._some_cold_items()
-        if len(cold_items) and len(learned):
-            asked = rows.only(learned)
-            count = min(NEAREST_COLD_ITEMS, nearest.shape[1])
-            near = self.retriever.nearest_among(
-                cold_items, asked.users, asked.recent, count
-            )
-            nearest[~is_evaluated, : near.shape[1]] = near
-        assert rows.times_s is not None
-        found = self.candidate_features.observe(
-            rows.items, rows.times_s, history, wanted, nearest, learned=~is_evaluated
-        )
-        found.mark_seen(
-            self.seen.contains(rows.users, rows.items, wanted, found.first, found.items)
-        )
-
-        def some(chosen: NDArray[np.bool_]) -> Candidates:
-            candidates = found.only(np.flatnonzero(chosen))
-            self._add_towers(candidates, rows.only(wanted[chosen]))
-            return candidates
-
-        part = np.where(is_evaluated, -1, step.part[wanted])
-        return some(is_evaluated), {
-            int(k): some(part == k) for k in np.unique(part[~is_evaluated])
-        }
-
-    def candidates(
-        self,
-        rows: Batch,
-        history: UserHistory,
-        extra: Rows | None = None,
-        least: int | Rows = 0,
-        seen: Sequence[Rows] | None = None,
-    ) -> Candidates:
-        """Candidates of some users, described by what was learned so far; nothing is
-        counted.
+    def _new_ids(
+        self, batch: MicroBatch, events: list[int], ids: list[str]
+    ) -> tuple[list[str], Rows]:
+        """New ids that admission counts, and the places of ours among them.
 
         Args:
-            rows: users, targets (-1 for none), and times (None: that of the latest
-                event).
-            history: of the users.
-            extra: [n, x] further candidates of each, -1 for none.
-            least: how many candidates each must have, if there are as many items; [n]
-                or the same for all.
-            seen: [n] the items that each had, ascending; None: as they were learned.
+            batch: ours.
+            events: of the batch, those with new ids.
+            ids: of these events.
         """
-        rows = dataclasses.replace(rows, recent=self.recent_items(history))
-        nearest = self._nearest(rows, np.maximum(least, self.settings.retrieved_items))
-        extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
-        found = self.candidate_features.candidates(
-            history, extra, rows.items, rows.times_s
-        )
-        found.mark_seen(
-            _among(found, seen or [self.seen.of(user) for user in rows.users.tolist()])
-        )
-        self._add_towers(found, rows)
-        return found
+        return ids, np.arange(len(ids))
 
-    def recent_items(self, history: UserHistory) -> Recent | None:
-        """What the user tower reads of it."""
-        length = self.settings.recent_items
-        return np.ascontiguousarray(history.items[:, :length]) if length else None
-
-    def _nearest(self, rows: Batch, count: int | Rows) -> Rows:
-        """[n, most] the items nearest to the users by the towers, `count` of each; -1
-        where one cannot be reached.
+    def _step_events(self, batch: MicroBatch) -> StepEvents:
+        """The events that are learned in this step; their users and items get rows, and
+        the clock ticks.
         """
-        most = int(np.max(count, initial=0))
-        known = self.reachable_items
-        found = np.full((len(rows), most), -1)
-        if len(rows) and known and most:
-            best, _ = self.retriever.top(
-                self.retriever.items(known), rows.users, most, rows.recent
-            )
-            wanted = np.arange(best.shape[1]) < np.reshape(count, (-1, 1))
-            found[:, : best.shape[1]] = np.where(
-                wanted & self.are_reachable(best), best, -1
-            )
-        return found
-
-    def _some_cold_items(self) -> Rows:
-        """The cold_items items, or a sample of them; the same on every rank of a group."""
-        if len(self.cold_items) <= MAX_COLD_ITEMS:
-            return self.cold_items
-        return self.cold_items[
-            self._draws.choice(
-                len(self.cold_items), MAX_COLD_ITEMS, replace=False, shuffle=False
-            )
-        ]
-
-    def _add_towers(self, candidates: Candidates, rows: Batch) -> None:
-        if len(rows):
-            found = self.retriever.similarities(
-                rows.users, rows.recent, candidates.first, candidates.items
-            )
-            candidates.features[:, TOWERS] = found
-
-    # what the ranks of a group do together; alone, each of these has nothing to gather --------------------------------
-
-    def _step(self, batch: MicroBatch, new_users: Rows) -> Step:
-        """All events that the group trains in this step; their items have rows, and the
-        clock ticks.
-        """
-        times_s = self._times(batch)
-        if self.group.parts == 1:
-            self.clock.tick(times_s)
-            every = np.arange(len(batch))
-            one = np.zeros(len(batch), np.int64)
-            return Step(
-                every,
-                one,
-                one,
-                self.rows_of("items", batch.items),
-                times_s,
-                batch.item_features,
-            )
-        wanted = self.settings.item_tower
-        features = batch.item_features if wanted.categorical or wanted.numeric else None
-        spans = _spans(batch)
-        catalogue = (
-            _catalogue_events(batch.of_catalogue, self._times(batch.of_catalogue))
-            if batch.of_catalogue
-            else []
+        users = self.state.rows_of("users", batch.users)
+        times_s = self.state.event_times(batch)
+        self.state.clock.tick(times_s)
+        items = self.state.rows_of("items", batch.items)
+        return StepEvents(
+            users, np.arange(len(batch)), items, times_s, batch.item_features
         )
-        rows = self.items.known(batch.items)
-        partition = np.repeat(
-            [span.partition for span in spans], [span.events for span in spans]
-        )
-        met = sample_new_users(
-            [batch.users[k] for k in new_users.tolist()], partition[new_users].tolist()
-        )
-        step = gather_events(
-            self.group, spans, batch.items, rows, times_s, features, catalogue, met
-        )
-        if self.group.rank == 0:
-            self.key_check.observe(step.new_users)
-        self.clock.tick(step.times_s)
-        known = step.items >= 0
-        new = self.rows_of("items", step.new_items)
-        step.items[~known] = new[-1 - step.items[~known]]
-        return step
 
-    def _users(self, batch: MicroBatch) -> tuple[Rows, Rows]:
-        """The rows of our users; and in a group, which of the events are those of new
-        ones.
+    def _set_user_features(
+        self, events: StepEvents, features: FeatureColumn | None
+    ) -> None:
+        """Remember what our events say of their users."""
+        self.features.set("user", events.users, features)
 
-        Rows of users differ from rank to rank, so there their first vectors depend on
-        the ids.
-        """
-        if self.group.parts == 1:
-            return self.rows_of("users", batch.users), np.empty(0, np.int64)
-        new = np.flatnonzero(self.users.known(batch.users) < 0)
-        users = self.rows_of("users", batch.users)
-        table = self.trainer.model.tables.get("user.id")
-        if table is not None and len(new):
-            digests = [
-                hashlib.blake2b(batch.users[k].encode(), digest_size=8).digest()
-                for k in new.tolist()
-            ]
-            numbers = np.array(
-                [int.from_bytes(digest, "little") >> 2 for digest in digests], np.int64
-            )
-            table.begin(users[new], numbers)
-        return users, new
+    def _step_history(self, events: StepEvents, history: UserHistory) -> StepHistory:
+        """The users of all events of the step, from the history of ours."""
+        codes = self.state.trainer.model.user.codes(events.users)
+        return StepHistory(history, events.users, codes)
 
-    def _user_features(
-        self, users: Rows, step: Step, features: Sequence[Features | None] | None
-    ) -> tuple[Rows, Sequence[Features | None] | None]:
-        """What all events say of their users; in a group with numbers in place of rows,
-        which tell all users apart.
-        """
-        wanted = self.settings.user_tower
-        if self.group.parts == 1 or not (wanted.categorical or wanted.numeric):
-            return users, features
-        numbers = gather_rows(self.group, step, users) * self.group.size + step.rank
-        return numbers, gather_values(self.group, step, features or [None] * len(users))
+    def _ranker_events(self, count: int) -> list[Rows]:
+        """Groups of the events of the step that the ranker learns from."""
+        return [np.arange(0, count, -(-count // self.settings.ranker_events))]
 
-    def _gather(
-        self, users: Rows, step: Step, history: UserHistory
-    ) -> tuple[UserHistory, Rows, Rows]:
-        """The history of all events, of others' as far as it is counted; numbers that
-        tell all users apart; and [B, C] the users' categories.
-        """
-        codes = self.trainer.model.user.codes(users)
-        if self.group.parts == 1:
-            return history, users, codes
-        known = min(
-            max(MAX_PAIR_DISTANCE, self.settings.recent_items), self.recent.length
-        )
-        repeated = (history.items[:, known:] == step.items[step.own, None]).any(
-            1
-        )  # counted too, wherever it stands
-        again = np.where(repeated, step.items[step.own], -1)
-        columns = [
-            users[:, None],
-            again[:, None],
-            history.items[:, :known],
-            history.times_s[:, :known],
-            codes,
-        ]
-        found = gather_rows(
-            self.group, step, np.concatenate(columns, axis=1).astype(np.int32)
-        )
-        shape = (len(step.items), self.recent.length)
-        of_all = UserHistory(
-            np.full(shape, -1, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.uint8),
-        )
-        of_all.items[:, :known], of_all.times_s[:, :known] = np.split(
-            found[:, 2 : 2 + 2 * known], 2, axis=1
-        )
-        if known < self.recent.length:
-            of_all.items[:, known] = found[:, 1]
-        for name, ours in history._asdict().items():
-            getattr(of_all, name)[step.own] = ours
-        numbers = found[:, 0].astype(np.int64) * self.group.size + step.rank
-        return of_all, numbers, found[:, 2 + 2 * known :].astype(np.int64)
-
-    def _stretch_of_group(self, batch: MicroBatch) -> Iterator[MicroBatch]:
-        """Our events of a step, in which every rank takes part; those of the catalogue
-        take effect after it.
-        """
-        if batch.step_events:
-            admitted = self._admitted(batch)
-            catalogue = [k for k, user in enumerate(batch.users) if user == NO_USER]
-            batch.not_admitted = len(batch) - int(admitted.sum())
-            batch.catalogue = len(catalogue)
-            if batch.learned < len(batch):
-                admitted[catalogue] = False
-                of_catalogue = batch.only(catalogue)
-                batch = batch.only(np.flatnonzero(admitted).tolist())
-                batch.of_catalogue = of_catalogue
-            yield batch
-
-    def _learn_catalogue_of(self, step: Step) -> None:
-        """What the catalogue said in this step, wherever it was read: first of all
-        items, then what it said again.
-        """
-        left = list(step.catalogue)
-        while left:
-            first = {event.item: event for event in reversed(left)}
-            events = [event for event in left if first[event.item] is event]
-            left = [event for event in left if first[event.item] is not event]
-            _, _, items, times_s, features = map(list, zip(*events, strict=True))
-            self.learn_catalogue(
-                MicroBatch(
-                    [NO_USER] * len(items), items, times_s, item_features=features
-                )
-            )
-
-    def _learn(
-        self, rows: Batch, to_learn: dict[int, Candidates], step: Step
+    def _train(
+        self, rows: Batch, stream: StreamState, to_learn: Sequence[Candidates]
     ) -> StepResult:
-        """Ranker and towers learn from the sum of all parts' gradients."""
-        view = StreamState(
-            self.popularity, self.cache, self.occurrence, self.items.is_used
-        )
-        if self.group.parts == 1:
-            for candidates in to_learn.values():
-                self.ranker.learn(candidates)
-            return self.trainer.step(rows, view)
-        prepared = self.trainer.prepare(rows, view)
-        ranker_size = self.ranker.gradient_size if self.settings.rerank else 0
-        shares = {}
-        nothing = np.zeros(ranker_size, np.float32)
-        for part in self.group.own:
-            if len(events := step.events_of([part])):
-                share = self.trainer.share(prepared, events)
-                ranked = (
-                    self.ranker.gradients(to_learn[part])
-                    if part in to_learn
-                    else nothing
-                )
-                shares[part] = Share(
-                    share.rows.cpu().numpy(),
-                    np.append(share.vector.cpu().numpy(), ranked),
-                )
+        """Ranker and towers learn from the step."""
+        for candidates in to_learn:
+            self.state.ranker.learn(candidates)
+        return self.state.trainer.step(rows, stream)
 
-        def touched(parts: Sequence[int]) -> Rows:
-            return prepared.touched_by(step.events_of(parts))
-
-        shape = (prepared.vectors.shape[0], prepared.vectors.shape[1])
-        total = self.group.total(
-            shares, touched, shape, self.trainer.vector_size(prepared) + ranker_size
-        )
-        vector, ranked = np.split(total.vector, [len(total.vector) - ranker_size])
-        if self.settings.rerank:
-            self.ranker.apply(ranked)
-        result = self.trainer.finish(
-            prepared, torch.from_numpy(total.rows), torch.from_numpy(vector)
-        )
-        self.trainer.apply(result.gradients)
-        return result
+    def _end_step(self) -> None:
+        """Nothing more is to do: catalogue events take effect between two steps."""
 
 
-def _among(candidates: Candidates, items: Sequence[Rows]) -> NDArray[np.bool_]:
-    """[c] whether candidates are among their user's items, which ascend."""
-    found = np.zeros(len(candidates.items), np.bool_)
-    for of_user, (begin, end) in zip(
-        items, itertools.pairwise(candidates.first.tolist()), strict=True
-    ):
-        found[begin:end] = are_among(of_user, candidates.items[begin:end])
+def _placed(values: Rows, places: Rows, count: int) -> Rows:
+    """[count] values in their places, -1 in the others."""
+    if len(values) == count:
+        return values
+    found = np.full(count, -1)
+    found[places] = values
     return found
-
-
-def _catalogue_events(batch: MicroBatch, times_s: Rows) -> list[CatalogueEvent]:
-    features = batch.item_features or [None] * len(batch)
-    return [
-        CatalogueEvent(*origin.partition, batch.items[k], int(times_s[k]), features[k])
-        for origin in batch.origins
-        for k in range(origin.start, origin.stop)
-    ]
-
-
-def _spans(batch: MicroBatch) -> list[Span]:
-    """Which events of a batch are whose."""
-    return [
-        Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins
-    ]
 
 
 def _paired(items: Rows, history: UserHistory) -> Rows:

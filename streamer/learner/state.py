@@ -7,10 +7,8 @@ optimizer and random state are saved and restored together.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,9 +19,8 @@ from numpy.typing import NDArray
 from streamer.accounting import Accounting
 from streamer.admission import Admission
 from streamer.errors import IncompatibleCheckpoint, SettingsError
+from streamer.ingest.batcher import MicroBatch
 from streamer.limits import Limits, limits_of
-from streamer.lockstep.group import Group
-from streamer.lockstep.key_check import KeyCheck
 from streamer.model.batch import Rows
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
@@ -39,25 +36,24 @@ from streamer.model.rows.seen_items import UserItems
 from streamer.model.rows.user_partition import UserPartitions
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import Trainer
+from streamer.recommender import LAST_S
 from streamer.snapshot import Checkpoint, Chunk
 from streamer.snapshot.capture import marked
 from streamer.snapshot.frames import CHUNK_ROWS
 from streamer.vocabulary import Titles, Vocabulary
 
-DIGEST_EVERY = 256
-DIGEST_ROWS = 4096
-"""Steps between two comparisons of the ranks of a group, and rows of items that one
-looks at.
-"""
-OF_USERS = ("users.", "clock.", "items.retired.")
-"""Dense state that depends on which users a rank has begins with these."""
 
+class State:
+    """What a learner knows, kept by rows of users, items and other kinds.
 
-class LearnerState:
-    """What a learner knows; made as a `Learner` is."""
+    Args:
+        settings: what is learned, and how.
 
-    def __init__(self, settings: LearnerSettings | None = None, **changes: Any) -> None:
-        settings = learner_settings(settings, changes)
+    Raises:
+        SettingsError: with every problem at once.
+    """
+
+    def __init__(self, settings: LearnerSettings) -> None:
         if problems := settings.problems():
             raise SettingsError(problems)
         try:
@@ -98,29 +94,16 @@ class LearnerState:
         )
         self.occurrence = Occurrence(settings.occurrence_half_life or None)
         self.cache: Rows = np.empty(0, np.int64)
-        self.group = Group()
-        """The processes that train this model together; alone, unless a run joins one."""
-        self.key_check = KeyCheck()
-        self._draws = np.random.default_rng([settings.seed, 2])
+        self.draws = np.random.default_rng([settings.seed, 2])
         self.clock = StepClock()
         self.admission = {
             kind: Admission(settings.admit_after) for kind in ("users", "items")
         }
-        self.evicted: Counter[tuple[str, str]] = Counter()
-        """Ids that went since this learner was made, by kind and reason."""
-        self.evicted_age_s: dict[str, int] = {}
-        """How long ago, by event time, the last ids of a kind were seen that a limit
-        made go.
-        """
-        self.on_retire: list[Callable[[str, Rows, str], None]] = []
-        """Called with the kind and the rows that are about to be retired, and why."""
-        self.on_reuse: list[Callable[[str, Rows], None]] = []
-        """Called with the rows of users or items that may be used again by others."""
         self.changes = self.trainer.changes
         self.occurrence.before_rescaling = self._mark_all_items
-        self._parts = self._by_kind()
+        self.by_kind = self._parts_by_kind()
 
-    def _by_kind(self) -> dict[str, dict[str, Any]]:
+    def _parts_by_kind(self) -> dict[str, dict[str, Any]]:
         """All parts whose state is kept by rows, by the kind of the rows."""
         tables = self.trainer.model.tables
         found = {}
@@ -184,13 +167,13 @@ class LearnerState:
             else self.item_counts
         )
 
-    def _vocabulary(self, kind: str) -> Vocabulary:
-        found: Vocabulary = self._parts["items" if kind == "pairs" else kind]["ids"]
+    def vocabulary(self, kind: str) -> Vocabulary:
+        found: Vocabulary = self.by_kind["items" if kind == "pairs" else kind]["ids"]
         return found
 
     def rows_of(self, kind: str, ids: Sequence[str]) -> Rows:
         """The rows of users or items; a new id gets one."""
-        vocabulary = self._vocabulary(kind)
+        vocabulary = self.vocabulary(kind)
         known = vocabulary.known(ids)
         self.changes.mark(kind, known[known >= 0])
         rows = (
@@ -201,17 +184,25 @@ class LearnerState:
         self.trainer.model.grow(self.users.size, self.items.size)
         return rows
 
-    def see(self, kind: str, rows: Rows) -> None:
+    def mark_seen(self, kind: str, rows: Rows) -> None:
         """Note that rows are seen in this step."""
         self.changes.mark(kind, rows)
-        self._parts[kind]["recency"].see(rows, self.clock.step)
+        self.by_kind[kind]["recency"].see(rows, self.clock.step)
+
+    def event_times(self, batch: MicroBatch) -> Rows:
+        """Seconds since the epoch; events without a time come a second after the one
+        before.
+        """
+        if batch.timestamps_s:
+            return np.clip(batch.timestamps_s, 0, LAST_S).astype(np.int64)
+        return self.candidate_features.windows.now_s + 1 + np.arange(len(batch))
 
     def count(self, items: Rows) -> None:
         """Events of these items have come: the exact counts, which trainers share."""
         self.item_counts.observe(items)
-        self._touch(items)
+        self.remove_cold_items(items)
 
-    def _touch(self, items: Rows) -> None:
+    def remove_cold_items(self, items: Rows) -> None:
         """These items are not among the untouched any more."""
         if len(gone := items[self.are_cold(items)]):
             self.cold_items = np.delete(
@@ -223,7 +214,7 @@ class LearnerState:
         found = (
             self.item_counts.counts(rows) == 0
         ) & self.trainer.model.item.features.are_known(rows)
-        self._touch(rows)
+        self.remove_cold_items(rows)
         self.cold_items = np.union1d(self.cold_items, rows[found])
 
     def are_cold(self, rows: Rows) -> NDArray[np.bool_]:
@@ -253,40 +244,40 @@ class LearnerState:
         """
         return {
             kind: {name: part.nbytes for name, part in parts.items()}
-            for kind, parts in self._parts.items()
+            for kind, parts in self.by_kind.items()
         }
 
     def age_s(self, kind: str) -> int:
         """How long ago, by event time, the id of a kind was seen that was not seen for
         longest.
         """
-        step = self._parts[kind]["recency"].step_of_oldest
+        step = self.by_kind[kind]["recency"].step_of_oldest
         return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
 
     # the recovery unit ------------------------------------------------------------------------------------------------
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of rows that everything belongs to, but for what is `dense`."""
-        return tuple(self._parts)
+        return tuple(self.by_kind)
 
     def rows(self, kind: str) -> Rows:
         """The rows of a kind that are in use, ascending."""
-        if "ids" not in self._parts[kind] and kind != "pairs":
-            found: Rows = next(iter(self._parts[kind].values())).rows()
+        if "ids" not in self.by_kind[kind] and kind != "pairs":
+            found: Rows = next(iter(self.by_kind[kind].values())).rows()
             return found
-        return np.arange(self._vocabulary(kind).size)
+        return np.arange(self.vocabulary(kind).size)
 
     def used(self, kind: str) -> NDArray[np.bool_]:
         """Of each row of a kind, whether it is in use: what `rows` says, at a fraction
         of its memory.
         """
-        if "ids" not in self._parts[kind] and kind != "pairs":
+        if "ids" not in self.by_kind[kind] and kind != "pairs":
             return marked(self.rows(kind))
-        return np.ones(self._vocabulary(kind).size, np.bool_)
+        return np.ones(self.vocabulary(kind).size, np.bool_)
 
     def take(self, kind: str, rows: Rows) -> Arrays:
         """A copy of what rows of a kind hold."""
-        taken = {name: part.take(rows) for name, part in self._parts[kind].items()}
+        taken = {name: part.take(rows) for name, part in self.by_kind[kind].items()}
         return {
             f"{name}.{key}": array
             for name, arrays in taken.items()
@@ -299,14 +290,14 @@ class LearnerState:
         Raises:
             ValueError, KeyError: they are those of a learner with other settings.
         """
-        for name, part in self._parts[kind].items():
+        for name, part in self.by_kind[kind].items():
             part.put(rows, _of(arrays, name))
 
     def dense(self) -> tuple[Arrays, dict[str, Any]]:
         """A copy of what belongs to no row: arrays, and plain values."""
         arrays, values = self.trainer.dense()
         found = {f"trainer.{name}": array for name, array in arrays.items()}
-        for kind, parts in self._parts.items():
+        for kind, parts in self.by_kind.items():
             for name, part in parts.items():
                 found |= {
                     f"{kind}.{name}.{key}": array for key, array in part.dense().items()
@@ -318,7 +309,7 @@ class LearnerState:
         found |= {f"clock.{name}": array for name, array in self.clock.dense().items()}
         found["cache"] = self.cache.copy()
         own = {
-            "draws": self._draws.bit_generator.state,
+            "draws": self.draws.bit_generator.state,
             "limits": list(self.limits),
             "fixed": self.settings.fixed(),
         }
@@ -331,14 +322,14 @@ class LearnerState:
             ValueError, KeyError: it is that of a learner with other settings.
         """
         self.trainer.load_dense(_of(arrays, "trainer"), values["trainer"])
-        for kind, parts in self._parts.items():
+        for kind, parts in self.by_kind.items():
             for name, part in parts.items():
                 part.load_dense(_of(arrays, f"{kind}.{name}"))
         self.ranker.load_state(_of(arrays, "ranker"))
         self.clock.load_dense(_of(arrays, "clock"))
         self.cache = arrays["cache"].copy()
         self.limits = limits_of(self.settings, Limits(*values["limits"]))
-        self._draws.bit_generator.state = values["draws"]
+        self.draws.bit_generator.state = values["draws"]
 
     def check_settings(self, values: dict[str, Any]) -> None:
         """See that the values that `dense` returned are of a learner with these
@@ -385,27 +376,6 @@ class LearnerState:
                 "Start with the settings it was made with, or with another --checkpoint-dir"
             ) from error
 
-    def digest(self) -> bytes:
-        """A digest of what all ranks hold alike: everything dense, and some rows of
-        items, others at each step.
-        """
-        known = self.items.size
-        turn = self.trainer.steps // DIGEST_EVERY
-        rows = np.unique(
-            (turn * DIGEST_ROWS + np.arange(min(DIGEST_ROWS, known))) % max(known, 1)
-        )
-        found = hashlib.blake2b(digest_size=16)
-        arrays, _ = self.dense()
-        shared = {
-            name: array
-            for name, array in arrays.items()
-            if not name.startswith(OF_USERS)
-        }
-        for arrays in (shared, self.take("items", rows), self.take("pairs", rows)):
-            for name in sorted(arrays):
-                found.update(np.ascontiguousarray(arrays[name]).tobytes())
-        return found.digest()
-
 
 def are_among(ascending: Rows, rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each row is one of those that ascend: many times faster than `np.isin`
@@ -420,12 +390,14 @@ def are_among(ascending: Rows, rows: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
-def checkpoint_meta(learner: LearnerState, values: dict[str, Any]) -> dict[str, Any]:
+def checkpoint_meta(
+    settings: LearnerSettings, values: dict[str, Any]
+) -> dict[str, Any]:
     """What a checkpoint says beside rows and arrays; a run adds its offsets and
     accounting.
     """
     return {
-        "settings": msgspec.to_builtins(learner.settings),
+        "settings": msgspec.to_builtins(settings),
         "learner": values,
         "positions": [],
         "accounting": Accounting().to_json(),

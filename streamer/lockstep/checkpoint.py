@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from streamer.accounting import Accounting
 from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import Learner, State
 from streamer.lockstep.group import Group
 from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.sharing.sharing import Sharing
@@ -111,18 +111,18 @@ class RankCheckpointer(Checkpointer):
             self._group.owner(self._group.part_of(user_partitions)) == self._group.rank
         ) | (user_partitions < 0)
         found.users = int(own.sum())
-        learner.restore(
-            _chunks_of(found, own, Learner(learner.settings)),
+        learner.state.restore(
+            _chunks_of(found, own, State(learner.settings)),
             found.arrays(),
             found.meta["learner"],
         )
-        learner.sweep_users()
+        learner.eviction.sweep_users()
         self._store.chain = []  # rows of users are others now: the next point is a base
 
     # saving ----------------------------------------------------------------------------------------------------------
 
     def _kinds(self, learner: Learner) -> tuple[str, ...]:
-        return learner.kinds() if self._group.rank == 0 else ("users",)
+        return learner.state.kinds() if self._group.rank == 0 else ("users",)
 
     def save(
         self,
@@ -209,7 +209,7 @@ class RankCheckpointer(Checkpointer):
 
 
 def _chunks_of(
-    found: Checkpoint, own: NDArray[np.bool_], scratch: Learner
+    found: Checkpoint, own: NDArray[np.bool_], scratch: State
 ) -> Iterator[Chunk]:
     """All rows of a checkpoint but the users of others; ours are numbered anew."""
     rows = np.cumsum(own) - 1

@@ -69,14 +69,6 @@ class Step(NamedTuple):
         """The places of the events of some parts, ascending."""
         return np.flatnonzero(np.isin(self.part, parts))
 
-    def of_own(self, values: Rows) -> Rows:
-        """[B] values of our events in their places, -1 for the others."""
-        if len(values) == len(self.items):
-            return values
-        found = np.full(len(self.items), -1)
-        found[self.own] = values
-        return found
-
 
 class _Message(msgspec.Struct, array_like=True):
     spans: list[Span]

@@ -17,10 +17,10 @@ from streamer.evaluation import Prequential
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.ingest.reader import Reader
-from streamer.learner import Learner
 from streamer.lockstep.checkpoint import RankCheckpointer
 from streamer.lockstep.ingest import LockstepIngest
 from streamer.lockstep.key_check import ONE_IN
+from streamer.lockstep.learner import LockstepLearner
 from streamer.lockstep.sources import Assigned
 from streamer.metrics.status import Member, StatusReport
 from streamer.pipeline import Pipeline
@@ -57,7 +57,7 @@ class LockstepProgress(Progress):
     def __init__(
         self,
         ingest: LockstepIngest,
-        learner: Learner,
+        learner: LockstepLearner,
         sharing: Sharing,
         dead_letters: DeadLetters,
         checkpoints: RankCheckpointer | None = None,
@@ -69,7 +69,7 @@ class LockstepProgress(Progress):
         self._lockstep = ingest
         self._own = Accounting()
         ingest.own_counts = lambda: counts_of(self._own)
-        ingest.own_users = lambda: len(learner.users)
+        ingest.own_users = lambda: len(learner.state.users)
         if checkpoints is not None:
             checkpoints.seals = ingest.seals
             ingest.keeps_checkpoints = True
@@ -121,6 +121,7 @@ class LockstepReport(StatusReport):
     """The status of all ranks; see `StatusReport`."""
 
     _ingest: LockstepIngest
+    _learner: LockstepLearner
 
     def _refresh_stream(self) -> None:
         super()._refresh_stream()
@@ -148,7 +149,7 @@ class LockstepPipeline(Pipeline):
     def __init__(
         self,
         reader: Reader,
-        learner: Learner,
+        learner: LockstepLearner,
         sharing: Sharing,
         progress: LockstepProgress,
         prequential: Prequential | None = None,

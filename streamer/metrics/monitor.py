@@ -122,8 +122,8 @@ class Monitor(Observer):
             "version": metadata.version("streamer"),
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
-            "method": learner.trainer.method.name,
-            "device": str(learner.trainer.device),
+            "method": learner.state.trainer.method.name,
+            "device": str(learner.state.trainer.device),
         }
         self.instruments.set("streamer_build_info", 1, *self.build.values())
 
@@ -144,7 +144,7 @@ class Monitor(Observer):
     def learned(self, learned: Learned) -> None:
         assert self._learner is not None
         self._learned = learned
-        self._caches = (self._caches[1], self._learner.cache)
+        self._caches = (self._caches[1], self._learner.state.cache)
         self._counts["steps"] += 1
         self._counts["new_users"] += learned.new_users
         self._counts["new_items"] += learned.new_items
@@ -275,16 +275,20 @@ class Monitor(Observer):
         learner = self._learner
         if learner is None:
             return
-        i.set("streamer_cold_items", len(learner.cold_items))
-        limits = learner.limits._asdict()
+        i.set("streamer_cold_items", len(learner.state.cold_items))
+        limits = learner.state.limits._asdict()
         for side in SIDES:
             i.set("streamer_ids_limit", limits[side], side)
-            i.set("streamer_oldest_age_seconds", learner.age_s(side), side)
-            i.set("streamer_evicted_age_seconds", learner.evicted_age_s.get(side), side)
+            i.set("streamer_oldest_age_seconds", learner.state.age_s(side), side)
+            i.set(
+                "streamer_evicted_age_seconds",
+                learner.eviction.evicted_age_s.get(side),
+                side,
+            )
             for reason in WHY_EVICTED:
                 i.rise(
                     "streamer_evicted_total",
-                    learner.evicted[side, reason],
+                    learner.eviction.evicted[side, reason],
                     side,
                     reason,
                 )
@@ -293,7 +297,7 @@ class Monitor(Observer):
     def _set_memory(self) -> None:
         assert self._learner is not None
         sizes: Counter[str] = Counter()
-        for kind, parts in self._learner.memory().items():
+        for kind, parts in self._learner.state.memory().items():
             of = "items" if kind == "pairs" else kind if kind in SIDES else "other"
             sizes["categories" if of == "other" and "ids" in parts else of] += sum(
                 parts.values()

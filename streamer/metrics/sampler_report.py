@@ -70,18 +70,20 @@ class SamplerReporter:
         the latest batch's items.
         """
         learner = self._learner
-        ranking = Ranking.of(learner.item_counts)
-        cache = learner.cache[learner.cache < len(ranking.order)]
+        ranking = Ranking.of(learner.state.item_counts)
+        cache = learner.state.cache[learner.state.cache < len(ranking.order)]
         rows, slots = np.unique(cache, return_counts=True)
-        occurrence = learner.occurrence.values(ranking.order)  # [N], most popular first
+        occurrence = learner.state.occurrence.values(
+            ranking.order
+        )  # [N], most popular first
         expected = ranking.shares(ranking.counts, DECILES)
         deciles = ranking.shares_of(cache, DECILES)
         compared = ranking.seen[:: max(1, len(ranking.seen) // COMPARED)]
         return SamplerReport(
-            slots=len(learner.cache),
+            slots=len(learner.state.cache),
             distinct=len(rows),
             entropy=entropy(slots),
-            turnover=turnover(before, learner.cache),
+            turnover=turnover(before, learner.state.cache),
             overlap=float(slots[np.isin(rows, batch)].sum() / max(slots.sum(), 1)),
             age_s=self._age_s(rows, slots),
             slot_bands=ranking.shares_of(cache, BANDS).tolist(),
@@ -95,8 +97,10 @@ class SamplerReporter:
             top=self._top(rows, slots, ranking),
             curve=curve(ranking.counts, occurrence, CURVE_POINTS),
             items=len(ranking.seen),
-            hash_error=estimation_error(learner.hashed, learner.item_counts, compared),
-            collision_share=learner.hashed.collision_share(),
+            hash_error=estimation_error(
+                learner.state.hashed, learner.state.item_counts, compared
+            ),
+            collision_share=learner.state.hashed.collision_share(),
         )
 
     def _age_s(self, rows: Rows, slots: Rows) -> float:
@@ -113,7 +117,7 @@ class SamplerReporter:
             rows[most].tolist(), slots[most].tolist(), ranks.tolist(), strict=True
         )
         return [
-            Top(self._learner.items.id_of(row), n, n / total, rank)
+            Top(self._learner.state.items.id_of(row), n, n / total, rank)
             for row, n, rank in found
         ]
 

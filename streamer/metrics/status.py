@@ -180,11 +180,11 @@ class StatusReport:
             status.towers = self._prequential.towers()
             status.influence = influence_by_name(self._prequential.watch.influence)
         self._count_not_finite()
-        status.steps = learner.trainer.steps
-        status.users = len(learner.users)
-        status.items = len(learner.items)
-        status.limits = learner.limits
-        status.evicted = sum(learner.evicted.values())
+        status.steps = learner.state.trainer.steps
+        status.users = len(learner.state.users)
+        status.items = len(learner.state.items)
+        status.limits = learner.state.limits
+        status.evicted = sum(learner.eviction.evicted.values())
 
     def _refresh_stream(self) -> None:
         status = self.status
@@ -216,7 +216,7 @@ class StatusReport:
         return self._loss_sum / self._loss_events if self._loss_events else None
 
     def _count_not_finite(self) -> None:
-        count = int(self._learner.trainer.not_finite)
+        count = int(self._learner.state.trainer.not_finite)
         new = count - self.status.not_finite_rows
         self.status.not_finite_rows = count
         if new > 0:
@@ -228,7 +228,7 @@ class StatusReport:
     def _look_at_cache(self, now: float) -> None:
         """The more items there are, the longer it takes, and the rarer it is done."""
         learner = self._learner
-        self.status.cache = composition(learner.cache, learner.item_counts)
+        self.status.cache = composition(learner.state.cache, learner.state.item_counts)
         self._compose_at = now + COMPOSITION_PAUSE * (time.monotonic() - now)
 
     def summary(self) -> dict[str, Any]:
@@ -247,9 +247,9 @@ class StatusReport:
             "events_this_run": events,
             "seconds": round(seconds, 3),
             "events_per_second": round(events / seconds, 1),
-            "steps": self._learner.trainer.steps,
+            "steps": self._learner.state.trainer.steps,
             "users": self.status.users,
-            "items": len(self._learner.items),
+            "items": len(self._learner.state.items),
             "loss": self.status.loss,
             "hit_rate_at_10": hit_rate,
             "best_baseline": baseline.name if baseline is not None else None,

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import StreamerError
-from streamer.learner import Learner
+from streamer.learner import State
 from streamer.lockstep.group import Group
 from streamer.lockstep.users import UsersOfGroup
 from streamer.model.rows.changes import ChangedRows
@@ -101,12 +101,12 @@ class Due(IntFlag):
     """A delta even if nothing has changed."""
 
 
-def copied(learner: Learner, kind: str, rows: Rows) -> Arrays:
+def copied(state: State, kind: str, rows: Rows) -> Arrays:
     """A copy of rows without their optimizer state."""
-    arrays = dict(learner.take(kind, rows))
+    arrays = dict(state.take(kind, rows))
     if LINES in arrays:
         arrays[LINES] = arrays[LINES][
-            :, : learner.trainer.model.tables[table_of(kind)].dim
+            :, : state.trainer.model.tables[table_of(kind)].dim
         ]
     return arrays
 
@@ -122,23 +122,23 @@ class _Base:
     """A base that is being copied, slice by slice, between steps.
 
     Args:
-        learner: of which.
+        state: of which.
         kinds: of the rows that are copied here.
         users: brings those of all ranks of a group; None where there is no group.
     """
 
     def __init__(
-        self, learner: Learner, kinds: list[str], users: UsersOfGroup | None
+        self, state: State, kinds: list[str], users: UsersOfGroup | None
     ) -> None:
         self.slices: list[Slice] = []
         self.complete = False
         self._users = users
         own = [kind for kind in kinds if users is None or kind != "users"]
-        parts = [(kind, part) for kind in own for part in cut(learner.rows(kind))]
+        parts = [(kind, part) for kind in own for part in cut(state.rows(kind))]
         self._left = (
-            Slice(kind, part, copied(learner, kind, part)) for kind, part in parts
+            Slice(kind, part, copied(state, kind, part)) for kind, part in parts
         )
-        self._users_left = iter(cut(learner.rows("users")) if users is not None else [])
+        self._users_left = iter(cut(state.rows("users")) if users is not None else [])
 
     def copy(self, budget_s: float) -> None:
         """Copy some more; of users of a group, one slice of each rank."""
@@ -173,7 +173,7 @@ class Publisher:
     """Publishes a learner's changes.
 
     Args:
-        learner: what changes; its steps and `step` are called by one thread.
+        state: what changes; its steps and `step` are called by one thread.
         writer: where points go; closed at the end. None on all ranks of a group but 0,
             which bring their users to it.
         every_s: time between deltas.
@@ -185,7 +185,7 @@ class Publisher:
 
     def __init__(
         self,
-        learner: Learner,
+        state: State,
         writer: Writer | None,
         every_s: float,
         base_every_s: float,
@@ -194,24 +194,24 @@ class Publisher:
     ) -> None:
         self.status = PublishStatus()
         self.base_wanted = False
-        self._learner = learner
+        self._state = state
         self._writer = writer
         self._group = group or Group()
         self._kinds = (
-            [kind for kind in learner.kinds() if is_served(kind)]
+            [kind for kind in state.kinds() if is_served(kind)]
             if writer is not None
             else ["users"]
         )
         self._users: UsersOfGroup | None = None
         if self._group.size > 1:
             self._users = UsersOfGroup(
-                self._group, lambda rows: copied(learner, "users", rows)
+                self._group, lambda rows: copied(state, "users", rows)
             )
         self._every_s = every_s
         self._base_every_s = base_every_s
         self._heartbeat_s = heartbeat_s
-        self._deltas = learner.changes.reader()
-        self._bases = learner.changes.reader()
+        self._deltas = state.changes.reader()
+        self._bases = state.changes.reader()
         self._base: _Base | None = None
         self._due = self._heartbeat = self._base_due = 0.0
         self._sequence = 0
@@ -265,7 +265,7 @@ class Publisher:
         if due & Due.BASE and self._base is None:
             self.base_wanted = False
             self._drain(self._bases)
-            self._base = _Base(self._learner, self._kinds, self._users)
+            self._base = _Base(self._state, self._kinds, self._users)
         elif due & Due.BASE and self._base is not None:
             self._base.copy(IDLE_SLICE_S if idle else SLICE_S)
             if self._base.complete:
@@ -320,20 +320,20 @@ class Publisher:
             return None
         if slices is None:
             return Copied(self._end(base, positions, None))
-        arrays, values = self._learner.dense()
+        arrays, values = self._state.dense()
         if self._users is not None:
             arrays = self._users.dense(arrays)
         return Copied(self._end(base, positions, values), slices, arrays)
 
     def _slices(self, changed: Changed) -> list[Slice]:
         """Copies of rows; of users, those that any rank of the group has."""
-        learner = self._learner
+        state = self._state
         found = []
         users = dict(changed).get("users", NO_ROWS)
         for kind, rows in changed:
             if kind != "users" or self._users is None:
                 found += [
-                    Slice(kind, part, copied(learner, kind, part)) for part in cut(rows)
+                    Slice(kind, part, copied(state, kind, part)) for part in cut(rows)
                 ]
         if self._users is not None:
             found += [Slice("users", *one) for one in self._users.gather(users)[0]]
@@ -351,7 +351,7 @@ class Publisher:
             generation=0,  # filled in when it is written
             base=base,
             sequence=self._sequence,
-            step=self._learner.trainer.steps,
+            step=self._state.trainer.steps,
             time_s=time.time(),
             positions=listed(positions),
             dense=values,
@@ -428,7 +428,7 @@ class Publisher:
 
     def _packed(self, frames: Frames, end: End, job: Copied) -> Iterator[bytes]:
         if end.base:
-            settings = msgspec.to_builtins(self._learner.settings)
+            settings = msgspec.to_builtins(self._state.settings)
             yield frames.pack(BEGIN, NO_ROWS, {}, {"settings": settings})
         for one in job.slices:
             yield frames.pack(*one)

@@ -45,8 +45,8 @@ class Replica:
         self.learner = Learner(
             dataclasses.replace(settings, device="cpu", optimizer="sgd")
         )  # no optimizer state
-        self.learner.retriever = self.vectors = KeptVectors(
-            self.learner.trainer, exact_items
+        self.learner.state.retriever = self.vectors = KeptVectors(
+            self.learner.state.trainer, exact_items
         )
         self.recommender = Recommender(self.learner)
         for chunk in chunks:
@@ -54,16 +54,16 @@ class Replica:
                 self._put(point, chunk)
             else:
                 self._finish(point, *chunk)
-        every = np.arange(self.learner.items.size)
-        self.learner.find_cold_items(every)
+        every = np.arange(self.learner.state.items.size)
+        self.learner.state.find_cold_items(every)
         self.vectors.renew(every, len(every))
         self._chain = self.end.before
 
     def title_of(self, item: str) -> str | None:
         """What people call an item; None if nobody said."""
         learner = self.learner
-        row = learner.items.row_of(item) if learner.titles else None
-        return None if row is None else learner.titles.of(row)
+        row = learner.state.items.row_of(item) if learner.state.titles else None
+        return None if row is None else learner.state.titles.of(row)
 
     def read(self, point: Point) -> Delta:
         """A delta, checked as a whole before any of it is applied.
@@ -102,13 +102,13 @@ class Replica:
         some: list[Rows] = [chunk.rows for chunk in delta.rows if chunk.kind == "items"]
         if delta.end.dense is not None:
             changed = np.concatenate([*some, np.empty(0, np.int64)])
-            self.learner.find_cold_items(changed)
-            self.vectors.renew(changed, self.learner.items.size)
+            self.learner.state.find_cold_items(changed)
+            self.vectors.renew(changed, self.learner.state.items.size)
         self._chain = delta.checksum
 
     def _put(self, point: Point, chunk: Chunk) -> None:
         try:
-            self.learner.put(chunk.kind, chunk.rows, self._with_room(chunk))
+            self.learner.state.put(chunk.kind, chunk.rows, self._with_room(chunk))
         except (KeyError, ValueError) as error:
             raise CorruptCheckpoint(
                 f"{point.id} does not fit its base: {error}"
@@ -119,7 +119,9 @@ class Replica:
         if LINES not in chunk.arrays:
             return dict(chunk.arrays)
         weights = chunk.arrays[LINES]
-        width = self.learner.trainer.model.tables[table_of(chunk.kind)].lines.shape[1]
+        width = self.learner.state.trainer.model.tables[
+            table_of(chunk.kind)
+        ].lines.shape[1]
         lines = np.zeros((len(weights), width), np.float32)
         lines[:, : weights.shape[1]] = weights
         return {**chunk.arrays, LINES: lines}
@@ -128,7 +130,7 @@ class Replica:
         _check(point, end)
         if end.dense is not None:
             try:
-                self.learner.load_dense(dict(dense.arrays), end.dense)
+                self.learner.state.load_dense(dict(dense.arrays), end.dense)
             except (KeyError, ValueError) as error:
                 raise CorruptCheckpoint(
                     f"{point.id} does not fit its base: {error}"

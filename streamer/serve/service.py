@@ -157,7 +157,7 @@ class Service:
             if self.replica is None or self.replica.end.generation != generation:
                 return
             now = self._clock()
-            known = self.replica.learner.items
+            known = self.replica.learner.state.items
             added = [event for event in events if self.overlay.add(event)]
             self._new_items.update(
                 event.item for event in added if known.row_of(event.item) is None
@@ -202,8 +202,8 @@ class Service:
         users = items = indexed_items = 0
         replica = self.replica
         if replica is not None:
-            users = len(replica.learner.users)
-            items = len(replica.learner.items)
+            users = len(replica.learner.state.users)
+            items = len(replica.learner.state.items)
             indexed_items = replica.vectors.indexed_items
         return {
             "users": users,
@@ -221,7 +221,7 @@ class Service:
             UnknownItem: the model does not know it.
         """
         with self._lock:
-            if self._served().learner.items.row_of(item) is None:
+            if self._served().learner.state.items.row_of(item) is None:
                 raise UnknownItem(f"no event of this item has been learned yet: {item}")
             request = RecommendRequest(recent=[item], k=k, explain=explain)
             return {"item": item} | self.recommend(request)
@@ -301,7 +301,7 @@ def _rows_of(replica: Replica, items: Iterable[str]) -> Rows:
     """Rows of those items that the model knows."""
     rows = []
     for item in items:
-        row = replica.learner.items.row_of(item)
+        row = replica.learner.state.items.row_of(item)
         if row is not None:
             rows.append(row)
     return np.array(rows, np.int64)
@@ -335,9 +335,9 @@ def _answer(
     items = [best._asdict() for best in found]
     if request.explain:
         _add_reasons(replica, query, request, items)
-    recent = replica.learner.items.ids_of(query.recent)
+    recent = replica.learner.state.items.ids_of(query.recent)
     titles = {}
-    if replica.learner.titles:
+    if replica.learner.state.titles:
         for item in (*recent, *(best.item for best in found)):
             title = replica.title_of(item)
             if title is not None:

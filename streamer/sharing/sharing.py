@@ -139,7 +139,7 @@ class StoreSharing(Sharing):
         self._own = np.empty(0, np.int64)  # the number of each of the store's rows
         self._mapped = 0  # how many rows of the store are in it
         self._most_numbers = FIRST_NUMBERS
-        learner.on_retire.append(self._retire)
+        learner.eviction.on_retire.append(self._retire)
         self._cache: Rows | None = None
         self._duplicate_events = 0
         self._logged_duplicates: set[str] = set()
@@ -223,8 +223,8 @@ class StoreSharing(Sharing):
             numbers(learned.drawn[0]), np.rint(learned.drawn[1]).astype(np.int64)
         )
         cache = (
-            numbers(self._learner.cache)
-            if self._learner.trainer.method.extra == "cache"
+            numbers(self._learner.state.cache)
+            if self._learner.state.trainer.method.extra == "cache"
             else None
         )
         contribution = Contribution(
@@ -234,17 +234,19 @@ class StoreSharing(Sharing):
 
     def _numbers_of(self, rows: Rows) -> Rows:
         """Of rows that have an item."""
-        self._number_of = grown(self._number_of, self._learner.items.size, -1)
+        self._number_of = grown(self._number_of, self._learner.state.items.size, -1)
         new = np.unique(rows[self._number_of[rows] < 0])
         if len(new):
-            self._note([self._learner.items.id_of(row) for row in new.tolist()], new)
+            self._note(
+                [self._learner.state.items.id_of(row) for row in new.tolist()], new
+            )
         return self._number_of[rows]
 
     def _note(self, ids: Sequence[str], rows: Rows) -> Rows:
         """Items have these rows now; returns their numbers."""
         numbers = self._numbers.rows(ids)
         self._row_of = grown(self._row_of, self._numbers.size, -1)
-        self._number_of = grown(self._number_of, self._learner.items.size, -1)
+        self._number_of = grown(self._number_of, self._learner.state.items.size, -1)
         self._row_of[numbers] = rows
         self._number_of[rows] = numbers
         return numbers
@@ -266,7 +268,7 @@ class StoreSharing(Sharing):
         rows, _ = self._rows_of(numbers)
         self._row_of[numbers] = -1
         self._number_of[rows] = -1
-        self._learner.retire("items", rows, "shared")
+        self._learner.eviction.retire("items", rows, "shared")
         self._give_back_numbers()
 
     def _give_back_numbers(self) -> None:
@@ -282,8 +284,8 @@ class StoreSharing(Sharing):
         new = numbers[self._row_of[numbers] < 0]
         if len(new):
             ids = [self._numbers.id_of(number) for number in new.tolist()]
-            self._note(ids, self._learner.rows_of("items", ids))
-        self._learner.see("items", self._row_of[numbers])
+            self._note(ids, self._learner.state.rows_of("items", ids))
+        self._learner.state.mark_seen("items", self._row_of[numbers])
         return self._row_of[numbers]
 
     def _rows_of(self, numbers: Rows) -> tuple[Rows, NDArray[np.bool_]]:
@@ -293,7 +295,7 @@ class StoreSharing(Sharing):
             if len(self._row_of)
             else np.full(len(numbers), -1)
         )
-        kept = self._learner.items.is_used(rows)
+        kept = self._learner.state.items.is_used(rows)
         return rows[kept], kept
 
     # from others ------------------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ class StoreSharing(Sharing):
     def _apply(self, received: Received) -> None:
         learner = self._learner
         reset = received.reset
-        learner.clock.tick(
+        learner.state.clock.tick(
             np.empty(0, np.int64)
         )  # what others have seen, they saw after our last step
         # 1. items that were retired, and rows of the others
@@ -316,46 +318,50 @@ class StoreSharing(Sharing):
         if reset is not None:
             rows, kept = self._rows_of(self._own[: len(reset.counts)])
             counts = reset.counts[kept].astype(np.float64)
-            learner.changes.mark("items", np.arange(learner.items.size))
-            learner.item_counts.replace(rows, counts)
-            learner.occurrence.replace(rows, reset.drawn[kept].astype(np.float64))
-            if not learner.decayed_popularity.total:
-                learner.decayed_popularity.add(rows, counts)
+            learner.state.changes.mark("items", np.arange(learner.state.items.size))
+            learner.state.item_counts.replace(rows, counts)
+            learner.state.occurrence.replace(rows, reset.drawn[kept].astype(np.float64))
+            if not learner.state.decayed_popularity.total:
+                learner.state.decayed_popularity.add(rows, counts)
             for pending in reset.pending:
                 self._adopt(np.union1d(pending.items, pending.drawn.rows))
                 self._add(
-                    learner.item_counts.add,
+                    learner.state.item_counts.add,
                     pending.items,
                     pending.item_counts.counts.astype(np.float64),
                 )
-                self._add(learner.occurrence.add, *pending.drawn)
+                self._add(learner.state.occurrence.add, *pending.drawn)
         # 3. what was added since
         for delta in received.deltas:
             items = self._own[delta.items.rows]
             counts = delta.items.counts.astype(np.float64)
             rows, kept = self._rows_of(items)
-            learner.see("items", rows)
-            learner.item_counts.add(rows, counts[kept])
-            learner.decayed_popularity.add(rows, counts[kept])
+            learner.state.mark_seen("items", rows)
+            learner.state.item_counts.add(rows, counts[kept])
+            learner.state.decayed_popularity.add(rows, counts[kept])
             self._add(
-                learner.occurrence.add, self._own[delta.drawn.rows], delta.drawn.counts
+                learner.state.occurrence.add,
+                self._own[delta.drawn.rows],
+                delta.drawn.counts,
             )
         # 4. what we had retired, and is to stay
         if received.corrected is not None:
             rows = self._adopt(received.corrected.items)
-            learner.item_counts.forget(rows)
-            learner.item_counts.add(rows, received.corrected.counts.astype(np.float64))
-            learner.occurrence.forget(rows)
-            learner.occurrence.add(rows, received.corrected.drawn)
+            learner.state.item_counts.forget(rows)
+            learner.state.item_counts.add(
+                rows, received.corrected.counts.astype(np.float64)
+            )
+            learner.state.occurrence.forget(rows)
+            learner.state.occurrence.add(rows, received.corrected.drawn)
         # 5. the newest cache
         if received.cache is not None:
             self._cache = self._own[received.cache]
         if (
             received.live
             and self._cache is not None
-            and learner.trainer.method.extra == "cache"
+            and learner.state.trainer.method.extra == "cache"
         ):
-            learner.cache = self._rows_of(self._cache)[0]
+            learner.state.cache = self._rows_of(self._cache)[0]
 
     def _add(
         self,
@@ -365,14 +371,14 @@ class StoreSharing(Sharing):
     ) -> None:
         """Add counts of numbers to those of the learner's rows."""
         rows, kept = self._rows_of(numbers)
-        self._learner.changes.mark("items", rows)
+        self._learner.state.changes.mark("items", rows)
         add(rows, counts[kept])
 
     def _map(self, received: Received) -> None:
         first = self._mapped
         ids = [raw for raw in received.ids if raw is not None]
-        rows = self._learner.rows_of("items", ids)
-        self._learner.see("items", rows)
+        rows = self._learner.state.rows_of("items", ids)
+        self._learner.state.mark_seen("items", rows)
         numbers = np.full(len(received.ids), -1)
         numbers[[raw is not None for raw in received.ids]] = self._note(ids, rows)
         self._mapped += len(numbers)
@@ -447,17 +453,17 @@ class StoreSharing(Sharing):
             )
             self._store.restore(arrays, values, self._numbers.by_row, own)
         else:  # it shared nothing so far: what it has counted seeds an empty store
-            rows = learner.items.used
+            rows = learner.state.items.used
             next_offsets = {
                 str(partition): offset for partition, offset in positions.items()
             }
-            own = self._numbers.rows(learner.items.ids)
-            counts = np.rint(learner.item_counts.counts(rows)).astype(np.int64)
-            drawn = np.rint(learner.occurrence.values(rows)).astype(np.int64)
+            own = self._numbers.rows(learner.state.items.ids)
+            counts = np.rint(learner.state.item_counts.counts(rows)).astype(np.int64)
+            drawn = np.rint(learner.state.occurrence.values(rows)).astype(np.int64)
             self._store.begin_with(counts, drawn, next_offsets, self._numbers.by_row)
         self._row_of = np.full(self._numbers.size, -1)
-        self._number_of = np.full(learner.items.size, -1)
-        self._row_of[self._numbers.used] = learner.items.known(self._numbers.ids)
+        self._number_of = np.full(learner.state.items.size, -1)
+        self._row_of[self._numbers.used] = learner.state.items.known(self._numbers.ids)
         self._number_of[self._row_of[self._row_of >= 0]] = np.flatnonzero(
             self._row_of >= 0
         )

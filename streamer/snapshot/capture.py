@@ -54,18 +54,18 @@ class Capture:
     thread takes the copies out of `chunks`.
 
     Args:
-        learner: whose rows are copied.
+        state: whose rows are copied.
         wanted: of each kind, which rows are to be copied; changed by this.
         clock: seconds.
     """
 
     def __init__(
         self,
-        learner: HasRows,
+        state: HasRows,
         wanted: Mapping[str, NDArray[np.bool_]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._learner = learner
+        self._state = state
         self._clock = clock
         self._waits = dict(wanted)  # of each row, whether it is still to be copied
         self._slice_rows = dict.fromkeys(self._waits, CHUNK_ROWS)
@@ -78,7 +78,7 @@ class Capture:
         """Time that the training thread has spent on it since somebody set this to
         zero.
         """
-        learner.changes.before_write.append(self._before_write)
+        state.changes.before_write.append(self._before_write)
 
     @property
     def is_over(self) -> bool:
@@ -125,8 +125,8 @@ class Capture:
 
     def close(self) -> None:
         """Let go of the learner, when this is over."""
-        if self._before_write in self._learner.changes.before_write:
-            self._learner.changes.before_write.remove(self._before_write)
+        if self._before_write in self._state.changes.before_write:
+            self._state.changes.before_write.remove(self._before_write)
         self._waits = {}
 
     def chunks(self) -> Iterator[Chunk]:
@@ -170,7 +170,7 @@ class Capture:
         if not len(rows):
             return
         try:
-            chunk = Chunk(kind, rows, self._learner.take(kind, rows))
+            chunk = Chunk(kind, rows, self._state.take(kind, rows))
         except BaseException:
             self.abandon()  # whatever happens next, a checkpoint without these rows must not
             raise

@@ -134,12 +134,12 @@ class Checkpointer:
         if found is not None:
             self._put(learner, found)
         self._changed = (
-            learner.changes.reader()
+            learner.state.changes.reader()
         )  # from here on, rows differ from the checkpoint's
         for kind in self._kinds(
             learner
         ):  # compiled loops are loaded now, not while a step waits for them
-            learner.take(kind, self._changed.take(kind))
+            learner.state.take(kind, self._changed.take(kind))
         if found is None:
             return Restored(Accounting(), OffsetLedger())
         meta = found.meta
@@ -188,7 +188,7 @@ class Checkpointer:
         )
 
     def _put(self, learner: Learner, found: Checkpoint) -> None:
-        learner.restore(found.chunks(), found.arrays(), found.meta["learner"])
+        learner.state.restore(found.chunks(), found.arrays(), found.meta["learner"])
 
     def _load_chosen(self, path: Path) -> Checkpoint:
         """The state at a chosen point; or the newest, if that goes on from the point
@@ -306,9 +306,9 @@ class Checkpointer:
         shared, shared_values = (
             sharing.save()
         )  # first: it may put into the learner what has come from others
-        arrays, values = learner.dense()
+        arrays, values = learner.state.dense()
         arrays |= {f"{SHARED}{name}": array for name, array in shared.items()}
-        meta = checkpoint_meta(learner, values) | {
+        meta = checkpoint_meta(learner.settings, values) | {
             "sharing": shared_values,
             "positions": _to_json(offsets.positions),
             "accounting": accounting.to_json(),
@@ -317,15 +317,16 @@ class Checkpointer:
         # 3.
         base = self._store.wants_base or self._changed is None
         if self._changed is None:
-            self._changed = learner.changes.reader()
+            self._changed = learner.state.changes.reader()
         for kind, left in self._unsafe.items():
             self._changed.put_back(kind, left)
         kinds = self._kinds(learner)
         self._unsafe = unsafe = {kind: self._changed.take(kind) for kind in kinds}
         wanted = {
-            kind: learner.used(kind) if base else marked(unsafe[kind]) for kind in kinds
+            kind: learner.state.used(kind) if base else marked(unsafe[kind])
+            for kind in kinds
         }
-        self._capture = Capture(learner, wanted)
+        self._capture = Capture(learner.state, wanted)
         # 4.
         events = accounting.consumed
         self._tried_at = self._clock()
@@ -345,7 +346,7 @@ class Checkpointer:
 
     def _kinds(self, learner: Learner) -> tuple[str, ...]:
         """The kinds of rows that are saved here."""
-        return learner.kinds()
+        return learner.state.kinds()
 
     def _with_seal(
         self, chunks: Iterator[Chunk], meta: dict[str, Any]

@@ -8,15 +8,15 @@ itself.
 Frames may be put one after the other into a file, as points of a checkpoint are, or be
 sent one by one as messages:
 
-    for kind in learner.kinds():
+    for kind in learner.state.kinds():
         rows = reader.take(kind)  # in slices of CHUNK_ROWS, so that a frame stays small
-        message = pack_chunk(kind, rows, learner.take(kind, rows))
+        message = pack_chunk(kind, rows, learner.state.take(kind, rows))
     ...
     chunk = unpack_chunk(message)  # CorruptCheckpoint, if a bit of it is not as it was packed
-    learner.put(chunk.kind, chunk.rows, chunk.arrays)
+    learner.state.put(chunk.kind, chunk.rows, chunk.arrays)
 
 What is not rows goes into a frame of a kind of its own, with no rows:
-`pack_chunk("end", NO_ROWS, *learner.dense())`. Nothing is ever unpickled, so a frame
+`pack_chunk("end", NO_ROWS, *learner.state.dense())`. Nothing is ever unpickled, so a frame
 from a stranger cannot run code.
 """
 

@@ -162,7 +162,7 @@ def test_whatever_becomes_of_deltas_in_a_topic_only_states_of_the_trainer_are_se
         records = records_in(kafka, whole)
         points.append(records[copied:])
         copied = len(records)
-        states[trainer.learner.trainer.steps] = [[i for i, _ in said(trainer.learner, u)] for u in ("u1", "u2")]
+        states[trainer.learner.state.trainer.steps] = [[i for i, _ in said(trainer.learner, u)] for u in ("u1", "u2")]
     server = Server(reader(kafka, damaged))
     for point in DAMAGES[damage](points):
         for key, value in point:
@@ -171,7 +171,7 @@ def test_whatever_becomes_of_deltas_in_a_topic_only_states_of_the_trainer_are_se
             answers = [server.service.recommend(RecommendRequest(user=user)) for user in ("u1", "u2")]
             for k, answer in enumerate(answers):
                 assert [found["item"] for found in answer["items"]] == states[answer["step"]][k]
-    wait_until(lambda: server.step is not None and server.step[1] == trainer.learner.trainer.steps, "following")
+    wait_until(lambda: server.step is not None and server.step[1] == trainer.learner.state.trainer.steps, "following")
     assert_equal(server, trainer)
     assert (server.service.bases > 1) == (damage != "doubled")
     server.close()

@@ -45,9 +45,9 @@ def catalogue(*items: str, **features: str) -> list[Said]:
 
 
 def vector(learner: Learner, item: str) -> np.ndarray:
-    row = learner.items.row_of(item)
+    row = learner.state.items.row_of(item)
     assert row is not None
-    return learner.retriever.items(row + 1).vectors[row].numpy().copy()
+    return learner.state.retriever.items(row + 1).vectors[row].numpy().copy()
 
 
 def recommended(learner: Learner, user: str = "u1") -> set[str]:
@@ -61,17 +61,17 @@ class TestUntouchedItems:
         assert "new" not in recommended(learner)
         learn(learner, catalogue("new", brand="b1", title="New!"))
         assert "new" in recommended(learner)
-        assert len(learner.cold_items) == 1
+        assert len(learner.state.cold_items) == 1
         learn(learner, [("u1", "new", None)])
-        assert len(learner.cold_items) == 0
+        assert len(learner.state.cold_items) == 0
         assert "new" in recommended(learner)
 
     def test_it_has_the_vector_of_its_features_until_somebody_had_it(self):
         learner = Learner(small(**DESCRIBED))
         learn(learner, interactions())
         learn(learner, catalogue("one", "two", brand="b1") + catalogue("three", brand="b0"))
-        row = learner.categories["item"]["brand"].row_of("b1")
-        brand = learner.trainer.model.tables["item.brand"].weight[row].numpy()
+        row = learner.state.categories["item"]["brand"].row_of("b1")
+        brand = learner.state.trainer.model.tables["item.brand"].weight[row].numpy()
         np.testing.assert_array_equal(vector(learner, "one"), brand)
         np.testing.assert_array_equal(vector(learner, "two"), vector(learner, "one"))
         assert not np.array_equal(vector(learner, "three"), vector(learner, "one"))
@@ -84,7 +84,7 @@ class TestUntouchedItems:
         learner = Learner(small(**DESCRIBED, rerank=rerank))
         learn(learner, [*interactions(), (NO_USER, "new", said)])
         assert "new" not in recommended(learner) | recommended(learner, "nobody")
-        assert len(learner.cold_items) == 0
+        assert len(learner.state.cold_items) == 0
         learn(learner, [("u1", "new", None)])
         assert "new" in recommended(learner)
 
@@ -108,7 +108,7 @@ class TestUntouchedItems:
         stream = interactions()
         for learner, first in ((with_catalogue, catalogue(*(f"i{n}" for n in range(20)), brand="b1")), (without, [])):
             learn(learner, first + stream)
-        ours, theirs = with_catalogue.ranker.weights[0].linear, without.ranker.weights[0].linear
+        ours, theirs = with_catalogue.state.ranker.weights[0].linear, without.state.ranker.weights[0].linear
         assert not np.allclose(ours, theirs)
 
     def test_features_that_come_later_reach_an_item_that_nobody_had(self):
@@ -116,14 +116,14 @@ class TestUntouchedItems:
         learn(learner, [*interactions(), *catalogue("new", title="New!")])
         learn(learner, catalogue("new", brand="b0"))
         assert "new" in recommended(learner)
-        assert learner.titles.of(learner.items.row_of("new") or 0) == "New!"
+        assert learner.state.titles.of(learner.state.items.row_of("new") or 0) == "New!"
 
     def test_limits_hold_while_a_catalogue_is_read(self):
         learner = Learner(small(**DESCRIBED, max_items=20))
         learn(learner, catalogue(*(f"n{k}" for k in range(200)), brand="b1"))
-        assert len(learner.items) <= 20 + 16  # a batch of new ones comes before what is over the limit goes
-        assert set(learner.items.ids) == {f"n{k}" for k in range(200 - len(learner.items), 200)}
-        assert len(learner.cold_items) == len(learner.items)
+        assert len(learner.state.items) <= 20 + 16  # a batch of new ones comes before what is over the limit goes
+        assert set(learner.state.items.ids) == {f"n{k}" for k in range(200 - len(learner.state.items), 200)}
+        assert len(learner.state.cold_items) == len(learner.state.items)
 
 
 class TestDeletion:
@@ -132,15 +132,15 @@ class TestDeletion:
         learn(learner, [*interactions(), *catalogue("new", brand="b1", title="New!")])
         learn(learner, [(NO_USER, "new", None), (NO_USER, "i0", None), (NO_USER, "never heard of", None)])
         assert not {"new", "i0"} & recommended(learner)
-        assert (len(learner.cold_items), len(learner.titles)) == (0, 0)
-        assert learner.items.row_of("new") is None
+        assert (len(learner.state.cold_items), len(learner.state.titles)) == (0, 0)
+        assert learner.state.items.row_of("new") is None
 
     def test_it_may_come_back(self):
         learner = Learner(small(**DESCRIBED))
         stream = [*interactions(), *catalogue("new", brand="b1", title="Old"), (NO_USER, "new", None)]
         learn(learner, [*stream, *catalogue("new", brand="b0", title="New!")])
         assert "new" in recommended(learner)
-        assert learner.titles.of(learner.items.row_of("new") or 0) == "New!"
+        assert learner.state.titles.of(learner.state.items.row_of("new") or 0) == "New!"
 
 
 IDS = st.integers(0, 5).map("i{}".format)
@@ -176,14 +176,14 @@ class Slow:
 def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: list[Said], batch_size: int):
     learner, slow = Learner(small(**DESCRIBED)), Slow(stream)
     learn(learner, stream, batch_size)
-    assert set(learner.items.ids) == set(slow.said)
+    assert set(learner.state.items.ids) == set(slow.said)
     assert +popularity_counts(learner) == slow.counts
     for item, said_of_it in slow.said.items():
-        row = learner.items.row_of(item)
-        assert learner.titles.of(row) == said_of_it.get("title")
-        code = int(learner.trainer.model.item.features.codes(np.array([row]), 0)[0])
-        assert (learner.categories["item"]["brand"].id_of(code) if code else None) == said_of_it.get("brand")
-    untouched = {learner.items.id_of(row) for row in learner.cold_items.tolist()}
+        row = learner.state.items.row_of(item)
+        assert learner.state.titles.of(row) == said_of_it.get("title")
+        code = int(learner.state.trainer.model.item.features.codes(np.array([row]), 0)[0])
+        assert (learner.state.categories["item"]["brand"].id_of(code) if code else None) == said_of_it.get("brand")
+    untouched = {learner.state.items.id_of(row) for row in learner.state.cold_items.tolist()}
     assert untouched == {item for item, f in slow.said.items() if "brand" in f and item not in slow.counts}
 
 
@@ -191,14 +191,14 @@ def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: lis
 def test_a_checkpoint_holds_the_catalogue_and_a_restart_goes_on_as_if_nothing_had_been(
     tmp_path, monkeypatch, looked_at: int
 ):
-    monkeypatch.setattr("streamer.learner.learner.MAX_COLD_ITEMS", looked_at)
+    monkeypatch.setattr("streamer.learner.candidates.MAX_COLD_ITEMS", looked_at)
     learner = Learner(small(**DESCRIBED))
     stream = [*interactions(), *catalogue(*(f"n{k}" for k in range(30)), brand="b1", title="Ünïcode")]
     learn(learner, stream)
     learner.save(tmp_path)
     again = Learner.load(tmp_path)
-    np.testing.assert_array_equal(again.cold_items, learner.cold_items)
-    assert len(again.titles) == 30
+    np.testing.assert_array_equal(again.state.cold_items, learner.state.cold_items)
+    assert len(again.state.titles) == 30
     assert_same_learner(again, learner)
     for one in (learner, again):
         learn(one, [*interactions(100), (NO_USER, "n3", None), ("u1", "n4", None)])

@@ -125,15 +125,21 @@ def ids(answer: dict) -> list[str]:
 def slow_scores(trained: Trained, user: str) -> dict[str, float]:
     """Each item's score for a known user, from the events and the weights, an item at a time."""
     learner = trained.learner()
-    users, items = {u: k for k, u in enumerate(learner.users.ids)}, {i: k for k, i in enumerate(learner.items.ids)}
+    users, items = (
+        {u: k for k, u in enumerate(learner.state.users.ids)},
+        {i: k for k, i in enumerate(learner.state.items.ids)},
+    )
     evidence = SlowCandidateFeatures(learner.settings.co_occurring_items, learner.settings.history)
     for event in trained.events:
         evidence.observe(Event(users[event["user_id"]], items[event["item_id"]], event["timestamp"]))
     history = evidence.history(users[user])
     features = evidence.features(users[user], trained.events[-1]["timestamp"], set(items.values()))
-    weights, bucket = learner.ranker.weights[ALL], max(k for k, least in enumerate(BUCKETS) if least <= len(history))
+    weights, bucket = (
+        learner.state.ranker.weights[ALL],
+        max(k for k, least in enumerate(BUCKETS) if least <= len(history)),
+    )
     recent = [r.item for r in history][: learner.settings.recent_items]
-    vectors, query = learner.retriever.items().vectors.numpy(), slow_query(learner, recent)
+    vectors, query = learner.state.retriever.items().vectors.numpy(), slow_query(learner, recent)
     had = {items[event["item_id"]] for event in trained.events if event["user_id"] == user}
     scores = {}
     for item, x in features.items():
@@ -143,13 +149,13 @@ def slow_scores(trained: Trained, user: str) -> dict[str, float]:
         x["tower most"] = COSINE * max(0.0, *(cosine(vectors[r], vectors[item]) for r in recent))
         x_ = np.array([x[name] for name in FEATURES])
         units = np.maximum(weights.hidden @ x_ + weights.bias[bucket], 0)
-        scores[learner.items.id_of(item)] = float(weights.linear[bucket] @ x_ + weights.out @ units)
+        scores[learner.state.items.id_of(item)] = float(weights.linear[bucket] @ x_ + weights.out @ units)
     return scores
 
 
 def slow_query(learner: Learner, recent: list[int]) -> np.ndarray:
     """A user's vector, from that of the last items."""
-    model = learner.trainer.model
+    model = learner.state.trainer.model
     table = model.item.tables["item.id"].weight.detach().numpy()
     weights = np.exp(model.recency.detach().numpy())[: len(recent)]
     return sum(w * table[item] for w, item in zip(weights, recent, strict=True)) / weights.sum() * model.scale.item()
@@ -210,8 +216,8 @@ def test_an_unknown_user_gets_popular_items_and_a_note_says_so(trained):
 def test_towers_alone_give_an_unknown_user_the_most_popular_items(towers_alone):
     known, unknown = answers(towers_alone, "--user", "u1", "--user", "nobody", "-k", "5")
     learner = towers_alone.learner()
-    counts = learner.item_counts.counts(np.arange(len(learner.items)))
-    assert ids(unknown) == [learner.items.id_of(row) for row in np.argsort(-counts, kind="stable")[:5]]
+    counts = learner.state.item_counts.counts(np.arange(len(learner.state.items)))
+    assert ids(unknown) == [learner.state.items.id_of(row) for row in np.argsort(-counts, kind="stable")[:5]]
     assert "most popular" in unknown["note"]
     assert known["note"] is None
     assert len(known["items"]) == 5
@@ -330,13 +336,13 @@ def test_inspect_tells_sizes_and_settings(trained, report):
     known = {side: len({e[side] for e in trained.events}) for side in ("user_id", "item_id")}
     sizes = report["sizes"]
     assert (sizes["users"], sizes["items"]) == (known["user_id"], known["item_id"])
-    dense = sum(p.numel() for p in learner.trainer.model.parameters())
+    dense = sum(p.numel() for p in learner.state.trainer.model.parameters())
     assert sizes["parameters"] == known["item_id"] * 8 + dense
     chain = report["chain"]
     assert sizes["bytes"] == chain["base_bytes"] + chain["delta_bytes"] >= Path(report["checkpoint"]).stat().st_size
     assert report["settings"]["method"] == "xir"
     assert report["settings"]["dim"] == 8
-    assert report["steps"] == learner.trainer.steps >= EVENTS // 64
+    assert report["steps"] == learner.state.trainer.steps >= EVENTS // 64
 
 
 def test_inspect_tells_offsets_and_accounting(report):
@@ -369,17 +375,17 @@ def test_inspect_tells_the_popularity_head(trained, report):
 
 def test_inspect_tells_the_error_of_the_hash_estimate(trained, report):
     learner = trained.learner()
-    rows = np.arange(len(learner.items))
-    errors = np.abs(learner.hashed.log_pop(rows) - learner.item_counts.log_pop(rows))
+    rows = np.arange(len(learner.state.items))
+    errors = np.abs(learner.state.hashed.log_pop(rows) - learner.state.item_counts.log_pop(rows))
     assert report["popularity"]["hash_error"] == pytest.approx(errors.mean(), abs=1e-6)
     assert 0 < errors.mean() < 2
 
 
 def test_inspect_tells_the_composition_of_the_cache(trained, report):
     learner, cache = trained.learner(), report["cache"]
-    slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
+    slots = Counter(learner.state.items.id_of(row) for row in learner.state.cache.tolist())
     assert (cache["slots"], cache["distinct"]) == (100, len(slots))
-    assert cache["bands"] == composition(learner.cache, learner.item_counts)._asdict()
+    assert cache["bands"] == composition(learner.state.cache, learner.state.item_counts)._asdict()
     assert sum(cache["bands"].values()) == pytest.approx(1)
     assert [entry["slots"] for entry in cache["top"]] == [count for _, count in slots.most_common(3)]
     assert all(slots[entry["item"]] == entry["slots"] for entry in cache["top"])
@@ -388,7 +394,9 @@ def test_inspect_tells_the_composition_of_the_cache(trained, report):
 
 def test_inspect_tells_what_was_resampled_most(trained, report):
     learner, occurrence = trained.learner(), report["occurrence"]
-    values = {item: learner.occurrence.values(learner.items.rows([item]))[0] for item in learner.items.ids}
+    values = {
+        item: learner.state.occurrence.values(learner.state.items.rows([item]))[0] for item in learner.state.items.ids
+    }
     best = sorted(values.values(), reverse=True)[:3]
     assert [entry["count"] for entry in occurrence["top"]] == best
     assert occurrence["total"] == pytest.approx(sum(values.values()))
@@ -434,9 +442,9 @@ def exported(trained: Trained, out: Path, *arguments: object) -> dict[str, np.nd
 def test_the_exported_inner_product_is_the_score_of_the_towers(name, request, tmp_path):
     data: Trained = request.getfixturevalue(name)
     arrays, learner = exported(data, tmp_path / "vectors.npz"), data.learner()
-    users = np.arange(len(learner.users))
-    recent, retriever = learner.recent_items(learner.recent.of(users)), learner.retriever
-    rows, scores = retriever.top(retriever.items(), users, len(learner.items), recent)
+    users = np.arange(len(learner.state.users))
+    recent, retriever = learner.candidates.recent_items(learner.state.recent.of(users)), learner.state.retriever
+    rows, scores = retriever.top(retriever.items(), users, len(learner.state.items), recent)
     products = arrays["users.vectors"] @ arrays["items.vectors"].T
     expected = np.empty_like(products)
     np.put_along_axis(expected, rows, scores, axis=1)
@@ -445,7 +453,7 @@ def test_the_exported_inner_product_is_the_score_of_the_towers(name, request, tm
 
 def test_vectors_have_the_size_of_the_towers(trained, towers_alone, tmp_path):
     arrays, learner = exported(trained, tmp_path / "a.npz"), trained.learner()
-    assert arrays["items.vectors"].shape == (len(learner.items), 8)
+    assert arrays["items.vectors"].shape == (len(learner.state.items), 8)
     assert json.loads(arrays["about"].tobytes()) == {
         "checkpoint": load(trained.directory).path.name,
         "saved_at": load(trained.directory).meta["saved_at"],
@@ -461,19 +469,19 @@ def test_ids_come_in_the_order_of_the_vectors_without_objects(trained, tmp_path)
         f"{side}.{part}" for side in ("items", "users") for part in ("vectors", "ids")
     }
     assert not any(array.dtype.hasobject for array in arrays.values())
-    for side, vocabulary in (("items", learner.items), ("users", learner.users)):
+    for side, vocabulary in (("items", learner.state.items), ("users", learner.state.users)):
         assert arrays[f"{side}.ids"].tolist() == vocabulary.ids
 
 
 def test_scores_follow_from_the_exported_weights_of_the_ranker(trained, towers_alone, tmp_path):
     arrays, learner = exported(trained, tmp_path / "a.npz"), trained.learner()
-    users = np.arange(len(learner.users))
-    found = learner.candidates(Batch(users, np.full(len(users), -1)), learner.recent.of(users))
+    users = np.arange(len(learner.state.users))
+    found = learner.candidates.generate(Batch(users, np.full(len(users), -1)), learner.state.recent.of(users))
     x, bucket = found.features, np.repeat(found.bucket, np.diff(found.first))
     for purpose, name in enumerate(("all", "discovery")):
         linear, hidden, bias, out = (arrays[f"ranker.{name}.{part}"] for part in ("linear", "hidden", "bias", "out"))
         scores = (linear[bucket] * x).sum(1) + np.maximum(x @ hidden.T + bias[bucket], 0) @ out
-        np.testing.assert_allclose(scores, learner.ranker.scores(found, purpose), atol=1e-3)
+        np.testing.assert_allclose(scores, learner.state.ranker.scores(found, purpose), atol=1e-3)
     features, kinds = (arrays[f"ranker.{names}"].tolist() for names in ("features", "evidence"))
     assert len(features) == len(arrays["ranker.evidence_of"]) == x.shape[1]
     assert kinds[arrays["ranker.evidence_of"][features.index("tower")]] == "towers"
@@ -534,12 +542,12 @@ def test_an_old_file_is_replaced_and_the_summary_tells_what_was_written(trained,
     assert summary == {
         "out": str(out),
         "checkpoint": str(load(trained.directory).path),
-        "items": len(learner.items),
-        "users": len(learner.users),
+        "items": len(learner.state.items),
+        "users": len(learner.state.users),
         "dim": 8,
         "bytes": out.stat().st_size,
     }
-    assert f"{len(learner.items)} items and {len(learner.users)} users" in output(
+    assert f"{len(learner.state.items)} items and {len(learner.state.users)} users" in output(
         "export", "--data-dir", trained.data_dir, "--out", out
     )
 

@@ -16,7 +16,7 @@ from streamer.accounting import Accounting
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
-from streamer.learner.bounded import MAX_AT_ONCE
+from streamer.learner.eviction import MAX_AT_ONCE
 from streamer.model.ranking.windows import LONG_WINDOW
 from streamer.model.rows.recency import StepClock
 from streamer.model.rows.tables import Table
@@ -42,12 +42,12 @@ def limited(**changes: object) -> LearnerSettings:
 def copy_of(learner: Learner) -> Learner:
     """Another learner, put together from rows in slices, and from what is dense."""
     other = Learner(learner.settings)
-    other.retired.pace = learner.retired.pace
-    for kind in learner.kinds():
-        rows = learner.rows(kind)
+    other.state.retired.pace = learner.state.retired.pace
+    for kind in learner.state.kinds():
+        rows = learner.state.rows(kind)
         for part in (rows[1::2], rows[::2]):
-            other.put(kind, part, learner.take(kind, part))
-    other.load_dense(*learner.dense())
+            other.state.put(kind, part, learner.state.take(kind, part))
+    other.state.load_dense(*learner.state.dense())
     return other
 
 
@@ -67,7 +67,11 @@ class Slow:
     def evict(self, learner: Learner) -> None:
         limits = {"users": LIMITS["max_users"], "items": LIMITS["max_items"], "item.brand": LIMITS["max_categories"]}
         ttl_s = {"users": self.settings.user_ttl_s, "items": self.settings.item_ttl_s}
-        vocabulary = {"users": learner.users, "items": learner.items, "item.brand": learner.categories["item"]["brand"]}
+        vocabulary = {
+            "users": learner.state.users,
+            "items": learner.state.items,
+            "item.brand": learner.state.categories["item"]["brand"],
+        }
         for kind, limit in limits.items():
             last = self.last[kind]
             order = sorted(last, key=lambda raw: (last[raw], vocabulary[kind].row_of(raw)))
@@ -117,7 +121,7 @@ class Eviction(RuleBasedStateMachine):
     @initialize(pace=st.sampled_from([1, 2, 32]), ttl_s=st.sampled_from([0, 0, 40]))
     def begin(self, pace, ttl_s):
         self.learner = Learner(limited(user_ttl_s=2 * ttl_s, item_ttl_s=ttl_s))
-        self.learner.retired.pace = pace
+        self.learner.state.retired.pace = pace
         self.slow, self.twin = Slow(self.learner.settings), copy_of(self.learner)
 
     @rule(batch=EVENTS)
@@ -128,14 +132,14 @@ class Eviction(RuleBasedStateMachine):
         stream = [(user, item) for user, item, *_ in batch]
         learned = self.learner.learn_batch(micro_batch(stream, **columns))
         self.twin.learn_batch(micro_batch(stream, **columns))
-        self.slow.learn(batch, self.learner.clock.step)
+        self.slow.learn(batch, self.learner.state.clock.step)
         for row, count in zip(learned.drawn[0].tolist(), learned.drawn[1].tolist(), strict=True):
-            self.slow.drawn[self.learner.items.id_of(row)] += count
+            self.slow.drawn[self.learner.state.items.id_of(row)] += count
 
     @rule(item=st.integers(0, 14).map("i{}".format))
     def delete(self, item):
         for learner in (self.learner, self.twin):
-            learner.retire_items([item, "never seen", item])
+            learner.eviction.retire_items([item, "never seen", item])
         self.slow.forget("items", [item] if item in self.slow.last["items"] else [])
 
     @rule()
@@ -145,50 +149,54 @@ class Eviction(RuleBasedStateMachine):
     @rule()
     def follow_what_changed(self):
         """A reader that puts changed rows into a copy has the same in the end."""
-        other, reader = copy_of(self.learner), self.learner.changes.reader() if not hasattr(self, "reader") else None
+        other, reader = (
+            copy_of(self.learner),
+            self.learner.state.changes.reader() if not hasattr(self, "reader") else None,
+        )
         if reader is not None:
             self.reader, self.follower = reader, other
             return
-        for kind in self.learner.kinds():
+        for kind in self.learner.state.kinds():
             rows = self.reader.take(kind)
-            self.follower.put(kind, rows, self.learner.take(kind, rows))
-        self.follower.load_dense(*self.learner.dense())
+            self.follower.state.put(kind, rows, self.learner.state.take(kind, rows))
+        self.follower.state.load_dense(*self.learner.state.dense())
         assert_same_learner(self.follower, self.learner)
 
     @invariant()
     def same(self):
         if not hasattr(self, "learner"):
             return
-        learner, slow, items, users = self.learner, self.slow, self.learner.items, self.learner.users
+        learner, slow, items, users = self.learner, self.slow, self.learner.state.items, self.learner.state.users
         assert set(users.ids) == set(slow.last["users"])
         assert set(items.ids) == set(slow.last["items"])
-        assert set(learner.categories["item"]["brand"].ids) == set(slow.last["item.brand"])
+        assert set(learner.state.categories["item"]["brand"].ids) == set(slow.last["item.brand"])
         for row, user in users:
-            history = learner.recent.of(np.array([row]))
+            history = learner.state.recent.of(np.array([row]))
             columns = zip(*(column[0].tolist() for column in history), strict=True)
             found = [[items.id_of(item), *rest] for item, *rest in columns if item >= 0]
             assert found == slow.recent[user]
-            assert {items.id_of(item) for item in learner.seen.of(row)} == slow.seen[user]
+            assert {items.id_of(item) for item in learner.state.seen.of(row)} == slow.seen[user]
         for row, item in items:
             neighbours = {
-                items.id_of(other): weight for other, weight in learner.candidate_features.co_occurrence.of(row).items()
+                items.id_of(other): weight
+                for other, weight in learner.state.candidate_features.co_occurrence.of(row).items()
             }
             assert neighbours == {other: weight for other, (weight, _) in slow.pairs.of(item).items()}
-            assert learner.item_counts.counts(np.array([row])) == slow.counts[item]
-            assert learner.occurrence.values(np.array([row]))[0] == pytest.approx(slow.drawn[item])
-            code = int(learner.trainer.model.item.features.codes(np.array([row]), 0)[0])
-            brand = learner.categories["item"]["brand"].id_of(code) if code else None
+            assert learner.state.item_counts.counts(np.array([row])) == slow.counts[item]
+            assert learner.state.occurrence.values(np.array([row]))[0] == pytest.approx(slow.drawn[item])
+            code = int(learner.state.trainer.model.item.features.codes(np.array([row]), 0)[0])
+            brand = learner.state.categories["item"]["brand"].id_of(code) if code else None
             assert brand == slow.brand[item]
         lately = Counter(item for item in slow.lately if item)
-        shares = learner.candidate_features.windows.share_in_long_window(items.used) * max(len(slow.lately), 1)
+        shares = learner.state.candidate_features.windows.share_in_long_window(items.used) * max(len(slow.lately), 1)
         assert dict(zip(items.ids, shares.round().astype(int).tolist(), strict=True)) == {
             item: lately[item] for item in items.ids
         }
-        assert learner.items.is_used(learner.cache).all()
+        assert learner.state.items.is_used(learner.state.cache).all()
         for kind, table in (("users", "user.id"), ("items", "item.id"), ("item.brand", "item.brand")):
-            unused = learner._vocabulary(kind).unused
+            unused = learner.state.vocabulary(kind).unused
             assert (
-                learner.trainer.model.tables[table].take(unused)["lines"] == new_lines(learner, table, unused)
+                learner.state.trainer.model.tables[table].take(unused)["lines"] == new_lines(learner, table, unused)
             ).all()
 
     def teardown(self):
@@ -197,7 +205,7 @@ class Eviction(RuleBasedStateMachine):
 
 
 def new_lines(learner: Learner, name: str, rows: np.ndarray) -> np.ndarray:
-    table = learner.trainer.model.tables[name]
+    table = learner.state.trainer.model.tables[name]
     return Table(table.dim, table.slots, table.std, table.seed, table.lines.device).take(rows)["lines"]
 
 
@@ -209,28 +217,28 @@ def test_rows_do_not_exceed_the_limits_by_more_than_a_little():
     learner = Learner(small(max_users=128, max_items=256))
     for k in range(200):
         learner.learn_batch(micro_batch([(f"u{k}-{n}", f"i{k}-{n}") for n in range(16)]))
-    assert len(learner.users) <= learner.users.size <= 128 + 16
-    assert len(learner.items) <= 256 + 16
-    assert learner.items.size <= 1.1 * 256 + 32
-    assert learner.evicted["users", "limit"] == 200 * 16 - len(learner.users)
+    assert len(learner.state.users) <= learner.state.users.size <= 128 + 16
+    assert len(learner.state.items) <= 256 + 16
+    assert learner.state.items.size <= 1.1 * 256 + 32
+    assert learner.eviction.evicted["users", "limit"] == 200 * 16 - len(learner.state.users)
 
 
 def test_what_is_seen_stays_however_much_is_new():
     learner = Learner(small(max_users=64, max_items=64))
     for k in range(100):
         learner.learn_batch(micro_batch([("ann", "tea"), *[(f"u{k}-{n}", f"i{k}-{n}") for n in range(8)]]))
-    assert learner.item_counts.counts(learner.items.known(["tea"])) == 100
-    assert learner.recent.of(learner.users.known(["ann"])).counts[0, 0] == 100
+    assert learner.state.item_counts.counts(learner.state.items.known(["tea"])) == 100
+    assert learner.state.recent.of(learner.state.users.known(["ann"])).counts[0, 0] == 100
 
 
 def test_limits_of_a_checkpoint_hold_on_another_machine(monkeypatch):
     monkeypatch.setattr("streamer.limits.machine_memory", lambda: 10**9)
     learner = Learner(small())
     learn_all(learner, events(32))
-    assert 10**5 < learner.limits.items < learner.limits.users < 10**7
+    assert 10**5 < learner.state.limits.items < learner.state.limits.users < 10**7
     monkeypatch.setattr("streamer.limits.machine_memory", lambda: 10**12)
-    assert copy_of(learner).limits == learner.limits
-    assert Learner(small(max_users=7)).limits.users == 7
+    assert copy_of(learner).state.limits == learner.state.limits
+    assert Learner(small(max_users=7)).state.limits.users == 7
 
 
 def test_many_ids_go_at_once_only_when_many_came():
@@ -239,8 +247,8 @@ def test_many_ids_go_at_once_only_when_many_came():
     learner.learn_batch(micro_batch([("u", item) for item in ids], timestamps_s=[1.0] * len(ids)))
     for _ in range(4):
         learner.learn_batch(micro_batch([("u", "tea")], timestamps_s=[100.0]))
-    assert learner.evicted == {("items", "ttl"): 3 * MAX_AT_ONCE}
-    assert len(learner.items) == 1
+    assert learner.eviction.evicted == {("items", "ttl"): 3 * MAX_AT_ONCE}
+    assert len(learner.state.items) == 1
 
 
 def test_time_of_one_absurd_event_makes_nothing_go():
@@ -248,7 +256,7 @@ def test_time_of_one_absurd_event_makes_nothing_go():
     stream = [("u", item) for item in ("tea", "milk", "beer")]
     for k in range(3):
         learner.learn_batch(micro_batch(stream, timestamps_s=[k, 2**31 - 1, k]))
-    assert not learner.evicted
+    assert not learner.eviction.evicted
     assert StepClock().time_of(3) == 0
 
 
@@ -260,7 +268,7 @@ class TestAdmission:
             for stretch in learner.split_catalogue_events(batch):
                 learner.learn_batch(stretch)
             accounting.add(batch)
-        assert (learner.users.ids, learner.items.ids) == (["ann"], ["tea"])
+        assert (learner.state.users.ids, learner.state.items.ids) == (["ann"], ["tea"])
         assert (accounting.trained, accounting.not_admitted) == (19, 201)
         assert accounting.consumed == accounting.trained + accounting.filtered == 220
         assert Accounting.from_json(accounting.to_json()) == accounting
@@ -271,13 +279,13 @@ class TestAdmission:
         other = copy_of(learner)
         for one in (learner, other):
             learn_all_admitted(one, events(60, seed=1, users=30, items=90))
-        assert len(learner.items)
+        assert len(learner.state.items)
         assert_same_learner(other, learner)
 
     def test_one_event_is_enough_by_default(self):
         learner = Learner(small())
         learn_all_admitted(learner, [("ann", "tea")])
-        assert learner.users.ids == ["ann"]
+        assert learner.state.users.ids == ["ann"]
 
 
 def learn_all_admitted(learner: Learner, stream: list[tuple[str, str]]) -> None:
@@ -297,9 +305,9 @@ class TestDeletions:
             sizes.append((stretch.users, stretch.items))
         assert sizes == [(["ann", "bob", "ann"], ["tea", "milk", "beer"]), (["ann"], ["tea"])]
         assert dict(popularity_counts(learner)) == {"milk": 1, "tea": 1}
-        assert learner.recent.of(learner.users.known(["ann"])).items[0, 1] == -1
+        assert learner.state.recent.of(learner.state.users.known(["ann"])).items[0, 1] == -1
         assert (batch.catalogue, batch.learned) == (2, 4)
-        assert learner.evicted == {("items", "deleted"): 2}
+        assert learner.eviction.evicted == {("items", "deleted"): 2}
 
     def test_a_type_cannot_be_both(self):
         with pytest.raises(SettingsError, match="deletion-type"):

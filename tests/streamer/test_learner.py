@@ -64,22 +64,22 @@ class TestLearning:
         learner = Learner(small())
         first = learner.learn_batch(micro_batch([("ann", "tea"), ("bob", "milk"), ("ann", "milk")]))
         assert (first.new_users, first.new_items) == (2, 2)
-        assert learner.users.ids == ["ann", "bob"]
-        assert learner.items.ids == ["tea", "milk"]
-        weights = learner.trainer.model.tables["item.id"].weight.clone()
+        assert learner.state.users.ids == ["ann", "bob"]
+        assert learner.state.items.ids == ["tea", "milk"]
+        weights = learner.state.trainer.model.tables["item.id"].weight.clone()
         assert len(weights) == 2
         second = learner.learn_batch(micro_batch([("eve", "milk"), ("ann", "rum")]))
         assert (second.new_users, second.new_items) == (1, 1)
-        squares = learner.trainer.model.tables["item.id"].slot(0)
+        squares = learner.state.trainer.model.tables["item.id"].slot(0)
         assert (squares.sum(1) > 0).all(), "each item has been moved by its first event already"
-        assert not torch.equal(learner.trainer.model.tables["item.id"].weight[:2], weights)
+        assert not torch.equal(learner.state.trainer.model.tables["item.id"].weight[:2], weights)
 
     def test_an_event_sees_its_users_earlier_events_also_of_the_same_batch(self):
         learner, seen = Learner(small()), []
         learner.learn_batch(micro_batch([("ann", "tea")]))
         look = Watch(lambda batch, _: seen.append(batch))
         learner.learn_batch(micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), look)
-        tea, milk = learner.items.row_of("tea"), learner.items.row_of("milk")
+        tea, milk = learner.state.items.row_of("tea"), learner.state.items.row_of("milk")
         assert [row[row >= 0].tolist() for row in seen[0].recent] == [[tea], [], [milk, tea]]
 
     def test_popularity_counts_every_event_once(self):
@@ -98,9 +98,9 @@ class TestLearning:
     def test_the_cache_holds_what_was_resampled(self):
         learner = Learner(small("xir", cache_size=16))
         learn_all(learner, events(200))
-        assert len(learner.cache) == 16
-        assert learner.cache.max() < len(learner.items)
-        assert len(Learner(small("bir")).cache) == 0
+        assert len(learner.state.cache) == 16
+        assert learner.state.cache.max() < len(learner.state.items)
+        assert len(Learner(small("bir")).state.cache) == 0
 
     @pytest.mark.parametrize("method", STREAMING)
     def test_batches_of_one_event_train_without_nan(self, method):
@@ -133,10 +133,10 @@ class TestNotFinite:
     def test_it_does_not_spread_and_the_next_step_learns_again(self, method):
         learner = Learner(small(method))
         learn_all(learner, events(200))
-        learner.trainer.model.tables["item.id"].weight[3, 1] = float("nan")
+        learner.state.trainer.model.tables["item.id"].weight[3, 1] = float("nan")
         losses = [float(learner.learn_batch(micro_batch(events(40, seed=k))).step.loss) for k in range(5)]
         assert all_finite(learner)
-        assert int(learner.trainer.not_finite) > 0
+        assert int(learner.state.trainer.not_finite) > 0
         assert np.isfinite(losses[1:]).all()
         assert min(losses[1:]) > 0
 
@@ -144,23 +144,23 @@ class TestNotFinite:
         learner = Learner(small())
         learn_all(learner, events(100))
         table, before = (
-            learner.trainer.model.tables["item.id"],
-            learner.trainer.model.tables["item.id"].lines.clone(),
+            learner.state.trainer.model.tables["item.id"],
+            learner.state.trainer.model.tables["item.id"].lines.clone(),
         )
         gradient = torch.ones(2, table.dim)
         gradient[1] = 1e30
-        learner.trainer.dense_adam.clear_gradients()
-        learner.trainer.apply([RowGradient("item.id", torch.tensor([4, 5]), gradient, np.array([4, 5]))])
+        learner.state.trainer.dense_adam.clear_gradients()
+        learner.state.trainer.apply([RowGradient("item.id", torch.tensor([4, 5]), gradient, np.array([4, 5]))])
         assert not torch.equal(table.weight[4], before[4, : table.dim])
         assert all_finite(learner)
-        assert int(learner.trainer.not_finite) == 1
+        assert int(learner.state.trainer.not_finite) == 1
 
     def test_it_is_never_saved_and_the_checkpoint_before_stays(self, tmp_path):
         learner = Learner(small())
         learn_all(learner, events(100))
         learner.save(tmp_path)
         good = Learner.load(tmp_path)
-        learner.trainer.model.tables["item.id"].weight[3, 1] = float("inf")
+        learner.state.trainer.model.tables["item.id"].weight[3, 1] = float("inf")
         with pytest.raises(CheckpointError, match=r"1 of [\d,]+ numbers in items/table.lines are not finite"):
             learner.save(tmp_path)
         assert_same_learner(Learner.load(tmp_path), good)
@@ -169,15 +169,15 @@ class TestNotFinite:
 class TestFeatures:
     def codes(self, learner: Learner, item: str) -> dict[str, str | None]:
         """What is known of an item's categories."""
-        row = np.array([learner.items.row_of(item)])
+        row = np.array([learner.state.items.row_of(item)])
         found = {}
         for k, name in enumerate(("brand", "colour")):
-            code = int(learner.trainer.model.item.features.codes(row, k)[0])
-            found[name] = learner.categories["item"][name].id_of(code) if code else None
+            code = int(learner.state.trainer.model.item.features.codes(row, k)[0])
+            found[name] = learner.state.categories["item"][name].id_of(code) if code else None
         return found
 
     def price(self, learner: Learner, item: str) -> float:
-        return float(learner.trainer.model.item.features.state()["numbers"][learner.items.row_of(item), 0])
+        return float(learner.state.trainer.model.item.features.state()["numbers"][learner.state.items.row_of(item), 0])
 
     def learn_batch(self, learner: Learner, *given: tuple[str, dict[str, Any] | None]) -> None:
         learner.learn_batch(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
@@ -251,10 +251,10 @@ class TestFeatures:
     def test_features_reach_the_vectors(self):
         learner = Learner(small(**FEATURES))
         self.learn_batch(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
-        before = learner.retriever.items().vectors.clone()
-        row = np.array([learner.items.row_of("tea")])
-        learner.trainer.model.item.features.set(row, np.array([[2, 0]]))
-        after = learner.retriever.items().vectors
+        before = learner.state.retriever.items().vectors.clone()
+        row = np.array([learner.state.items.row_of("tea")])
+        learner.state.trainer.model.item.features.set(row, np.array([[2, 0]]))
+        after = learner.state.retriever.items().vectors
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
 
@@ -273,13 +273,13 @@ class TestChanges:
     @pytest.mark.parametrize("settings", SETTINGS_BY_ROWS)
     def test_what_changed_makes_a_copy_equal(self, settings):
         learner, copied = Learner(settings), Learner(settings)
-        changed = learner.changes.reader()
+        changed = learner.state.changes.reader()
         for k in range(6):
             learner.learn_batch(featured(events(30, seed=k), seed=k))
-            for kind in learner.kinds():
+            for kind in learner.state.kinds():
                 rows = changed.take(kind)
-                copied.put(kind, rows, learner.take(kind, rows))
-            copied.load_dense(*learner.dense())
+                copied.state.put(kind, rows, learner.state.take(kind, rows))
+            copied.state.load_dense(*learner.state.dense())
             assert_same_learner(copied, learner)
 
     @pytest.mark.parametrize("settings", SETTINGS_BY_ROWS)
@@ -287,27 +287,27 @@ class TestChanges:
         learner = Learner(settings)
         for k in range(3):
             learner.learn_batch(featured(events(30, seed=k), seed=k))
-        before, rows = {kind: learner.take(kind, learner.rows(kind)) for kind in learner.kinds()}, {}
+        before, rows = {kind: learner.state.take(kind, learner.state.rows(kind)) for kind in learner.state.kinds()}, {}
         as_they_were = Learner(settings)
-        learner.changes.before_write.append(
+        learner.state.changes.before_write.append(
             lambda kind, marked: self.save(learner, as_they_were, kind, marked, rows.setdefault(kind, set()))
         )
-        known = {kind: learner.rows(kind) for kind in learner.kinds()}
+        known = {kind: learner.state.rows(kind) for kind in learner.state.kinds()}
         learner.learn_batch(featured(events(30, seed=9), seed=9))
         for kind, kept in known.items():
             others = np.setdiff1d(kept, list(rows[kind]))
             if kind in ("users", "items", "pairs", "hash"):
                 assert rows[kind]
                 self.save(learner, as_they_were, kind, others, rows[kind])
-                found = as_they_were.take(kind, kept)
+                found = as_they_were.state.take(kind, kept)
                 assert found.keys() == before[kind].keys()
                 for name, array in before[kind].items():
                     np.testing.assert_array_equal(found[name], array, name)
 
     def save(self, learner: Learner, to: Learner, kind: str, rows: Any, saved: set[int]) -> None:
         new = np.setdiff1d(rows, list(saved))
-        known = new[np.isin(new, learner.rows(kind))]
-        to.put(kind, known, learner.take(kind, known))
+        known = new[np.isin(new, learner.state.rows(kind))]
+        to.state.put(kind, known, learner.state.take(kind, known))
         saved.update(new.tolist())
 
 
@@ -318,7 +318,7 @@ class TestRestart:
         learner.save(directory)
         checkpoint = newest(directory)
         fresh = Learner(dataclasses.replace(learner.settings))
-        fresh.restore(checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"])
+        fresh.state.restore(checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"])
         return fresh
 
     @pytest.mark.parametrize("method", STREAMING)
@@ -343,10 +343,10 @@ class TestRestart:
             ]
             assert torch.equal(results[0].step.loss, results[1].step.loss)
         assert_same_learner(restarted, undisturbed)
-        assert np.array_equal(restarted.cache, undisturbed.cache)
-        users = np.arange(len(undisturbed.users))
-        assert np.array_equal(restarted.recent.of(users).items, undisturbed.recent.of(users).items)
-        vocabularies = [learner.categories["item"] for learner in (restarted, undisturbed)]
+        assert np.array_equal(restarted.state.cache, undisturbed.state.cache)
+        users = np.arange(len(undisturbed.state.users))
+        assert np.array_equal(restarted.state.recent.of(users).items, undisturbed.state.recent.of(users).items)
+        vocabularies = [learner.state.categories["item"] for learner in (restarted, undisturbed)]
         assert [v.ids for v in vocabularies[0].values()] == [v.ids for v in vocabularies[1].values()]
 
     def test_a_learner_that_never_learned_can_be_saved(self, tmp_path):
@@ -393,9 +393,9 @@ class TestIncompatible:
     def test_settings_that_do_not_fit_are_refused_with_what_differs(self, settings, named):
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
-        arrays, values = learner.dense()
+        arrays, values = learner.state.dense()
         with pytest.raises(IncompatibleCheckpoint) as caught:
-            Learner(settings).restore(learner.chunks(), arrays, json.loads(json.dumps(values)))
+            Learner(settings).state.restore(learner.state.chunks(), arrays, json.loads(json.dumps(values)))
         for text in [*named, "--checkpoint-dir"]:
             assert text in str(caught.value)
 
@@ -411,21 +411,23 @@ class TestIncompatible:
     def test_rates_method_and_cache_may_change(self, settings):
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
-        arrays, values = learner.dense()
+        arrays, values = learner.state.dense()
         other = Learner(settings)
-        other.restore(learner.chunks(), arrays, json.loads(json.dumps(values)))
+        other.state.restore(learner.state.chunks(), arrays, json.loads(json.dumps(values)))
         other.learn_batch(featured(events(40, seed=1)))
         assert all_finite(other)
 
     def test_a_state_without_a_part_is_refused(self):
         learner = Learner(SAVED)
         learner.learn_batch(featured(events(40)))
-        arrays, values = learner.dense()
+        arrays, values = learner.state.dense()
         parts = ("recent.items", "lists.items", "seen.items", "ranker.discovery.squares.out")
         for name in ("cache", "table.lines", "item_counts.counts", "ids.utf8", *parts):
-            assert name in arrays or any(name in chunk.arrays for chunk in learner.chunks())
+            assert name in arrays or any(name in chunk.arrays for chunk in learner.state.chunks())
             without = {key: value for key, value in arrays.items() if key != name}
-            chunks = [c._replace(arrays={k: v for k, v in c.arrays.items() if k != name}) for c in learner.chunks()]
+            chunks = [
+                c._replace(arrays={k: v for k, v in c.arrays.items() if k != name}) for c in learner.state.chunks()
+            ]
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:
-                Learner(SAVED).restore(chunks, without, values)
+                Learner(SAVED).state.restore(chunks, without, values)
             assert type(caught.value).__name__ in ("IncompatibleCheckpoint", "CorruptCheckpoint")

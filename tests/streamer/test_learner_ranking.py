@@ -28,7 +28,7 @@ def ranked(learner: Learner, batch: MicroBatch) -> list[dict[str, list]]:
 
     def look(_: Batch, candidates: Candidates | None) -> None:
         assert candidates is not None
-        scores = [learner.ranker.scores(candidates, purpose) for purpose in (ALL, DISCOVERY)]
+        scores = [learner.state.ranker.scores(candidates, purpose) for purpose in (ALL, DISCOVERY)]
         for k in range(len(candidates)):
             here = slice(candidates.first[k], candidates.first[k + 1])
             columns = {"items": candidates.items, "features": candidates.features, "all": scores[0], "new": scores[1]}
@@ -75,9 +75,9 @@ def test_events_that_are_not_new_to_their_user_teach_nothing_about_discoveries()
     """An item that the user had long before the last few is not new."""
     learner = Learner(small(history=3))
     learn_all(learner, [("ann", f"i{n}") for n in range(40)])
-    before = {name: array.copy() for name, array in learner.ranker.state().items()}
+    before = {name: array.copy() for name, array in learner.state.ranker.state().items()}
     learner.learn_batch(micro_batch([("ann", "i0")]))
-    after = learner.ranker.state()
+    after = learner.state.ranker.state()
     assert not np.array_equal(after["all.weights.linear"], before["all.weights.linear"])
     np.testing.assert_array_equal(after["discovery.weights.linear"], before["discovery.weights.linear"])
 
@@ -123,7 +123,7 @@ class TestRecommending:
         learner = learned()
         query = Recommender(learner).user("somebody new", [("i1", 900.0), ("i2", 901.0)])
         assert query.known
-        assert [learner.items.id_of(row) for row in query.recent] == ["i2", "i1"]
+        assert [learner.state.items.id_of(row) for row in query.recent] == ["i2", "i1"]
 
     @pytest.mark.parametrize("rerank", [True, False])
     def test_excluded_items_do_not_come_back_and_do_not_shorten_the_list(self, rerank):
@@ -131,24 +131,24 @@ class TestRecommending:
         recommender = Recommender(learner)
         query = recommender.user("u3")
         best = [r.item for r in recommender.recommend([query], 30)[0]]
-        left_out = np.array([learner.items.row_of(item) for item in best[:12]])
+        left_out = np.array([learner.state.items.row_of(item) for item in best[:12]])
         assert [r.item for r in recommender.recommend([query], 18, exclude=left_out)[0]] == best[12:]
 
     def test_reasons_add_up_to_the_score_and_name_recent_items_that_occur_with_the_item(self):
         learner = learned()
-        for weights in learner.ranker.weights:
+        for weights in learner.state.ranker.weights:
             weights.bias[:] = 0  # the only part of a score that no kind of evidence has
         recommender = Recommender(learner)
         query = recommender.user("u3")
         found = recommender.recommend([query], 10, exclude_seen=True)[0]
         reasons = recommender.reasons(query, [r.item for r in found], exclude_seen=True)
-        recent = {learner.items.id_of(row): row for row in query.recent}
+        recent = {learner.state.items.id_of(row): row for row in query.recent}
         assert any(why.recent for why in reasons)
         for best, why in zip(found, reasons, strict=True):
             assert sum(why.parts.values()) == pytest.approx(best.score, abs=1e-3)
-            row = learner.items.row_of(best.item)
+            row = learner.state.items.row_of(best.item)
             occurs_with = {
-                item for item, at in recent.items() if row in learner.candidate_features.co_occurrence.of(at)
+                item for item, at in recent.items() if row in learner.state.candidate_features.co_occurrence.of(at)
             }
             assert {item for item, _ in why.recent} == occurs_with
 
@@ -189,9 +189,9 @@ class TestRecommending:
 
     def test_an_item_that_only_other_trainers_counted_is_found_by_the_towers(self):
         learner = learned(retrieved_items=200)
-        row = learner.items.rows(["theirs", "nobody's"])
-        learner.trainer.model.grow(len(learner.users), len(learner.items))
-        learner.item_counts.add(row[:1], np.array([3.0]))
+        row = learner.state.items.rows(["theirs", "nobody's"])
+        learner.state.trainer.model.grow(len(learner.state.users), len(learner.state.items))
+        learner.state.item_counts.add(row[:1], np.array([3.0]))
         found = {r.item for r in learner.recommend("u3", k=1000)}
         assert "theirs" in found
         assert "nobody's" not in found
@@ -199,7 +199,7 @@ class TestRecommending:
     def test_given_items_are_ranked_by_the_scores_that_recommend_gives_them(self):
         learner = learned()
         scores = {r.item: r.score for r in learner.recommend("u3", k=1000)}
-        assert len(scores) == len(learner.items)
+        assert len(scores) == len(learner.state.items)
         wanted = [f"i{n}" for n in range(0, 150, 7)]
         found = learner.rank("u3", [*wanted, "never seen", wanted[0]])
         known = [item for item in wanted if item in scores]

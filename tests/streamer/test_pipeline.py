@@ -544,7 +544,7 @@ class TestErrors:
         )
         with pytest.raises(StreamerError, match="disk full"):
             line.run()
-        assert line.learner.trainer.steps == 13
+        assert line.learner.state.trainer.steps == 13
         for meta in line.store.saved:
             assert meta["accounting"]["consumed"] <= 192
         Line(log, tmp_path / "b").run()
@@ -558,7 +558,7 @@ class TestErrors:
 
         def learn_and_fail(batch: MicroBatch, *rest: Any) -> Learned:
             learned = learn(batch, *rest)
-            if line.learner.trainer.steps == 5:
+            if line.learner.state.trainer.steps == 5:
                 raise error
             return learned
 
@@ -634,7 +634,7 @@ class TestStatus:
         assert status.lag == {P0: 640 - trained}
         assert 0 < status.queued_events < 64 + 16
         assert status.steps == trained // 16
-        assert (status.users, status.items) == (len(line.learner.users), len(line.learner.items))
+        assert (status.users, status.items) == (len(line.learner.state.users), len(line.learner.state.items))
         assert status.loss is not None
         assert 0 <= status.hit_rate <= 1
         assert status.best_baseline.name == "most-popular"
@@ -666,5 +666,5 @@ class TestStatus:
         assert_closed(summary)
         assert summary["checkpoint"] == str(newest(tmp_path).path)
         assert summary["events_per_second"] > 0
-        assert summary["steps"] == line.learner.trainer.steps
+        assert summary["steps"] == line.learner.state.trainer.steps
         json.dumps(summary)

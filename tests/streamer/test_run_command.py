@@ -255,7 +255,7 @@ class TestRuns:
         ]
         zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
-        assert learner.categories["item"]["brand"].ids == ["b0", "b1"]
+        assert learner.state.categories["item"]["brand"].ids == ["b0", "b1"]
 
     def test_max_events_goes_on_where_it_stopped(self, zygote, tmp_path):
         write_log(tmp_path, values_of(stream := events(400)), partitions=2)

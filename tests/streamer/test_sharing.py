@@ -146,7 +146,7 @@ class Trainer:
         for waiting in store.state.outbox.waiting:
             for into, more in ((counts, waiting.contribution.item_counts), (drawn, waiting.contribution.drawn)):
                 for row, count in zip(more.rows.tolist(), more.counts.tolist(), strict=True):
-                    into[self.learner.items.id_of(row)] += count
+                    into[self.learner.state.items.id_of(row)] += count
         return +counts, +drawn
 
 
@@ -164,15 +164,15 @@ def batch_of(parts: dict[Partition, tuple[int, Sequence[Event]]]) -> MicroBatch:
 
 
 def occurrence_of(learner: Learner) -> Counter[str]:
-    values = learner.occurrence.values(np.arange(len(learner.items)))
+    values = learner.state.occurrence.values(np.arange(len(learner.state.items)))
     assert np.array_equal(values, np.rint(values)), "counts are whole"
-    return +Counter({learner.items.id_of(row): int(value) for row, value in enumerate(values)})
+    return +Counter({learner.state.items.id_of(row): int(value) for row, value in enumerate(values)})
 
 
 def drawn_by(learner: Learner, learned: Learned) -> Counter[str]:
     found: Counter[str] = Counter()
     for row, count in zip(*(column.tolist() for column in learned.drawn), strict=True):
-        found[learner.items.id_of(row)] += round(count)
+        found[learner.state.items.id_of(row)] += round(count)
     return +found
 
 
@@ -205,7 +205,7 @@ class TestTogether:
             settle(ada, ben)
         assert ada.drawn != ben.drawn
         assert ada.view() == ben.view() == (items_before(ada.positions | ben.positions), ada.drawn + ben.drawn)
-        assert ada.learner.item_counts.total == ben.learner.item_counts.total == 61 + 70
+        assert ada.learner.state.item_counts.total == ben.learner.state.item_counts.total == 61 + 70
 
     def test_own_events_count_at_once_and_others_after_an_exchange(self, server: Network) -> None:
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
@@ -223,8 +223,8 @@ class TestTogether:
         ada.train(30)
         ben.train(30)
         settle(ada, ben)
-        assert ada.learner.items.ids != ben.learner.items.ids
-        assert sorted(ada.learner.items.ids) == sorted(ben.learner.items.ids)
+        assert ada.learner.state.items.ids != ben.learner.state.items.ids
+        assert sorted(ada.learner.state.items.ids) == sorted(ben.learner.state.items.ids)
         assert ada.view() == ben.view()
 
     def test_everybody_trains_with_the_cache_that_was_drawn_last(self, server: Network) -> None:
@@ -233,10 +233,10 @@ class TestTogether:
             other.train()
             other.exchange()
             last.train()
-            drawn = [last.learner.items.id_of(row) for row in last.learner.cache]
+            drawn = [last.learner.state.items.id_of(row) for row in last.learner.state.cache]
             settle(last, other)
             for trainer in (ada, ben):
-                assert [trainer.learner.items.id_of(row) for row in trainer.learner.cache] == drawn
+                assert [trainer.learner.state.items.id_of(row) for row in trainer.learner.state.cache] == drawn
 
     def test_one_that_comes_late_trains_its_first_step_with_what_the_others_have(self, server: Network) -> None:
         ada = Trainer(server, P0).start()
@@ -245,16 +245,16 @@ class TestTogether:
             ada.exchange()
         ben = Trainer(server, P1).start()
         seen: list[Any] = []
-        step = ben.learner.trainer.step
+        step = ben.learner.state.trainer.step
 
         def watched(batch: Any, view: Any) -> Any:
-            seen.append([ben.learner.items.id_of(row) for row in view.cache])
+            seen.append([ben.learner.state.items.id_of(row) for row in view.cache])
             return step(batch, view)
 
-        ben.learner.trainer.step = watched  # type: ignore[method-assign]
+        ben.learner.state.trainer.step = watched  # type: ignore[method-assign]
         ben.train(8)
         (cache,) = seen
-        assert cache == [ada.learner.items.id_of(row) for row in ada.learner.cache]
+        assert cache == [ada.learner.state.items.id_of(row) for row in ada.learner.state.cache]
         assert len(cache) == ada.learner.settings.cache_size
         assert ben.view() == (items_before({P0: 320, P1: 8}), ada.drawn + ben.drawn)
 
@@ -265,7 +265,7 @@ class TestTogether:
         ben.train(20)
         settle(ada, ben)
         assert ada.view() == ben.view() == (items_before({P0: 30, P1: 20}), Counter())
-        assert not len(ada.learner.cache)
+        assert not len(ada.learner.state.cache)
 
 
 # out of touch ---------------------------------------------------------------------------------------------------------
@@ -323,16 +323,16 @@ class TestOutOfTouch:
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
         ada.train()
         settle(ada, ben)
-        shared = ben.learner.cache
+        shared = ben.learner.state.cache
         ben.train()
         ben.sharing.receive()
-        assert np.array_equal(ben.learner.cache, shared), "in touch, the newest that was sent counts"
+        assert np.array_equal(ben.learner.state.cache, shared), "in touch, the newest that was sent counts"
         server.away = True
         ben.store.now_s += 60
         ben.train()
-        own = ben.learner.cache
+        own = ben.learner.state.cache
         ben.sharing.receive()
-        assert np.array_equal(ben.learner.cache, own)
+        assert np.array_equal(ben.learner.state.cache, own)
         assert not np.array_equal(own, shared)
 
     def test_a_server_that_lost_everything_is_given_it_again(self, server: Network) -> None:
@@ -387,10 +387,10 @@ class TestEventsThatComeAgain:
         ada.train(16)
         ada.exchange()
         ben = Trainer(server, P0).start()
-        before, steps = ben.view(), ben.learner.trainer.steps
+        before, steps = ben.view(), ben.learner.state.trainer.steps
         (again,) = ben.train(16)
         assert len(again.items) == 16
-        assert ben.learner.trainer.steps == steps + 1
+        assert ben.learner.state.trainer.steps == steps + 1
         assert not ben.store.state.outbox.waiting
         assert ben.view() == before == (items_before({P0: 16}), ada.drawn)
 
@@ -898,14 +898,14 @@ def test_items_drawn_into_the_shared_cache_follow_the_occurrence(server: Network
         trainer.train(400)
     settle(ada, ben)
     watcher = Trainer(server).start()
-    every = np.arange(len(watcher.learner.items))
-    o = watcher.learner.occurrence.values(every)
+    every = np.arange(len(watcher.learner.state.items))
+    o = watcher.learner.state.occurrence.values(every)
     drawn = np.zeros(len(o))
     for k in range(200):
         draw_again((ada, ben)[k % 2])
         watcher.exchange()
-        np.add.at(drawn, watcher.learner.cache, 1)
-    assert np.array_equal(watcher.learner.occurrence.values(every), o), "nothing was resampled meanwhile"
+        np.add.at(drawn, watcher.learner.state.cache, 1)
+    assert np.array_equal(watcher.learner.state.occurrence.values(every), o), "nothing was resampled meanwhile"
     assert drawn.sum() == 200 * 500
     assert chi_squared_p(drawn, o) > 1e-3
     assert chi_squared_p(drawn, o + 0.02 * o.mean()) < 1e-3, "a vector that is a little off is told apart"
@@ -918,7 +918,7 @@ def draw_again(trainer: Trainer) -> None:
     batch = batch_of({partition: (at, STREAMS[partition][at : at + 1])})
     trainer.positions[partition] += 1
     trainer.exchange()
-    rows = trainer.learner.items.rows(batch.items)
+    rows = trainer.learner.state.items.rows(batch.items)
     trainer.learner._refresh_cache(*nothing, True)
     trainer.sharing.contribute(LearnPart(batch, True), Learned(rows, rows, 0, 0, None, nothing))  # type: ignore[arg-type]
     trainer.store.exchange()
@@ -955,9 +955,9 @@ def test_spans_reach_over_all_offsets_of_their_partitions(split_catalogue_events
 
 def known_counts(trainer: Trainer) -> tuple[Counter[str], Counter[str]]:
     """Events and draws of each item, of a learner whose rows are used again."""
-    learner, rows = trainer.learner, trainer.learner.items.used
-    counts, drawn = learner.item_counts.counts(rows), learner.occurrence.values(rows)
-    named = [dict(zip(learner.items.ids, np.rint(x).astype(int).tolist(), strict=True)) for x in (counts, drawn)]
+    learner, rows = trainer.learner, trainer.learner.state.items.used
+    counts, drawn = learner.state.item_counts.counts(rows), learner.state.occurrence.values(rows)
+    named = [dict(zip(learner.state.items.ids, np.rint(x).astype(int).tolist(), strict=True)) for x in (counts, drawn)]
     return +Counter(named[0]), +Counter(named[1])
 
 
@@ -983,7 +983,7 @@ class TestLimits:
             found = stored(server)
             assert found is not None
             assert known_counts(ada) == known_counts(ben) == (found.counts, found.drawn)
-            assert set(found.live) == set(ada.learner.items.ids) == set(ben.learner.items.ids)
+            assert set(found.live) == set(ada.learner.state.items.ids) == set(ben.learner.state.items.ids)
             rows = {found.ids[row]: row for row in range(len(found.ids)) if row not in found.retired}
             for item, row in rows.items():
                 if row in births:
@@ -992,22 +992,22 @@ class TestLimits:
             births = {row: birth for row, birth in births.items() if birth >= 0}
             retired = len(found.retired)
         assert retired > 20
-        assert ada.learner.evicted["items", "limit"] > 20
-        assert ben.learner.evicted["items", "shared"] > 20
-        assert not ben.learner.evicted["items", "limit"]
+        assert ada.learner.eviction.evicted["items", "limit"] > 20
+        assert ben.learner.eviction.evicted["items", "shared"] > 20
+        assert not ben.learner.eviction.evicted["items", "limit"]
 
     def test_an_item_that_was_deleted_is_gone_for_all(self, server):
         ada, ben = Trainer(server, P0).start(), Trainer(server, P1).start()
         ada.train(40), ben.train(40)
         settle(ada, ben)
-        item = next(raw for _, raw in STREAMS[P1][40:56] if ada.learner.items.row_of(raw) is not None)
+        item = next(raw for _, raw in STREAMS[P1][40:56] if ada.learner.state.items.row_of(raw) is not None)
         ben.train(16)
-        ada.learner.retire_items([item])
+        ada.learner.eviction.retire_items([item])
         ada.exchange()
         late = Counter(i for _, i in STREAMS[P1][40:56])[item]
         settle(ben, ada)
         for trainer in (ada, ben):
-            assert trainer.learner.items.row_of(item) is None
+            assert trainer.learner.state.items.row_of(item) is None
             assert item not in known_counts(trainer)[0]
         assert known_counts(ada) == known_counts(ben)
         assert ben.sharing.status().retired_events == late > 0
@@ -1028,7 +1028,7 @@ class TestLimits:
         assert found is not None
         assert known_counts(ada) == known_counts(ben) == (found.counts, found.drawn)
         for trainer in (ada, ben):
-            assert len(trainer.learner.items) <= 20 + 2 * 8
+            assert len(trainer.learner.state.items) <= 20 + 2 * 8
             assert len(trainer.sharing._numbers) < 200, "of 960 items"
 
     def test_a_restart_goes_on_with_what_is_kept(self, server):
@@ -1038,7 +1038,7 @@ class TestLimits:
             ada.exchange()
         arrays, values = ada.sharing.save()
         learner = Learner(small(max_items=12))
-        learner.restore(ada.learner.chunks(), *ada.learner.dense())
+        learner.state.restore(ada.learner.state.chunks(), *ada.learner.state.dense())
         again = Trainer(server, P0, learner=learner)
         again.sharing.restore(arrays, values, {P0: 96})
         again.start()

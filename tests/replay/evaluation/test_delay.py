@@ -57,7 +57,7 @@ class Ranked(Watch):
         self.learner, self.trained, self.recent = learner, [], []
 
     def note(self, batch: Batch, _: object) -> None:
-        self.trained.append(self.learner.item_counts.total)
+        self.trained.append(self.learner.state.item_counts.total)
         self.recent.append(batch.recent)
 
 
@@ -75,7 +75,7 @@ class TestDelayedLearner:
         look = Ranked(learner)
         fed(learner, look)
         assert look.trained == [0, 0, 0, 32, 64, 96, 128, 160, 192, 224]
-        assert learner.item_counts.total == 320 - 64
+        assert learner.state.item_counts.total == 320 - 64
 
     def test_recent_items_are_those_of_the_event_however_late_it_is_trained(self):
         late, at_once = DelayedLearner(small(), Delay(events=100)), Learner(small())
@@ -89,8 +89,8 @@ class TestDelayedLearner:
         late, at_once = DelayedLearner(small("ssl-pop"), Delay(events=64)), Learner(small("ssl-pop"))
         fed(late, None, count=320)
         fed(at_once, None, count=256)
-        late_weights = late.trainer.model.item.tables["item.id"].weight[: len(at_once.items)]
-        weights = at_once.trainer.model.item.tables["item.id"].weight[: len(at_once.items)]
+        late_weights = late.state.trainer.model.item.tables["item.id"].weight[: len(at_once.state.items)]
+        weights = at_once.state.trainer.model.item.tables["item.id"].weight[: len(at_once.state.items)]
         np.testing.assert_array_equal(late_weights.numpy(), weights.numpy())
 
     def test_baselines_learn_as_late_as_the_model(self):

@@ -83,7 +83,7 @@ def test_events_new_to_their_user_are_ranked_without_what_the_user_had():
     expected: list[bool] = []
 
     def look(batch: Batch, _: Candidates | None) -> None:
-        known, before = learner.item_counts.size, had_before(batch, seen)
+        known, before = learner.state.item_counts.size, had_before(batch, seen)
         hits = zip(slow_hits(learner, batch, known, 5, before), batch.items, before, strict=True)
         expected.extend(hit for hit, item, items in hits if item not in items)
 
@@ -101,7 +101,7 @@ def test_every_nth_event_is_looked_for_in_the_towers_own_list():
     expected: dict[str, list[bool]] = {"all": [], "new": []}
 
     def look(batch: Batch, _: Candidates | None) -> None:
-        known, before, begin = learner.item_counts.size, had_before(batch, seen), test.events
+        known, before, begin = learner.state.item_counts.size, had_before(batch, seen), test.events
         hits = slow_hits(learner, batch, known, short)
         hits_of_new = slow_hits(learner, batch, known, short, before)
         for n in range(-begin % 3, len(batch), 3):

@@ -36,7 +36,7 @@ class TestAgainstTheSlowRanking:
         expected: list[bool] = []
 
         def look(batch: Batch, _: Candidates | None) -> None:
-            expected.extend(slow_hits(learner, batch, learner.item_counts.size, k=5))
+            expected.extend(slow_hits(learner, batch, learner.state.item_counts.size, k=5))
 
         for start in range(320, 480, 40):
             ranked_by(learner, stream[start : start + 40], Watch(look, test))
@@ -121,7 +121,7 @@ class TestTowers:
             assert candidates is not None
             kept = candidates.features[:, TOWERS].copy()
             candidates.features[:, TOWERS] = 0
-            scores = learner.ranker.scores(candidates)
+            scores = learner.state.ranker.scores(candidates)
             for k, target in enumerate(candidates.target):
                 here = slice(candidates.first[k], candidates.first[k + 1])
                 expected += target >= 0 and (scores[here] >= scores[target]).sum() <= 2
@@ -139,7 +139,7 @@ class TestTowers:
 
     def test_a_ranker_that_does_not_read_them_has_no_influence_of_theirs_and_it_is_said_that_they_add_nothing(self):
         learner, stream = Learner(small(ranker_learning_rate=1e-9)), events(1200)
-        for weights in learner.ranker.weights:
+        for weights in learner.state.ranker.weights:
             weights.linear[:, TOWERS] = weights.hidden[:, TOWERS] = 0
         test = ranks_all(learner)
         for start in range(0, 1200, 100):

@@ -210,7 +210,7 @@ def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(forker, tmp_path):
         assert ranks.wait_all() == [0] * size, ranks.errors(0)
     assert model(tmp_path / "2") == model(tmp_path / "1")
     learner = Learner.load(tmp_path / "2")
-    assert {learner.items.id_of(row) for row in learner.cold_items.tolist()} == {
+    assert {learner.state.items.id_of(row) for row in learner.state.cold_items.tolist()} == {
         f"i{k}" for k in range(12, 60) if k % 20 != 7
     }
-    assert learner.titles.of(learner.items.row_of("i13")) == "the title of i13"
+    assert learner.state.titles.of(learner.state.items.row_of("i13")) == "the title of i13"

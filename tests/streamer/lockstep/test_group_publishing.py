@@ -9,6 +9,8 @@ from memory_points import MemoryPoints
 from serve_harness import Server, said, served, wait_until
 
 from streamer.learner import Learner
+from streamer.lockstep.learner import LockstepLearner
+from streamer.model.settings import LearnerSettings
 from streamer.publish.publisher import Due, Publisher
 from streamer.sources.base import Partition
 from tests.streamer.lockstep.ranks import run_ranks
@@ -22,11 +24,10 @@ def publish(size: int, points: MemoryPoints, **settings) -> list[Learner]:
 
     def work(group):
         torch.set_num_threads(1)
-        learner = Learner(**SETTINGS | settings)
-        learner.group = group
-        publisher = Publisher(learner, None if group.rank else points, 0.0, 1e9, group)
+        learner = LockstepLearner(LearnerSettings(**SETTINGS | settings), group)
+        publisher = Publisher(learner.state, None if group.rank else points, 0.0, 1e9, group)
         publisher.start()
-        positions = lambda: {Partition("t", 0): learner.trainer.steps}  # noqa: E731
+        positions = lambda: {Partition("t", 0): learner.state.trainer.steps}  # noqa: E731
         for number, step in enumerate(steps()):
             learner.learn_batch(own_batch(step, group))
             publisher.base_wanted = number % 4 == 0
@@ -49,10 +50,10 @@ def test_a_group_publishes_what_one_trainer_publishes(settings):
         assert bases.count(True) > 1
         assert bases.count(False) > 4
         server = Server(points)
-        wait_until(lambda server=server, ranks=ranks: server.step == (1, ranks[0].trainer.steps), "following")
-        served_users = server.service.replica.learner.users
-        assert sorted(served_users.ids) == sorted(user for rank in ranks for user in rank.users.ids)
+        wait_until(lambda server=server, ranks=ranks: server.step == (1, ranks[0].state.trainer.steps), "following")
+        served_users = server.service.replica.learner.state.users
+        assert sorted(served_users.ids) == sorted(user for rank in ranks for user in rank.state.users.ids)
         for rank in ranks:
-            for user in rank.users.ids:
+            for user in rank.state.users.ids:
                 assert served(server.service, user) == said(rank, user), user
         server.close()

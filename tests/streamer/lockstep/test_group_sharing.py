@@ -16,7 +16,9 @@ from streamer.cache_store.store import CacheStore
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
+from streamer.lockstep.learner import LockstepLearner
 from streamer.lockstep.sharing import GroupSharing, NoStore
+from streamer.model.settings import LearnerSettings
 from streamer.sharing.sharing import StoreSharing
 from streamer.snapshot.store import with_users
 from streamer.sources.base import Partition
@@ -44,12 +46,11 @@ def train(size: int, server: MemoryServer, stream, saved=None, other=None) -> li
 
     def work(group):
         torch.set_num_threads(1)
-        learner = Learner(**SETTINGS)
-        learner.group = group
+        learner = LockstepLearner(LearnerSettings(**SETTINGS), group)
         store = exchanging(server) if group.rank == 0 else NoStore()
         sharing = GroupSharing(learner, store, group, lambda: OURS)
         if saved is not None:
-            learner.restore(saved[0], *saved[1])
+            learner.state.restore(saved[0], *saved[1])
             sharing.restore(*saved[2], {})
         sharing.start()
         at, kept = dict(saved[3]) if saved is not None else {}, None
@@ -63,7 +64,7 @@ def train(size: int, server: MemoryServer, stream, saved=None, other=None) -> li
                 sharing.contribute(part, learner.learn_batch(part.batch, counted=part.counted))
             if number == len(stream) // 2:
                 sharing.before_save()
-                kept = (list(learner.chunks()), learner.dense(), sharing.save(), dict(at))
+                kept = (list(learner.state.chunks()), learner.state.dense(), sharing.save(), dict(at))
         if group.rank == 0:
             store.exchange()
         sharing.receive()
@@ -100,7 +101,7 @@ def test_ranks_contribute_as_one_trainer_and_all_receive_what_others_add(size):
     for rank, *_ in ranks:
         assert popularity_counts(rank) == expected
         assert differences(rank, ranks[0][0]) == []
-    assert set(ranks[0][0].cache.tolist()) <= set(range(ranks[0][0].items.size))
+    assert set(ranks[0][0].state.cache.tolist()) <= set(range(ranks[0][0].state.items.size))
 
 
 def test_after_a_crash_nothing_is_counted_twice_and_ranks_stay_equal():

@@ -8,7 +8,9 @@ import torch
 
 from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import OF_USERS, Learner
+from streamer.learner import Learner
+from streamer.lockstep.learner import OF_USERS, LockstepLearner
+from streamer.model.settings import LearnerSettings
 from streamer.sources.base import Partition
 from tests.streamer.lockstep.ranks import run_ranks
 
@@ -72,8 +74,7 @@ def train(size: int, catalogue: bool = False, **settings) -> list[Learner]:
 
     def work(group):
         torch.set_num_threads(1)
-        learner = Learner(**settings)
-        learner.group = group
+        learner = LockstepLearner(LearnerSettings(**settings), group)
         for number, step in enumerate(steps()):
             step = with_catalogue(step, number) if catalogue else step
             for stretch in learner.split_catalogue_events(own_batch(step, group)):
@@ -85,11 +86,11 @@ def train(size: int, catalogue: bool = False, **settings) -> list[Learner]:
 
 def shared_state(learner: Learner) -> dict[str, np.ndarray]:
     """Everything that belongs to items, and what is dense."""
-    found, _ = learner.dense()
+    found, _ = learner.state.dense()
     found = {name: array for name, array in found.items() if not name.startswith(OF_USERS)}
-    for kind in learner.kinds():
+    for kind in learner.state.kinds():
         if kind != "users":
-            found |= {f"{kind}/{name}": a for name, a in learner.take(kind, learner.rows(kind)).items()}
+            found |= {f"{kind}/{name}": a for name, a in learner.state.take(kind, learner.state.rows(kind)).items()}
     return found
 
 
@@ -114,28 +115,32 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_number_of_ranks_trains_the_same_model(case):
     one = train(1, **CASES[case])[0]
-    assert one.trainer.steps == 8
+    assert one.state.trainer.steps == 8
     for size in (2, 3, 4):
         ranks = train(size, **CASES[case])
         for rank in ranks:
             assert differences(rank, one) == []
-            assert rank.cold_items.tolist() == one.cold_items.tolist()
-        assert sum(len(rank.users) for rank in ranks) == len(one.users)
-        of_users = {user: rank.take("users", rank.users.known([user])) for rank in ranks for user in rank.users.ids}
+            assert rank.state.cold_items.tolist() == one.state.cold_items.tolist()
+        assert sum(len(rank.state.users) for rank in ranks) == len(one.state.users)
+        of_users = {
+            user: rank.state.take("users", rank.state.users.known([user]))
+            for rank in ranks
+            for user in rank.state.users.ids
+        }
         for user, arrays in of_users.items():
-            for name, array in one.take("users", one.users.known([user])).items():
+            for name, array in one.state.take("users", one.state.users.known([user])).items():
                 assert np.array_equal(arrays[name], array), (user, name)
 
 
 def test_a_group_learns_from_a_catalogue_as_one_trainer_does():
     """But for the order: in a group it takes effect after the step."""
     learner = train(2, catalogue=True, item_features=("kind",))[1]
-    described = {item for item in learner.items.ids if item.startswith("only described")}
+    described = {item for item in learner.state.items.ids if item.startswith("only described")}
     assert described
-    assert {learner.items.id_of(row) for row in learner.cold_items.tolist()} == described
-    titles = {learner.titles.of(learner.items.row_of(item)) for item in described}
+    assert {learner.state.items.id_of(row) for row in learner.state.cold_items.tolist()} == described
+    titles = {learner.state.titles.of(learner.state.items.row_of(item)) for item in described}
     assert titles <= {f"of step {number}" for number in range(8)}
-    assert learner.evicted["items", "deleted"] > 0
+    assert learner.eviction.evicted["items", "deleted"] > 0
 
 
 def test_what_a_catalogue_says_of_an_item_twice_in_a_step_is_learned_in_turn():
@@ -147,8 +152,9 @@ def test_what_a_catalogue_says_of_an_item_twice_in_a_step_is_learned_in_turn():
     items, features = [item for item, _ in said], [of_item for _, of_item in said]
 
     def work(group):
-        learner = Learner(dim=16, cache_size=32, ranker_events=16, hash_slots=64, item_features=("kind",))
-        learner.group = group
+        learner = LockstepLearner(
+            LearnerSettings(dim=16, cache_size=32, ranker_events=16, hash_slots=64, item_features=("kind",)), group
+        )
         nothing = [None] * len(said)
         events = MicroBatch([NO_USER] * len(said), items, [1.0] * len(said), nothing, features)
         for stretch in learner.split_catalogue_events(own_batch({1: events}, group)):
@@ -156,11 +162,11 @@ def test_what_a_catalogue_says_of_an_item_twice_in_a_step_is_learned_in_turn():
         return learner
 
     for learner in run_ranks(2, PARTS, work):
-        assert sorted(learner.items.ids) == ["back", "both"]
-        assert learner.titles.of(learner.items.row_of("both")) == "later"
-        assert learner.titles.of(learner.items.row_of("back")) is None
-        kinds = learner.categories["item"]["kind"]
-        codes = learner.trainer.model.item.codes(learner.items.known(["both", "back"]))[:, 0]
+        assert sorted(learner.state.items.ids) == ["back", "both"]
+        assert learner.state.titles.of(learner.state.items.row_of("both")) == "later"
+        assert learner.state.titles.of(learner.state.items.row_of("back")) is None
+        kinds = learner.state.categories["item"]["kind"]
+        codes = learner.state.trainer.model.item.codes(learner.state.items.known(["both", "back"]))[:, 0]
         assert [kinds.id_of(code) for code in codes.tolist()] == ["k1", "k4"]
 
 
@@ -183,16 +189,14 @@ def test_the_gradient_of_parts_is_that_of_the_whole_batch():
 
 
 def _one_step(group, step):
-    learner = Learner(dim=16, cache_size=32, ranker_events=16, hash_slots=64)
-    learner.group = group
+    learner = LockstepLearner(LearnerSettings(dim=16, cache_size=32, ranker_events=16, hash_slots=64), group)
     learner.learn_batch(own_batch(step, group))
     return learner
 
 
 def test_users_in_several_partitions_are_noticed_whichever_ranks_read_them(caplog):
     def work(group, keyed):
-        learner = Learner(dim=4, cache_size=8, rerank=False, hash_slots=64)
-        learner.group = group
+        learner = LockstepLearner(LearnerSettings(dim=4, cache_size=8, rerank=False, hash_slots=64), group)
         for partition in (0, 1):  # of rank 0 and of rank 1
             users = [f"u{k}.{partition * keyed}" for k in range(1000)]
             nothing = [None] * 1000

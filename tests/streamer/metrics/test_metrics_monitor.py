@@ -71,7 +71,7 @@ class TestAfterARun:
     def test_batches_and_steps_are_counted(self, ended):
         assert value(ended, "streamer_batch_events_sum") == ended.pipeline.accounting.trained
         assert value(ended, "streamer_batch_age_seconds_count") == value(ended, "streamer_batch_events_count")
-        assert value(ended, "streamer_steps_total") == ended.learner.trainer.steps
+        assert value(ended, "streamer_steps_total") == ended.learner.state.trainer.steps
         assert value(ended, "streamer_batch_age_seconds_sum") > 0
 
     def test_delays_are_those_of_the_events_own_time(self, ended):
@@ -82,7 +82,7 @@ class TestAfterARun:
         assert mean == pytest.approx(value(ended, "streamer_event_delay_seconds"), rel=1e-3)
 
     def test_each_phase_was_timed(self, ended):
-        steps = ended.learner.trainer.steps
+        steps = ended.learner.state.trainer.steps
         counts = {p: value(ended, "streamer_phase_seconds_count", phase=p) for p in ("rank", "step")}
         assert counts == {"rank": steps, "step": steps}
         for phase in ("poll", "decode", "checkpoint"):
@@ -94,8 +94,12 @@ class TestAfterARun:
     def test_learning_is_what_the_line_says(self, ended):
         status = ended.pipeline.status
         assert value(ended, "streamer_loss") == pytest.approx(status.loss)
-        assert value(ended, "streamer_users") == len(ended.learner.users) == value(ended, "streamer_new_users_total")
-        assert value(ended, "streamer_items") == len(ended.learner.items) == value(ended, "streamer_new_items_total")
+        assert (
+            value(ended, "streamer_users") == len(ended.learner.state.users) == value(ended, "streamer_new_users_total")
+        )
+        assert (
+            value(ended, "streamer_items") == len(ended.learner.state.items) == value(ended, "streamer_new_items_total")
+        )
         for name in ("model", "most-popular"):
             figure = ended.prequential.figure(name).recent
             assert value(ended, "streamer_prequential_hit_rate", recommender=name, k="10") == figure
@@ -136,7 +140,7 @@ class TestAfterARun:
         assert sum(bands) == pytest.approx(1)
         tops = [value(ended, "streamer_cache_top_slot_share", rank=str(k)) for k in range(1, 11)]
         assert tops == sorted(tops, reverse=True)
-        assert 0 < value(ended, "streamer_popularity_items") <= len(ended.learner.items)
+        assert 0 < value(ended, "streamer_popularity_items") <= len(ended.learner.state.items)
         assert value(ended, "streamer_popularity_hash_log_error") >= 0
         assert 0 <= value(ended, "streamer_popularity_hash_collision_share") <= 1
 
@@ -171,7 +175,7 @@ class TestAfterARun:
 
     def test_no_id_of_a_user_or_item_is_in_the_exposition(self, ended):
         text = generate_latest(ended.monitor.registry).decode()
-        assert all(f'"{name}"' not in text for name in [*ended.learner.users.ids, *ended.learner.items.ids])
+        assert all(f'"{name}"' not in text for name in [*ended.learner.state.users.ids, *ended.learner.state.items.ids])
 
 
 class Recording(Instruments):
@@ -338,10 +342,12 @@ class TestStates:
         learner, caches = monitor._learner, []
         for start in (0, 16, 32):
             monitor.learned(learner.learn_batch(micro_batch(events(64)[start : start + 16])))
-            caches.append(learner.cache)
+            caches.append(learner.state.cache)
         monitor.refreshed(Status())
         assert monitor.sampler_report.turnover == pytest.approx(turnover(caches[1], caches[2]))
-        assert monitor.sampler_report.slot_bands == pytest.approx(list(composition(learner.cache, learner.item_counts)))
+        assert monitor.sampler_report.slot_bands == pytest.approx(
+            list(composition(learner.state.cache, learner.state.item_counts))
+        )
 
 
 def test_a_line_without_checkpoints_and_evaluation_can_be_watched():
@@ -361,7 +367,7 @@ def test_ready_follows_a_line_that_waits_and_trains():
     until(lambda: health.ready().ok, step=lambda: line.pipeline.step(0.01))
     assert health.ready().reason == "caught up"
     append(line.log, records(40))
-    until(lambda: line.learner.trainer.steps > 0, step=lambda: line.pipeline.step(0.05))
+    until(lambda: line.learner.state.trainer.steps > 0, step=lambda: line.pipeline.step(0.05))
     assert health.ready().ok
     line.pipeline.close()
     assert not health.ready().ok

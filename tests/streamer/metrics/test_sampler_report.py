@@ -84,57 +84,57 @@ def test_a_curve_of_more_ranks_than_points_keeps_the_mass():
 
 
 def test_bands_are_those_of_the_composition(learner):
-    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
-    assert report.slot_bands == pytest.approx(list(composition(learner.cache, learner.item_counts)))
+    report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
+    assert report.slot_bands == pytest.approx(list(composition(learner.state.cache, learner.state.item_counts)))
     assert min(report.slot_bands) > 0
 
 
 def test_deciles_are_those_of_a_walk_along_the_items(learner):
-    counts = learner.item_counts.counts(np.arange(learner.item_counts.size))
+    counts = learner.state.item_counts.counts(np.arange(learner.state.item_counts.size))
     walked, before = np.zeros(10), 0.0
-    slots = Counter(learner.cache.tolist())
+    slots = Counter(learner.state.cache.tolist())
     for row in sorted(range(len(counts)), key=lambda r: (-counts[r], r)):
         walked[sum(before / counts.sum() >= edge for edge in DECILES)] += slots[row]
         before += counts[row]
-    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
-    assert report.slot_deciles == pytest.approx(list(walked / len(learner.cache)))
+    report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
+    assert report.slot_deciles == pytest.approx(list(walked / len(learner.state.cache)))
 
 
 def test_shares_of_what_was_resampled_sum_to_one_and_follow_occurrence(learner):
-    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
+    report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
     assert sum(report.occurrence_deciles) == pytest.approx(1)
     assert sum(report.occurrence_bands) == pytest.approx(1)
-    ranking = Ranking.of(learner.item_counts)
-    ours = learner.occurrence.values(ranking.order)
+    ranking = Ranking.of(learner.state.item_counts)
+    ours = learner.state.occurrence.values(ranking.order)
     assert report.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
 
 
 def test_a_batch_drawn_by_popularity_diverges_less_than_one_of_the_tail(learner):
-    ranking, rng = Ranking.of(learner.item_counts), np.random.default_rng(0)
+    ranking, rng = Ranking.of(learner.state.item_counts), np.random.default_rng(0)
     alike = ranking.order[rng.choice(len(ranking.counts), 2000, p=ranking.counts / ranking.counts.sum())]
     reporter = SamplerReporter(learner)
-    assert reporter.report(learner.cache, alike).divergence["batch"] < 0.02
-    assert reporter.report(learner.cache, ranking.order[-40:]).divergence["batch"] > 1
+    assert reporter.report(learner.state.cache, alike).divergence["batch"] < 0.02
+    assert reporter.report(learner.state.cache, ranking.order[-40:]).divergence["batch"] > 1
 
 
 def test_overlap_is_the_share_of_slots_whose_item_is_in_the_batch(learner):
-    batch = np.unique(learner.cache)[:7]
-    expected = sum(item in batch for item in learner.cache) / len(learner.cache)
-    assert SamplerReporter(learner).report(learner.cache, batch).overlap == pytest.approx(expected)
+    batch = np.unique(learner.state.cache)[:7]
+    expected = sum(item in batch for item in learner.state.cache) / len(learner.state.cache)
+    assert SamplerReporter(learner).report(learner.state.cache, batch).overlap == pytest.approx(expected)
 
 
 def test_top_items_hold_the_most_slots_under_their_ids(learner):
-    report = SamplerReporter(learner).report(learner.cache, learner.cache[:5])
-    slots = Counter(learner.items.id_of(row) for row in learner.cache.tolist())
+    report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
+    slots = Counter(learner.state.items.id_of(row) for row in learner.state.cache.tolist())
     assert [top.slots for top in report.top] == sorted(slots.values(), reverse=True)[:10]
     assert all(slots[top.item] == top.slots for top in report.top)
-    counts = {item: learner.item_counts.counts(rows([k]))[0] for k, item in enumerate(learner.items.ids)}
+    counts = {item: learner.state.item_counts.counts(rows([k]))[0] for k, item in enumerate(learner.state.items.ids)}
     for top in report.top:
         assert sum(count > counts[top.item] for count in counts.values()) < top.popularity_rank
 
 
 def test_rows_that_nobody_has_counted_are_in_no_stratum(learner):
-    ranking = Ranking.of(learner.item_counts)
+    ranking = Ranking.of(learner.state.item_counts)
     some = rows([0, 1, 2, 3])
     beyond = rows([0, 1, 10_000, 2, 3])
     assert ranking.shares_of(beyond, DECILES).tolist() == ranking.shares_of(some, DECILES).tolist()
@@ -145,7 +145,7 @@ def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, mon
     reporter = SamplerReporter(learner, lambda: now[0])
     for at, cache, expected in [(100, [1, 2], 0), (110, [1, 1, 2, 3], 7.5), (120, [3], 10), (130, [1, 3], 10)]:
         now[0] = at
-        monkeypatch.setattr(learner, "cache", rows(cache))
+        monkeypatch.setattr(learner.state, "cache", rows(cache))
         assert reporter.report(rows([]), rows([0])).age_s == pytest.approx(expected)
 
 
@@ -158,6 +158,6 @@ def test_a_learner_that_knows_nothing_can_be_looked_at():
 def test_a_method_without_cache_has_none():
     learner = Learner(small("bir"))
     learn_all(learner, events(64))
-    report = SamplerReporter(learner).report(learner.cache, rows([0, 1]))
+    report = SamplerReporter(learner).report(learner.state.cache, rows([0, 1]))
     assert report.slots == report.distinct == report.turnover == report.overlap == 0
     assert sum(report.occurrence_bands) == pytest.approx(1)

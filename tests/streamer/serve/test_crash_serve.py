@@ -73,7 +73,11 @@ class Served:
         """Whether every event that was written is learned and served."""
         status = self.ask("status") or {}
         known = Learner.load(self.directory / "checkpoints") if status.get("ready") else None
-        return known is not None and known.item_counts.total == self.written and known.trainer.steps == status["step"]
+        return (
+            known is not None
+            and known.state.item_counts.total == self.written
+            and known.state.trainer.steps == status["step"]
+        )
 
 
 @pytest.fixture
@@ -88,7 +92,7 @@ def assert_equal(served: Served) -> None:
         wanted = recommender.recommend([recommender.user(user)], 10, exclude_seen=True)[0]
         answer = served.ask(f"users/{user}/recommendations")
         assert [found["item"] for found in answer["items"]] == [best.item for best in wanted]
-        assert answer["step"] == learner.trainer.steps
+        assert answer["step"] == learner.state.trainer.steps
 
 
 def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(served):
@@ -138,7 +142,10 @@ def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_appli
             wanted = {f"n{n}": f"Number {n}" for n in range(90) if n % 3}
             wait_until(lambda: titles(served) == wanted, "the catalogue")
             learner = Learner.load(served.directory / "checkpoints")
-            described = {learner.items.id_of(row): learner.titles.of(row) for row in learner.cold_items.tolist()}
+            described = {
+                learner.state.items.id_of(row): learner.state.titles.of(row)
+                for row in learner.state.cold_items.tolist()
+            }
             assert described == wanted
             assert_equal(served)
 

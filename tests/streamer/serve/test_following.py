@@ -78,7 +78,7 @@ def test_an_answer_says_its_generation_step_and_age(pair):
     trainer.learn(STREAM[:100])
     server.reach(trainer)
     about = server.service.about()
-    assert (about["generation"], about["step"]) == (1, trainer.learner.trainer.steps)
+    assert (about["generation"], about["step"]) == (1, trainer.learner.state.trainer.steps)
     assert 0 <= about["age_s"] < 60
     wait_until(lambda: server.service.ready()[0], "readiness")
 
@@ -121,7 +121,7 @@ def test_a_trainer_that_resumed_from_an_older_checkpoint_is_followed(pair, tmp_p
     again = Trainer(tmp_path / "points", Learner.load(tmp_path / "older"))
     again.learn(events(32, seed=9))
     server.reach(again)
-    assert server.step == (2, again.learner.trainer.steps)
+    assert server.step == (2, again.learner.state.trainer.steps)
     assert_equal(server.service, again.learner)
     again.close()
 
@@ -175,7 +175,7 @@ class TestDamage:
         server.reach(trainer)
         before = {user: served(server.service, user) for user in USERS}
         server.close()
-        served_at[trainer.learner.trainer.steps] = before
+        served_at[trainer.learner.state.trainer.steps] = before
         trainer.learn(STREAM[300:400])
         damage(points / "00000001" / "delta-2")
         server.follower = type(server.follower)(server.service, server.follower._reader)

@@ -49,7 +49,7 @@ def client(trainer) -> Iterator[Client]:
 def test_a_user_gets_what_recommend_says_with_generation_step_and_age(client, trainer):
     answer = client.get("/users/u3/recommendations?k=7")
     assert [(found["item"], found["score"]) for found in answer["items"]] == said(trainer.learner, "u3", 7)
-    assert (answer["generation"], answer["step"]) == (1, trainer.learner.trainer.steps)
+    assert (answer["generation"], answer["step"]) == (1, trainer.learner.state.trainer.steps)
     assert answer["known"]
     assert answer["age_s"] >= 0
     had = {item for user, item in STREAM if user == "u3"}
@@ -120,7 +120,7 @@ def test_what_a_user_did_a_moment_ago_counts_before_it_is_learned(client, traine
     now = time.time()
     log.append(TOPIC, [(b"u3", encode("u3", f"i{n}", now + n), round(now * 1000)) for n in (7, 8)])
     wait_until(lambda: client.get("/users/u3/recommendations")["recent"][:2] == ["i8", "i7"], "seeing")
-    assert client.get("/users/u3/recommendations")["step"] == trainer.learner.trainer.steps
+    assert client.get("/users/u3/recommendations")["step"] == trainer.learner.state.trainer.steps
     assert client.get("/status")["events_not_learned"] == 2
     assert not {"i7", "i8"} & set(client.items("u3", "k=50"))
     trainer.learner.learn([("u3", "i7", now + 7), ("u3", "i8", now + 8)])

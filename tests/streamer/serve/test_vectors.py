@@ -50,15 +50,15 @@ def test_an_index_finds_what_scoring_all_items_finds_also_of_what_changed_since(
 def test_kept_vectors_give_what_computing_them_gives(settings):
     learner = Learner(small(**settings))
     learn_all(learner, STREAM[:2000], batch_size=200)
-    kept, slow = KeptVectors(learner.trainer), Retriever(learner.trainer)
-    kept.renew(np.arange(learner.items.size), learner.items.size)
-    users = np.array([3, 7, 3, learner.users.size])  # one of them twice, and one that is new
-    recent = learner.recent_items(learner.recent.of(users))
+    kept, slow = KeptVectors(learner.state.trainer), Retriever(learner.state.trainer)
+    kept.renew(np.arange(learner.state.items.size), learner.state.items.size)
+    users = np.array([3, 7, 3, learner.state.users.size])  # one of them twice, and one that is new
+    recent = learner.candidates.recent_items(learner.state.recent.of(users))
     first, items = np.array([0, 5, 6, 6, 40]), np.random.default_rng(0).integers(0, 500, 40).astype(np.int32)
     for _ in range(2):  # the second time from what was kept of the first
         np.testing.assert_allclose(kept.queries(users, recent), slow.queries(users, recent), rtol=1e-5, atol=1e-6)
         found = kept.similarities(users, recent, first, items)
         np.testing.assert_allclose(found, slow.similarities(users, recent, first, items), rtol=1e-4, atol=1e-5)
     learn_all(learner, STREAM[2000:2200], batch_size=200)
-    kept.renew(np.arange(learner.items.size), learner.items.size)
+    kept.renew(np.arange(learner.state.items.size), learner.state.items.size)
     np.testing.assert_allclose(kept.queries(users, recent), slow.queries(users, recent), rtol=1e-5, atol=1e-6)

@@ -29,30 +29,30 @@ def learner():
 
 
 def all_rows(learner):
-    return {kind: learner.used(kind) for kind in learner.kinds()}
+    return {kind: learner.state.used(kind) for kind in learner.state.kinds()}
 
 
 def copy_of(learner):
     copied = Learner(learner.settings)
-    copied.restore(learner.chunks(), *learner.dense())
+    copied.state.restore(learner.state.chunks(), *learner.state.dense())
     return copied
 
 
 @pytest.mark.parametrize("slices", [0, 1, 7])
 def test_what_is_learned_meanwhile_is_not_in_it(learner, slices):
-    before, dense, capture = copy_of(learner), learner.dense(), Capture(learner, all_rows(learner))
+    before, dense, capture = copy_of(learner), learner.state.dense(), Capture(learner.state, all_rows(learner))
     for k in range(8):
         for _ in range(slices):
             capture.copy_slice()
         learner.learn_batch(micro_batch(events(16, seed=k, users=60, items=90)))  # known ids, and new ones
     capture.finish()
     restored = Learner(learner.settings)
-    restored.restore(capture.chunks(), *dense)
+    restored.state.restore(capture.chunks(), *dense)
     assert_same_learner(restored, before)
 
 
 def test_each_row_is_copied_once(learner):
-    capture = Capture(learner, all_rows(learner))
+    capture = Capture(learner.state, all_rows(learner))
     for k in range(4):
         capture.copy_slice()
         learner.learn_batch(micro_batch(events(16, seed=k)))
@@ -63,15 +63,15 @@ def test_each_row_is_copied_once(learner):
 
 def test_training_copies_nothing_more_for_one_that_is_over(learner):
     for end in (Capture.finish, Capture.abandon):
-        capture = Capture(learner, all_rows(learner))
+        capture = Capture(learner.state, all_rows(learner))
         end(capture)
         capture.close()
-        assert learner.changes.before_write == []
+        assert learner.state.changes.before_write == []
 
 
 def test_no_more_is_copied_than_is_written(learner, monkeypatch):
     monkeypatch.setattr(capture_module, "MAX_QUEUED_BYTES", 1000)
-    capture = Capture(learner, all_rows(learner))
+    capture = Capture(learner.state, all_rows(learner))
     capture.advance(60.0)
     assert not capture.is_over, "nobody writes"
     chunks = capture.chunks()
@@ -83,29 +83,31 @@ def test_no_more_is_copied_than_is_written(learner, monkeypatch):
     writer.start()
     capture.finish()
     writer.join()
-    rows = {kind: sum(len(c.rows) for c in [first, *written] if c.kind == kind) for kind in learner.kinds()}
-    assert rows == {kind: len(learner.rows(kind)) for kind in learner.kinds()}
+    rows = {kind: sum(len(c.rows) for c in [first, *written] if c.kind == kind) for kind in learner.state.kinds()}
+    assert rows == {kind: len(learner.state.rows(kind)) for kind in learner.state.kinds()}
 
 
 def test_rows_are_copied_until_the_time_between_two_steps_is_over(learner, monkeypatch):
-    now, take = [0.0], learner.take
+    now, take = [0.0], learner.state.take
 
     def take_a_second(*arguments):
         now[0] += 1.0
         return take(*arguments)
 
-    monkeypatch.setattr(learner, "take", take_a_second)
-    capture = Capture(learner, all_rows(learner), clock=lambda: now[0])
+    monkeypatch.setattr(learner.state, "take", take_a_second)
+    capture = Capture(learner.state, all_rows(learner), clock=lambda: now[0])
     capture.advance(3.0)
     assert (now[0], capture.is_over) == (3.0, False)
     capture.seconds = 0.0
-    learner.changes.mark("items", np.array([learner.items.size - 1]))  # a step that writes a row copies it before
+    learner.state.changes.mark(
+        "items", np.array([learner.state.items.size - 1])
+    )  # a step that writes a row copies it before
     capture.advance(3.0)
     assert now[0] == 6.0, "what the step has copied counts"
 
 
 def test_whoever_writes_one_that_is_abandoned_gets_an_error(learner):
-    capture = Capture(learner, all_rows(learner))
+    capture = Capture(learner.state, all_rows(learner))
     chunks = capture.chunks()
     capture.copy_slice()
     next(chunks)
@@ -116,9 +118,9 @@ def test_whoever_writes_one_that_is_abandoned_gets_an_error(learner):
 
 
 def test_one_whose_rows_cannot_be_copied_is_never_whole(learner, monkeypatch):
-    capture = Capture(learner, all_rows(learner))
+    capture = Capture(learner.state, all_rows(learner))
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "take", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        patch.setattr(learner.state, "take", lambda *_: (_ for _ in ()).throw(MemoryError()))
         with pytest.raises(MemoryError):
             learner.learn_batch(micro_batch(events(16)))
     capture.finish()

@@ -66,7 +66,7 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 19))
     def delete(self, which: int) -> None:
-        self.learner.retire_items(self.learner.items.ids[which : which + 1])
+        self.learner.eviction.retire_items(self.learner.state.items.ids[which : which + 1])
 
     @rule()
     def save(self) -> None:
@@ -180,6 +180,6 @@ def test_what_is_retired_after_a_save_is_gone_in_the_next_and_not_in_that():
         machine.finish()
         paths = CheckpointStore(machine.directory, readonly=True).list()
         assert [path.suffix for path in paths] == [".base", ".delta"]
-        assert {kind for kind, _ in machine.learner.evicted} == {"users", "items"}
+        assert {kind for kind, _ in machine.learner.eviction.evicted} == {"users", "items"}
     finally:
         machine.teardown()

@@ -1,0 +1,174 @@
+"""Features of users and items, as events and the catalogue give them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.event import TITLE
+from streamer.event import Features as EventFeatures
+from streamer.ingest.batcher import MicroBatch
+from streamer.learner.eviction import Eviction
+from streamer.learner.state import State
+from streamer.model.batch import Floats, Rows
+from streamer.model.rows.by_rows import Arrays
+
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+_TRUTH = {"true": 1.0, "false": 0.0}
+
+FeatureColumn = Sequence[EventFeatures | None]
+"""Of each event, what it says of its user or its item."""
+
+
+class RowFeatures(NamedTuple):
+    """Features as the towers keep them, one line a row; each row occurs once."""
+
+    rows: Rows
+    codes: Rows
+    """[n, C] categories, 0 where none is given."""
+    numbers: Floats
+    """[n, N], NaN where none is given."""
+
+    def only(self, chosen: NDArray[np.bool_]) -> RowFeatures:
+        """Those of some rows."""
+        return RowFeatures(self.rows[chosen], self.codes[chosen], self.numbers[chosen])
+
+
+class Features:
+    """Keeps the features that the model uses; what an event does not say stays as it
+    was.
+
+    Args:
+        state: what is learned.
+        eviction: retires items that the catalogue deletes.
+    """
+
+    def __init__(self, state: State, eviction: Eviction) -> None:
+        self._state = state
+        self._eviction = eviction
+
+    def learn_catalogue(self, batch: MicroBatch) -> None:
+        """Take in catalogue events of distinct items: retire those that are deleted,
+        create and describe the others.
+
+        An item without any feature waits for its first interaction. Until then, the
+        vector of a described item is that of its features: its id adds nothing.
+        """
+        state = self._state
+        self._eviction.evict()
+        features = batch.item_features or [None] * len(batch)
+        deleted = [k for k, given in enumerate(features) if given is None]
+        self._eviction.retire_items([batch.items[k] for k in deleted])
+
+        described = [k for k, given in enumerate(features) if given]
+        if not described:
+            return
+        state.clock.tick(state.event_times(batch))
+        rows = state.rows_of("items", [batch.items[k] for k in described])
+        state.mark_seen("items", rows)
+        given = [features[k] or {} for k in described]
+        self.set("item", rows, given)
+        titles = {}
+        for row, of_item in zip(rows.tolist(), given, strict=True):
+            if TITLE in of_item:
+                titles[row] = str(of_item[TITLE])
+        state.titles.set(titles)
+
+        state.find_cold_items(rows)
+        model = state.trainer.model
+        if model.item.settings.ids:
+            model.tables["item.id"].begin_at_zero(rows[state.are_cold(rows)])
+
+    def set(self, side: str, rows: Rows, features: FeatureColumn | None) -> None:
+        """Remember what events say of the rows of a side, "user" or "item"."""
+        if features is not None and self.are_used(side):
+            self.put(side, self.of_rows(side, rows, features))
+
+    def are_used(self, side: str) -> bool:
+        """Whether the tower of a side has any feature."""
+        wanted = getattr(self._state.trainer.model, side).settings
+        return bool(wanted.categorical or wanted.numeric)
+
+    def of_rows(self, side: str, rows: Rows, features: FeatureColumn) -> RowFeatures:
+        """Features that events give to rows; of two events, the later one counts. New
+        categories get a code.
+        """
+        wanted = getattr(self._state.trainer.model, side).settings
+        by_row = _merged(rows, features)
+        given = list(by_row.values())
+        codes = np.zeros((len(given), len(wanted.categorical)), np.int64)
+        numbers = np.full((len(given), len(wanted.numeric)), np.nan, np.float32)
+        for c, name in enumerate(wanted.categorical):
+            at = [k for k, of_row in enumerate(given) if of_row.get(name, "") != ""]
+            values = [str(given[k][name]) for k in at]
+            codes[at, c] = self._codes(f"{side}.{name}", values)
+        for c, name in enumerate(wanted.numeric):
+            numbers[:, c] = [_number(of_row.get(name, math.nan)) for of_row in given]
+        return RowFeatures(np.fromiter(by_row, np.int64, len(by_row)), codes, numbers)
+
+    def _codes(self, kind: str, values: list[str]) -> Rows:
+        state = self._state
+        return state.vocabulary(kind).rows(
+            values, lambda free: state.changes.mark(kind, free)
+        )
+
+    def put(self, side: str, given: RowFeatures, sample: Floats | None = None) -> None:
+        """Remember the features of rows.
+
+        Args:
+            side: "user" or "item".
+            given: by `of_rows`.
+            sample: numbers that the scale of each feature learns from, if they are not
+                those of the rows.
+        """
+        tower = getattr(self._state.trainer.model, side)
+        known = tower.codes(given.rows)
+        codes = np.where(given.codes > 0, given.codes, known)
+        tower.features.set(given.rows, codes, given.numbers, sample)
+
+    def mark_categories_seen(self, side: str, codes: Rows) -> None:
+        """Note that events have these categories [B, C]."""
+        names = self._state.categories[side]
+        for name, of_feature in zip(names, codes.T, strict=True):
+            self._state.mark_seen(f"{side}.{name}", of_feature[of_feature > 0])
+
+    def of_session(self, features: EventFeatures) -> Arrays:
+        """Features of a user who has no row, as those of a row; unknown categories are
+        left out.
+        """
+        wanted = self._state.settings.user_tower
+        numbers = [_number(features.get(name, math.nan)) for name in wanted.numeric]
+        codes = []
+        for name in wanted.categorical:
+            vocabulary = self._state.categories["user"][name]
+            codes.append(vocabulary.row_of(str(features.get(name, ""))) or 0)
+        given = np.array([numbers], np.float32).reshape(1, -1)
+        return {
+            "codes": np.array([codes], np.int64).reshape(1, -1),
+            "numbers": np.nan_to_num(given),
+            "known": ~np.isnan(given),
+        }
+
+
+def _merged(rows: Rows, features: FeatureColumn) -> dict[int, EventFeatures]:
+    """What the events of a batch say of each row; the later event wins."""
+    by_row: dict[int, EventFeatures] = {}
+    for row, given in zip(rows.tolist(), features, strict=True):
+        if given:
+            by_row.setdefault(row, {}).update(given)
+    return by_row
+
+
+def _number(value: str | float) -> float:
+    """A feature as a number that a float32 holds; NaN if it is not one. Integers are
+    text: they may be categories.
+    """
+    try:
+        number = float(_TRUTH.get(value, value))  # type: ignore[arg-type]
+    except ValueError:
+        return math.nan
+    return number if abs(number) <= LARGEST_NUMBER else math.nan
