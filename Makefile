@@ -3,7 +3,7 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --compile-bytecode --build-constraint constraints.txt
-SOURCES := streamer model cache_store replay tests benchmarks docker docs examples
+SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test lint format docs bench soak clean

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import runpy
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -152,21 +151,14 @@ def test_rates_are_taken_of_counters_and_quantiles_of_histograms(expression: Exp
         assert name in CATALOGUE or CATALOGUE[re.sub(r"_(bucket|sum|count)$", "", name)].kind == "histogram"
 
 
-def test_every_metric_is_drawn():
-    variables = [variable["definition"] for variable in deployment.dashboard()["templating"]["list"]]
-    asked = [*(expression.text for expression in deployment.drawn()), *variables]
-    assert CATALOGUE.keys() - {name for text in asked for name in deployment.metrics_of(text)} == set()
-
-
 # the dashboard --------------------------------------------------------------------------------------------------------
 
 PANELS = [panel for panel in deployment.dashboard()["panels"] if panel["type"] != "row"]
 
 
-def test_the_dashboard_is_what_its_source_says():
-    written = runpy.run_path(str(deployment.DOCKER / "grafana" / "dashboard.py"))["text"]()
-    message = "run `python docker/grafana/dashboard.py`"
-    assert (deployment.DOCKER / "grafana" / "dashboards" / "streamer.json").read_text() == written, message
+def test_a_person_can_take_the_dashboard_in():
+    assert 25 <= len(PANELS) <= 35
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
 
 
 def test_queries_of_the_dashboard_are_promql(promtool: Promtool, tmp_path: Path):
