@@ -2,4 +2,5 @@
 
 from streamer.cli.main import main
 
-main()
+if __name__ == "__main__":  # processes of `--trainers` import this module, too
+    main()

@@ -27,10 +27,9 @@ import click
 import streamer
 from streamer.build import build_pipeline
 from streamer.cli.options import GroupedCommand, option, settings_options
-from streamer.cli.run import stop_on_signals, watching
+from streamer.cli.run import is_rank, launch, rank, stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
-from streamer.lockstep.launch import other_ranks
 from streamer.model.setting import Settings, setting
 from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
@@ -62,7 +61,7 @@ class DemoSettings(Settings):
     seed: int = setting(0, "Seed of the stream.", at_least=0)
     trainers: int = setting(
         1,
-        "Number of processes that train the model, in lockstep.",
+        "Number of processes that train the model together.",
         at_least=1,
         at_most=4,
     )
@@ -116,6 +115,14 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
         if settings.data_dir
         else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
     )
+    if settings.trainers > 1 and not is_rank():
+        arguments = [*sys.argv[1:], "--data-dir", str(directory)]
+        sys.exit(
+            launch(settings.trainers, arguments, settings.log_format, restart=False)
+        )
+    if rank():
+        train(demo_settings(settings, directory))
+        return
     source = f"a made-up stream in {directory}"
     with (
         watching(source, settings.metrics_host, settings.metrics_port) as watch,
@@ -172,16 +179,8 @@ def run_demo(
         ):
             stop("time")
 
-    # 1. the trainer, as `streamer run` builds it; the others of a group, if there are
-    # any
-    others = contextlib.ExitStack()
-    run_settings = demo_settings(directory, settings.events, serve=settings.serve)
-    if settings.trainers > 1:
-        run_settings = replace(
-            run_settings, trainers=settings.trainers, group_timeout_s=START_S
-        )
-        others.enter_context(other_ranks(settings.trainers, _run_command(run_settings)))
-    pipeline = build_pipeline(run_settings)
+    # 1. the trainer, as `streamer run` builds it
+    pipeline = build_pipeline(demo_settings(settings, directory))
     pipeline.on_status = on_status
     url = watch(pipeline)
     if url is not None and (
@@ -194,7 +193,7 @@ def run_demo(
     on_status(pipeline.status)
     # 2. the writer, and the server if one is wanted, are processes of their own, while
     # we learn
-    with others, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         why = {}
         for part, arguments in children(settings, directory).items():
             why[part] = stack.enter_context(
@@ -224,16 +223,26 @@ def run_demo(
     }
 
 
-def demo_settings(directory: Path, events: int, *, serve: bool = False) -> RunSettings:
+def train(settings: RunSettings) -> None:
+    """Train beside the process that shows the demo, which also ends it."""
+    pipeline = build_pipeline(settings)
+    stop_on_signals(pipeline.stop)
+    pipeline.run()
+
+
+def demo_settings(settings: DemoSettings, directory: Path) -> RunSettings:
     """The defaults of `streamer run`, whatever the environment says."""
-    settings = RunSettings(
-        data_dir=directory, topics=(TOPIC,), max_events=events, checkpoint_every_s=10.0
+    found = RunSettings(
+        data_dir=directory,
+        topics=(TOPIC,),
+        max_events=settings.events,
+        checkpoint_every_s=10.0,
     )
-    return (
-        replace(settings, max_events=None, publish_dir=directory / "points")
-        if serve
-        else settings
-    )
+    if settings.serve:
+        found = replace(found, max_events=None, publish_dir=directory / "points")
+    if settings.trainers > 1:
+        found = replace(found, trainers=settings.trainers, group_timeout_s=START_S)
+    return found
 
 
 def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
@@ -253,22 +262,6 @@ def _options(values: Mapping[str, object]) -> list[str]:
     return [
         text for name, value in values.items() for text in (f"--{name}", str(value))
     ]
-
-
-def _run_command(settings: RunSettings) -> list[str]:
-    """What the other ranks of a group run."""
-    options = {
-        "data-dir": settings.data_dir,
-        "topic": TOPIC,
-        "max-events": settings.max_events,
-        "checkpoint-every": settings.checkpoint_every_s,
-        "trainers": settings.trainers,
-        "group-timeout": settings.group_timeout_s,
-    }
-    arguments = [
-        text for name, value in options.items() for text in (f"--{name}", str(value))
-    ]
-    return [sys.executable, "-m", "streamer", "run", *arguments]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from streamer.cli.options import COMMON, GroupedCommand, option, settings_options
-from streamer.lockstep.launch import Launcher, is_rank, rank
 from streamer.settings import RunSettings
 
 _OUTPUT = "Output"
@@ -78,7 +77,7 @@ def run(
     docs/settings.md lists them.
     """
     if (settings.trainers or 1) > 1 and not is_rank():
-        sys.exit(launch(settings.trainers or 1, log_format))
+        sys.exit(launch(settings.trainers or 1, sys.argv[1:], log_format))
     if is_rank() and settings.trainers is None:  # by torchrun
         settings = replace(settings, trainers=int(os.environ["WORLD_SIZE"]))
     from streamer.build import build_pipeline
@@ -101,13 +100,36 @@ def run(
         click.echo(json.dumps(summary))
 
 
-def launch(trainers: int, log_format: str) -> int:
-    """Run this same command as several processes; returns the exit code."""
+def is_rank() -> bool:
+    """Whether this process is one of several that train together, started by
+    `--trainers` or by torchrun.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in names)
+
+
+def rank() -> int:
+    """The rank of this process; 0 if it is alone."""
+    return int(os.environ["RANK"]) if is_rank() else 0
+
+
+def launch(
+    trainers: int, arguments: list[str], log_format: str, *, restart: bool = True
+) -> int:
+    """Run `streamer ARGUMENTS` as several processes; returns the exit code."""
     from streamer.display.reporting import make_handler
+    from streamer.lockstep.launch import launch_ranks
 
     logger = logging.getLogger("streamer")
     logger.addHandler(make_handler(log_format == "json"))
-    return Launcher(trainers, [sys.executable, "-m", "streamer", *sys.argv[1:]]).run()
+    return launch_ranks(trainers, _run_command, arguments, restart=restart)
+
+
+def _run_command(arguments: list[str]) -> None:
+    from streamer.cli.main import main
+
+    sys.argv = ["streamer", *arguments]
+    main()
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def test_hit_rates_of_the_model_and_the_best_baseline_are_reported(figures: dict
 
 def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path: Path):
     """The learner of the demo, with as many events of each batch ranked on every machine."""
-    settings = demo_settings(tmp_path, 1)
+    settings = demo_settings(DemoSettings(events=512), tmp_path)
     learner = Learner(settings.only(LearnerSettings))
     test = Prequential(learner, EventSampler(time_share=None), Tally(window=1000))
     chunks = iter(SyntheticStream())
@@ -210,7 +210,7 @@ def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
 
 def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("STREAMER_BATCH_SIZE", "7")
-    ours, defaults = demo_settings(tmp_path, 1000), RunSettings()
+    ours, defaults = demo_settings(DemoSettings(events=1000), tmp_path), RunSettings()
     changed = {name for name in RunSettings.all() if getattr(ours, name) != getattr(defaults, name)}
     assert changed == {"data_dir", "max_events", "checkpoint_every_s"}
 

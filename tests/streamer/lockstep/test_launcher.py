@@ -28,9 +28,11 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-def children(pid: int) -> list[int]:
+def ranks_of(pid: int) -> list[int]:
+    """The ranks that a launcher has started, without the helpers of multiprocessing."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
     except FileNotFoundError:
         return []
 
@@ -60,13 +62,13 @@ def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_
     store = CheckpointStore(tmp_path / "two", readonly=True)
     with start("two", 2, "--no-until-end") as launcher:
         pid = launcher.process.pid
-        launcher.wait_until(lambda: store.points() and len(children(pid)) == 2)
-        first = children(pid)
+        launcher.wait_until(lambda: store.points() and len(ranks_of(pid)) == 2)
+        first = ranks_of(pid)
         # 1. a rank is killed: both are started again, and go on where the manifest is
         os.kill(first[1], signal.SIGKILL)
         consumed = _consumed(store)
-        launcher.wait_until(lambda: len(children(pid)) == 2 and not set(first) & set(children(pid)))
-        second = children(pid)
+        launcher.wait_until(lambda: len(ranks_of(pid)) == 2 and not set(first) & set(ranks_of(pid)))
+        second = ranks_of(pid)
         launcher.wait_until(lambda: _consumed(store) > min(consumed, len(records) - 1))
         assert "start again from the last checkpoint" in launcher.said()
         # 2. the launcher is killed: nobody is left
@@ -83,19 +85,46 @@ def _consumed(store: CheckpointStore) -> int:
     return found.meta["accounting"]["consumed"] if found is not None else 0
 
 
+def launched(tmp_path: Path, trainers: int, script: str) -> tuple[int, list[str]]:
+    """The exit code of a launcher whose ranks run a script, and what each rank has written to its `file`."""
+    main = tmp_path / "launching.py"
+    main.write_text(
+        "import os, sys\n"
+        "def entry(path):\n"
+        "    file = open(path + os.environ['RANK'], 'a', buffering=1)\n"
+        f"    {script}\n"
+        "if __name__ == '__main__':\n"
+        "    from streamer.lockstep.launch import launch_ranks\n"
+        f"    sys.exit(launch_ranks({trainers}, entry, {str(tmp_path / 'rank')!r}))\n"
+    )
+    code = subprocess.run([sys.executable, main], check=False).returncode
+    return code, [path.read_text() for path in sorted(tmp_path.glob("rank?"))]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 2])
 def test_ranks_that_ended_well_or_with_wrong_settings_are_not_started_again(code, tmp_path):
-    script = f"import os, sys; open(sys.argv[1] + os.environ['RANK'], 'a').write('started '); sys.exit({code})"
-    command = [sys.executable, "-c", script, str(tmp_path / "rank")]
-    launch = f"import sys; from streamer.lockstep.launch import Launcher; sys.exit(Launcher(3, {command!r}).run())"
-    assert subprocess.run([sys.executable, "-c", launch], check=False).returncode == code
-    found = [(tmp_path / f"rank{rank}").read_text() for rank in range(3) if (tmp_path / f"rank{rank}").exists()]
-    assert max(text.count("started") for text in found) == 1  # one that is stopped may not have come to write it
+    ended, written = launched(tmp_path, 2, f"file.write('started '); sys.exit({code})")
+    assert ended == code
+    assert max(text.count("started") for text in written) == 1  # one that is stopped may not have come to write it
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_of_themselves_are_given_up(tmp_path):
-    script = "import sys; open(sys.argv[1], 'a').write('x'); sys.exit(1)"
-    command = [sys.executable, "-c", script, str(tmp_path / "started")]
-    launch = f"import sys; from streamer.lockstep.launch import Launcher; sys.exit(Launcher(1, {command!r}).run())"
-    assert subprocess.run([sys.executable, "-c", launch], check=False).returncode == 1
-    assert (tmp_path / "started").read_text() == "xxx"
+    assert launched(tmp_path, 1, "file.write('x'); sys.exit(1)") == (1, ["xxx"])
+
+
+@pytest.mark.slow
+def test_signals_reach_all_ranks_and_the_run_ends_well_after_the_last_checkpoint(tmp_path):
+    with EmbeddedLog(tmp_path) as log:
+        log.create_topic("interactions", 2)
+        log.append("interactions", [(b"u", encode(f"u{k % 9}", f"i{k % 7}", 1.0 + k), k) for k in range(500)])
+    where = ("--data-dir", tmp_path, "--checkpoint-dir", tmp_path / "checkpoints")
+    command = ["run", *where, *TINY, "--trainers", 2, "--max-age", 0.1, "--no-until-end"]
+    store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
+    with Command(command, tmp_path / "log") as launcher:
+        launcher.wait_until(lambda: "events" in launcher.said() and "lag 0" in launcher.said())
+        launcher.process.send_signal(signal.SIGTERM)
+        code, *_ = launcher.ended()
+        assert code == 0, launcher.said()
+    assert _consumed(store) == 500
