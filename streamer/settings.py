@@ -445,13 +445,13 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings(Settings):
-    """Several processes that train one model in lockstep."""
+    """Several processes that train one model together."""
 
     heading: ClassVar[str] = "Group"
 
     trainers: int | None = setting(
         None,
-        "Train with this many processes, in lockstep: the model is the same for any number.",
+        "Train with this many processes together: the model is the same for any number.",
         at_least=1,
         if_none="one, outside of any group",
         common=True,

@@ -119,7 +119,7 @@ class Record(Spec, frozen=True, kw_only=True):
     measures: list[Measure]
     curve: list[CurvePoint] = []
     composition: list[CurvePoint] = []
-    ranks: list[CurvePoint] = []
+    by_rank: list[CurvePoint] = msgspec.field(name="ranks", default=[])
     """Shares of `popularity` and `occurrence` of an item by its popularity `rank`,
     thinned out on a log axis.
     """

@@ -239,15 +239,15 @@ def _ranks(runs: Runs) -> list[str]:
     drawn = [
         (record, name)
         for record, name in runs
-        if any(p["occurrence"] for p in record.ranks)
+        if any(p["occurrence"] for p in record.by_rank)
     ]
     if not drawn:
         return []
     lines = [
-        (record.ranks, "occurrence", f"{name}: occurrence", "solid")
+        (record.by_rank, "occurrence", f"{name}: occurrence", "solid")
         for record, name in drawn
     ]
-    lines.append((drawn[0][0].ranks, "popularity", "popularity", "dot"))
+    lines.append((drawn[0][0].by_rank, "popularity", "popularity", "dot"))
     traces = [
         t
         for points, y, name, dash in lines

@@ -283,6 +283,6 @@ def run_one(
         measures=result.measures,
         curve=result.curve,
         composition=result.composition,
-        ranks=by_rank(result.popularity, result.occurrence),
+        by_rank=by_rank(result.popularity, result.occurrence),
         about=about,
     )

@@ -277,7 +277,7 @@ streamer_store_snapshots_total: Snapshots that the trainer wrote, after which th
 streamer_store_errors_total{store_reason}: Exchanges that failed, by reason.
 
 ## Group
-streamer_group_trainers: Trainers that train the model in lockstep; 0 if this one trains alone.
+streamer_group_trainers: Processes that train the model together; 0 if this one trains alone.
 streamer_group_partitions{trainer}: Partitions that a trainer reads.
 streamer_group_waiting_seconds_total{trainer}: Time that a trainer waited at the beginning of steps, until the slowest
     had come.

@@ -331,7 +331,7 @@ class TestReport:
         found = page(
             "Title",
             "## log\n\ntext\n\n| a | b |\n|---|---|\n| `x` | 1 |",
-            [record(curve=curve, ranks=ranks, composition=shares)],
+            [record(curve=curve, by_rank=ranks, composition=shares)],
         )
         assert not re.search(r"<(script|link|img)[^>]*(src|href)=", found)
         assert "<td>x</td><td>1</td>" in found
