@@ -15,17 +15,16 @@ touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from streamer.model.batch import Floats, Rows
 from streamer.model.device import in_host_memory
 from streamer.model.jit import njit_allocating, njit_borrowing
-from streamer.model.rows.tables import Table
+from streamer.model.rows.tables import EmbeddingTable
 
 BETA1 = 0.9
 BETA2 = 0.999
@@ -36,7 +35,7 @@ MAX_NORM = 10.0
 """
 
 
-def _bias_corrections(updates: int) -> NDArray[np.float32]:
+def _bias_corrections(updates: int) -> Floats:
     """[updates, 2] what Adam multiplies m and sqrt(v) by after t updates; constant to
     float32 after the last.
     """
@@ -49,20 +48,42 @@ def _bias_corrections(updates: int) -> NDArray[np.float32]:
 _CORRECTIONS = _bias_corrections(1 << 15)
 
 
-class RowOptimizer(Protocol):
-    """Applies row gradients to a table."""
+class RowOptimizer:
+    """Applies the gradients of touched rows to a table.
+
+    In host memory a compiled loop updates one row after the other; on any other device
+    the rows are gathered, updated together, and put back. Both compute the same.
+    """
 
     slots: int
     """Vectors of state a row needs."""
     numbers: int
     """Single numbers of state a row needs."""
 
-    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+    def apply(
+        self, table: EmbeddingTable, rows: Tensor, gradient: Tensor, rate: float
+    ) -> None:
         """Update `rows` (distinct) of the table by their gradients [len(rows), dim]."""
-        ...
+        if in_host_memory(table.lines):
+            lines = table.lines.numpy()
+            self._update_rows(lines, rows.numpy(), gradient.contiguous().numpy(), rate)
+        else:
+            gathered = table.lines.index_select(0, rows)  # [T, width]
+            self._update_gathered(gathered, gradient, rate)
+            table.lines.index_copy_(0, rows, gathered)
+
+    def _update_rows(
+        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+    ) -> None:
+        """Update some rows of all lines."""
+        raise NotImplementedError
+
+    def _update_gathered(self, lines: Tensor, gradient: Tensor, rate: float) -> None:
+        """Update the lines of the rows alone, [T, width]."""
+        raise NotImplementedError
 
 
-class Adam:
+class Adam(RowOptimizer):
     """Adam on touched rows only, each with its own step count.
 
     A row's moments do not decay while it is not touched, and its bias correction counts
@@ -73,41 +94,33 @@ class Adam:
     slots = 2
     numbers = 1  # how often a row was updated
 
-    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        if in_host_memory(table.lines):
-            _adam_rows(
-                table.lines.numpy(), rows.numpy(), gradient.numpy(), rate, _CORRECTIONS
-            )
-        else:
-            _adam_gathered(table, rows, gradient, rate)
+    def _update_rows(
+        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+    ) -> None:
+        _adam_rows(lines, rows, gradient, rate, _CORRECTIONS)
 
-
-def _adam_gathered(table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-    """On any device: gather the lines, update them, put them back."""
-    d = table.dim
-    lines = table.lines.index_select(0, rows)  # [T, width]
-    w = lines[:, :d]
-    m = lines[:, d : 2 * d]
-    v = lines[:, 2 * d : 3 * d]
-    t = lines[:, -1:]
-    t.add_(1)
-    m.lerp_(gradient, 1 - BETA1)
-    v.lerp_(gradient * gradient, 1 - BETA2)
-    unbiased = v / -torch.expm1(
-        t * math.log(BETA2)
-    )  # 1 - beta^t, exact also for the first updates
-    step = rate / -torch.expm1(t * math.log(BETA1))
-    w.sub_(step * m / (unbiased.sqrt_().add_(EPSILON)))
-    table.lines.index_copy_(0, rows, lines)
+    def _update_gathered(self, lines: Tensor, gradient: Tensor, rate: float) -> None:
+        d = gradient.shape[1]
+        w = lines[:, :d]
+        m = lines[:, d : 2 * d]
+        v = lines[:, 2 * d : 3 * d]
+        t = lines[:, -1:]
+        t.add_(1)
+        m.lerp_(gradient, 1 - BETA1)
+        v.lerp_(gradient * gradient, 1 - BETA2)
+        # 1 - beta^t, exact also for the first updates
+        unbiased = v / -torch.expm1(t * math.log(BETA2))
+        step = rate / -torch.expm1(t * math.log(BETA1))
+        w.sub_(step * m / (unbiased.sqrt_().add_(EPSILON)))
 
 
 @njit_borrowing
 def _adam_rows(
-    lines: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    gradient: NDArray[np.float32],
+    lines: Floats,
+    rows: Rows,
+    gradient: Floats,
     rate: float,
-    corrections: NDArray[np.float32],
+    corrections: Floats,
 ) -> None:
     d = gradient.shape[1]
     b1 = np.float32(BETA1)
@@ -134,7 +147,7 @@ def _adam_rows(
             lines[row, k] -= step * m / (np.sqrt(v) * unbias + eps)
 
 
-class Adagrad:
+class Adagrad(RowOptimizer):
     """Adagrad on touched rows: the rate of a coordinate falls with the squares it has
     seen.
 
@@ -153,33 +166,24 @@ class Adagrad:
     def __init__(self, memory: float | None = 10_000.0) -> None:
         self.keep = 1.0 if memory is None else 1.0 - 1.0 / memory
 
-    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        if in_host_memory(table.lines):
-            lines = table.lines.numpy()
-            gradients = gradient.contiguous().numpy()
-            _adagrad_rows(lines, rows.numpy(), gradients, rate, self.keep)
-        else:
-            _adagrad_gathered(table, rows, gradient, rate, self.keep)
+    def _update_rows(
+        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+    ) -> None:
+        _adagrad_rows(lines, rows, gradient, rate, self.keep)
 
-
-def _adagrad_gathered(
-    table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float
-) -> None:
-    """On any device: gather the lines, update them, put them back."""
-    d = table.dim
-    lines = table.lines.index_select(0, rows)  # [T, width]
-    w = lines[:, :d]
-    v = lines[:, d : 2 * d]
-    v.mul_(keep).addcmul_(gradient, gradient)
-    w.sub_(rate * gradient / (v.sqrt() + EPSILON))
-    table.lines.index_copy_(0, rows, lines)
+    def _update_gathered(self, lines: Tensor, gradient: Tensor, rate: float) -> None:
+        d = gradient.shape[1]
+        w = lines[:, :d]
+        v = lines[:, d : 2 * d]
+        v.mul_(self.keep).addcmul_(gradient, gradient)
+        w.sub_(rate * gradient / (v.sqrt() + EPSILON))
 
 
 @njit_borrowing
 def _adagrad_rows(
-    lines: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    gradient: NDArray[np.float32],
+    lines: Floats,
+    rows: Rows,
+    gradient: Floats,
     rate: float,
     keep: float,
 ) -> None:
@@ -196,7 +200,7 @@ def _adagrad_rows(
             lines[row, k] -= step * g / (np.sqrt(v) + eps)
 
 
-class RowAdagrad:
+class RowAdagrad(Adagrad):
     """Adagrad with one sum of squares a row, the mean over its coordinates: all of them
     have the same rate.
 
@@ -207,34 +211,23 @@ class RowAdagrad:
     slots = 0
     numbers = 1
 
-    def __init__(self, memory: float | None = 10_000.0) -> None:
-        self.keep = 1.0 if memory is None else 1.0 - 1.0 / memory
+    def _update_rows(
+        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+    ) -> None:
+        _row_adagrad_rows(lines, rows, gradient, rate, self.keep)
 
-    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
-        if in_host_memory(table.lines):
-            lines = table.lines.numpy()
-            gradients = gradient.contiguous().numpy()
-            _row_adagrad_rows(lines, rows.numpy(), gradients, rate, self.keep)
-        else:
-            _row_adagrad_gathered(table, rows, gradient, rate, self.keep)
-
-
-def _row_adagrad_gathered(
-    table: Table, rows: Tensor, gradient: Tensor, rate: float, keep: float
-) -> None:
-    """On any device: gather the lines, update them, put them back."""
-    lines = table.lines.index_select(0, rows)  # [T, width]
-    v = lines[:, -1:]
-    v.mul_(keep).add_(gradient.square().mean(1, keepdim=True))
-    lines[:, : table.dim].sub_(rate * gradient / (v.sqrt() + EPSILON))
-    table.lines.index_copy_(0, rows, lines)
+    def _update_gathered(self, lines: Tensor, gradient: Tensor, rate: float) -> None:
+        w = lines[:, : gradient.shape[1]]
+        v = lines[:, -1:]
+        v.mul_(self.keep).add_(gradient.square().mean(1, keepdim=True))
+        w.sub_(rate * gradient / (v.sqrt() + EPSILON))
 
 
 @njit_borrowing
 def _row_adagrad_rows(
-    lines: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    gradient: NDArray[np.float32],
+    lines: Floats,
+    rows: Rows,
+    gradient: Floats,
     rate: float,
     keep: float,
 ) -> None:
@@ -254,17 +247,19 @@ def _row_adagrad_rows(
             lines[row, k] -= step * gradient[i, k]
 
 
-class Sgd:
+class Sgd(RowOptimizer):
     """Plain gradient steps on touched rows."""
 
     slots = 0
     numbers = 0
 
-    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+    def apply(
+        self, table: EmbeddingTable, rows: Tensor, gradient: Tensor, rate: float
+    ) -> None:
         table.weight.index_add_(0, rows, gradient, alpha=-rate)
 
 
-class DenseAdam:
+class DenseAdam(RowOptimizer):
     """torch's Adam with L2 regularisation, on every row at every step, as in the
     paper's protocol.
 
@@ -280,7 +275,9 @@ class DenseAdam:
     def __init__(self, l2: float = 0.0) -> None:
         self.l2 = l2
 
-    def apply(self, table: Table, rows: Tensor, gradient: Tensor, rate: float) -> None:
+    def apply(
+        self, table: EmbeddingTable, rows: Tensor, gradient: Tensor, rate: float
+    ) -> None:
         table.steps += 1  # counted on the host: never read from the device
         step = rate / (1 - BETA1**table.steps)
         unbias = 1 / math.sqrt(1 - BETA2**table.steps)
@@ -293,7 +290,12 @@ class DenseAdam:
 
 
 def _dense_adam_whole(
-    table: Table, rows: Tensor, gradient: Tensor, step: float, unbias: float, l2: float
+    table: EmbeddingTable,
+    rows: Tensor,
+    gradient: Tensor,
+    step: float,
+    unbias: float,
+    l2: float,
 ) -> None:
     """On any device: one operation after another, each on the whole table."""
     w = table.weight
@@ -308,9 +310,9 @@ def _dense_adam_whole(
 
 @njit_allocating
 def _dense_adam(
-    lines: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    gradient: NDArray[np.float32],
+    lines: Floats,
+    rows: Rows,
+    gradient: Floats,
     step: float,
     unbias: float,
     l2: float,
@@ -334,9 +336,8 @@ def _dense_adam(
     for row in range(len(lines)):
         i = place[row]
         for k in range(d):
-            full[k] = decay * lines[row, k] + (
-                gradient[i, k] if i >= 0 else np.float32(0)
-            )
+            own = gradient[i, k] if i >= 0 else np.float32(0)
+            full[k] = decay * lines[row, k] + own
         for k in range(d):
             g = full[k]
             m = b1 * lines[row, d + k] + a1 * g
@@ -359,10 +360,10 @@ class ParameterAdam:
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         self.parameters = parameters
         self.steps = 0
-        self.moments = {
-            name: (torch.zeros_like(p.detach()), torch.zeros_like(p.detach()))
-            for name, p in parameters.items()
-        }
+        self.moments: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, parameter in parameters.items():
+            zeros = torch.zeros_like(parameter.detach())
+            self.moments[name] = (zeros, zeros.clone())
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last step."""
@@ -400,19 +401,18 @@ class ParameterAdam:
 
     def state(self) -> dict[str, Tensor]:
         """Moments by name, and the number of steps; a view."""
-        found = {
-            f"{name}.{k}": moment
-            for name, pair in self.moments.items()
-            for k, moment in enumerate(pair)
-        }
-        return {**found, "steps": torch.tensor(self.steps)}
+        found = {"steps": torch.tensor(self.steps)}
+        for name, (mean, square) in self.moments.items():
+            found[f"{name}.0"] = mean
+            found[f"{name}.1"] = square
+        return found
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` returned."""
         self.steps = int(state["steps"])
-        for name, pair in self.moments.items():
-            for k, moment in enumerate(pair):
-                moment.copy_(state[f"{name}.{k}"])
+        for name, (mean, square) in self.moments.items():
+            mean.copy_(state[f"{name}.0"])
+            square.copy_(state[f"{name}.1"])
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:
@@ -425,7 +425,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:
 
 
 @njit_borrowing
-def _squares(numbers: NDArray[np.float32]) -> float:
+def _squares(numbers: Floats) -> float:
     total = np.float32(0)
     for i in range(len(numbers)):
         total += numbers[i] * numbers[i]
@@ -438,16 +438,13 @@ def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:
     Raises:
         ValueError: there is none; the message lists those that exist.
     """
-    if name == "dense-adam":
-        return DenseAdam(l2)
-    kinds: dict[str, type[RowOptimizer]] = {
+    kinds: dict[str, Callable[[], RowOptimizer]] = {
         "adam": Adam,
         "adagrad": Adagrad,
         "row-adagrad": RowAdagrad,
         "sgd": Sgd,
+        "dense-adam": lambda: DenseAdam(l2),
     }
     if name not in kinds:
-        raise ValueError(
-            f"no optimizer {name!r}; there are {', '.join([*kinds, 'dense-adam'])}"
-        )
+        raise ValueError(f"no optimizer {name!r}; there are {', '.join(kinds)}")
     return kinds[name]()

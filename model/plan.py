@@ -8,20 +8,19 @@ item has at most one column: what masks need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Batch, Floats, Recent, Rows
+from streamer.model.batch import Batch, Floats, Ints, Recent, Rows
 from streamer.model.jit import inlined, njit_allocating
 from streamer.model.rows.growing import grown
 
-Ints = NDArray[np.int32]
-
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidateSet:
     """One candidate set.
 
     Args:
@@ -34,9 +33,13 @@ class Candidates:
     count: Floats
     own: Ints
 
-    def take(self, values: Floats) -> Floats:
+    def take(self, values: NDArray[Any]) -> NDArray[Any]:
         """Per-item values [T], by candidate [K]."""
         return values[: len(self.count)] if self.at is None else values[self.at]
+
+    def places(self) -> Rows:
+        """[K] place of each candidate in `Plan.items`."""
+        return np.arange(len(self.count)) if self.at is None else self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +63,38 @@ class Plan:
     extra: Rows
     recent: Ints | None
 
-    def batch_candidates(self) -> Candidates:
+    def batch_candidates(self) -> CandidateSet:
         """The positives of the batch."""
-        count = np.bincount(self.positive, minlength=self.in_batch)
-        return self._candidates(None, count, None)
+        times = np.bincount(self.positive, minlength=self.in_batch)
+        return CandidateSet(
+            None, times.astype(np.float32), self.positive.astype(np.int32)
+        )
 
-    def extra_candidates(self) -> Candidates:
+    def extra_candidates(self) -> CandidateSet:
         """The extra items alone."""
         times = np.bincount(self.extra, minlength=self.in_pools)
         at = np.flatnonzero(times)
         column = np.full(len(self.items), -1, np.int32)
         column[at] = np.arange(len(at), dtype=np.int32)
-        return self._candidates(at, times[at], column)
+        return CandidateSet(at, times[at].astype(np.float32), column[self.positive])
 
-    def all_candidates(self, *, once: bool = False) -> Candidates:
+    def all_candidates(self, *, once: bool = False) -> CandidateSet:
         """Batch and extra items in one set; `once` forgets how often each occurs."""
         times = np.bincount(self.positive, minlength=self.in_pools)
         times += np.bincount(self.extra, minlength=self.in_pools)
-        return self._candidates(None, np.minimum(times, 1) if once else times, None)
-
-    def _candidates(
-        self, at: Rows | None, count: NDArray[np.int64], column: Ints | None
-    ) -> Candidates:
-        own = (
-            self.positive.astype(np.int32) if column is None else column[self.positive]
+        if once:
+            times = np.minimum(times, 1)
+        return CandidateSet(
+            None, times.astype(np.float32), self.positive.astype(np.int32)
         )
-        return Candidates(at, count.astype(np.float32), own)
 
 
 class Planner:
     """Makes plans; keeps the scratch memory that makes them cheap."""
 
     def __init__(self) -> None:
-        self._place = np.full(
-            0, -1, np.int32
-        )  # place in the plan of each item row; -1 between plans
+        # place in the plan of each item row; -1 between plans
+        self._place = np.full(0, -1, np.int32)
 
     def plan(self, batch: Batch, extra: Rows, known_items: int) -> Plan:
         """Lay out a step.
@@ -105,22 +105,11 @@ class Planner:
             known_items: all rows are below this.
         """
         self._place = grown(self._place, known_items, fill=-1)
-        recent = (
-            batch.recent
-            if batch.recent is not None
-            else np.empty((len(batch), 0), np.int32)
-        )
-        items, in_batch, in_pools, at_items, at_extra, at_recent = _lay_out(
-            batch.items, extra, recent, self._place
-        )
-        return Plan(
-            items,
-            in_batch,
-            in_pools,
-            at_items,
-            at_extra,
-            at_recent if batch.recent is not None else None,
-        )
+        recent = batch.recent
+        if recent is None:
+            recent = np.empty((len(batch), 0), np.int32)
+        plan = Plan(*_lay_out(batch.items, extra, recent, self._place))
+        return plan if batch.recent is not None else replace(plan, recent=None)
 
 
 @inlined

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from streamer.model.losses.functional import Cached, Draws
 from streamer.model.occurrence import Occurrence
-from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
+from streamer.model.popularity import (
+    ExactPopularity,
+    HashPopularity,
+    PopularityEstimate,
+)
 from streamer.model.settings import MethodSettings
 
 
@@ -39,7 +43,7 @@ class StreamingPopularity:
     def __init__(
         self, half_life: float = 0.0, hash_slots: int = 0, seed: int = 0
     ) -> None:
-        self._estimate: Popularity = ExactPopularity(half_life or None)
+        self._estimate: PopularityEstimate = ExactPopularity(half_life or None)
         if hash_slots:
             self._estimate = HashPopularity(slots=hash_slots, seed=seed)
 

@@ -1,4 +1,6 @@
-"""A tower: from rows to vectors."""
+"""The retrieval model: two towers from rows to vectors, whose inner product is the
+score.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from torch import Tensor, nn
 
 from streamer.model.batch import Rows
 from streamer.model.device import to_device
+from streamer.model.kernels.pooling import pooled
 from streamer.model.rows.features import FeatureStore
-from streamer.model.rows.tables import Table
-from streamer.model.settings import TowerShape
+from streamer.model.rows.tables import EmbeddingTable
+from streamer.model.settings import ModelSettings, TowerShape
 
 
 @dataclass(slots=True)
@@ -37,12 +40,35 @@ class TouchedRows:
         self.device = device
         self.tables: list[TouchedTable] = []
 
-    def take(self, name: str, table: Table, rows: Rows) -> Tensor:
+    def take(self, name: str, table: EmbeddingTable, rows: Rows) -> Tensor:
         """The weights of distinct rows, [T, dim]."""
         at = to_device(rows, self.device)
         weight = table.weight.index_select(0, at).requires_grad_()
         self.tables.append(TouchedTable(name, at, rows, weight))
         return weight
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """What all tables of a model have in common.
+
+    Args:
+        slots: vectors of optimizer state that a row needs.
+        numbers: single numbers of optimizer state that a row needs.
+        std: standard deviation of new embeddings.
+        device: where the tables live.
+    """
+
+    slots: int
+    numbers: int
+    std: float
+    device: torch.device
+
+    def table(self, dim: int, seed: int) -> EmbeddingTable:
+        """A new table; the seed determines its rows."""
+        return EmbeddingTable(
+            dim, self.slots, self.std, seed, self.device, self.numbers
+        )
 
 
 class Tower(nn.Module):
@@ -51,57 +77,49 @@ class Tower(nn.Module):
     Args:
         name: prefix of its tables' names.
         settings: shape.
-        slots: vectors of optimizer state a table row needs.
-        std: standard deviation of new embeddings.
+        spec: of its tables.
         seed: determines all initial weights.
-        device: where the tables live.
         extra: size of a further input that the caller passes to `combine`; 0 for none.
-        numbers: single numbers of optimizer state a table row needs.
     """
 
     def __init__(
         self,
         name: str,
         settings: TowerShape,
-        slots: int,
-        std: float,
+        spec: TableSpec,
         seed: int,
-        device: torch.device,
         extra: int = 0,
-        numbers: int = 0,
     ) -> None:
         super().__init__()
         self.name = name
         self.settings = settings
         self.features = FeatureStore(settings.categorical, settings.numeric)
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, EmbeddingTable] = {}
         if settings.ids:
-            self.tables[f"{name}.id"] = Table(
-                settings.dim, slots, std, seed, device, numbers
-            )
+            self.tables[f"{name}.id"] = spec.table(settings.dim, seed)
         for k, feature in enumerate(settings.categorical):
-            self.tables[f"{name}.{feature}"] = Table(
-                settings.dim, slots, std, seed + 101 + k, device, numbers
-            )
+            self.tables[f"{name}.{feature}"] = spec.table(settings.dim, seed + 101 + k)
+
         generator = torch.Generator().manual_seed(seed + 7)
-        self.numeric = (
-            _linear(len(settings.numeric), settings.dim, generator, device)
-            if settings.numeric
-            else None
-        )
-        parts = len(self.tables) + (1 if settings.numeric else 0)
+        parts = len(self.tables)
+        self.numeric: nn.Linear | None = None
+        if settings.numeric:
+            parts += 1
+            self.numeric = _linear(
+                len(settings.numeric), settings.dim, generator, spec.device
+            )
         widths = (settings.dim * parts + extra, *settings.layers)
         self.layers = nn.ModuleList(
-            _linear(a, b, generator, device) for a, b in itertools.pairwise(widths)
+            _linear(inputs, outputs, generator, spec.device)
+            for inputs, outputs in itertools.pairwise(widths)
         )
 
     @property
     def size(self) -> int:
         """Known rows."""
-        return max(
-            [t.size for n, t in self.tables.items() if n.endswith(".id")],
-            default=self.features.size,
-        )
+        if self.settings.ids:
+            return self.tables[f"{self.name}.id"].size
+        return self.features.size
 
     def grow(self, size: int) -> None:
         """Make room for rows 0 .. size - 1."""
@@ -120,9 +138,8 @@ class Tower(nn.Module):
         """The rows of each table of categories that some [n, C] need."""
         found = {}
         for k, feature in enumerate(self.settings.categorical):
-            self._take_categories(
-                touched, name := f"{self.name}.{feature}", np.unique(codes[:, k])
-            )
+            name = f"{self.name}.{feature}"
+            self._take_categories(touched, name, np.unique(codes[:, k]))
             found[name] = touched.tables[-1]
         return found
 
@@ -142,9 +159,8 @@ class Tower(nn.Module):
         """
         found = []
         if self.settings.ids:
-            found.append(
-                touched.take(f"{self.name}.id", self.tables[f"{self.name}.id"], rows)
-            )
+            name = f"{self.name}.id"
+            found.append(touched.take(name, self.tables[name], rows))
         for k, feature in enumerate(self.settings.categorical):
             name = f"{self.name}.{feature}"
             codes = self.features.codes(rows, k)
@@ -156,9 +172,8 @@ class Tower(nn.Module):
             place = np.searchsorted(distinct, codes)
             found.append(weight.index_select(0, to_device(place, touched.device)))
         if self.numeric is not None:
-            found.append(
-                self.numeric(to_device(self.features.numbers(rows), touched.device))
-            )
+            numbers = to_device(self.features.numbers(rows), touched.device)
+            found.append(self.numeric(numbers))
         return found
 
     def _take_categories(self, touched: TouchedRows, name: str, rows: Rows) -> Tensor:
@@ -182,6 +197,92 @@ class Tower(nn.Module):
     def forward(self, touched: TouchedRows, rows: Rows) -> Tensor:
         """Vectors of distinct rows, [T, out_dim]."""
         return self.combine(self.parts(touched, rows))
+
+
+class TwoTower(nn.Module):
+    """Both towers, and the pooling of recent items.
+
+    Args:
+        settings: shape.
+        slots: vectors of optimizer state a table row needs.
+        device: where it lives.
+        numbers: single numbers of optimizer state a table row needs.
+
+    Raises:
+        ValueError: the settings do not fit together; the message lists every problem.
+    """
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        slots: int,
+        device: torch.device,
+        numbers: int = 0,
+    ) -> None:
+        super().__init__()
+        if problems := settings.problems():
+            raise ValueError("; ".join(problems))
+        self.settings = settings
+        length = settings.recent_items
+        history = settings.item_tower.out_dim if length else 0
+        seed = settings.seed * 10_007
+        spec = TableSpec(slots, numbers, settings.init_std, device)
+        self.user = Tower("user", settings.user_tower, spec, seed + 1, history)
+        self.item = Tower("item", settings.item_tower, spec, seed + 2)
+        self.recency: nn.Parameter | None = None
+        self.scale: nn.Parameter | None = None
+        if length:
+            ranks = torch.arange(length, dtype=torch.float32, device=device)
+            self.recency = nn.Parameter(-torch.log1p(ranks))  # [L]
+            self.scale = nn.Parameter(torch.ones((), device=device))
+
+    @property
+    def tables(self) -> dict[str, EmbeddingTable]:
+        """Every embedding table by name."""
+        return {**self.user.tables, **self.item.tables}
+
+    def grow(self, users: int, items: int) -> None:
+        """Make room for this many users and items."""
+        self.user.grow(users)
+        self.item.grow(items)
+
+    def items(self, touched: TouchedRows, rows: Rows) -> Tensor:
+        """Vectors of distinct items, [T, d]."""
+        vectors: Tensor = self.item(touched, rows)
+        return vectors
+
+    def queries(
+        self,
+        touched: TouchedRows,
+        users: Rows,
+        place: Tensor,
+        items: Tensor,
+        recent: Tensor | None,
+        categories: dict[str, tuple[Rows, Tensor]] | None = None,
+    ) -> Tensor:
+        """Vectors of B events' users, [B, d].
+
+        Args:
+            users: [U] distinct user rows.
+            place: [B] where in `users` each event's user is.
+            items: [T, d] item vectors.
+            recent: int32 [B, L] places of each event's recent items in `items`.
+            categories: see `Tower.parts`.
+        """
+        embeddings = self.user.parts(touched, users, categories)
+        parts = [part.index_select(0, place) for part in embeddings]
+        if self.recency is not None:
+            assert recent is not None
+            read = recent[:, : self.settings.recent_items].contiguous()
+            parts.append(self._history(items, read))
+        return self.user.combine(parts)
+
+    def _history(self, items: Tensor, recent: Tensor) -> Tensor:
+        assert self.recency is not None
+        assert self.scale is not None
+        weight = torch.where(recent >= 0, self.recency.exp(), 0.0)  # [B, L]
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
+        return pooled(items, recent, weight) * self.scale
 
 
 def _linear(

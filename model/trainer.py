@@ -5,7 +5,6 @@ report out. No I/O.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,114 +14,28 @@ from torch import Tensor
 
 from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
 from streamer.model.device import to_device
-from streamer.model.kernels import Outcome, Sampling, SparseScores, sampled_softmax
-from streamer.model.kernels.rows_numba import MASKED
-from streamer.model.losses import LossTerm, Proposals, method_named
+from streamer.model.kernels import LossOutcome
+from streamer.model.losses import Proposals, method_named
 from streamer.model.optim import ParameterAdam, make_optimizer, sum_of_squares
-from streamer.model.plan import Candidates, Plan, Planner
-from streamer.model.rows.changes import Changes
+from streamer.model.plan import Plan, Planner
+from streamer.model.rows.by_rows import Arrays
+from streamer.model.rows.changes import RowChanges
 from streamer.model.settings import LearnerSettings
-from streamer.model.towers import TouchedRows, TouchedTable
-from streamer.model.two_tower import TwoTower
+from streamer.model.step import (
+    FIGURES,
+    GradientShare,
+    Prepared,
+    RandomDraws,
+    Resampled,
+    RowGradient,
+    StepResult,
+    term_loss,
+)
+from streamer.model.towers import TouchedRows, TwoTower
 
 KINDS = {"user.id": "users", "item.id": "items"}
 """Of the rows of a table."""
-FIGURES = 4
-"""Of each candidate set, beside its draws."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowGradient:
-    """The gradient of a table's touched rows."""
-
-    table: str
-    rows: Tensor  # [T] distinct
-    gradient: Tensor  # [T, dim]
-    on_host: Rows
-    """The rows, where no device must be waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resampled:
-    """How often each candidate was drawn in a step: the increments of the occurrence
-    vector.
-    """
-
-    items: Rows  # [K] item rows, distinct
-    counts: Tensor  # [K]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step did. Tensors stay on the device: reading them is what waits for it.
-
-    Args:
-        loss: the loss that was minimised, [].
-        parts: what each candidate set contributed, by name (`batch`, `cache`).
-        resampled: increments of the occurrence vector, one for each candidate set that
-            was drawn from.
-        gradients: gradients of the touched rows, before they were applied.
-    """
-
-    loss: Tensor
-    parts: dict[str, Outcome]
-    resampled: list[Resampled]
-    gradients: list[RowGradient]
-
-    @classmethod
-    def empty(cls) -> StepResult:
-        """Of no events."""
-        return cls(torch.tensor(torch.nan), {}, [], [])
-
-    def occurrence(self) -> tuple[Rows, NDArray[np.float32]]:
-        """Items and increments of all candidate sets; an item of both occurs twice.
-        Waits for the device.
-        """
-        if not self.resampled:
-            return np.empty(0, np.int64), np.empty(0, np.float32)
-        items = np.concatenate([r.items for r in self.resampled])
-        return items, np.concatenate([r.counts.cpu().numpy() for r in self.resampled])
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A step that is laid out: everything that its parts share."""
-
-    batch: Batch
-    plan: Plan
-    proposals: Proposals
-    terms: list[LossTerm]
-    offsets: dict[str, Tensor]  # [B] one uniform number of each query, by term
-    touched: TouchedRows
-    vectors: Tensor  # [T, d] of `plan.items`
-    categories: dict[str, TouchedTable]  # of all events' users, by table
-    local: bool  # whether an event competes with its own part of the batch, instead of all of it
-
-    def touched_by(self, events: Rows) -> Rows:
-        """Places of the items in which the shares of these events may differ from zero,
-        ascending.
-        """
-        plan = self.plan
-        mask = np.zeros(len(plan.items), np.bool_)
-        if self.local:
-            mask[plan.positive[events]] = True
-            mask[plan.extra] = len(events) > 0
-        else:
-            mask[: plan.in_pools] = len(events) > 0
-        if plan.recent is not None:
-            recent = plan.recent[events]
-            mask[recent[recent >= 0]] = True
-        return np.flatnonzero(mask)
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What some events add to a step: sums over events, whose order does not depend on
-    who computes them.
-    """
-
-    rows: Tensor  # [T, d] gradient of the items' vectors
-    vector: Tensor  # gradients of dense parameters, draws of each candidate, loss and figures
+_ADAM = "adam."
 
 
 class Trainer:
@@ -149,23 +62,15 @@ class Trainer:
         self.model = TwoTower(
             settings, self.optimizer.slots, device, self.optimizer.numbers
         )
-        self.dense_adam = ParameterAdam(
-            {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        )
+        self.dense_adam = ParameterAdam(dict(self.model.named_parameters()))
         self.planner = Planner()
-        self.changes = Changes()
+        self.changes = RowChanges()
         self.steps = 0
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)
         """Rows of all steps that were not updated, because a number of theirs was not
         finite.
         """
-        self._draws = torch.Generator().manual_seed(
-            settings.seed
-        )  # on the host: the same draws on every device
-        self._device_draws = (
-            _generator(device, settings.seed) if device.type == "cuda" else self._draws
-        )
-        self._host_draws = np.random.default_rng([settings.seed, 1])
+        self._draws = RandomDraws(settings.seed, device)
 
     def step(self, batch: Batch, view: StreamState) -> StepResult:
         """Learn from one micro-batch.
@@ -196,28 +101,30 @@ class Trainer:
         plan = self.planner.plan(batch, self._extra(batch, view, known), known)
         proposals = self._proposals(plan, view, known)
         terms = self.method.terms(plan, proposals, self.settings)
-        drawn = [
-            t.name
-            for t in terms
-            if t.draws is not None and self.settings.resampler == "systematic"
-        ]
-        offsets = {
-            name: torch.rand(len(batch), generator=self._draws) for name in drawn
-        }
+        offsets = {}
+        for term in terms:
+            if term.draws is not None and self.settings.resampler == "systematic":
+                offsets[term.name] = torch.rand(
+                    len(batch), generator=self._draws.offsets
+                )
         touched = TouchedRows(self.device)
         vectors = self.model.items(touched, plan.items)  # [T, d]
-        codes = (
-            batch.user_codes
-            if batch.user_codes is not None
-            else self.model.user.codes(batch.users)
-        )
-        categories = self.model.user.categories(touched, codes)
-        local = self.settings.negatives == "local"
+        codes = batch.user_codes
+        if codes is None:
+            codes = self.model.user.codes(batch.users)
         return Prepared(
-            batch, plan, proposals, terms, offsets, touched, vectors, categories, local
+            batch,
+            plan,
+            proposals,
+            terms,
+            offsets,
+            touched,
+            vectors,
+            categories=self.model.user.categories(touched, codes),
+            local=self.settings.negatives == "local",
         )
 
-    def share(self, prepared: Prepared, part: Rows) -> Share:
+    def share(self, prepared: Prepared, part: Rows) -> GradientShare:
         """Steps 2 and 3 for some events of the batch: what they add to the gradient of
         the whole batch's mean loss.
 
@@ -225,16 +132,13 @@ class Trainer:
         """
         # 2. vectors; gradients stop at those of items and of users' categories, and go
         # on from their sum in `finish`
-        batch = prepared.batch
         plan = prepared.plan
-        weight = len(part) / len(prepared.batch)
         vectors = prepared.vectors.detach().requires_grad_()  # [T, d]
-        users, place = np.unique(batch.users[part], return_inverse=True)
+        categories = {}
+        for name, table in prepared.categories.items():
+            categories[name] = (table.on_host, table.weight.detach().requires_grad_())
+        users, place = np.unique(prepared.batch.users[part], return_inverse=True)
         recent = self._to_device(plan.recent[part]) if plan.recent is not None else None
-        categories = {
-            n: (t.on_host, t.weight.detach().requires_grad_())
-            for n, t in prepared.categories.items()
-        }
         queries = self.model.queries(  # [b, d]
             prepared.touched, users, self._to_device(place), vectors, recent, categories
         )
@@ -242,66 +146,41 @@ class Trainer:
         positive = (queries * own).sum(1)  # [b]
 
         # 3. loss and gradients
-        if prepared.local and len(part) < len(batch):
-            candidates = self.planner.plan(
-                Batch(
-                    users,
-                    plan.positive[part],
-                    plan.recent[part] if plan.recent is not None else None,
-                ),
-                plan.extra,
-                len(plan.items),
-            )
-            terms = self.method.terms(
-                candidates, prepared.proposals.only(candidates.items), self.settings
-            )
+        settings = self.settings
+        draws = self._draws.on_device
+        candidates = prepared.candidates_of(part, self.planner, self.method, settings)
+        items = vectors
+        if candidates.items is not None:
             items = vectors.index_select(0, self._to_device(candidates.items))
-            at = candidates.items
-            own_place = candidates.positive
-        else:
-            terms = [t.only(part) for t in prepared.terms]
-            items = vectors
-            at = None
-            own_place = plan.positive[part]
-        outcomes = {
-            t.name: self._outcome(
-                t,
-                queries,
-                items,
-                positive,
-                own_place,
-                prepared.offsets.get(t.name),
-                part,
+        outcomes = []
+        for term in candidates.terms:
+            score = positive
+            if term.draws is None:
+                score = positive - self._to_device(term.log_proposal[candidates.own])
+            offsets = prepared.offsets.get(term.name)
+            if offsets is not None:
+                offsets = offsets[torch.from_numpy(part)]
+            outcomes.append(
+                term_loss(term, queries, items, score, offsets, settings, draws)
             )
-            for t in terms
-        }
-        loss = (
-            torch.stack([outcomes[t.name].loss * t.weight for t in terms]).sum()
-            * weight
-        )
+        weight = len(part) / len(prepared.batch)
+        terms = zip(outcomes, candidates.terms, strict=True)
+        loss = torch.stack([o.loss * term.weight for o, term in terms]).sum() * weight
         self.dense_adam.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        leaves = [
-            *self._dense_of_users(),
-            *(weight for _, weight in categories.values()),
-        ]
+
+        leaves = [*self._user_parameters(), *(leaf for _, leaf in categories.values())]
         pieces = [_gradient(leaf).reshape(-1) for leaf in leaves]
-        for term in prepared.terms:
-            counts = outcomes[term.name].counts
-            pieces.append(
-                counts if at is None else _spread(counts, term, prepared, terms, at)
-            )
-        pieces.append(
-            torch.stack(
-                [
-                    loss.detach(),
-                    *(v * weight for o in outcomes.values() for v in _figures(o)),
-                ]
-            )
+        figures = [loss.detach()]
+        for outcome, term, whole in zip(
+            outcomes, candidates.terms, prepared.terms, strict=True
+        ):
+            pieces.append(candidates.spread(outcome.counts, term, whole, plan))
+            figures += [figure * weight for figure in _figures(outcome)]
+        vector = torch.cat(
+            [piece.detach() for piece in [*pieces, torch.stack(figures)]]
         )
-        return Share(
-            _gradient(vectors), torch.cat([piece.detach() for piece in pieces])
-        )
+        return GradientShare(_gradient(vectors), vector)
 
     def finish(self, prepared: Prepared, rows: Tensor, vector: Tensor) -> StepResult:
         """Step 3 for what the shares add up to.
@@ -311,75 +190,70 @@ class Trainer:
             rows: [T, d] gradient of the items' vectors.
             vector: the rest of the shares.
         """
+        leaves = self._leaves(prepared)
+        counts_sizes = [len(term.candidates.count) for term in prepared.terms]
+        sizes = [leaf.numel() for leaf in leaves] + counts_sizes
+        *pieces, figures = torch.split(vector, [*sizes, len(vector) - sum(sizes)])
+
         self.dense_adam.clear_gradients()
-        at = 0
-        for leaf in [
-            *self._dense_of_users(),
-            *(t.weight for t in prepared.categories.values()),
-        ]:
-            leaf.grad = vector[at : at + leaf.numel()].view_as(leaf)
-            at += leaf.numel()
+        for leaf, gradient in zip(leaves, pieces, strict=False):
+            leaf.grad = gradient.view_as(leaf)
         prepared.vectors.backward(rows)  # type: ignore[no-untyped-call]
         gradients = [
             RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host)
             for t in prepared.touched.tables
         ]
-        counts = {}
-        for term in prepared.terms:
-            counts[term.name] = vector[at : at + len(term.candidates.count)]
-            at += len(term.candidates.count)
-        drawn = [
-            Resampled(_items(t.candidates, prepared.plan), counts[t.name])
-            for t in prepared.terms
-            if t.draws
-        ]
-        loss = vector[at]
-        figures = vector[at + 1 :].view(len(prepared.terms), -1)
-        parts = {
-            t.name: Outcome(f[0], counts[t.name], *f[1:])
-            for t, f in zip(prepared.terms, figures, strict=True)
-        }
-        return StepResult(loss, parts, drawn, gradients)
+
+        parts = {}
+        resampled = []
+        by_term = figures[1:].view(len(prepared.terms), -1)
+        counts = pieces[len(leaves) :]
+        for term, drawn, (loss, *others) in zip(
+            prepared.terms, counts, by_term, strict=True
+        ):
+            parts[term.name] = LossOutcome(loss, drawn, *others)
+            if term.draws:
+                items = term.candidates.take(prepared.plan.items)
+                resampled.append(Resampled(items, drawn))
+        return StepResult(figures[0], parts, resampled, gradients)
 
     def vector_size(self, prepared: Prepared) -> int:
         """Numbers in the vector of a share."""
-        dense = sum(p.numel() for p in self._dense_of_users())
-        dense += sum(t.weight.numel() for t in prepared.categories.values())
-        return (
-            dense
-            + sum(len(t.candidates.count) for t in prepared.terms)
-            + 1
-            + FIGURES * len(prepared.terms)
-        )
+        size = 1 + sum(leaf.numel() for leaf in self._leaves(prepared))
+        for term in prepared.terms:
+            size += len(term.candidates.count) + FIGURES
+        return size
 
-    def _dense_of_users(self) -> list[torch.nn.Parameter]:
+    def _leaves(self, prepared: Prepared) -> list[Tensor]:
+        categories = [table.weight for table in prepared.categories.values()]
+        return [*self._user_parameters(), *categories]
+
+    def _user_parameters(self) -> list[torch.nn.Parameter]:
         """Parameters whose gradients come from queries; those of the item tower come
         from the items' vectors.
         """
-        return [
-            p
-            for name, p in self.dense_adam.parameters.items()
-            if not name.startswith("item.")
-        ]
+        parameters = self.dense_adam.parameters.items()
+        return [p for name, p in parameters if not name.startswith("item.")]
 
     def apply(self, gradients: list[RowGradient]) -> None:
         """Step 4: update touched rows and dense parameters, but for what is not finite."""
-        decay = self._decay()
+        settings = self.settings
+        decay = 1.0
+        if settings.decay_every:
+            decay = settings.learning_rate_decay ** (self.steps // settings.decay_every)
         tables = self.model.tables
         for g in gradients:
-            every = self.settings.optimizer == "dense-adam"
-            self.changes.mark(
-                KINDS.get(g.table, g.table),
-                np.arange(tables[g.table].size) if every else g.on_host,
-            )
+            rows = g.on_host
+            if settings.optimizer == "dense-adam":
+                rows = np.arange(tables[g.table].size)
+            self.changes.mark(KINDS.get(g.table, g.table), rows)
         total = sum_of_squares([g.gradient for g in gradients])
         if total is None or not math.isfinite(total):
             gradients = [self._finite(g) for g in gradients]
+        rate = settings.learning_rate * decay
         for g in gradients:
-            self.optimizer.apply(
-                tables[g.table], g.rows, g.gradient, self.settings.learning_rate * decay
-            )
-        self.dense_adam.step(self.settings.dense_learning_rate * decay)
+            self.optimizer.apply(tables[g.table], g.rows, g.gradient, rate)
+        self.dense_adam.step(settings.dense_learning_rate * decay)
         self.steps += 1
 
     def _finite(self, g: RowGradient) -> RowGradient:
@@ -388,170 +262,82 @@ class Trainer:
         """
         lines = self.model.tables[g.table].lines
         touched = lines.index_select(0, g.rows)
-        # [T]
-        sound = touched.isfinite().all(1)
-        usable = g.gradient.square().sum(1).isfinite()
+        sound = touched.isfinite().all(1)  # [T]
+        usable = g.gradient.square().sum(1).isfinite()  # [T]
         lines.index_copy_(0, g.rows, torch.where(sound[:, None], touched, 0.0))
         self.not_finite += (~(sound & usable)).sum()
-        return RowGradient(
-            g.table, g.rows, torch.where(usable[:, None], g.gradient, 0.0), g.on_host
-        )
+        gradient = torch.where(usable[:, None], g.gradient, 0.0)
+        return RowGradient(g.table, g.rows, gradient, g.on_host)
 
-    def dense(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def dense(self) -> tuple[Arrays, dict[str, Any]]:
         """A copy of what belongs to no row and of random states: arrays, and a few
         plain values.
         """
-        tensors = {
-            f"dense.{name}": p.detach() for name, p in self.model.named_parameters()
-        }
-        tensors["draws"] = self._draws.get_state()
-        if self._device_draws is not None and self._device_draws is not self._draws:
-            tensors["device_draws"] = self._device_draws.get_state()
-        tensors |= {
-            f"adam.{name}": value for name, value in self.dense_adam.state().items()
-        }
-        arrays = {
-            name: tensor.to("cpu", copy=True).numpy()
-            for name, tensor in tensors.items()
-        }
-        return arrays, {
-            "steps": self.steps,
-            "host_draws": self._host_draws.bit_generator.state,
-        }
+        tensors = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"dense.{name}"] = parameter.detach()
+        for name, value in self.dense_adam.state().items():
+            tensors[_ADAM + name] = value
+        arrays, values = self._draws.state()
+        for name, tensor in tensors.items():
+            arrays[name] = tensor.to("cpu", copy=True).numpy()
+        return arrays, values | {"steps": self.steps}
 
-    def load_dense(
-        self, arrays: dict[str, NDArray[Any]], values: dict[str, Any]
-    ) -> None:
+    def load_dense(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Take over what `dense` returned.
 
         Raises:
             ValueError: it belongs to a model of another shape.
         """
-        tensors = {
-            name: torch.from_numpy(np.array(array)) for name, array in arrays.items()
-        }
+        tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
         self.steps = values["steps"]
-        self._host_draws.bit_generator.state = values["host_draws"]
-        self._draws.set_state(tensors["draws"])
-        if "device_draws" in tensors and self._device_draws is not None:
-            self._device_draws.set_state(tensors["device_draws"])
+        self._draws.load_state(arrays, values)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 found = tensors.get(f"dense.{name}")
                 if found is None or found.shape != parameter.shape:
+                    shape = tuple(parameter.shape)
                     raise ValueError(
-                        f"the state has no {name} of shape {tuple(parameter.shape)}: another model"
+                        f"the state has no {name} of shape {shape}: another model"
                     )
                 parameter.copy_(found)
-        prefix = "adam."
+        moments = {n: tensor for n, tensor in tensors.items() if n.startswith(_ADAM)}
         self.dense_adam.load_state(
-            {
-                n.removeprefix(prefix): t
-                for n, t in tensors.items()
-                if n.startswith(prefix)
-            }
+            {name.removeprefix(_ADAM): moment for name, moment in moments.items()}
         )
 
     def _to_device(self, value: NDArray[Any] | Tensor) -> Tensor:
         return to_device(value, self.device)
 
-    def _decay(self) -> float:
-        every = self.settings.decay_every
-        return (
-            float(self.settings.learning_rate_decay ** (self.steps // every))
-            if every
-            else 1.0
-        )
-
     def _grow(self, batch: Batch, view: StreamState) -> None:
         users = int(batch.users.max(initial=-1)) + 1
-        items = (
-            max(int(batch.items.max(initial=-1)), int(view.cache.max(initial=-1))) + 1
-        )
+        items = max(batch.items.max(initial=-1), view.cache.max(initial=-1))
         if batch.recent is not None:
-            items = max(items, int(batch.recent.max(initial=-1)) + 1)
-        self.model.grow(users, items)
+            items = max(items, batch.recent.max(initial=-1))
+        self.model.grow(users, int(items) + 1)
 
     def _extra(self, batch: Batch, view: StreamState, known: int) -> Rows:
+        """Candidates from outside the batch."""
         kind = self.method.extra
         if kind == "cache":
             return view.cache
+        extra = np.empty(0, np.int64)
         if kind == "uniform":
             count = self.settings.uniform_negatives
-            extra = self._host_draws.integers(
-                0, known, len(batch) if count is None else count
-            )
-        else:
-            extra = np.arange(known) if kind == "all" else np.empty(0, np.int64)
+            count = len(batch) if count is None else count
+            extra = self._draws.items.integers(0, known, count)
+        elif kind == "all":
+            extra = np.arange(known)
         return extra if view.is_used is None else extra[view.is_used(extra)]
 
     def _proposals(self, plan: Plan, view: StreamState, known: int) -> Proposals:
-        log_pop = _of_candidates(
-            plan, view.popularity if self.method.popularity != "none" else None
-        )
-        wanted = (
-            self.method.extra == "cache"
-            and self.settings.cache_correction == "occurrence"
-        )
-        log_cache = (
-            _of_candidates(plan, view.cache_draws)
-            if wanted and view.cache_draws is not None
-            else None
-        )
+        corrected = self.method.popularity != "none"
+        log_pop = _of_candidates(plan, view.popularity if corrected else None)
+        log_cache = None
+        by_occurrence = self.settings.cache_correction == "occurrence"
+        if self.method.extra == "cache" and by_occurrence and view.cache_draws:
+            log_cache = _of_candidates(plan, view.cache_draws)
         return Proposals(log_pop, log_cache, known)
-
-    def _outcome(
-        self,
-        term: LossTerm,
-        queries: Tensor,
-        vectors: Tensor,
-        positive: Tensor,
-        own_place: Rows,
-        offsets: Tensor | None,
-        part: Rows,
-    ) -> Outcome:
-        candidates = term.candidates
-        masked = self.settings.mask_positive
-        if candidates.at is None:
-            items = vectors[: len(candidates.count)]
-        else:
-            items = vectors.index_select(0, self._to_device(candidates.at))
-        if term.draws is None:
-            positive = positive - self._to_device(term.log_proposal[own_place])
-        sampling = Sampling(
-            log_weight=self._to_device(term.log_weight()),
-            draws=term.draws,
-            add_positive=masked or term.draws is not None,
-            own=self._to_device(candidates.own),
-            offsets=self._to_device(offsets[torch.from_numpy(part)])
-            if offsets is not None
-            else None,
-            resampler=self.settings.resampler,
-            generator=self._device_draws,
-        )
-        masks = self._masks(candidates.own) if masked else None
-        return sampled_softmax(queries, items, positive, sampling, masks)
-
-    def _masks(self, own: NDArray[np.int32]) -> SparseScores:
-        """Scores that take each query's own positive out of its candidates."""
-        rows = np.flatnonzero(own >= 0)
-        first = np.searchsorted(rows, np.arange(len(own) + 1)).astype(np.int32)
-        values = torch.full((len(rows),), float(MASKED), device=self.device)
-        return SparseScores(
-            self._to_device(first),
-            self._to_device(rows),
-            self._to_device(own[rows]),
-            values,
-        )
-
-
-def _generator(device: torch.device, seed: int) -> torch.Generator | None:
-    """A GPU's own source of randomness, for draws that are too many to send; None where
-    there is no GPU.
-    """
-    return (
-        torch.Generator(device).manual_seed(seed) if torch.cuda.is_available() else None
-    )
 
 
 def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:
@@ -562,39 +348,10 @@ def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:
     return values
 
 
-def _items(candidates: Candidates, plan: Plan) -> Rows:
-    found: Rows = (
-        plan.items[: len(candidates.count)]
-        if candidates.at is None
-        else plan.items[candidates.at]
-    )
-    return found
-
-
 def _gradient(leaf: Tensor) -> Tensor:
     return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
 
 
-def _figures(outcome: Outcome) -> list[Tensor]:
-    return [
-        outcome.loss.detach(),
-        outcome.effective,
-        outcome.distinct,
-        outcome.own_share,
-    ]
-
-
-def _spread(
-    counts: Tensor, term: LossTerm, prepared: Prepared, terms: list[LossTerm], at: Rows
-) -> Tensor:
-    """Draws among a part's own candidates, by the candidates of the whole batch."""
-    local = next(t for t in terms if t.name == term.name).candidates
-    by_place = torch.zeros(len(prepared.plan.items), device=counts.device)
-    places = at[: len(local.count)] if local.at is None else at[local.at]
-    by_place[to_device(places, counts.device)] = counts
-    wanted = term.candidates
-    return (
-        by_place[: len(wanted.count)]
-        if wanted.at is None
-        else by_place[to_device(wanted.at, counts.device)]
-    )
+def _figures(outcome: LossOutcome) -> list[Tensor]:
+    loss = outcome.loss.detach()
+    return [loss, outcome.effective, outcome.distinct, outcome.own_share]

@@ -7,10 +7,10 @@ towers or methods.
 """
 
 from streamer.model.kernels.sampled_softmax import (
-    Outcome,
+    LossOutcome,
     Sampling,
     SparseScores,
     sampled_softmax,
 )
 
-__all__ = ["Outcome", "Sampling", "SparseScores", "sampled_softmax"]
+__all__ = ["LossOutcome", "Sampling", "SparseScores", "sampled_softmax"]

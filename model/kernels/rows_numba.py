@@ -39,8 +39,6 @@ _HALF = f32(0.5)
 _BIAS = np.int32(127)
 _MANTISSA_BITS = np.int32(23)
 
-MASKED = f32(-1e30)
-"""Added to a score, it takes the candidate out of the row."""
 _EMPTY = f32(-1e29)
 
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from streamer.model.kernels import blocks_numba, blocks_torch
-from streamer.model.kernels.spec import Computed, Outcome, Sampling, SparseScores
+from streamer.model.kernels.spec import Computed, LossOutcome, Sampling, SparseScores
 
-__all__ = ["Outcome", "Sampling", "SparseScores", "sampled_softmax"]
+__all__ = ["LossOutcome", "Sampling", "SparseScores", "sampled_softmax"]
 
 
 def sampled_softmax(
@@ -32,7 +32,7 @@ def sampled_softmax(
     positive: Tensor,
     sampling: Sampling,
     entries: SparseScores | None = None,
-) -> Outcome:
+) -> LossOutcome:
     """Mean loss of B queries over K candidates.
 
     Args:
@@ -47,7 +47,9 @@ def sampled_softmax(
     loss, counts, effective, distinct, own_share = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
         queries, items, positive, values, sampling, entries
     )
-    return Outcome(loss, counts, effective.mean(), distinct.mean(), own_share.mean())
+    return LossOutcome(
+        loss, counts, effective.mean(), distinct.mean(), own_share.mean()
+    )
 
 
 def _compute(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-Resampler = str
-"""`systematic` or `multinomial`."""
+from streamer.model.batch import Ints
+from streamer.model.device import to_device
+
+MASKED = -1e30
+"""Added to a score, it takes the candidate out of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,20 @@ class SparseScores:
     rows: Tensor
     columns: Tensor
     values: Tensor
+
+    @classmethod
+    def masking(cls, own: Ints, like: Tensor) -> SparseScores:
+        """Scores that take each query's own positive, at column `own`, out of its
+        candidates; of the type and on the device of `like`.
+        """
+        rows = np.flatnonzero(own >= 0)
+        first = np.searchsorted(rows, np.arange(len(own) + 1)).astype(np.int32)
+        return cls(
+            to_device(first, like.device),
+            to_device(rows, like.device),
+            to_device(own[rows], like.device),
+            like.new_full((len(rows),), MASKED),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +71,7 @@ class Sampling:
     add_positive: bool
     own: Tensor
     offsets: Tensor | None = None
-    resampler: Resampler = "systematic"
+    resampler: str = "systematic"
     generator: torch.Generator | None = None
 
 
@@ -75,7 +93,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LossOutcome:
     """The mean loss (differentiable) and what the draws looked like (not
     differentiable).
     """

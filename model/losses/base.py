@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from streamer.model.batch import Floats, Rows
-from streamer.model.plan import Candidates, Plan
+from streamer.model.plan import CandidateSet, Plan
 from streamer.model.settings import MethodSettings
 
 Extra = Literal["none", "cache", "uniform", "all"]
@@ -63,7 +63,7 @@ class LossTerm:
     """
 
     name: str
-    candidates: Candidates
+    candidates: CandidateSet
     log_proposal: Floats
     draws: int | None
     weight: float

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from streamer.model.kernels import Sampling, SparseScores, sampled_softmax
-from streamer.model.kernels.rows_numba import MASKED
 from streamer.model.settings import MethodSettings
 
 
@@ -301,7 +300,9 @@ def _loss(
             generator=generator,
         )
         score = positive if drawn else positive - term.log_proposal
-        masks = _masks(term.own, queries) if mask_positive else None
+        masks = None
+        if mask_positive:
+            masks = SparseScores.masking(term.own.cpu().numpy(), queries)
         outcome = sampled_softmax(queries, term.vectors, score, sampling, masks)
         total = total + term.weight * outcome.loss
         if drawn:
@@ -310,15 +311,3 @@ def _loss(
     if not ids:
         return SampledLoss(total, Draws(terms[0].ids[:0], queries.new_zeros(0)))
     return SampledLoss(total, Draws(torch.cat(ids), torch.cat(counts)))
-
-
-def _masks(own: Tensor, queries: Tensor) -> SparseScores:
-    """Scores that take each query's own positive out of its candidates."""
-    rows = torch.nonzero(own >= 0).squeeze(1)
-    first = torch.searchsorted(rows, torch.arange(len(own) + 1, device=own.device)).to(
-        torch.int32
-    )
-    values = torch.full(
-        (len(rows),), float(MASKED), dtype=queries.dtype, device=own.device
-    )
-    return SparseScores(first, rows, own[rows], values)

@@ -5,8 +5,13 @@ Belongs here: an estimate that counts items as they come and returns the logarit
 their share. May import: `model.batch`, `model.growing`, `model.jit`.
 """
 
-from streamer.model.popularity.base import Popularity, estimation_error
+from streamer.model.popularity.base import PopularityEstimate, estimation_error
 from streamer.model.popularity.exact import ExactPopularity
 from streamer.model.popularity.hashed import HashPopularity
 
-__all__ = ["ExactPopularity", "HashPopularity", "Popularity", "estimation_error"]
+__all__ = [
+    "ExactPopularity",
+    "HashPopularity",
+    "PopularityEstimate",
+    "estimation_error",
+]

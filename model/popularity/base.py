@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Floats, LogPopularity, Rows
 
 
-class Popularity(LogPopularity, Protocol):
+class PopularityEstimate(LogPopularity, Protocol):
     """Learns from the stream how large a share of the events each item has."""
 
     def observe(self, items: Rows) -> None:

@@ -21,11 +21,11 @@ from streamer.model.rows.growing import grown
 MAX_READERS = 8
 
 
-class Changes:
+class RowChanges:
     """One byte for each row of each kind, one bit of it for each reader.
 
     Examples:
-        >>> changes = Changes()
+        >>> changes = RowChanges()
         >>> reader = changes.reader()
         >>> changes.mark("items", np.array([5, 2, 5]))
         >>> reader.take("items"), reader.take("items")

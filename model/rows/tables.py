@@ -23,7 +23,7 @@ from streamer.model.rows.by_rows import Arrays, ByRows
 from streamer.model.rows.growing import capacity_for, grown
 
 
-class Table(ByRows):
+class EmbeddingTable(ByRows):
     """A growing matrix of weights with room for per-row optimizer state.
 
     Args:

@@ -22,7 +22,8 @@ from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
 from streamer.model.popularity import ExactPopularity, HashPopularity
 from streamer.model.retrieval import Retriever
-from streamer.model.trainer import StepResult, Trainer
+from streamer.model.step import StepResult
+from streamer.model.trainer import Trainer
 from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.metrics import evaluate
 from streamer.replay.evaluation.record import (

@@ -31,7 +31,7 @@ from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
 from streamer.model.rows.recent_items import UserHistory
 from streamer.model.settings import LearnerSettings
-from streamer.model.trainer import StepResult
+from streamer.model.step import StepResult
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
 from streamer.snapshot import Checkpoint, CheckpointStore

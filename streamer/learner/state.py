@@ -24,7 +24,11 @@ from streamer.limits import Limits, limits_of
 from streamer.model.batch import Rows
 from streamer.model.device import resolve_device
 from streamer.model.occurrence import Occurrence
-from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity
+from streamer.model.popularity import (
+    ExactPopularity,
+    HashPopularity,
+    PopularityEstimate,
+)
 from streamer.model.ranking.candidates import CandidateFeatures
 from streamer.model.ranking.ranker import Ranker
 from streamer.model.retrieval import Retriever
@@ -154,7 +158,7 @@ class State:
         self.changes.mark("items", self.rows("items"))
 
     @property
-    def popularity(self) -> Popularity:
+    def popularity(self) -> PopularityEstimate:
         """The estimate that corrects the sampling bias."""
         wanted = self.settings.popularity
         if wanted == "auto":

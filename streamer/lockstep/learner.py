@@ -30,7 +30,7 @@ from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
 from streamer.model.rows.recent_items import UserHistory
 from streamer.model.settings import LearnerSettings
-from streamer.model.trainer import StepResult
+from streamer.model.step import StepResult
 
 DIGEST_EVERY = 256
 """Steps between two comparisons of the ranks."""

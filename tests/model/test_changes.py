@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.model.rows.changes import MAX_READERS, Changes
+from streamer.model.rows.changes import MAX_READERS, RowChanges
 
 
 def test_each_reader_gets_what_was_marked_since_it_last_looked():
-    changes, rng = Changes(), np.random.default_rng(0)
+    changes, rng = RowChanges(), np.random.default_rng(0)
     readers = [changes.reader() for _ in range(3)]
     expected = [set() for _ in readers]
     for round_ in range(60):
@@ -24,7 +24,7 @@ def test_each_reader_gets_what_was_marked_since_it_last_looked():
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1023, 1030])
 def test_the_last_rows_are_found_whatever_the_size(size):
-    changes = Changes()
+    changes = RowChanges()
     reader = changes.reader()
     changes._flags["items"] = np.full(size, 0xFF, np.uint8)
     assert reader.take("items").tolist() == list(range(size))
@@ -32,7 +32,7 @@ def test_the_last_rows_are_found_whatever_the_size(size):
 
 
 def test_rows_that_are_put_back_come_again_to_that_reader_only():
-    changes = Changes()
+    changes = RowChanges()
     ours, other = changes.reader(), changes.reader()
     changes.mark("users", np.array([4, 2]))
     ours.put_back("users", ours.take("users"))
@@ -43,7 +43,7 @@ def test_rows_that_are_put_back_come_again_to_that_reader_only():
 
 
 def test_there_are_only_so_many_readers():
-    changes = Changes()
+    changes = RowChanges()
     for _ in range(MAX_READERS):
         changes.reader()
     with pytest.raises(ValueError, match="readers of changes already"):

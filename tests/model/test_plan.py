@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.model.batch import Batch, Recent
-from streamer.model.plan import Candidates, Plan, Planner
+from streamer.model.plan import CandidateSet, Plan, Planner
 
 ITEMS = 12
 
@@ -51,11 +51,11 @@ def pools_of(case: Case) -> dict[str, list[int]]:
     return {"batch": case.items, "extra": case.extra, "all": case.items + case.extra}
 
 
-def candidates_of(plan: Plan) -> dict[str, Candidates]:
+def candidates_of(plan: Plan) -> dict[str, CandidateSet]:
     return {"batch": plan.batch_candidates(), "extra": plan.extra_candidates(), "all": plan.all_candidates()}
 
 
-def rows_of(candidates: Candidates, plan: Plan) -> list[int]:
+def rows_of(candidates: CandidateSet, plan: Plan) -> list[int]:
     """The item row of each column."""
     at = np.arange(len(candidates.count)) if candidates.at is None else candidates.at
     return plan.items[at].tolist()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streamer.model.batch import LogPopularity
-from streamer.model.popularity import ExactPopularity, HashPopularity, Popularity, estimation_error
+from streamer.model.popularity import ExactPopularity, HashPopularity, PopularityEstimate, estimation_error
 from streamer.model.popularity import exact as exact_module
 
 SEEN, UNSEEN = np.arange(30), np.array([999, 10**6, 10**12])
@@ -35,7 +35,7 @@ def stream_of(shares: NDArray[np.float64], events: int, seed: int = 0) -> Items:
     return np.random.default_rng(seed).choice(len(shares), events, p=shares)
 
 
-def observed(popularity: Popularity, stream: Items, batch: int = 512) -> Popularity:
+def observed(popularity: PopularityEstimate, stream: Items, batch: int = 512) -> PopularityEstimate:
     for start in range(0, len(stream), batch):
         popularity.observe(stream[start : start + batch])
     return popularity
@@ -75,10 +75,10 @@ class PopularityContract:
 
     STREAM = stream_of(zipf_shares(len(SEEN)), 4000)
 
-    def make(self) -> Popularity:
+    def make(self) -> PopularityEstimate:
         raise NotImplementedError
 
-    def after(self, stream: Items = STREAM) -> Popularity:
+    def after(self, stream: Items = STREAM) -> PopularityEstimate:
         return observed(self.make(), stream)
 
     def test_finite_for_every_row_before_and_after_the_first_event(self) -> None:
@@ -173,7 +173,7 @@ class TestHashBatchClockContract(PopularityContract):
     def make(self) -> HashPopularity:
         return HashPopularity(slots=1 << 12, clock="batch")
 
-    def after(self, stream: Items = PopularityContract.STREAM) -> Popularity:
+    def after(self, stream: Items = PopularityContract.STREAM) -> PopularityEstimate:
         return observed(self.make(), stream, batch=2)  # so small that an item is rarely twice in a batch
 
 

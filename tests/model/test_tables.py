@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from streamer.model.rows.tables import Table
+from streamer.model.rows.tables import EmbeddingTable
 
 CPU = torch.device("cpu")
 DIM, SLOTS = 3, 2
 fifty = settings(max_examples=50)
 
 
-def table_of(size: int = 0, *, dim: int = DIM, slots: int = SLOTS, std: float = 0.1, seed: int = 5) -> Table:
-    table = Table(dim, slots, std, seed, CPU, numbers=1)
+def table_of(size: int = 0, *, dim: int = DIM, slots: int = SLOTS, std: float = 0.1, seed: int = 5) -> EmbeddingTable:
+    table = EmbeddingTable(dim, slots, std, seed, CPU, numbers=1)
     table.grow(size)
     return table
 
 
-def scribble(table: Table) -> Tensor:
+def scribble(table: EmbeddingTable) -> Tensor:
     """Give every row its own weights and optimizer state; answers them."""
     with torch.no_grad():
         table.lines[: table.size] = torch.randn(table.size, table.lines.shape[1])

@@ -19,7 +19,7 @@ from streamer.learner import Learner
 from streamer.learner.eviction import MAX_AT_ONCE
 from streamer.model.ranking.windows import LONG_WINDOW
 from streamer.model.rows.recency import StepClock
-from streamer.model.rows.tables import Table
+from streamer.model.rows.tables import EmbeddingTable
 from streamer.model.settings import LearnerSettings
 
 LIMITS = {"max_users": 5, "max_items": 7, "max_categories": 3}
@@ -206,7 +206,7 @@ class Eviction(RuleBasedStateMachine):
 
 def new_lines(learner: Learner, name: str, rows: np.ndarray) -> np.ndarray:
     table = learner.state.trainer.model.tables[name]
-    return Table(table.dim, table.slots, table.std, table.seed, table.lines.device).take(rows)["lines"]
+    return EmbeddingTable(table.dim, table.slots, table.std, table.seed, table.lines.device).take(rows)["lines"]
 
 
 TestEviction = Eviction.TestCase

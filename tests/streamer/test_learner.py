@@ -27,7 +27,7 @@ from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsErr
 from streamer.learner import Learner
 from streamer.model.losses import METHODS
 from streamer.model.settings import LearnerSettings
-from streamer.model.trainer import RowGradient
+from streamer.model.step import RowGradient
 
 STREAMING = [name for name in METHODS if name != "full-softmax"]
 
