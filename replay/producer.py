@@ -24,7 +24,7 @@ from streamer.errors import SourceError
 from streamer.replay.events import Record
 from streamer.replay.pacing import Pace
 from streamer.replay.settings import DEFAULT_PARTITIONS
-from streamer.sources.embedded.source import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 
 MAX_WRITE_RECORDS = 16_384
 

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from streamer.publish.points import Writer as PointWriter
     from streamer.publish.publisher import Publisher
     from streamer.snapshot import CheckpointStore
+    from streamer.sources.embedded.source import ConsumerGroup
     from streamer.sources.kafka.settings import KafkaSettings
+    from streamer.sources.positions import StartPolicy
 
 
 def build_pipeline(settings: RunSettings) -> Pipeline:
@@ -276,7 +278,7 @@ def event_tail(settings: ServeSettings) -> Callable[[], Source]:
     from streamer.sources.embedded.source import EmbeddedSource
 
     return lambda: EmbeddedSource(
-        settings.data_dir, settings.all_topics, wait_for_topic=True
+        settings.data_dir, settings.all_topics, wait_for_topic=True, group=None
     )
 
 
@@ -311,14 +313,14 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
     if (kafka := kafka_settings(settings)) is not None:
         from kafka import KafkaProducer
 
-        from streamer.sources.kafka.client import connect, explained
+        from streamer.sources.kafka.client import connect, to_streamer_error
 
         producer = connect(
             KafkaProducer, {"max_block_ms": 5_000} | kafka.producer_config()
         )
 
         def send(key: bytes, value: bytes) -> None:
-            with explained(f"topic {topic!r} of Kafka"):
+            with to_streamer_error(f"topic {topic!r} of Kafka"):
                 producer.send(topic, value, key).get(timeout=5)
 
         return send
@@ -344,13 +346,16 @@ def rank_sources(settings: RunSettings) -> RankSources:
     from streamer.lockstep.sources import AssignedSource
     from streamer.sources.embedded.source import EmbeddedSource, all_partitions
 
+    start = start_policy(settings)
+    consumers = consumer_group(settings)
+
     def open_one(partition: Partition) -> Source:
         return EmbeddedSource(
             settings.data_dir,
             partition.topic,
             [partition.number],
-            start="latest" if settings.start == "latest" else "earliest",
-            start_timestamp_ms=settings.start_timestamp_ms,
+            start,
+            group=consumers,
         )
 
     listed = partial(
@@ -381,11 +386,29 @@ def source_factory(
     return lambda: EmbeddedSource(
         settings.data_dir,
         settings.all_topics,
-        start="latest" if settings.start == "latest" else "earliest",
-        start_timestamp_ms=settings.start_timestamp_ms,
-        from_beginning=settings.from_beginning,
+        start=start_policy(settings),
         wait_for_topic=not settings.until_end,
+        group=consumer_group(settings),
     )
+
+
+def start_policy(settings: RunSettings) -> StartPolicy:
+    """Where partitions of the embedded log begin that have no position."""
+    from streamer.sources.positions import StartPolicy
+
+    return StartPolicy(
+        "latest" if settings.start == "latest" else "earliest",
+        settings.start_timestamp_ms,
+        settings.from_beginning,
+    )
+
+
+def consumer_group(settings: RunSettings) -> ConsumerGroup:
+    """In whose name positions in the embedded log are committed, and what is kept."""
+    from streamer.sources.embedded.source import ConsumerGroup
+
+    keep_mb = settings.embedded_retention_mb
+    return ConsumerGroup(settings.group_id, keep_mb * 1_000_000 if keep_mb else None)
 
 
 def kafka_settings(settings: StreamSettings) -> KafkaSettings | None:

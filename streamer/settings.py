@@ -302,6 +302,12 @@ class PipelineSettings(Settings):
     checkpoint_dir: Path | None = setting(
         None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints"
     )
+    embedded_retention_mb: int = setting(
+        1_000,
+        "Size of the embedded log from which on what every consumer group has committed is removed; 0: never.",
+        at_least=0,
+        unit="megabytes",
+    )
     dead_letters: str | None = setting(
         None,
         "Topic (Kafka) or file (a name with a slash, or that ends with .jsonl) for records that are not valid events.",

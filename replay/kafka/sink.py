@@ -25,31 +25,35 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
-from itertools import chain
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition, errors
-from kafka.partitioner.default import murmur2
-from kafka.structs import OffsetAndMetadata
+from kafka import (
+    KafkaConsumer,
+    KafkaProducer,
+    OffsetAndMetadata,
+    TopicPartition,
+    errors,
+)
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.replay.events import Record
-from streamer.replay.kafka.batches import sender_for
 from streamer.sources.kafka.client import (
     connect,
-    explained,
     is_transient,
+    streamer_error,
     to_streamer_error,
 )
 from streamer.sources.kafka.settings import KafkaSettings
 
 GROUP_PREFIX = "streamer-replay-"
-TIMEOUTS = {"delivery_timeout_ms": 120_000, "transaction_timeout_ms": 60_000}
-DEFAULTS = TIMEOUTS | {"batch_size": 1 << 19, "linger_ms": 5}
+DEFAULTS = {
+    "delivery_timeout_ms": 120_000,
+    "transaction_timeout_ms": 60_000,
+    "batch_size": 1 << 19,
+    "linger_ms": 5,
+}
 TOPIC_TIMEOUT_MS = 10_000
 CLOSE_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.5
@@ -78,42 +82,33 @@ class KafkaSink:
         self._settings = settings
         self._topic = topic
         self._clock = clock
-        self._where = (
-            f"topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
-        )
+        self._where = f"topic {topic!r} of {settings.where}"
         self._config = DEFAULTS | settings.producer_config()
         self._config["allow_auto_create_topics"] = settings.client.get(
             "allow_auto_create_topics", True
         )
-        self._timeout_s, self._transaction_timeout_s = (
-            self._config[name] / 1000 for name in TIMEOUTS
-        )
-        self._group: str | None = (
-            None  # without `resume` there is none, and no transactions
-        )
-        self._position = 0  # the replay's events in the topic, with those on their way
-        self._events: Sequence[Record] = ()  # of the last write
-        self._attempt: Future[None] | None = (
-            None  # to write them; none when they are safe
-        )
+        self._timeout_s = self._config["delivery_timeout_ms"] / 1000
+        self._transaction_timeout_s = self._config["transaction_timeout_ms"] / 1000
+        # without `resume` there is no group, and there are no transactions
+        self._group: str | None = None
+        # the replay's events in the topic, with those on their way
+        self._position = 0
+        # those of the last write, and the attempt to write them; none when it is safe
+        self._events: Sequence[Record] = ()
+        self._attempt: Future[None] | None = None
         self._producer: Any = connect(
             KafkaProducer, {"max_block_ms": TOPIC_TIMEOUT_MS} | self._config
         )
-        self._send = sender_for(self._producer)
         try:
-            self._partitions = self._find_partitions()
+            self._metadata = f"{self._count_partitions()} partitions"
         except BaseException:
             self.close()
             raise
-        self._metadata = f"{len(self._partitions)} partitions"
 
-    def _find_partitions(self) -> list[TopicPartition]:
+    def _count_partitions(self) -> int:
         try:
-            with explained(self._where):
-                return [
-                    TopicPartition(self._topic, n)
-                    for n in sorted(self._producer.partitions_for(self._topic))
-                ]
+            with to_streamer_error(self._where):
+                return len(self._producer.partitions_for(self._topic))
         except SourceUnavailable as error:
             problem = "there is no such topic, and the brokers do not create it. Create it first"
             raise UnknownTopic(f"{self._where}: {problem}") from error
@@ -137,7 +132,7 @@ class KafkaSink:
             KafkaProducer, {"transactional_id": transactional_id} | self._config
         )
         needs = f"rights for {transactional_id!r}, and as many brokers as transaction.state.log.replication.factor says"
-        with explained(
+        with to_streamer_error(
             f"no transactions in {self._where} (they need {needs}; --no-resume writes without them)"
         ):
             producer.init_transactions()
@@ -150,10 +145,12 @@ class KafkaSink:
         }
         with (
             contextlib.closing(connect(KafkaConsumer, config)) as consumer,
-            explained(f"group {self._group!r}"),
+            to_streamer_error(f"group {self._group!r}"),
         ):
             found = consumer.committed(
-                self._partitions[0], metadata=True, timeout_ms=1000 * self._timeout_s
+                TopicPartition(self._topic, 0),
+                metadata=True,
+                timeout_ms=1000 * self._timeout_s,
             )
         if found is not None and found.metadata != self._metadata:
             problem = f"it had {found.metadata} then, and has {self._metadata} now. --restart begins anew"
@@ -234,7 +231,9 @@ class KafkaSink:
             producer.begin_transaction()
             self._send_all(producer, events)
             offsets = {
-                self._partitions[0]: OffsetAndMetadata(position, self._metadata, -1)
+                TopicPartition(self._topic, 0): OffsetAndMetadata(
+                    position, self._metadata, -1
+                )
             }
             producer.send_offsets_to_transaction(offsets, self._group)
             producer.commit_transaction()
@@ -250,22 +249,21 @@ class KafkaSink:
             ):
                 with contextlib.suppress(errors.KafkaError):
                     producer.abort_transaction()
-                raise to_streamer_error(error, f"events to {self._where}") from error
+                raise streamer_error(error, f"events to {self._where}") from error
             raise SourceUnavailable(f"events to {self._where}: {error}") from error
 
     def _send_all(self, producer: Any, events: Sequence[Record]) -> None:
         """Return when the brokers have all events; the client would also commit a
         transaction that lacks some.
         """
-        parts: defaultdict[int, list[Record]] = defaultdict(list)
-        for record in events:
-            parts[_key_hash(record[0] or b"") % len(self._partitions)].append(record)
         time_ms = round(self._clock() * 1000)
-        sent = [
-            self._send(producer, self._partitions[number], part, time_ms)
-            for number, part in parts.items()
-        ]
-        for future in chain.from_iterable(sent):
+        sent: list[Any] = []
+        for key, value, _ in events:
+            # without a key it would be given to any partition
+            sent.append(
+                producer.send(self._topic, value, key or b"", timestamp_ms=time_ms)
+            )
+        for future in sent:
             future.get(self._timeout_s)
 
 
@@ -283,9 +281,3 @@ def _in_background(work: Callable[..., None], *arguments: Any) -> Future[None]:
 
     threading.Thread(target=run, name="kafka-sink", daemon=True).start()
     return done
-
-
-@lru_cache(1 << 20)
-def _key_hash(key: bytes) -> int:
-    """As every producer of Kafka hashes a key to choose its partition."""
-    return int(murmur2(key)) & 0x7FFFFFFF

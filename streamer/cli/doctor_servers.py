@@ -32,13 +32,13 @@ def check_kafka(settings: RunSettings) -> Iterator[Finding]:
     from kafka import KafkaConsumer
 
     from streamer.build import kafka_settings
-    from streamer.sources.kafka.client import connect, explained
+    from streamer.sources.kafka.client import connect, to_streamer_error
 
     kafka = kafka_settings(settings)
     assert kafka is not None
     consumer = connect(KafkaConsumer, kafka.consumer_config())
     try:
-        with explained(f"Kafka at {settings.bootstrap_servers}"):
+        with to_streamer_error(f"Kafka at {settings.bootstrap_servers}"):
             existing = consumer.topics()
             version = ".".join(map(str, consumer.config["api_version"]))
             topics = count(len(existing), "topic")

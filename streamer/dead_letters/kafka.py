@@ -25,8 +25,9 @@ from streamer.errors import SourceError, SourceUnavailable, StreamerError
 from streamer.sources.kafka.client import (
     ClientLog,
     connect,
-    explained,
+    hang_up,
     is_transient,
+    streamer_error,
     to_streamer_error,
 )
 from streamer.sources.kafka.settings import KafkaSettings
@@ -60,7 +61,7 @@ def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) 
     """
     admin = connect(KafkaAdminClient, settings.admin_config())
     try:
-        with explained(
+        with to_streamer_error(
             f"there is no topic {topic!r} for dead letters, and it cannot be created"
         ):
             if topic in admin.list_topics():
@@ -123,7 +124,7 @@ class KafkaDeadLetters(DeadLetters):
         self._refused_path = Path(refused)
         self._flush_timeout_s = flush_timeout_s
         self._clock = clock
-        self._where = f"dead letters to topic {topic!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        self._where = f"dead letters to topic {topic!r} of {settings.where}"
         self._producer: Any = None
         self._topic_is_there = False
         self._unsent: deque[_Waiting] = deque()
@@ -253,7 +254,7 @@ class KafkaDeadLetters(DeadLetters):
                 False  # perhaps; it is looked for before the next try
             )
             self._unsent.append(waiting)
-            self._wait_for(to_streamer_error(error, self._where))
+            self._wait_for(streamer_error(error, self._where))
         elif isinstance(error, TOO_LARGE) and (
             smaller := [cut for cut in CUTS_BYTES if cut < size]
         ):
@@ -297,12 +298,8 @@ class KafkaDeadLetters(DeadLetters):
     def _hang_up(self) -> None:
         producer = self._producer
         self._producer = None
-        if producer is None:
-            return
-        if (self._sent or self._unsent) and hasattr(producer, "_sender"):
-            producer._sender.force_close()  # or `close` would wait for letters that it cannot send
-        with contextlib.suppress(errors.KafkaError):
-            producer.close(timeout=5)
+        if producer is not None:
+            hang_up(producer, drop_unsent=bool(self._sent or self._unsent))
 
 
 def _headers(letter: DeadLetter) -> list[tuple[str, bytes]]:

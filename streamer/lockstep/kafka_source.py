@@ -1,4 +1,4 @@
-"""Partitions of Kafka topics that were assigned to us by name: no consumer group
+"""Partitions of Kafka topics that were assigned to a rank by name: no consumer group
 decides who reads them.
 """
 
@@ -6,28 +6,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
-
-from streamer.errors import SourceUnavailable
-from streamer.sources.base import Chunk, Partition
-from streamer.sources.kafka.client import connect, explained
-from streamer.sources.kafka.commits import Commit
+from streamer.sources.base import Partition, Positions
+from streamer.sources.kafka.client import to_streamer_error
+from streamer.sources.kafka.consumer import Consumer
+from streamer.sources.kafka.reader import KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
-from streamer.sources.kafka.source import JOINING_SLICE_S, KafkaSource
-from streamer.sources.kafka.starts import Starts
+from streamer.sources.kafka.tail import KafkaTail
 
 STALLED_S = 5.0
 """After this time without a record, a partition that should have more is not waited
 for.
 """
+WHOLE_FETCH = 1 << 30
 
 
-class AssignedKafkaSource(KafkaSource):
+class AssignedKafkaSource(KafkaTail):
     """Reads what it is told to, from where the listener says. Commits are for those who
     watch the lag.
+
+    Each partition has a buffer, which holds what the client fetched of it at once: a
+    partition that does not want more does not hold up the others.
 
     Args:
         settings: how to reach Kafka; offsets are committed in the name of the group.
@@ -36,8 +36,6 @@ class AssignedKafkaSource(KafkaSource):
         may_commit: whether what is to be committed still is, asked when it is sent.
     """
 
-    all_assigned = True
-
     def __init__(
         self,
         settings: KafkaSettings,
@@ -45,160 +43,103 @@ class AssignedKafkaSource(KafkaSource):
         wants: Callable[[Partition], bool],
         may_commit: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(replace(settings, trainer=None))
-        self._may_commit = may_commit
-        self._starts: _Policy
-        self._ours = assigned
+        super().__init__(settings, assigned)
         self._wants = wants
-        self._empty_since: dict[
-            Partition, float
-        ] = {}  # when a partition began to bring nothing though it has more
+        self._may_commit = may_commit
+        self._buffers: dict[Partition, list[Any]] = {}
+        self._empty_since: dict[Partition, float] = {}
 
-    def _subscribe(self) -> None:
-        self._check_topics(self._settings.open_timeout_s)
-        self._starts = _Policy(self._settings, self._consumer, self._group)
-        self._fence()
-        self._joined = True
+    def _connect(self) -> Consumer:
+        return Consumer(self._settings, self._settings.group_id)
 
-    def _fence(self) -> None:
-        """Have the client ask whether it may commit: that comes a while after it was
-        told, and we may sleep between.
+    def _ask_for_partitions(self, consumer: Consumer) -> None:
+        consumer.ask_before_commits(self._may_commit)
+        super()._ask_for_partitions(consumer)
+
+    def commit(self, positions: Positions) -> None:
+        """See `Source.commit`."""
+        KafkaReader.commit(self, positions)
+
+    def _let_client_poll(
+        self, consumer: Consumer, max_records: int, timeout_s: float
+    ) -> Mapping[Partition, list[Any]]:
+        """Fetch for the partitions that want more and have nothing in their buffer, and
+        return records of those that want some.
+
+        Fetches are taken from the client whole: of a partition that is paused in the
+        middle of one, it may never return the rest (kafka-python 3.0.12).
         """
-        coordinator = self._consumer._coordinator
-        send = coordinator._send_offset_commit_request
-
-        async def send_if_we_may(
-            offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        ) -> Any:
-            return await send(offsets) if self._may_commit() else None
-
-        coordinator._send_offset_commit_request = send_if_we_may
-
-    def _join(self) -> None:
-        began = time.monotonic()
-        self._take_over()
-        while self._unsettled:
-            self._step(0, JOINING_SLICE_S)
-            if time.monotonic() - began > self._settings.join_timeout_s:
-                raise SourceUnavailable(
-                    f"{self._where} did not say where its partitions begin and end"
-                )
-
-    def _take_over(self) -> None:
-        """Begin with partitions that are ours now; one that was added to its topic is
-        read from its beginning.
-        """
-        known = {*self._reading, *self._unsettled}
-        if not (
-            new := [tp for p in self._ours() if (tp := TopicPartition(*p)) not in known]
-        ):
-            return
-        self._consumer.assign([*known, *new])
-        self._assigned(new)
-        if known or any(self._unsettled[tp] is not None for tp in new):
-            added = [tp for tp in new if self._unsettled[tp] is None]
-            self._starts.from_beginning.update(Partition(*tp) for tp in added)
-
-    def _is_quiet(self) -> bool:
-        return not self._unsettled
-
-    def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
-        """See `Source.poll`; partitions that do not want more are passed over."""
-        self._take_over()
-        if not self._consumer.assignment():
-            time.sleep(timeout_s)
-            return []
-        full = [
-            tp for tp, partition in self._reading.items() if not self._wants(partition)
-        ]
-        self._consumer.pause(*full)
-        self._let_parked_return()
+        self._drop_buffers_of_other_logs()
+        if max_records == 0:
+            return super()._let_client_poll(consumer, 0, timeout_s)
+        ready = any(map(self._wants, self._buffers))
+        paused: list[Partition] = []
+        for partition in self._table.reading():
+            if partition in self._buffers or not self._wants(partition):
+                paused.append(partition)
+        consumer.pause(paused)
         try:
-            chunks = super().poll(max_records, timeout_s)
+            fetched = super()._let_client_poll(
+                consumer, WHOLE_FETCH, 0.0 if ready else timeout_s
+            )
         finally:
-            self._consumer.resume(*full)
+            reading = self._table.reading()
+            consumer.resume(p for p in paused if p in reading)
+        self._buffers |= fetched
+        self._drop_buffers_of_other_logs()
+        self._note_empty({*paused, *fetched})
+        return self._take(max_records)
+
+    def _drop_buffers_of_other_logs(self) -> None:
+        """Forget what was fetched of partitions that are assigned anew."""
+        reading = self._table.reading()
+        self._buffers = {p: r for p, r in self._buffers.items() if p in reading}
+
+    def _take(self, max_records: int) -> dict[Partition, list[Any]]:
+        """Take records out of the buffers, of each partition in turn."""
+        taken: dict[Partition, list[Any]] = {}
+        for partition in list(self._buffers):
+            if max_records > 0 and self._wants(partition):
+                records = self._buffers.pop(partition)
+                taken[partition] = records[:max_records]
+                if len(records) > max_records:
+                    self._buffers[partition] = records[max_records:]
+                max_records -= len(taken[partition])
+        return taken
+
+    def _note_empty(self, not_empty: set[Partition]) -> None:
+        """Note since when partitions bring nothing though they have more."""
+        behind = self._behind()
         now = time.monotonic()
-        brought = {chunk.partition for chunk in chunks}
-        behind = set(self._progress.behind())
-        for tp, partition in self._reading.items():
-            if (
-                max_records == 0
-                or tp in full
-                or partition in brought
-                or partition not in behind
-            ):
-                self._empty_since.pop(partition, None)
-            else:
+        for partition in self._table.reading():
+            if partition in behind and partition not in not_empty:
                 self._empty_since.setdefault(partition, now)
-        return chunks
+            else:
+                self._empty_since.pop(partition, None)
 
-    def _let_parked_return(self) -> None:
-        """Make way for the records of a partition that was full, which the client keeps
-        aside.
-
-        It brings them back only if no other records are in line, even used up ones, and
-        fetches nothing for the partition meanwhile (kafka-python 3.0.12): when the
-        other partitions have ended, it would never be read again.
-        """
-        fetcher = self._consumer._fetcher
-        if not fetcher._next_partition_records:
-            fetcher._next_partition_records = None
+    def _behind(self) -> list[Partition]:
+        return [p for p in self._table.behind() if p not in self._buffers]
 
     def has_no_more(self, partition: Partition) -> bool:
-        """Whether a partition is read to its end, or has brought nothing for a while."""
-        if partition not in self._progress.positions():
+        """See `Assigned.has_no_more`: it is read to its end, or has brought nothing for
+        a while.
+        """
+        if partition not in self._table.reading() or partition in self._buffers:
             return False
-        stalled = (
-            time.monotonic() - self._empty_since.get(partition, time.monotonic())
-            > STALLED_S
-        )
-        return stalled or partition not in self._progress.behind()
-
-
-class _Policy(Starts):
-    """Starts where the checkpoint says, or by policy; committed offsets say nothing
-    that a checkpoint does not.
-    """
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.from_beginning: set[Partition] = set()
-
-    def commits(self, partitions: Iterable[Partition]) -> dict[Partition, Commit]:
-        return {}
-
-    def _by_time_or_policy(self, partition: Partition, first: int, end: int) -> int:
-        return (
-            first
-            if partition in self.from_beginning
-            else super()._by_time_or_policy(partition, first, end)
-        )
+        now = time.monotonic()
+        stalled = now - self._empty_since.get(partition, now) > STALLED_S
+        return stalled or partition not in self._table.behind()
 
 
 def all_partitions(settings: KafkaSettings) -> Callable[[], list[Partition]]:
     """What lists all partitions of the topics, over one connection."""
-    consumer: Any = None
+    consumer: Consumer | None = None
 
     def listed() -> list[Partition]:
         nonlocal consumer
-        with explained(f"Kafka at {', '.join(settings.bootstrap_servers)}"):
-            if consumer is None:
-                config = replace(settings, trainer=None).consumer_config() | {
-                    "group_id": None
-                }
-                consumer = connect(KafkaConsumer, config)
-            existing = consumer.topics()
-            found = {
-                topic: consumer.partitions_for_topic(topic)
-                for topic in settings.topics
-                if topic in existing
-            }
-        if len(found) < len(settings.topics):
-            return []
-        return [
-            Partition(topic, number)
-            for topic, numbers in found.items()
-            for number in sorted(numbers or ())
-        ]
+        with to_streamer_error(settings.where):
+            consumer = consumer or Consumer(settings, group_id=None)
+            consumer.existing_topics()
+            return consumer.all_partitions()
 
     return listed

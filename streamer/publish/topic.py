@@ -24,7 +24,7 @@ from streamer.errors import CorruptCheckpoint, SourceError, SourceUnavailable
 from streamer.publish.points import Point, PointId
 from streamer.snapshot.frames import HEADER, frame_header
 from streamer.sources.base import Partition, Positions, Source
-from streamer.sources.kafka.client import connect, explained
+from streamer.sources.kafka.client import connect, hang_up, to_streamer_error
 from streamer.sources.kafka.settings import KafkaSettings
 
 PART_BYTES = 900_000
@@ -81,7 +81,7 @@ class KafkaWriter:
         """See `Writer.begin`."""
         admin = connect(KafkaAdminClient, self._settings.admin_config())
         try:
-            with explained(self._where):
+            with to_streamer_error(self._where):
                 if self._topic not in admin.list_topics():
                     admin.create_topics({self._topic: TOPIC}, wait_for_metadata=True)
         finally:
@@ -90,7 +90,7 @@ class KafkaWriter:
         config.pop("group_instance_id", None)
         with (
             contextlib.closing(connect(KafkaConsumer, config)) as consumer,
-            explained(self._where),
+            to_streamer_error(self._where),
         ):
             partitions = sorted(consumer.partitions_for_topic(self._topic) or ())
             if partitions != [0]:
@@ -109,7 +109,7 @@ class KafkaWriter:
                 KafkaProducer, CONFIG | self._settings.producer_config()
             )
         try:
-            with explained(self._where):
+            with to_streamer_error(self._where):
                 promises = deque[Any]()
                 first: int | None = None
                 for part, (value, last) in enumerate(_parts(frames)):
@@ -152,10 +152,7 @@ class KafkaWriter:
         producer = self._producer
         self._producer = None
         if producer is not None:
-            if hasattr(producer, "_sender"):
-                producer._sender.force_close()  # or it would wait for what it cannot send
-            with contextlib.suppress(errors.KafkaError):
-                producer.close(timeout=5)
+            hang_up(producer, drop_unsent=True)
 
 
 class TopicReader:

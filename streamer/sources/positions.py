@@ -8,6 +8,8 @@ import itertools
 import logging
 import zlib
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from streamer.errors import SourceError
 from streamer.sources.base import Partition
@@ -20,16 +22,25 @@ appends.
 """
 
 
-def partition_of_key(key: bytes, partitions: int) -> int:
-    """The partition a key belongs to: its CRC-32 modulo the number of partitions. Never
-    to be changed.
+@dataclass(frozen=True, slots=True)
+class StartPolicy:
+    """Where partitions begin that have no position.
+
+    Args:
+        start: at their beginning, or at their end.
+        timestamp_ms: instead of `start`: at the first record with at least this
+            timestamp.
+        from_beginning: topics that begin at their beginning in any case.
     """
-    return zlib.crc32(key) % partitions
+
+    start: Literal["earliest", "latest"] = "earliest"
+    timestamp_ms: int | None = None
+    from_beginning: Collection[str] = ()
 
 
 class Partitioner:
-    """Chooses partitions for the records of one topic: by key, and round robin for
-    records without one.
+    """Chooses partitions for the records of one topic: by the CRC-32 of the key, never
+    to be changed, and round robin for records without one.
     """
 
     def __init__(self, partitions: int) -> None:
@@ -37,7 +48,7 @@ class Partitioner:
         self._turn = itertools.count()
 
     def choose(self, key: bytes | None) -> int:
-        """Answer the partition's number."""
+        """Return the partition's number."""
         return (next(self._turn) if key is None else zlib.crc32(key)) % self._partitions
 
 

@@ -14,7 +14,8 @@ from servers.kafka import KafkaServer
 
 from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.sources.base import Partition, Positions, RebalanceListener
-from streamer.sources.kafka.source import KafkaSettings, KafkaSource
+from streamer.sources.kafka.settings import KafkaSettings
+from streamer.sources.kafka.source import KafkaSource
 
 QUICK: dict[str, Any] = {"retry_backoff_ms": 20, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
 """Client settings that make tests quick."""

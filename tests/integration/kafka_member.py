@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable
 
 from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka.source import KafkaSettings, KafkaSource
+from streamer.sources.kafka.settings import KafkaSettings
+from streamer.sources.kafka.source import KafkaSource
 
 
 class Printing:

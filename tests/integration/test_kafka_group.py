@@ -16,8 +16,9 @@ from kafka_harness import QUICK, KafkaHarness, until
 from servers.process import Process
 
 from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka.group import EXPIRY_S, Group
-from streamer.sources.kafka.source import KafkaSettings, KafkaSource
+from streamer.sources.kafka.members import EXPIRY_S, GroupMembers
+from streamer.sources.kafka.settings import KafkaSettings
+from streamer.sources.kafka.source import KafkaSource
 
 pytestmark = pytest.mark.servers
 
@@ -182,8 +183,8 @@ def test_who_reads_what_is_asked_of_the_broker(kafka: KafkaHarness, members: Mem
     until(lambda: len(first.ours) == 2)
     second = members.start(settings)
     until(lambda: len(first.ours) == len(second.ours) == 1)
-    our_id = first.source._consumer.group_metadata().member_id
-    group = Group(settings, 0.0, clock := Clock())
+    our_id = first.source._consumer.member_id
+    group = GroupMembers(settings, 0.0, clock := Clock())
     group.changed()
 
     def read_by_others(*partitions: Partition) -> bool:

@@ -247,7 +247,7 @@ def test_a_log_that_lost_its_end_is_read_on_from_there(
     kafka.append(topic.name, 0, records(regrown))
     summary = zygote.summary(topic.run("a", "--until-end"))
     assert summary["events_this_run"] == regrown, zygote.errors
-    assert ("a new leader has cut it back" if regrown else "its last records were lost") in zygote.errors
+    assert ("a new leader has truncated its log" if regrown else "its last records were lost") in zygote.errors
     kafka.append(topic.name, 0, records(50))
     assert zygote.summary(topic.run("a", "--until-end"))["events_this_run"] == 50
     assert kafka.committed(topic.group) == {Partition(topic.name, 0): 1_050 + regrown}

@@ -17,11 +17,11 @@ from generated_logs import TIMED, write_log
 from kafka import KafkaConsumer, errors
 from kafka.partitioner.default import murmur2
 from kafka_harness import KafkaHarness, until
+from streamer.replay.kafka.batches import send_each
 
 from streamer.errors import SettingsError, SourceError, SourceUnavailable
 from streamer.replay.cli.replay import replay
 from streamer.replay.events import Events, Record
-from streamer.replay.kafka.batches import send_each
 from streamer.replay.kafka.sink import GROUP_PREFIX, KafkaSink
 from streamer.replay.producer import produce
 from streamer.replay.streams import synthetic_stream

@@ -16,7 +16,8 @@ from streamer.event import encode
 from streamer.replay.events import Events, Record
 from streamer.replay.producer import MAX_WRITE_RECORDS, EmbeddedSink, produce
 from streamer.replay.settings import DEFAULT_PARTITIONS
-from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource
+from streamer.sources.embedded.log import EmbeddedLog
+from streamer.sources.embedded.source import EmbeddedSource
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource
 

@@ -20,7 +20,7 @@ from streamer.replay.datasets import LogSettings, open_log
 from streamer.replay.events import Events, Record
 from streamer.replay.producer import EmbeddedSink, EventSink, produce
 from streamer.replay.streams import log_name, log_stream, replay_name, synthetic_stream, up_to
-from streamer.sources.embedded.source import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 
 
 def records(count: int) -> list[Record]:

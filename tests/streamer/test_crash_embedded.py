@@ -16,7 +16,8 @@ from line_harness import NOON_MS, TOPIC, assert_closed, assert_same_checkpoint, 
 from streamer.learner import Learner
 from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
-from streamer.sources.embedded.source import EmbeddedLog, committed_positions
+from streamer.sources.embedded.groups import committed_positions
+from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from streamer.event import encode
 from streamer.learner import Learner
 from streamer.settings import RunSettings
 from streamer.snapshot import CheckpointStore
-from streamer.sources.embedded.source import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy")]
 

@@ -1,5 +1,5 @@
 """The database of the embedded log: its tables and the questions put to them.
-`embedded.py` explains it.
+`source.py` explains it.
 """
 
 from __future__ import annotations
@@ -139,12 +139,31 @@ def unknown_topic(path: Path, missing: Sequence[str], existing: Iterable[str]) -
     return f"there is no topic {names} in {path.parent} (there: {there}). Write it first, or check the name"
 
 
-def first_run_since(
+def ends_of(db: sqlite3.Connection, partition_id: int) -> tuple[int, int]:
+    """Return the first offset of a partition that is still there, and its end."""
+    query = (
+        "SELECT coalesce((SELECT min(first_offset) FROM batches WHERE partition = id), "
+        "next_offset), next_offset FROM partitions WHERE id = ?"
+    )
+    first, end = db.execute(query, (partition_id,)).fetchone()
+    return first, end
+
+
+def first_offset_since(
     db: sqlite3.Connection, partition_id: int, timestamp_ms: int, end: int
 ) -> int:
-    """The first offset of the first run that reaches this timestamp; `end` if none
-    does.
+    """Return the offset of the first record with at least this timestamp; `end` if
+    there is none.
     """
-    query = "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ? AND max_timestamp_ms >= ?"
-    first: int = db.execute(query, (end, partition_id, timestamp_ms)).fetchone()[0]
-    return first
+    run = db.execute(
+        "SELECT first_offset, records FROM batches "
+        "WHERE partition = ? AND max_timestamp_ms >= ? ORDER BY first_offset LIMIT 1",
+        (partition_id, timestamp_ms),
+    ).fetchone()
+    if run is None:
+        return end
+    first, records = run
+    for place, stamp in enumerate(decode_run(records)[0]):
+        if stamp >= timestamp_ms:
+            return int(first) + place
+    return end

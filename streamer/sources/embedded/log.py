@@ -1,4 +1,4 @@
-"""The writing side of the embedded log. `embedded.py` explains it."""
+"""The writing side of the embedded log. `source.py` explains it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from streamer.sources.embedded.database import (
     LOG_FILE,
     create_or_open,
     encode_run,
-    first_run_since,
     rows_of,
     topics_of,
     translated_errors,
@@ -34,7 +33,7 @@ class EmbeddedLog:
     Args:
         data_dir: the directory of the log; created if it is missing.
         group_records: how many records of an append are sorted by partition together;
-            see `embedded.py`.
+            see `source.py`.
         durable: sync to disk at every append, so that a power cut loses nothing;
             several times slower.
         busy_timeout_s: how long to wait for another writer.
@@ -84,7 +83,7 @@ class EmbeddedLog:
         """Append records, all of them or (on an error, or if killed) none, and return
         the ends of all partitions.
 
-        Each goes to the partition of its key (`partition_of_key`), without a key to the
+        Each goes to the partition of its key (`Partitioner`), without a key to the
         next in turn, or all go to the given partition.
 
         Raises:
@@ -142,39 +141,6 @@ class EmbeddedLog:
                     unknown_topic(self._path, [topic], topics_of(self._db))
                 )
         return {Partition(topic, number): end for number, (_, end) in enumerate(rows)}
-
-    def trim(
-        self,
-        topic: str,
-        keep_records: int | None = None,
-        older_than_ms: int | None = None,
-    ) -> int:
-        """Remove old records, and return how many; offsets are not used again.
-
-        Those go that lie further than `keep_records` from the end of their partition,
-        or from the beginning on have a timestamp before `older_than_ms`. Whole runs go,
-        so more may stay than asked for.
-        """
-        removed = 0
-        where = "WHERE partition = :id AND first_offset < :limit AND first_offset + count <= :limit"
-        with self._transaction():
-            for partition_id, next_offset in rows_of(self._db, topic):
-                limit = 0 if keep_records is None else next_offset - keep_records
-                if older_than_ms is not None:
-                    limit = max(
-                        limit,
-                        first_run_since(
-                            self._db, partition_id, older_than_ms, next_offset
-                        ),
-                    )
-                values = {"id": partition_id, "limit": limit}
-                removed += int(
-                    self._db.execute(
-                        f"SELECT total(count) FROM batches {where}", values
-                    ).fetchone()[0]
-                )
-                self._db.execute(f"DELETE FROM batches {where}", values)
-        return removed
 
     def close(self) -> None:
         """Let go of the database. May be called twice."""

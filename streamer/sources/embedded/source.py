@@ -29,6 +29,9 @@ letters): SQLite makes them wait for each other. A killed process loses nothing 
 **Readers** never block writers, nor each other. Committed positions are kept apart, in
 `DIR/groups.sqlite3`, so that storing them does not wait for a writer either.
 
+**Retention.** A reader of a group with `keep_bytes` removes what every group has
+committed, once the log is larger; see `retention`.
+
 SQLite's WAL needs a local file system: not for a directory on NFS.
 """
 
@@ -37,13 +40,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
@@ -55,18 +54,37 @@ from streamer.sources.embedded.database import (
     topics_of,
     translated_errors,
 )
-from streamer.sources.embedded.groups import GROUPS_FILE, Commits, committed_positions
-from streamer.sources.embedded.log import EmbeddedLog
+from streamer.sources.embedded.groups import GROUPS_FILE, GroupPositions
+from streamer.sources.embedded.retention import trim
+from streamer.sources.embedded.runs import RunReader
 from streamer.sources.positions import (
+    StartPolicy,
     as_topics,
     checked_partitions,
     checked_position,
     warn_of_gap,
 )
 
-__all__ = ["EmbeddedLog", "EmbeddedSource", "committed_positions"]
-
 IDLE_SLEEP_S = 0.01
+TRIM_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """A name under which positions are committed.
+
+    Args:
+        name: of the group.
+        keep_bytes: how large the log may be before what every group has committed is
+            removed; None for any size.
+    """
+
+    name: str = "streamer"
+    keep_bytes: int | None = None
+
+
+EARLIEST = StartPolicy()
+DEFAULT_GROUP = ConsumerGroup()
 
 
 class EmbeddedSource:
@@ -79,45 +97,41 @@ class EmbeddedSource:
         partitions: the partition numbers to read of every topic; None for all.
         start: where partitions begin that the listener gives no position for. A topic
             that appears only after `open` is read from its beginning in any case.
-        start_timestamp_ms: instead of `start`: begin at the first record with at least
-            this timestamp.
-        from_beginning: those of the topics that begin at their beginning in any case.
         wait_for_topic: if a topic (or the whole log) is not there yet, wait for it in
             `poll`, do not raise.
-        group: the name under which `commit` stores positions.
+        group: in whose name positions are committed; None for a reader that commits
+            none, which retention does not wait for.
     """
+
+    at_end = False
+    all_assigned = True
+    problem = None
 
     def __init__(
         self,
         data_dir: str | Path,
         topics: str | Sequence[str],
         partitions: Collection[int] | None = None,
-        start: Literal["earliest", "latest"] = "earliest",
-        start_timestamp_ms: int | None = None,
+        start: StartPolicy = EARLIEST,
         *,
-        from_beginning: Collection[str] = (),
         wait_for_topic: bool = False,
-        group: str = "streamer",
+        group: ConsumerGroup | None = DEFAULT_GROUP,
     ) -> None:
         self._path = Path(data_dir) / LOG_FILE
         self._missing = as_topics(topics)
         self._wanted = partitions
         self._start = start
-        self._start_timestamp_ms = start_timestamp_ms
-        self._from_beginning = from_beginning
         self._wait_for_topic = wait_for_topic
-        self._commits = Commits(Path(data_dir) / GROUPS_FILE, group)
-        self._ends: dict[
-            int, int
-        ] = {}  # by the id of its row, as far as they are known
+        self._keep_bytes = group.keep_bytes if group is not None else None
+        self._commits: GroupPositions | None = None
+        if group is not None:
+            self._commits = GroupPositions(Path(data_dir) / GROUPS_FILE, group.name)
         self._listener: RebalanceListener | None = None
         self._db: sqlite3.Connection | None = None
         self._inode = 0
-        self._partitions: dict[int, Partition] = {}  # by the id of its row
-        self._next: dict[int, int] = {}  # the next offset to fetch, by the same id
-        self._cursor = 0  # every run of ours up to this seq was fetched
-        self._idle = False  # the last fetch found nothing
-        self._pending: deque[Chunk] = deque()  # fetched, not returned yet
+        self._runs: RunReader | None = None
+        self._ends: dict[int, int] = {}  # by the id of its row, as far as is known
+        self._trim_at = 0.0
 
     def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`."""
@@ -132,8 +146,8 @@ class EmbeddedSource:
                         database.unknown_topic(self._path, missing, existing)
                     )
                 if self._db is not None:
-                    with self._snapshot():
-                        self._take_over_topics(self._start)
+                    with self._snapshot(self._db):
+                        self._take_over_topics(self._db, self._start)
         except BaseException:
             self.close()
             raise
@@ -142,11 +156,11 @@ class EmbeddedSource:
         """See `Source.poll`."""
         assert self._listener is not None, "open comes first"
         deadline = time.monotonic() + timeout_s
-        self._commits.flush()
+        if self._commits is not None:
+            self._commits.flush()
+            self._trim(self._commits)
         while True:
-            if max_records > 0 and not self._pending:
-                self._fetch(max_records)
-            chunks = _take(self._pending, max_records)
+            chunks = self._fetch(max_records) if max_records > 0 else []
             remaining_s = deadline - time.monotonic()
             if chunks or max_records == 0 or remaining_s <= 0:
                 return chunks
@@ -156,29 +170,21 @@ class EmbeddedSource:
                 )
             time.sleep(min(IDLE_SLEEP_S, remaining_s))
 
-    at_end = False
-    all_assigned = True
-    problem = None
-
     def positions(self) -> Positions:
         """See `Source.positions`."""
-        following = {
-            partition: self._next[row] for row, partition in self._partitions.items()
-        }
-        for chunk in reversed(self._pending):  # fetched, but not returned
-            following[chunk.partition] = chunk.offsets[0]
-        return following
+        return self._runs.positions() if self._runs is not None else {}
 
     def commit(self, positions: Positions) -> None:
-        """Store the positions for lag monitors (`committed_positions`) at the next
+        """Store the positions as those of the group (`committed_positions`) at the next
         poll, or at `close`.
         """
-        self._commits.add(positions)
+        if self._commits is not None:
+            self._commits.add(positions)
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`. Any thread may ask, so over a connection of its
         own; what was known last if the log does not respond."""
-        partitions = self._partitions
+        partitions = self._runs.partitions if self._runs is not None else {}
         if partitions:
             with (
                 contextlib.suppress(sqlite3.Error),
@@ -186,14 +192,12 @@ class EmbeddedSource:
             ):
                 self._ends = dict(db.execute("SELECT id, next_offset FROM partitions"))
         ends = self._ends
-        return {
-            partition: ends[row] for row, partition in partitions.items() if row in ends
-        }
+        return {p: ends[row] for row, p in partitions.items() if row in ends}
 
     def close(self) -> None:
         """Store what was committed and let go of the database. May be called twice."""
-        self._commits.flush()
-        self._pending.clear()
+        if self._commits is not None and self._commits.has_waiting:
+            self._commits.flush()
         self._listener = None
         if self._db is not None:
             self._db.close()
@@ -206,12 +210,12 @@ class EmbeddedSource:
         if not self._path.exists():
             return
         db = connect(self._path, "rw", database.BUSY_TIMEOUT_S)
-        if (
-            database.format_of(db, self._path) == 0
-        ):  # a writer is about to create the tables
-            db.close()
+        if database.format_of(db, self._path) == 0:
+            db.close()  # a writer is about to create the tables
             return
-        self._db, self._inode = db, self._path.stat().st_ino
+        self._db = db
+        self._inode = self._path.stat().st_ino
+        self._runs = RunReader(db)
 
     def _is_same_file(self) -> bool:
         """A removed log would be waited for in vain: its file lives on, unseen, as long
@@ -223,172 +227,95 @@ class EmbeddedSource:
             return False
 
     @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[None]:
+    def _snapshot(self, db: sqlite3.Connection) -> Iterator[None]:
         """All reads within see one state of the log."""
-        assert self._db is not None
-        self._db.execute("BEGIN")
+        db.execute("BEGIN")
         try:
             yield
         finally:
-            self._db.execute("COMMIT")
+            db.execute("COMMIT")
 
-    def _fetch(self, max_records: int) -> None:
-        """Move the next runs into `_pending`, enough for `max_records`."""
+    def _fetch(self, max_records: int) -> list[Chunk]:
+        """Return the next records that are there."""
         with translated_errors(self._path):
             if self._db is None:
                 self._connect()
-            if self._db is None:
-                return
+            if self._db is None or self._runs is None:
+                return []
             if self._missing:
-                with (
-                    self._snapshot()
-                ):  # or a topic that appears between the two could be passed by
-                    self._take_over_topics("earliest")
-                    rows = self._fetch_rows(max_records)
+                # or a topic that appears between the two could be passed by
+                with self._snapshot(self._db):
+                    self._take_over_topics(self._db, EARLIEST)
+                    self._runs.fetch(max_records)
             else:
-                rows = self._fetch_rows(max_records)
-        for row in rows:
-            self._unpack(*row)
+                self._runs.fetch(max_records)
+        return self._runs.take(max_records)
 
-    def _fetch_rows(self, max_records: int) -> list[tuple[int, int, int, bytes]]:
-        assert self._db is not None
-        if not self._partitions:
-            return []
-        passed = self._last_seq() if self._idle else 0
-        ids = ",".join(map(str, self._partitions))
-        cursor = self._db.execute(
-            "SELECT seq, partition, first_offset, count, records FROM batches "
-            f"NOT INDEXED WHERE seq > ? AND partition IN ({ids}) ORDER BY seq",  # along the rows, no sorting
-            (self._cursor,),
-        )
-        rows = []
-        for seq, partition_id, first_offset, count, records in cursor:
-            self._cursor = seq
-            known = max(0, self._next[partition_id] - first_offset)
-            if known < count:
-                rows.append((partition_id, first_offset, count, records))
-                max_records -= count - known
-            if max_records <= 0:
-                break
-        cursor.close()  # ends the read transaction, so that SQLite can recycle its WAL
-        self._idle = not rows
-        if self._idle:
-            self._cursor = max(
-                self._cursor, passed
-            )  # pass by what is not ours; asked for before we looked
-        return rows
-
-    def _unpack(
-        self, partition_id: int, first_offset: int, count: int, records: bytes
-    ) -> None:
-        """Turn a run into a chunk, without what lies before our position."""
-        partition = self._partitions[partition_id]
-        position = self._next[partition_id]
-        lost = max(0, first_offset - position)
-        if lost:
-            warn_of_gap(partition, position, first_offset)
-        try:
-            timestamps_ms, keys, values = database.decode_run(records)
-        except msgspec.MsgspecError as error:
-            raise SourceError(
-                f"the records of {partition} from offset {first_offset} are damaged: {error}"
-            ) from error
-        chunk = Chunk(
-            partition,
-            list(range(first_offset, first_offset + count)),
-            timestamps_ms,
-            keys,
-            values,
-            lost,
-        )
-        if first_offset < position:
-            _, chunk = _split(chunk, position - first_offset)
-        self._next[partition_id] = first_offset + count
-        self._pending.append(chunk)
-
-    def _take_over_topics(self, start: str) -> None:
+    def _take_over_topics(self, db: sqlite3.Connection, start: StartPolicy) -> None:
         """Ask the listener for positions in all partitions of the missing topics that
-        are there now.
+        are there now, and read on there.
         """
-        assert self._db is not None
         assert self._listener is not None, "open comes first"
-        existing = topics_of(self._db)
-        found = [topic for topic in self._missing if topic in existing]
+        assert self._runs is not None
+        existing = topics_of(db)
         new: dict[int, Partition] = {}
-        for topic in found:
-            rows = rows_of(self._db, topic)
-            new |= {
-                rows[p.number][0]: p
-                for p in checked_partitions(topic, len(rows), self._wanted)
-            }
+        for topic in self._missing:
+            if topic in existing:
+                rows = rows_of(db, topic)
+                for partition in checked_partitions(topic, len(rows), self._wanted):
+                    new[rows[partition.number][0]] = partition
         self._missing = [topic for topic in self._missing if topic not in existing]
         if not new:
             return
-        listened = self._listener.on_assigned(list(new.values()))
-        cursor = self._cursor if self._partitions else self._last_seq()
+        trained = self._listener.on_assigned(list(new.values()))
+        positions: dict[Partition, int] = {}
+        lost: dict[Partition, int] = {}
         for row, partition in new.items():
-            self._next[row] = position = self._starting_position(
-                row, partition, listened, start
-            )
-            holds = self._db.execute(  # the run that holds the position, or the oldest; the cursor must be before it
-                "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= max(?, "
-                "(SELECT min(first_offset) FROM batches WHERE partition = ?)) ORDER BY first_offset DESC LIMIT 1",
-                (row, position, row),
-            ).fetchone()
-            if holds is not None and position < holds[1]:
-                cursor = min(cursor, holds[0] - 1)
-        self._cursor = cursor
-        self._partitions = (
-            self._partitions | new
-        )  # not in place: another thread may be reading it
+            first, end = database.ends_of(db, row)
+            if partition not in trained:
+                positions[partition] = _by_policy(db, row, partition.topic, start)
+                continue
+            position = checked_position(partition, trained[partition], end)
+            if position < first:
+                warn_of_gap(partition, position, first)
+                lost[partition] = first - position
+            positions[partition] = max(position, first)
+        self._runs.add(new, positions, lost)
+        if self._commits is not None:  # from now on, retention waits for us
+            self._commits.add(positions)
+            self._commits.flush(database.BUSY_TIMEOUT_S)
 
-    def _starting_position(
-        self, row: int, partition: Partition, listened: Positions, start: str
-    ) -> int:
-        """The listener's position; without one, the source's own policy decides."""
-        assert self._db is not None
-        end: int = self._db.execute(
-            "SELECT next_offset FROM partitions WHERE id = ?", (row,)
-        ).fetchone()[0]
-        oldest = (
-            "SELECT coalesce(min(first_offset), ?) FROM batches WHERE partition = ?"
-        )
-        first: int = self._db.execute(oldest, (end, row)).fetchone()[0]
-        if partition in listened:
-            return checked_position(partition, listened[partition], end)
-        if partition.topic in self._from_beginning:
-            return first
-        if self._start_timestamp_ms is None:
-            return first if start == "earliest" else end
-        run = database.first_run_since(self._db, row, self._start_timestamp_ms, end)
-        query = "SELECT records FROM batches WHERE partition = ? AND first_offset = ?"
-        for (records,) in self._db.execute(query, (row, run)):
-            timestamps_ms = database.decode_run(records)[0]
-            return run + next(
-                k
-                for k, stamp in enumerate(timestamps_ms)
-                if stamp >= self._start_timestamp_ms
-            )
-        return end
+    def _trim(self, commits: GroupPositions) -> None:
+        """Remove what every group has committed, if the log is too large."""
+        now = time.monotonic()
+        if self._keep_bytes is None or self._db is None or now < self._trim_at:
+            return
+        self._trim_at = now + TRIM_EVERY_S
+        with contextlib.suppress(sqlite3.Error):  # another process writes there now
+            if trim(self._path, commits.passed_by_all(), self._keep_bytes):
+                self._trim_at = now
 
-    def _last_seq(self) -> int:
-        assert self._db is not None
-        last: int | None = self._db.execute("SELECT max(seq) FROM batches").fetchone()[
-            0
-        ]
-        return last or 0
+
+def _by_policy(db: sqlite3.Connection, row: int, topic: str, start: StartPolicy) -> int:
+    """Where a partition begins that has no position."""
+    first, end = database.ends_of(db, row)
+    if topic in start.from_beginning:
+        return first
+    if start.timestamp_ms is not None:
+        return database.first_offset_since(db, row, start.timestamp_ms, end)
+    return first if start.start == "earliest" else end
 
 
 def all_partitions(
     data_dir: str | Path, topics: Sequence[str], *, wait: bool
 ) -> list[Partition]:
-    """All partitions of topics; none while one of them is not there yet.
+    """Return all partitions of topics; none while one of them is not there yet.
 
     Raises:
         UnknownTopic: a topic is not there, and nobody is to `wait` for it.
     """
     path = Path(data_dir) / LOG_FILE
-    existing = {}
+    existing: dict[str, int] = {}
     if path.exists():
         with (
             translated_errors(path),
@@ -398,54 +325,7 @@ def all_partitions(
     missing = [topic for topic in topics if topic not in existing]
     if missing and not wait:
         raise UnknownTopic(database.unknown_topic(path, missing, existing))
-    return (
-        [
-            Partition(topic, number)
-            for topic in topics
-            for number in range(existing[topic])
-        ]
-        if not missing
-        else []
-    )
-
-
-def _take(pending: deque[Chunk], max_records: int) -> list[Chunk]:
-    """Take at most `max_records` off the front; neighbours of one partition become one
-    chunk.
-    """
-    taken: list[Chunk] = []
-    while pending and max_records > 0:
-        chunk = pending.popleft()
-        if len(chunk) > max_records:
-            chunk, rest = _split(chunk, max_records)
-            pending.appendleft(rest)
-        max_records -= len(chunk)
-        if taken and taken[-1].partition == chunk.partition:
-            _join(taken[-1], chunk)
-        else:
-            taken.append(chunk)
-    return taken
-
-
-def _split(chunk: Chunk, at: int) -> tuple[Chunk, Chunk]:
-    left = _part(chunk, slice(None, at))
-    right = _part(chunk, slice(at, None))
-    return replace(left, lost=chunk.lost), right
-
-
-def _part(chunk: Chunk, part: slice) -> Chunk:
-    return Chunk(
-        chunk.partition,
-        chunk.offsets[part],
-        chunk.timestamps_ms[part],
-        chunk.keys[part],
-        chunk.values[part],
-    )
-
-
-def _join(chunk: Chunk, more: Chunk) -> None:
-    chunk.offsets += more.offsets
-    chunk.timestamps_ms += more.timestamps_ms
-    chunk.keys += more.keys
-    chunk.values += more.values
-    chunk.lost += more.lost
+    found: list[Partition] = []
+    for topic in () if missing else topics:
+        found += checked_partitions(topic, existing[topic], None)
+    return found

@@ -1,5 +1,5 @@
-"""What a consumer and a producer of Kafka have in common: connecting, errors in our
-words, a quiet log.
+"""What a consumer and a producer of Kafka have in common: connecting, closing, errors
+and a quiet log.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 
 from kafka import errors
 
-from streamer.errors import SettingsError, SourceError, SourceUnavailable, StreamerError
+from streamer.errors import SettingsError, SourceError, SourceUnavailable
+from streamer.sources.kafka import private
 
 log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
 
 ADVICE = {
     errors.SaslAuthenticationFailedError: "check sasl_mechanism, sasl_username and sasl_password",
@@ -86,33 +89,53 @@ class ClientLog(logging.Handler):
 
 
 def connect(make: Any, config: dict[str, Any]) -> Any:
-    """Make a client: `KafkaConsumer` or `KafkaProducer`.
-
-    One that reaches no broker is taken apart again; kafka-python would leave its thread
-    running.
+    """Make a client: `KafkaConsumer`, `KafkaProducer` or `KafkaAdminClient`.
 
     Raises:
         SourceUnavailable: no broker responds in time.
         SourceError: a broker responds, but refuses the connection.
         SettingsError: the client does not accept its settings.
     """
-    half_made: list[Any] = []
-    plain: Callable[..., Any] = make.DEFAULT_CONFIG["kafka_client"]
+    return connect_with_network(make, config)[0]
+
+
+def connect_with_network(make: Any, config: dict[str, Any]) -> tuple[Any, Any]:
+    """Make a client, and return it with its `KafkaNetClient`; raises as `connect` does.
+
+    A client that reaches no broker is taken apart again: kafka-python would leave its
+    thread running.
+    """
+    networks: list[Any] = []
+    make_network: Callable[..., Any] = make.DEFAULT_CONFIG["kafka_client"]
 
     def remember(**settings: Any) -> Any:
-        half_made.append(plain(**settings))
-        return half_made[-1]
+        network = make_network(**settings)
+        # kafka-python does not pass this on, and would have the broker create a topic
+        # again that was deleted
+        if "allow_auto_create_topics" in settings:
+            create = settings["allow_auto_create_topics"]
+            network.cluster.config["allow_auto_create_topics"] = create
+        networks.append(network)
+        return network
 
     client_log = ClientLog.attach()
     client_log.refusal = None
     try:
-        return make(**config, kafka_client=remember)
+        return make(**config, kafka_client=remember), networks[-1]
     except Exception as error:
-        for client in half_made:
-            client.close()
+        for network in networks:
+            network.close()
         raise _why_not_connected(
             client_log.refusal or error, config, client_log.last_warning()
         ) from error
+
+
+def hang_up(producer: Any, *, drop_unsent: bool) -> None:
+    """Close a producer; what it could not send is dropped, or waited for a little."""
+    if drop_unsent:
+        private.drop_unsent(producer)
+    with contextlib.suppress(errors.KafkaError):
+        producer.close(timeout=CLOSE_TIMEOUT_S)
 
 
 def _why_not_connected(
@@ -131,17 +154,8 @@ def _why_not_connected(
     if isinstance(error, errors.KafkaError) and not isinstance(
         error, errors.KafkaConfigurationError
     ):
-        return to_streamer_error(error, f"Kafka at {servers} does not let us in")
+        return streamer_error(error, f"Kafka at {servers} does not let us in")
     return SettingsError([f"Kafka client for {servers}: {error}"])
-
-
-def to_streamer_error(error: errors.KafkaError, where: str) -> StreamerError:
-    """What happened, where, and what to try."""
-    advice = next(
-        (text for kind, text in ADVICE.items() if isinstance(error, kind)), ""
-    )
-    kind = SourceUnavailable if is_transient(error) else SourceError
-    return kind(f"{where}: {error}" + (f"; {advice}" if advice else ""))
 
 
 def is_transient(error: errors.KafkaError) -> bool:
@@ -151,10 +165,21 @@ def is_transient(error: errors.KafkaError) -> bool:
     return isinstance(error, errors.RetriableError | errors.UnknownBrokerIdError)
 
 
+def streamer_error(error: errors.KafkaError, where: str) -> SourceError:
+    """Return what happened, where, and what to try."""
+    kind = SourceUnavailable if is_transient(error) else SourceError
+    for refusal, advice in ADVICE.items():
+        if isinstance(error, refusal):
+            return kind(f"{where}: {error}; {advice}")
+    return kind(f"{where}: {error}")
+
+
 @contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
-    """Turn the client's errors into ours."""
+def to_streamer_error(where: str, *, ignore_transient: bool = False) -> Iterator[None]:
+    """Turn the client's errors into ours; transient ones may be logged and ignored."""
     try:
         yield
     except errors.KafkaError as error:
-        raise to_streamer_error(error, where) from error
+        if not (ignore_transient and is_transient(error)):
+            raise streamer_error(error, where) from error
+        log.debug("%s: %s", where, error)

@@ -106,8 +106,6 @@ class KafkaSettings:
             member that died holds a group up until its session expires (the client's
             `session_timeout_ms`, 45 s).
         close_timeout_s: how long leaving may take at most.
-        fast_records: parse records with compiled code where the client allows it; see
-            `kafka_records`.
 
     Raises:
         SettingsError: with every problem found.
@@ -126,7 +124,6 @@ class KafkaSettings:
     open_timeout_s: float = 5.0
     join_timeout_s: float = 90.0
     close_timeout_s: float = 5.0
-    fast_records: bool = True
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -160,6 +157,11 @@ class KafkaSettings:
         for name in ("open_timeout_s", "join_timeout_s", "close_timeout_s"):
             checks.append((getattr(self, name) > 0, f"{name}: must be more than 0"))
         return [text for holds, text in checks if not holds]
+
+    @property
+    def where(self) -> str:
+        """What to call this cluster in messages."""
+        return f"Kafka at {', '.join(self.bootstrap_servers)}"
 
     def consumer_config(self) -> dict[str, Any]:
         """What to give to `KafkaConsumer`. The reset policy is ours, so that no reset

@@ -5,50 +5,55 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
-from kafka import TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
 
 from streamer.errors import SourceError
-from streamer.sources.base import Partition, Position, Positions
-from streamer.sources.kafka.commits import Commit
-from streamer.sources.kafka.group import Group
+from streamer.sources.base import Partition, Position
+from streamer.sources.kafka.consumer import LOOKUP_TIMEOUT_MS, Consumer
+from streamer.sources.kafka.members import GroupMembers
+from streamer.sources.kafka.offsets import Commit, Start
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
-LOOKUP_TIMEOUT_MS = 2_000
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What Kafka says of a partition."""
 
-class Start(NamedTuple):
-    """Where the reading of a partition begins."""
-
-    position: Position
-    commit: Commit
-    """What our commits say of it, with the offset up to which it is known to be
-    trained.
-    """
-    must_commit: bool
-    """Whether that must be committed before reading begins: or nobody would know where
-    we began.
-    """
-    lost: int
-    """How many offsets were removed before we could read them."""
+    first: int
     end: int
-    """Where the partition ends now."""
+    commit: Commit | None
+    """What the group has committed."""
+    began_with: int
+    """How many partitions the topic had when the group began to read it."""
 
 
 class Starts:
     """Finds starting positions, with questions to Kafka; raises the client's errors if
     it does not respond.
+
+    Args:
+        settings: where to start without a position.
+        consumer: who is asked.
+        members: those of the group; None if committed offsets say nothing that the
+            listener does not.
     """
 
-    def __init__(self, settings: KafkaSettings, consumer: Any, group: Group) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        consumer: Consumer,
+        members: GroupMembers | None = None,
+    ) -> None:
         self._settings = settings
         self._consumer = consumer
-        self._group = group
-        self.trainer: str = consumer.config["group_instance_id"] or ""
+        self._members = members
+        self._trainer = consumer.instance_id if members is not None else ""
+        self.from_beginning: set[Partition] = set()
+        """Partitions that start at their beginning if the listener has no position."""
 
     def of(
         self, trained: Mapping[Partition, int | None], joining: bool
@@ -69,64 +74,43 @@ class Starts:
         5. What is gone by retention is skipped, and what lies beyond the end is not
            waited for.
         """
-        tps = [TopicPartition(*partition) for partition in trained]
-        first = _looked_up(self._consumer.beginning_offsets, tps)
-        ends = _looked_up(self._consumer.end_offsets, tps)
-        numbers = {
-            p.topic: self._consumer.partitions_for_topic(p.topic) for p in trained
-        }
-        commits = self.commits(
-            Partition(topic, number)
-            for topic, found in numbers.items()
-            for number in found
-        )
-        if joining:
-            self._refuse_to_skip(trained, commits, _by_partition(first))
-        starts: dict[Partition, Start] = {}
-        for partition, ours in trained.items():
-            tp = TopicPartition(*partition)
-            known = [c for p, c in commits.items() if p.topic == partition.topic]
-            began_with = min(
-                [c.partitions for c in known if c.trainer],
-                default=len(numbers[partition.topic]),
-            )
-            starts[partition] = self._start(
-                partition, ours, commits.get(partition), first[tp], ends[tp], began_with
-            )
-        return starts
+        commits = self._commits({partition.topic for partition in trained})
+        known = self._look_up(list(trained), commits)
+        if joining and self._trainer:
+            self._refuse_to_skip(trained, known, commits)
+        return {p: self._start(p, ours, known[p]) for p, ours in trained.items()}
 
-    def commits(self, partitions: Iterable[Partition]) -> dict[Partition, Commit]:
-        """Return what the group has committed; not of a topic that was deleted since."""
-        tps = [TopicPartition(*partition) for partition in partitions]
-        found = self._consumer._coordinator.fetch_committed_offsets(
-            tps, timeout_ms=LOOKUP_TIMEOUT_MS
-        )
-        commits = {
-            Partition(*tp): Commit.of(committed) for tp, committed in found.items()
-        }
+    def _commits(self, topics: set[str]) -> dict[Partition, Commit]:
+        """Return what the group has committed of all partitions of topics."""
+        commits: dict[Partition, Commit] = {}
+        if self._members is not None:
+            for topic in topics:
+                existing = self._consumer.partitions_of(topic)
+                commits |= self._consumer.committed(existing)
+        return commits
+
+    def _look_up(
+        self, partitions: list[Partition], commits: Mapping[Partition, Commit]
+    ) -> dict[Partition, _Known]:
+        first = _retried(self._consumer.beginning_offsets, partitions)
+        ends = _retried(self._consumer.end_offsets, partitions)
+        began_with: dict[str, int] = {}
+        for topic in {partition.topic for partition in partitions}:
+            began_with[topic] = min(
+                [
+                    c.partitions
+                    for p, c in commits.items()
+                    if p.topic == topic and c.trainer
+                ],
+                default=len(self._consumer.partitions_of(topic)),
+            )
         return {
-            p: c
-            for p, c in commits.items()
-            if c.topic_id in ("", self.topic_id(p.topic))
+            p: _Known(first[p], ends[p], commits.get(p), began_with[p.topic])
+            for p in partitions
         }
 
-    def topic_id(self, topic: str) -> str:
-        """Return the id that a topic got when it was created; "" if the broker has none
-        (before Kafka 2.8).
-        """
-        return str(self._consumer._cluster.topic_id(topic) or "")
-
-    def _start(
-        self,
-        partition: Partition,
-        ours: int | None,
-        commit: Commit | None,
-        first: int,
-        end: int,
-        began_with: int,
-    ) -> Start:
-        topic_id = self.topic_id(partition.topic)
-        since = None
+    def _start(self, partition: Partition, ours: int | None, known: _Known) -> Start:
+        topic_id = self._consumer.topic_id(partition.topic)
         recreated = topic_id and getattr(ours, "topic_id", "") not in ("", topic_id)
         if recreated:  # 1.
             log.warning(
@@ -134,7 +118,9 @@ class Starts:
                 partition,
             )
             ours = None
-        own = commit is not None and commit.trainer == self.trainer != ""
+        commit = known.commit
+        since: int | None = None
+        own = commit is not None and commit.trainer == self._trainer != ""
         if commit is not None:  # 2. and 3.
             since = commit.since if own else commit.offset
             position = since if ours is None else max(ours, since)
@@ -147,50 +133,42 @@ class Starts:
                 )
         elif ours is not None:
             position = ours
-        elif recreated or partition.number >= began_with:  # 4.
-            position = first
+        elif recreated or partition.number >= known.began_with:  # 4.
+            position = known.first
             log.info("%s is new: reading it from its beginning", partition)
         else:
-            position = self._by_time_or_policy(partition, first, end)
-        start = self._in_range(partition, position, first, end)  # 5.
+            position = self._by_time_or_policy(partition, known.first, known.end)
+        start = self._in_range(partition, position, known.first, known.end)  # 5.
         if own and commit is not None and start < commit.offset:
-            was = f"{commit.offset:,}"
             log.warning(
                 "%s: the committed offset goes back from %s to %s, where our state ends",
                 partition,
-                was,
+                f"{commit.offset:,}",
                 f"{start:,}",
             )
+
         safe = start if commit is None else min(start, commit.offset)
+        began = safe if since is None else min(since, safe)
+        nobody_knows = ours is None
+        if commit is not None:
+            nobody_knows = not own or safe < commit.offset
+        was_known = commit is not None or ours is not None
         epoch = (
             ours.leader_epoch if isinstance(ours, Position) and ours == start else -1
         )
-        ours_now = Commit(
-            safe,
-            self.trainer,
-            topic_id,
-            min(safe if since is None else since, safe),
-            began_with,
-        )
-        must_commit = (
-            self.trainer != "" and ours is None
-            if commit is None
-            else not own or safe < commit.offset
-        )
-        lost = max(0, first - position) if commit is not None or ours is not None else 0
         return Start(
             Position(start, topic_id, epoch),
-            ours_now,
-            bool(must_commit and self.trainer),
-            lost,
-            end,
+            Commit(safe, self._trainer, topic_id, began, known.began_with),
+            must_commit=nobody_knows and self._trainer != "",
+            lost=max(0, known.first - position) if was_known else 0,
+            end=known.end,
         )
 
     def _refuse_to_skip(
         self,
         trained: Mapping[Partition, int | None],
+        known: Mapping[Partition, _Known],
         commits: Mapping[Partition, Commit],
-        first: Positions,
     ) -> None:
         """Do not begin with an empty model where a trainer that is gone has stopped,
         unless others of the group run.
@@ -199,29 +177,26 @@ class Starts:
             SourceError: that is what would happen.
         """
         trainers = {commit.trainer for commit in commits.values()} - {""}
-        stateless = self.trainer not in trainers and all(
-            ours is None for ours in trained.values()
+        skipped: list[str] = []
+        for partition, found in sorted(known.items()):
+            commit = found.commit
+            if commit is not None and commit.trainer and commit.offset > found.first:
+                skipped.append(f"{partition} at offset {commit.offset:,}")
+        has_state = self._trainer in trainers or any(
+            ours is not None for ours in trained.values()
         )
-        skipped = {
-            p: c
-            for p, c in commits.items()
-            if p in trained and c.trainer and c.offset > first[p]
-        }
-        if not (self.trainer and stateless and skipped):
+        if has_state or not skipped:
             return
-        offsets = ", ".join(
-            f"{p} at offset {c.offset:,}" for p, c in sorted(skipped.items())[:3]
-        )
-        offsets += ", ..." if len(skipped) > 3 else ""
-        if self._group.has_member(trainers):
+        offsets = ", ".join(skipped[:3] + ["..."] * (len(skipped) > 3))
+        group = self._settings.group_id
+        assert self._members is not None
+        if self._members.has_member(trainers):
             log.info(
-                "joining the trainers of group %r: they have trained %s",
-                self._settings.group_id,
-                offsets,
+                "Joining the trainers of group %r: they have trained %s", group, offsets
             )
             return
         raise SourceError(
-            f"the group {self._settings.group_id!r} has committed {offsets}, trained by one that does not run now. "
+            f"the group {group!r} has committed {offsets}, trained by one that does not run now. "
             "The checkpoint directory holds nothing of that, so what is before would be left out. Give the "
             "--checkpoint-dir of that trainer to continue it, or another --group-id to train from --start on"
         )
@@ -230,20 +205,19 @@ class Starts:
         """Return the first record at or after the start time, or the end if there is
         none; or what the policy says.
         """
-        if partition.topic in self._settings.from_beginning:
+        settings = self._settings
+        if partition in self.from_beginning:
             return first
-        if self._settings.start_timestamp_ms is not None:
-            tp = TopicPartition(*partition)
-            wanted = {tp: self._settings.start_timestamp_ms}
-            found = self._consumer.offsets_for_times(
-                wanted, timeout_ms=LOOKUP_TIMEOUT_MS
-            )[tp]
-            return end if found is None else int(found.offset)
-        if self._settings.auto_offset_reset == "error":
+        if partition.topic in settings.from_beginning:
+            return first
+        if settings.start_timestamp_ms is not None:
+            found = self._consumer.offset_at(partition, settings.start_timestamp_ms)
+            return end if found is None else found
+        if settings.auto_offset_reset == "error":
             raise SourceError(
                 f"{partition} has no position yet, and --start is 'error': choose earliest or latest"
             )
-        return first if self._settings.auto_offset_reset == "earliest" else end
+        return first if settings.auto_offset_reset == "earliest" else end
 
     def _in_range(
         self, partition: Partition, position: int, first: int, end: int
@@ -261,30 +235,23 @@ class Starts:
             raise SourceError(
                 f"{partition}: {why}. To go on there, start with --start earliest"
             )
-        log.warning(
-            "%s: %s; going on at offset %s",
-            partition,
-            why,
-            f"{min(max(position, first), end):,}",
-        )
-        return min(max(position, first), end)
+        nearest = min(max(position, first), end)
+        log.warning("%s: %s; resuming at offset %s", partition, why, f"{nearest:,}")
+        return nearest
 
 
-def _looked_up(
-    lookup: Callable[..., dict[TopicPartition, int]], tps: list[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """Offsets of partitions; one of a topic that was just created may not be known by
-    its broker yet.
+def _retried(
+    look_up: Callable[[Iterable[Partition]], dict[Partition, int]],
+    partitions: list[Partition],
+) -> dict[Partition, int]:
+    """Return offsets of partitions; one of a topic that was just created may not be
+    known by its broker yet.
     """
     deadline = time.monotonic() + LOOKUP_TIMEOUT_MS / 1000
     while True:
         try:
-            return lookup(tps, timeout_ms=LOOKUP_TIMEOUT_MS)
+            return look_up(partitions)
         except UnknownTopicOrPartitionError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[Partition, int]:
-    return {Partition(*tp): offset for tp, offset in offsets.items()}

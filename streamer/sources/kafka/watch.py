@@ -7,14 +7,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
-
-from kafka import TopicPartition
 
 from streamer.sources.base import Partition
 from streamer.sources.kafka.client import ClientLog
-from streamer.sources.kafka.progress import Progress
-from streamer.sources.kafka.thread import ClientThread
+from streamer.sources.kafka.consumer import ClientThread, Consumer
+from streamer.sources.kafka.offsets import OffsetTable
 
 log = logging.getLogger(__name__)
 
@@ -24,26 +21,26 @@ ASKING = "streamer-kafka-ends"
 
 
 class Watch:
-    """A thread that looks every second. (The client's look-ups may be called by any
+    """A thread that looks every second. (The client's lookups may be called by any
     thread.)
 
     Args:
         consumer: the client.
-        progress: gets the ends.
+        table: gets the ends.
         where: what to call Kafka in messages.
     """
 
-    def __init__(self, consumer: Any, progress: Progress, where: str) -> None:
+    def __init__(self, consumer: Consumer, table: OffsetTable, where: str) -> None:
         self._consumer = consumer
-        self._progress = progress
+        self._table = table
         self._where = where
         # A broker responds only after a fetch that it holds back until there is
         # something to return.
-        self._patience_ms = PATIENCE_MS + consumer.config["fetch_max_wait_ms"]
+        self._patience_ms = PATIENCE_MS + consumer.fetch_wait_ms
         self._partitions: list[Partition] = []
         self._away_since: float | None = None
         self.problem: str | None = None
-        """Since the last look, if nobody answered it."""
+        """What kept Kafka from responding to the last look."""
         self._stopped = threading.Event()
         self._asking = ClientThread(ASKING)
 
@@ -64,45 +61,35 @@ class Watch:
         """Look once; without partitions, whether somebody responds for those that we
         had.
         """
-        partitions, changes = self._progress.known()
-        self._partitions = partitions or self._partitions
+        rows = self._table.reading()
+        self._partitions = list(rows) or self._partitions
         if not self._partitions:
             return
-        wanted = [TopicPartition(*partition) for partition in self._partitions]
         try:
             ends = self._asking.run(
-                lambda: self._consumer.end_offsets(
-                    wanted, timeout_ms=self._patience_ms
-                ),
+                lambda: self._consumer.end_offsets(self._partitions, self._patience_ms),
                 2 * self._patience_ms / 1000,
             )
-        except (
-            Exception
-        ) as error:  # whatever it is: errors that matter come up where we poll
-            if (
-                isinstance(error, TimeoutError) and not self._stopped.is_set()
-            ):  # the client may never return
+        except Exception as error:  # errors that matter come up where we poll
+            hangs = isinstance(error, TimeoutError)
+            if hangs and not self._stopped.is_set():  # the client may never return
                 self._asking.stop()
                 self._asking = ClientThread(ASKING)
             self._note_away(error)
         else:
             self._note_back()
-            if partitions:
-                self._progress.set_ends(
-                    {Partition(*tp): end for tp, end in ends.items()}, changes
-                )
+            self._table.set_ends(rows, ends)
 
     def _note_away(self, error: Exception) -> None:
         if self._away_since is None and not self._stopped.is_set():
             self._away_since = time.monotonic()
-            self.problem = f"{self._where} does not respond ({ClientLog.attach().last_warning() or error})"
+            warning = ClientLog.attach().last_warning() or error
+            self.problem = f"{self._where} does not respond ({warning})"
             log.warning("%s; reading resumes when it is back", self.problem)
 
     def _note_back(self) -> None:
         if self._away_since is not None:
-            log.warning(
-                "%s responds again after %.0f s",
-                self._where,
-                time.monotonic() - self._away_since,
-            )
-            self._away_since = self.problem = None
+            away_s = time.monotonic() - self._away_since
+            log.warning("%s responds again after %.0f s", self._where, away_s)
+            self._away_since = None
+            self.problem = None

@@ -1,8 +1,7 @@
-"""The embedded log: the contract, order, writers that die, retention, waiting for a topic."""
+"""The embedded log: the contract, order, writers that die, waiting for a topic."""
 
 from __future__ import annotations
 
-import logging
 import random
 import signal
 import sqlite3
@@ -24,9 +23,11 @@ from log_harness import LogHarness, records
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.sources.base import Partition
 from streamer.sources.embedded import log as embedded_log
-from streamer.sources.embedded.source import EmbeddedLog, EmbeddedSource, committed_positions
+from streamer.sources.embedded.groups import committed_positions
+from streamer.sources.embedded.log import EmbeddedLog
+from streamer.sources.embedded.source import ConsumerGroup, EmbeddedSource
 from streamer.sources.memory import MemoryLog, MemorySource
-from streamer.sources.positions import partition_of_key
+from streamer.sources.positions import Partitioner, StartPolicy
 
 
 class TestEmbeddedSource(SourceContract):
@@ -182,8 +183,10 @@ def test_a_quiet_topic_is_read_past_the_records_of_others(log, open_embedded):
 
 
 def test_the_partition_of_a_key_never_changes():
-    assert [partition_of_key(b"user-%d" % n, 4) for n in range(6)] == [zlib.crc32(b"user-%d" % n) % 4 for n in range(6)]
-    assert partition_of_key(b"user-1", 1000) == 524
+    assert [Partitioner(4).choose(b"user-%d" % n) for n in range(6)] == [
+        zlib.crc32(b"user-%d" % n) % 4 for n in range(6)
+    ]
+    assert Partitioner(1000).choose(b"user-1") == 524
 
 
 def test_records_without_a_key_go_around(tmp_path, log):
@@ -257,7 +260,7 @@ def test_a_writer_says_so_when_another_one_does_not_finish(tmp_path, log):
 
 WRITER = """
 import sys
-from streamer.sources.embedded.source import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 
 data_dir, name, batches = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
 log = EmbeddedLog(data_dir, group_records=4)
@@ -336,7 +339,7 @@ def test_reading_creates_nothing(tmp_path):
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_a_topic_that_appears_later_is_read_from_its_beginning(tmp_path, open_embedded, start):
-    source, listener = open_embedded("t", start=start, wait_for_topic=True)
+    source, listener = open_embedded("t", start=StartPolicy(start), wait_for_topic=True)
     assert source.poll(10, 0.02) == []
     assert source.end_offsets() == {}
     with EmbeddedLog(tmp_path) as log:
@@ -365,8 +368,8 @@ def test_a_topic_that_appears_in_the_middle_of_a_poll_is_joined_in_order(log, op
     source, _ = open_embedded(["t", "u"], wait_for_topic=True)
     take_over = source._take_over_topics
 
-    def appears_right_after(start):
-        take_over(start)
+    def appears_right_after(*arguments):
+        take_over(*arguments)
         if "u" not in log.topics():
             log.create_topic("u", 1)
             log.append("u", records([b"0"]))
@@ -386,7 +389,7 @@ def test_a_topic_that_appears_starts_at_the_listeners_position(tmp_path, open_em
 
 def test_latest_starts_after_what_is_there(log, open_embedded):
     log.append("t", records(json_lines(0, 4)))
-    source, _ = open_embedded("t", start="latest")
+    source, _ = open_embedded("t", start=StartPolicy("latest"))
     assert source.poll(10, 0) == []
     log.append("t", records(json_lines(4, 1)))
     assert values_of(source, 1) == json_lines(4, 1)
@@ -399,7 +402,7 @@ def test_reading_can_start_at_a_time(log, open_embedded, start_ms, expected):
     stamps = [10, 20, 30, 40, 35, 50]
     log.append("t", [(None, b"%d" % stamp, stamp) for stamp in stamps[:2]], partition=0)
     log.append("t", [(None, b"%d" % stamp, stamp) for stamp in stamps[2:]], partition=0)
-    source, _ = open_embedded("t", start_timestamp_ms=start_ms)
+    source, _ = open_embedded("t", start=StartPolicy(timestamp_ms=start_ms))
     assert values_of(source, 6 - expected) == [b"%d" % stamp for stamp in stamps[expected:]]
 
 
@@ -409,84 +412,22 @@ def test_a_position_beyond_the_end_is_refused(log, open_embedded):
         open_embedded("t", positions={Partition("t", 0): 5})
 
 
-# --- retention -----------------------------------------------------------------------------------------------
-
-
-def append_singly(log, count, partition=0):
-    for number in range(count):
-        log.append("t", [(None, b"%d" % number, NOON_MS + number)], partition=partition)
-
-
-def test_trimming_keeps_the_newest_records(log, open_embedded):
-    append_singly(log, 10)
-    assert log.trim("t", keep_records=3) == 7
-    source, _ = open_embedded("t")
-    assert values_of(source, 3) == [b"7", b"8", b"9"]
-
-
-def test_trimming_by_time_removes_what_is_older(log, open_embedded):
-    append_singly(log, 10)
-    assert log.trim("t", older_than_ms=NOON_MS + 4) == 4
-    source, _ = open_embedded("t")
-    assert values_of(source, 6) == [b"4", b"5", b"6", b"7", b"8", b"9"]
-
-
-def test_a_run_is_removed_only_as_a_whole(log, open_embedded):
-    log.append("t", records(json_lines(0, 10)), partition=0)
-    log.append("t", records(json_lines(10, 1)), partition=0)
-    assert log.trim("t", keep_records=3) == 0
-    source, _ = open_embedded("t")
-    assert values_of(source, 11) == json_lines(0, 11)
-
-
-def test_offsets_are_never_used_again_after_everything_was_removed(log, open_embedded):
-    append_singly(log, 5)
-    source, _ = open_embedded("t")
-    assert len(values_of(source, 5)) == 5
-    assert log.trim("t", keep_records=0) == 5
-    log.append("t", records([b"new"]), partition=0)
-    assert read(source, 1) == [(Partition("t", 0), 5, b"new")]
-    late, _ = open_embedded("t")
-    assert read(late, 1) == [(Partition("t", 0), 5, b"new")]
-
-
-def test_a_position_before_the_first_record_is_reported_and_reading_goes_on(log, open_embedded, caplog):
-    append_singly(log, 10)
-    log.trim("t", keep_records=3)
-    with caplog.at_level(logging.WARNING):
-        source, _ = open_embedded("t", positions={Partition("t", 0): 2})
-        assert values_of(source, 3) == [b"7", b"8", b"9"]
-    assert caplog.messages == ["t[0]: offsets 2 to 6 were removed by retention before they were read; resuming at 7"]
-
-
-def test_records_removed_before_a_slow_reader_came_are_reported(log, open_embedded, caplog):
-    append_singly(log, 10)
-    source, _ = open_embedded("t")
-    assert [value for _, _, value in rows_of(source.poll(2, 0))] == [b"0", b"1"]
-    log.trim("t", keep_records=3)
-    with caplog.at_level(logging.WARNING):
-        assert values_of(source, 3) == [b"7", b"8", b"9"]
-    assert caplog.messages == ["t[0]: offsets 2 to 6 were removed by retention before they were read; resuming at 7"]
-
-
 # --- commits and trouble -------------------------------------------------------------------------------------
 
 
-def test_committed_positions_are_stored_at_the_next_poll_for_each_group(log, tmp_path, open_embedded):
-    source, _ = open_embedded("t", group="g")
-    source.commit({Partition("t", 0): 3, Partition("t", 1): 1})
-    source.commit({Partition("t", 0): 4})
+def test_committed_positions_are_stored_at_the_next_poll_and_at_close_for_each_group(log, tmp_path, open_embedded):
+    zero, one = Partition("t", 0), Partition("t", 1)
+    assert committed_positions(tmp_path, "g") == {}
+    source, _ = open_embedded("t", group=ConsumerGroup("g"))
+    assert committed_positions(tmp_path, "g") == {zero: 0, one: 0}, "where reading begins is committed"
+    source.commit({zero: 3, one: 1})
+    source.commit({zero: 4})
     source.poll(0, 0)
-    assert committed_positions(tmp_path, "g") == {Partition("t", 0): 4, Partition("t", 1): 1}
-    assert committed_positions(tmp_path, "other") == {}
-
-
-def test_committed_positions_are_stored_at_close(log, tmp_path, open_embedded):
-    assert committed_positions(tmp_path) == {}
-    source, _ = open_embedded("t")
-    source.commit({Partition("t", 0): 3})
+    assert committed_positions(tmp_path, "g") == {zero: 4, one: 1}
+    source.commit({zero: 5})
     source.close()
-    assert committed_positions(tmp_path) == {Partition("t", 0): 3}
+    assert committed_positions(tmp_path, "g") == {zero: 5, one: 1}
+    assert committed_positions(tmp_path, "other") == {}
 
 
 def test_a_commit_that_cannot_be_stored_now_is_stored_later(log, tmp_path, open_embedded):

@@ -1,14 +1,14 @@
-"""The thread that runs the client while the caller answers its questions."""
+"""The thread that runs the client while the caller does what is asked."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 
 import pytest
+from kafka.net.selector import NetworkSelector
 
-from streamer.sources.kafka.thread import ClientThread
+from streamer.sources.kafka.consumer import ClientThread
 
 
 @pytest.fixture
@@ -18,17 +18,26 @@ def thread() -> Iterator[ClientThread]:
     thread.stop()
 
 
-def test_call_runs_elsewhere_and_questions_are_answered_here(thread: ClientThread) -> None:
-    answered: list[int] = []
+@pytest.fixture
+def loop() -> Iterator[NetworkSelector]:
+    """The client's own I/O loop, which has nothing else to do: only `wakeup` has it look again."""
+    loop = NetworkSelector()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def test_call_runs_elsewhere_and_what_it_asks_for_is_done_here(thread: ClientThread, loop: NetworkSelector) -> None:
+    done: list[int] = []
 
     def call() -> int:
         for _ in range(3):
-            asyncio.run(thread.ask(lambda: answered.append(threading.get_ident()), asyncio.sleep))
-        assert len(answered) == 3, "ask returns when it is done"
+            loop.run(thread.ask, lambda: done.append(threading.get_ident()), loop.wakeup)
+        assert len(done) == 3, "ask returns when it is done"
         return threading.get_ident()
 
-    assert thread.run(call) != threading.get_ident()
-    assert answered == [threading.get_ident()] * 3
+    assert thread.run(call, timeout_s=60) != threading.get_ident()
+    assert done == [threading.get_ident()] * 3
 
 
 def test_error_of_the_call_comes_out(thread: ClientThread) -> None:
@@ -40,17 +49,24 @@ def test_error_of_the_call_comes_out(thread: ClientThread) -> None:
     assert thread.run(lambda: 1) == 1
 
 
-def test_nobody_waits_for_an_answer_when_nobody_answers(thread: ClientThread) -> None:
+@pytest.mark.parametrize("interrupted", [True, False], ids=["asked before", "asked after"])
+def test_nobody_waits_when_run_was_interrupted(thread: ClientThread, loop: NetworkSelector, interrupted: bool) -> None:
     """As after a Ctrl-C in `run`: the client must not hang."""
-    asked, released = threading.Event(), threading.Event()
+    ended, released = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        loop.call_soon_threadsafe(lambda: thread.ask(lambda: None, loop.wakeup))
+        raise KeyboardInterrupt
 
     def call() -> None:
+        if interrupted:
+            loop.run(thread.ask, interrupt, loop.wakeup)
         released.wait()
-        asyncio.run(thread.ask(asked.set, asyncio.sleep))
-        asked.set()
+        loop.run(thread.ask, lambda: None, loop.wakeup)
+        ended.set()
 
-    with pytest.raises(TimeoutError):
-        thread.run(call, timeout_s=0.01)
+    with pytest.raises((TimeoutError, KeyboardInterrupt)):
+        thread.run(call, timeout_s=60 if interrupted else 0.01)
     released.set()
-    assert asked.wait(60)
+    assert ended.wait(60)
     assert thread.run(lambda: 1) == 1

@@ -7,9 +7,9 @@ import threading
 import pytest
 from kafka import errors
 
-from streamer.sources.base import Partition
+from streamer.sources.base import Partition, Position
 from streamer.sources.kafka import watch as module
-from streamer.sources.kafka.progress import Progress
+from streamer.sources.kafka.offsets import Commit, OffsetTable, Start
 from streamer.sources.kafka.watch import ASKING, Watch
 
 ZERO = Partition("clicks", 0)
@@ -19,7 +19,7 @@ class Client:
     """Does next what the test says."""
 
     def __init__(self) -> None:
-        self.config = {"fetch_max_wait_ms": 0}
+        self.fetch_wait_ms = 0
         self.next, self.released = lambda: 7, threading.Event()
 
     def end_offsets(self, wanted, timeout_ms):
@@ -40,42 +40,46 @@ def client():
     client.released.set()
 
 
+@pytest.fixture
+def table():
+    table = OffsetTable()
+    table.assign({ZERO: None})
+    table.begin({ZERO: Start(Position(0), Commit(0), False, 0, 1)})
+    return table
+
+
 @pytest.mark.parametrize("trouble", ["hang", "fail"])
-def test_a_look_that_fails_or_never_returns_is_a_problem_until_one_succeeds(client, monkeypatch, trouble):
+def test_a_look_that_fails_or_never_returns_is_a_problem_until_one_succeeds(client, table, monkeypatch, trouble):
     monkeypatch.setattr(module, "PATIENCE_MS", 50)
-    progress = Progress()
-    progress.begin({ZERO: 0}, {ZERO: 1})
-    watch = Watch(client, progress, "Kafka")
+    watch = Watch(client, table, "Kafka")
     watch.look()
-    assert (watch.problem, progress.ends()) == (None, {ZERO: 7})
+    assert (watch.problem, table.ends()) == (None, {ZERO: 7})
     client.next = getattr(client, trouble)
     for _ in range(2):
         watch.look()
         assert "Kafka does not respond" in (watch.problem or "")
     client.next = lambda: 9
     watch.look()
-    assert (watch.problem, progress.ends()) == (None, {ZERO: 9})
+    assert (watch.problem, table.ends()) == (None, {ZERO: 9})
     watch.stop()
     client.released.set()
     for thread in threading.enumerate():
         if thread.name == ASKING:
             thread.join(60)
-    assert progress.ends() == {ZERO: 9}  # what came too late says nothing
+    assert table.ends() == {ZERO: 9}  # what came too late says nothing
     assert watch.problem is None
 
 
-def test_it_looks_on_when_all_partitions_are_lost(client):
+def test_it_looks_on_when_all_partitions_are_lost(client, table):
     """As after an outage that lasts longer than a session."""
-    progress = Progress()
-    progress.begin({ZERO: 0}, {ZERO: 1})
-    watch = Watch(client, progress, "Kafka")
+    watch = Watch(client, table, "Kafka")
     watch.look()
-    progress.forget([ZERO])
+    table.forget([ZERO])
     client.next = client.fail
     watch.look()
     assert "Kafka does not respond" in (watch.problem or "")
     client.next = lambda: 9
     watch.look()
     assert watch.problem is None
-    assert progress.ends() == {}
+    assert table.ends() == {}
     watch.stop()

@@ -20,7 +20,7 @@ from servers.process import Process
 from streamer.cli.run import run, watching
 from streamer.errors import StreamerError
 from streamer.metrics.observer import Observer
-from streamer.sources.embedded.source import EmbeddedLog
+from streamer.sources.embedded.log import EmbeddedLog
 from streamer.web import live, serving
 from streamer.web.live import opens_browser
 from streamer.web.server import listen

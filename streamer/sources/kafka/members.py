@@ -1,14 +1,16 @@
-"""Whether the other members of our group read what we do not."""
+"""The members of our consumer group, as its broker sees them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from kafka import KafkaAdminClient, errors
+from kafka import KafkaAdminClient
+from kafka.admin import MemberToRemove
 
 from streamer.errors import SourceError, SourceUnavailable, StreamerError
 from streamer.sources.base import Partition
@@ -22,8 +24,8 @@ EXPIRY_S = 2.0
 AGAIN_S = 1.0
 
 
-class Group:
-    """Our consumer group, as its broker sees it.
+class GroupMembers:
+    """Who is in our consumer group, and who reads which partition.
 
     A member that died is one of the group until its session expires, and may be given
     partitions that nobody reads then. So the broker is asked only when nothing has
@@ -47,7 +49,7 @@ class Group:
         self._settings = settings
         self._session_s = session_s
         self._clock = clock
-        self._where = f"the group {settings.group_id!r} of Kafka at {', '.join(settings.bootstrap_servers)}"
+        self._where = f"the group {settings.group_id!r} of {settings.where}"
         self._read_by_others: set[Partition] = set()
         self._ask_at = math.inf
 
@@ -80,7 +82,7 @@ class Group:
                 for member in self._described()["members"]
             )
         except StreamerError as error:
-            log.warning("%s; taking it that other trainers run", error)
+            log.warning("%s; assuming that other trainers run", error)
             return True
 
     def _ask(self, partitions: Collection[Partition], our_id: str) -> None:
@@ -114,15 +116,31 @@ class Group:
             for number in topic["partitions"]
         }
 
+    def remove(self, member_id: str, instance_id: str, timeout_s: float) -> None:
+        """Remove a static member: it would stay in the group until its session expires,
+        and nobody would read its partitions.
+
+        Whoever has taken its instance id over meanwhile has another member id, and
+        stays.
+
+        Raises:
+            SourceError: it could not be removed.
+        """
+        with self._admin(bootstrap_timeout_ms=round(timeout_s * 1000)) as admin:
+            member = MemberToRemove(member_id, instance_id)
+            admin.remove_group_members(self._settings.group_id, [member])
+
     def _described(self) -> dict[str, Any]:
         name = self._settings.group_id
-        admin = connect(KafkaAdminClient, self._settings.admin_config())
-        try:
+        with self._admin() as admin:
             found: dict[str, Any] = admin.describe_groups([name])[name]
-        except errors.KafkaError as error:
-            raise to_streamer_error(error, self._where) from error
-        finally:
-            admin.close()
         if found["error"]:
             raise SourceError(f"{self._where}: {found['error']}")
         return found
+
+    @contextlib.contextmanager
+    def _admin(self, **config: Any) -> Iterator[Any]:
+        """A connection for one question."""
+        admin = connect(KafkaAdminClient, self._settings.admin_config() | config)
+        with contextlib.closing(admin), to_streamer_error(self._where):
+            yield admin
