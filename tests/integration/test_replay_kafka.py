@@ -17,7 +17,6 @@ from generated_logs import TIMED, write_log
 from kafka import KafkaConsumer, errors
 from kafka.partitioner.default import murmur2
 from kafka_harness import KafkaHarness, until
-from streamer.replay.kafka.batches import send_each
 
 from streamer.errors import SettingsError, SourceError, SourceUnavailable
 from streamer.replay.cli.replay import replay
@@ -99,10 +98,7 @@ def write_half(sink: KafkaSink, events: Sequence[Record]) -> None:
 # sinks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["batches", "each"])
-def test_a_replay_goes_on_after_a_kill_wherever_it_was(topic: Topic, monkeypatch: pytest.MonkeyPatch, way: str):
-    if way == "each":
-        monkeypatch.setattr("streamer.replay.kafka.sink.sender_for", lambda producer: send_each)
+def test_a_replay_goes_on_after_a_kill_wherever_it_was(topic: Topic):
     stream, start = records(3_000), 0
     for stop in (1_000, 1_001, 2_500):
         sink = topic.sink()
@@ -274,16 +270,10 @@ def test_an_event_that_a_broker_does_not_take_is_an_error_and_none_of_its_write_
     assert topic.holds(stream[:10])
 
 
-def test_a_topic_that_takes_only_small_batches_is_an_error_that_names_the_way_out(kafka: KafkaHarness):
+def test_a_topic_that_takes_only_small_batches_is_written_in_such(kafka: KafkaHarness):
     name = kafka.server.create_topic(**{"max.message.bytes": "2000"})
-    settings = kafka.settings(name)
-    sink = KafkaSink(settings, name)
+    sink = KafkaSink(kafka.settings(name), name)
     sink.resume("r")
-    sink.write(records(200))
-    with pytest.raises(SourceError, match=r"takes no batch of [\d,]+ bytes; give the client a smaller batch_size"):
-        sink.close()
-    sink = KafkaSink(kafka.settings(name, client={"batch_size": 1_000}), name)
-    assert sink.resume("r") == 0
     sink.write(records(200))
     sink.close()
     assert in_topic(kafka, name, 200) == by_partition(records(200), 1)
@@ -296,7 +286,7 @@ def test_another_number_of_partitions_is_an_error_that_names_the_way_out(topic: 
     sink.close()
     with kafka.server.admin() as admin:
         admin.create_partitions({topic.name: 5})
-    until(lambda: len(topic.sink()._partitions) == 5)
+    until(lambda: topic.sink()._count_partitions() == 5)
     sink = topic.sink()
     with pytest.raises(SourceError, match=r"it had 3 partitions then, and has 5 partitions now\. --restart"):
         sink.resume("r")
