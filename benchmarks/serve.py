@@ -32,10 +32,10 @@ from processes import (
     wait_for,
 )
 from streamer.learner import Learner
-from streamer.publish.directory import DirectoryWriter
-from streamer.publish.publisher import LINES, Publisher
 from streamer.settings import ServeSettings
 from streamer.snapshot import pack_strings
+from streamer.snapshot.places import DirectoryPlace
+from streamer.snapshot.publisher import LINES, Publisher
 
 LEARNED_ITEMS = 2000
 LEARNED_EVENTS = 30_000
@@ -195,10 +195,10 @@ def _beside_trainer(options: Namespace, directory: Path, load: _Load) -> dict[st
 def _publish(items: int, directory: Path, *, with_checkpoint: bool) -> None:
     """Publish what a learner of that many items knows, as a trainer does."""
     learner = learned(items)
-    writer = DirectoryWriter(directory / "published")
-    publisher = Publisher(learner.state, writer, 1.0, 1e9)
+    place = DirectoryPlace(directory / "published")
+    publisher = Publisher(learner.state, place, 1.0, 1e9)
     publisher.start()
-    while publisher.status.points == 0:
+    while publisher.status.snapshots == 0:
         publisher.step(dict, idle=True)
         publisher.flush()
     publisher.close(None)

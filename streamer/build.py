@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from streamer.lockstep.group import Group
     from streamer.lockstep.pipeline import RankSources
     from streamer.pipeline import Pipeline
-    from streamer.publish.points import Reader as PointReader
-    from streamer.publish.points import Writer as PointWriter
-    from streamer.publish.publisher import Publisher
     from streamer.snapshot import CheckpointStore
+    from streamer.snapshot.places import Place, SnapshotReader
+    from streamer.snapshot.publisher import Publisher
     from streamer.sources.embedded.source import ConsumerGroup
     from streamer.sources.kafka.settings import KafkaSettings
     from streamer.sources.positions import StartPolicy
@@ -220,43 +219,50 @@ def publisher(
     Raises:
         SettingsError: a topic is given, and no Kafka.
     """
-    from streamer.publish.publisher import Publisher
+    from streamer.snapshot.publisher import Publisher
 
-    writer: PointWriter | None = None
-    if settings.publish_dir is None and settings.publish_topic is None:
+    place = publishing_place(settings)
+    if place is None:
         return None
-    if group is not None and group.rank:
-        pass  # brings its users to rank 0
-    elif settings.publish_dir is not None:
-        from streamer.publish.directory import DirectoryWriter
+    every_s = settings.publish_every_s
+    base_every_s = settings.publish_base_every_s
+    if group is not None:
+        from streamer.lockstep.publishing import GroupPublisher
 
-        writer = DirectoryWriter(settings.publish_dir)
-    elif settings.publish_topic is not None:
-        from streamer.publish.topic import KafkaWriter
-
-        if (kafka := kafka_settings(settings)) is None:
-            raise SettingsError(
-                [
-                    "publish-topic needs bootstrap-servers; without Kafka, give a publish-dir"
-                ]
-            )
-        writer = KafkaWriter(kafka, settings.publish_topic)
-    return Publisher(
-        learner.state,
-        writer,
-        settings.publish_every_s,
-        settings.publish_base_every_s,
-        group,
-    )
+        return GroupPublisher(group, learner.state, place, every_s, base_every_s)
+    return Publisher(learner.state, place, every_s, base_every_s)
 
 
-def point_reader(settings: ServeSettings) -> PointReader:
-    """Where a server reads what its trainer publishes."""
-    if settings.from_dir is not None:
-        from streamer.publish.directory import DirectoryReader
+def publishing_place(settings: RunSettings) -> Place | None:
+    """Where changes are published; None if nowhere.
 
-        return DirectoryReader(settings.from_dir)
-    from streamer.publish.topic import TopicReader
+    Raises:
+        SettingsError: a topic is given, and no Kafka.
+    """
+    if settings.publish_dir is not None:
+        from streamer.snapshot.places import DirectoryPlace
+
+        return DirectoryPlace(settings.publish_dir)
+    if settings.publish_topic is None:
+        return None
+    from streamer.snapshot.topic import TopicPlace
+
+    kafka = kafka_settings(settings)
+    if kafka is None:
+        raise SettingsError(
+            ["publish-topic needs bootstrap-servers; without Kafka, give a publish-dir"]
+        )
+    return TopicPlace(kafka, settings.publish_topic)
+
+
+def snapshot_reader(settings: ServeSettings) -> SnapshotReader:
+    """Where a server reads the states of its trainer."""
+    directory = settings.from_dir or settings.checkpoint_dir
+    if directory is not None:
+        from streamer.snapshot.places import DirectoryReader
+
+        return DirectoryReader(directory)
+    from streamer.snapshot.topic import TopicReader
     from streamer.sources.kafka.tail import KafkaTail
 
     kafka = kafka_settings(settings)

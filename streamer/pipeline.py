@@ -28,8 +28,8 @@ from streamer.learner import Learner
 from streamer.metrics.observer import Observer
 from streamer.metrics.status import Status, StatusReport
 from streamer.progress import Progress
-from streamer.publish.publisher import Due, Publisher
 from streamer.sharing.sharing import Sharing
+from streamer.snapshot.publisher import Due, Publisher
 
 logger = logging.getLogger(__name__)
 

@@ -390,6 +390,9 @@ class ServeSettings(EventSettings, StreamSettings):
     publish_topic: str | None = setting(
         None, "Instead: Kafka topic that it publishes to.", metavar="TOPIC"
     )
+    checkpoint_dir: Path | None = setting(
+        None, "Instead: directory of its checkpoints, which are older."
+    )
     tail: bool = setting(
         True,
         "Read the events themselves, too, so that a user's latest ones count at once.",
@@ -424,9 +427,11 @@ class ServeSettings(EventSettings, StreamSettings):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if (self.from_dir is None) == (self.publish_topic is None):
+        places = (self.from_dir, self.publish_topic, self.checkpoint_dir)
+        if sum(place is not None for place in places) != 1:
             found.append(
-                "from and publish-topic: give one of them, as `streamer run` publishes"
+                "from, publish-topic and checkpoint-dir: give one of them, as `streamer "
+                "run` publishes or saves"
             )
         if self.publish_topic is not None and not self.bootstrap_servers:
             found.append("publish-topic needs bootstrap-servers")

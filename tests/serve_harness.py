@@ -13,13 +13,12 @@ from urllib.parse import quote
 from line_harness import PATIENCE_S, Event, micro_batch, small
 
 from streamer.learner import Learner
-from streamer.publish.directory import DirectoryReader, DirectoryWriter
-from streamer.publish.points import Reader, Writer
-from streamer.publish.publisher import Publisher
 from streamer.recommender import Recommender
 from streamer.serve.follower import Follower
 from streamer.serve.service import RecommendRequest, Service
 from streamer.settings import ServeSettings
+from streamer.snapshot.places import DirectoryPlace, DirectoryReader, Place, SnapshotReader
+from streamer.snapshot.publisher import Publisher
 from streamer.sources.base import Partition
 from streamer.web.serving import serving
 
@@ -35,13 +34,13 @@ def wait_until(happens: Callable[[], Any], what: str = "it") -> None:
 
 
 class Trainer:
-    """Learns events and publishes what it learned, one point after the other, without heartbeats."""
+    """Learns events and publishes what it learned, one snapshot after the other, without heartbeats."""
 
-    def __init__(self, writer: Writer | Path, learner: Learner | None = None, **settings: Any) -> None:
+    def __init__(self, place: Place | Path, learner: Learner | None = None, **settings: Any) -> None:
         self.learner = learner or Learner(small(**settings))
         self.offset, self.positions = 0, {CLICKS: 0}
-        writer = DirectoryWriter(writer) if isinstance(writer, Path) else writer
-        self.publisher = Publisher(self.learner.state, writer, every_s=0.0, base_every_s=1e9, heartbeat_s=1e9)
+        place = DirectoryPlace(place) if isinstance(place, Path) else place
+        self.publisher = Publisher(self.learner.state, place, every_s=0.0, base_every_s=1e9, heartbeat_s=1e9)
         self.publisher.start()
 
     def learn(self, events: Sequence[Event], batch_size: int = 32) -> None:
@@ -54,19 +53,19 @@ class Trainer:
         self.publish()
 
     def publish(self) -> None:
-        """Copy and write one point."""
-        before = self.publisher.status.points
+        """Copy and write one snapshot."""
+        before = self.publisher.status.snapshots
         wait_until(lambda: self._step() > before, "publishing")
 
     def base(self) -> None:
-        """The next point is a base."""
+        """The next snapshot is a base."""
         self.publisher.base_wanted = True
         self.publish()
 
     def _step(self) -> int:
         self.publisher.step(lambda: self.positions)
         assert self.publisher.flush(), self.publisher.status.problem
-        return self.publisher.status.points
+        return self.publisher.status.snapshots
 
     def close(self) -> None:
         """Write what is left, and end."""
@@ -76,7 +75,7 @@ class Trainer:
 class Server:
     """Follows a trainer until it is closed."""
 
-    def __init__(self, reader: Reader | Path, clock: Callable[[], float] = time.time, **options: Any) -> None:
+    def __init__(self, reader: SnapshotReader | Path, clock: Callable[[], float] = time.time, **options: Any) -> None:
         self.service = Service(clock=clock)
         self.follower = Follower(
             self.service, DirectoryReader(reader) if isinstance(reader, Path) else reader, **options

@@ -32,10 +32,9 @@ def checkpoint() -> None:
     """Manage a directory of checkpoints: verify, copy, pin, unpin, compact. `streamer
     inspect` shows it.
 
-    A checkpoint is a point: a base, which holds everything, or a delta, which holds
-    what changed since the one before. POINT is its number, its name or its path;
-    without it, the newest that is whole. All but `compact` may be used while `streamer
-    run` is running.
+    A checkpoint is a base, which holds everything, or a delta, which holds what changed
+    since the one before. CHECKPOINT is its number, its name or its path; without it, the
+    newest that is whole. All but `compact` may be used while `streamer run` is running.
     """
 
 
@@ -43,8 +42,8 @@ def checkpoint() -> None:
 @json_option
 @directory_options
 def verify(settings: RunSettings, as_json: bool) -> None:
-    """Read every point, and check it and its chain against their checksums. The exit
-    code is 1 if one is corrupt.
+    """Read every checkpoint, and check it and its chain against their checksums. The
+    exit code is 1 if one is corrupt.
     """
     found = _open(settings.checkpoints).verify()
     if not found:
@@ -54,7 +53,7 @@ def verify(settings: RunSettings, as_json: bool) -> None:
             {"path": str(path), "problem": problem} for path, problem in found.items()
         ]
         click.echo(
-            json.dumps({"points": rows, "corrupt": sum(map(bool, found.values()))})
+            json.dumps({"checkpoints": rows, "corrupt": sum(map(bool, found.values()))})
         )
     else:
         click.echo(
@@ -76,53 +75,54 @@ def verify(settings: RunSettings, as_json: bool) -> None:
 @click.argument("target", type=click.Path(file_okay=False, path_type=Path))
 @option(
     "Checkpoint",
-    "--point",
-    help="Number, name or path of a point.",
+    "--checkpoint",
+    "which",
+    help="Number, name or path of a checkpoint.",
     show_default="the newest that is whole",
 )
 @json_option
 @directory_options
-def copy(settings: RunSettings, target: Path, point: str | None, as_json: bool) -> None:
-    """Copy a point with its chain into the directory TARGET, which has no checkpoints
+def copy(settings: RunSettings, target: Path, which: str | None, as_json: bool) -> None:
+    """Copy a checkpoint with its chain into the directory TARGET, which has no checkpoints
     yet.
 
     On the same disk files are linked, which takes no space; copy to another disk to be
     safe from this one's failure.
     """
     store = _open(settings.checkpoints)
-    found = store.copy(target, _number(store, point) if point else None)
+    found = store.copy(target, _number(store, which) if which else None)
     done = {
         "from": str(found.path),
         "to": str(target),
-        "points": len(found.chain),
+        "files": len(found.chain),
         "bytes": found.size_bytes,
     }
-    text = f"copied {found.path.name} to {target}: {len(found.chain)} points, {format_bytes(found.size_bytes)}"
+    text = f"copied {found.path.name} to {target}: {len(found.chain)} files, {format_bytes(found.size_bytes)}"
     click.echo(json.dumps(done) if as_json else text)
 
 
 @checkpoint.command(cls=GroupedCommand)
-@click.argument("point", required=False)
+@click.argument("which", metavar="[CHECKPOINT]", required=False)
 @json_option
 @directory_options
-def pin(settings: RunSettings, point: str | None, as_json: bool) -> None:
-    """Keep a point, with the chain that it needs, however old it is: for `streamer run
+def pin(settings: RunSettings, which: str | None, as_json: bool) -> None:
+    """Keep a checkpoint, with the chain that it needs, however old it is: for `streamer run
     --from-checkpoint`.
     """
     store = _open(settings.checkpoints)
-    number = _number(store, point)
+    number = _number(store, which)
     store.pin(number)
     _show_pinned(store, as_json)
 
 
 @checkpoint.command(cls=GroupedCommand)
-@click.argument("point")
+@click.argument("which", metavar="CHECKPOINT")
 @json_option
 @directory_options
-def unpin(settings: RunSettings, point: str, as_json: bool) -> None:
-    """Let a pinned point go: the trainer removes it when it is old."""
+def unpin(settings: RunSettings, which: str, as_json: bool) -> None:
+    """Let a pinned checkpoint go: the trainer removes it when it is old."""
     store = _open(settings.checkpoints)
-    store.unpin(_number(store, point))
+    store.unpin(_number(store, which))
     _show_pinned(store, as_json)
 
 
@@ -132,7 +132,7 @@ def unpin(settings: RunSettings, point: str, as_json: bool) -> None:
     RunSettings, only=(*CHECKPOINT, "keep_checkpoints"), heading="Checkpoint"
 )
 def compact(settings: RunSettings, as_json: bool) -> None:
-    """Write the newest point as a base, and remove older ones that are not to be kept.
+    """Write the newest checkpoint as a base, and remove older ones that are not to be kept.
 
     For a directory that no trainer uses, a copy for instance: a trainer writes a new
     base by itself when its deltas outweigh the last one. Takes as much memory as the
@@ -153,11 +153,11 @@ def compact(settings: RunSettings, as_json: bool) -> None:
     after = path.stat().st_size
     done = {
         "path": str(path),
-        "points_before": len(found.chain),
+        "files_before": len(found.chain),
         "bytes_before": before,
         "bytes": after,
     }
-    text = f"{path.name} takes the place of {len(found.chain)} points: {format_bytes(before)} -> {format_bytes(after)}"
+    text = f"{path.name} takes the place of {len(found.chain)} files: {format_bytes(before)} -> {format_bytes(after)}"
     click.echo(
         json.dumps(done)
         if as_json
@@ -182,23 +182,23 @@ def _open(directory: Path) -> CheckpointStore:
     return CheckpointStore(directory, readonly=True)
 
 
-def _number(store: CheckpointStore, point: str | None) -> int:
-    """The number of a point that is given as number, name or path, or the newest.
+def _number(store: CheckpointStore, which: str | None) -> int:
+    """The number of a checkpoint that is given as number, name or path, or the newest.
 
     Raises:
-        CheckpointError: there is no such point.
+        CheckpointError: there is no such checkpoint.
     """
-    points = store.points()
-    if point is None:
+    numbers = store.numbers()
+    if which is None:
         if (found := store.load()) is None:
             raise CheckpointError(f"there is no checkpoint in {store.directory}")
         return found.number
-    for number, path in points.items():
-        if point in (str(number), path.name, path.stem, str(path)):
+    for number, path in numbers.items():
+        if which in (str(number), path.name, path.stem, str(path)):
             return number
-    known = f"{min(points)} to {max(points)}" if points else "none"
+    known = f"{min(numbers)} to {max(numbers)}" if numbers else "none"
     raise CheckpointError(
-        f"there is no checkpoint {point} in {store.directory}; there are: {known}"
+        f"there is no checkpoint {which} in {store.directory}; there are: {known}"
     )
 
 

@@ -137,7 +137,7 @@ def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     from streamer.snapshot import CheckpointStore
 
     store = CheckpointStore(settings.checkpoints, readonly=True)
-    sizes = {path.name: path.stat().st_size for path in store.list() if path.exists()}
+    sizes = {path.name: path.stat().st_size for path in store.paths() if path.exists()}
     wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * max(sizes.values(), default=0))
     yield examine_directory("checkpoints", store.directory, wanted_bytes)
 

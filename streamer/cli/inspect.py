@@ -79,7 +79,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
 
     store = CheckpointStore(directory, readonly=True)
     # before loading: whatever is newer then was skipped
-    points = store.points()
+    files = store.numbers()
     pinned = store.pinned()
     loaded = load(directory)
     chain = loaded.checkpoint.chain
@@ -100,13 +100,13 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
         "saved_at": meta["saved_at"],
         "steps": learner.state.trainer.steps,
         "chain": {
-            "base": chain[0].path.name,
+            "base": Path(chain[0].name).name,
             "base_bytes": chain[0].size_bytes,
             "deltas": len(chain) - 1,
-            "delta_bytes": sum(point.size_bytes for point in chain[1:]),
+            "delta_bytes": sum(delta.size_bytes for delta in chain[1:]),
         },
         "checkpoints": [
-            _point(n, path, loaded.path, n in pinned) for n, path in points.items()
+            _file(path, loaded.path, number in pinned) for number, path in files.items()
         ],
         "settings": meta["settings"],
         "sizes": {
@@ -167,16 +167,16 @@ def _influence(learner: Learner) -> list[Report]:
     ]
 
 
-def _point(number: int, path: Path, newest: Path, pinned: bool) -> Report:
-    """A point from outside; one that is newer than the newest that could be read is
+def _file(path: Path, newest: Path, pinned: bool) -> Report:
+    """A file from outside; one that is newer than the newest that could be read is
     corrupt.
     """
     from streamer.errors import CheckpointError
-    from streamer.snapshot.points import Point
+    from streamer.snapshot.snapshot import SnapshotFile
 
     try:
-        found = Point(path, number)
-        after = found.previous
+        found = SnapshotFile(path)
+        after = found.end.previous
         size_bytes = found.size_bytes
         meta = found.meta
     except CheckpointError:  # damaged, or a trainer has just removed it

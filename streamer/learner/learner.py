@@ -208,6 +208,7 @@ class Learner:
         """
         arrays, values = self.state.dense()
         meta = checkpoint_meta(self.settings, values)
+        meta["step"] = self.state.trainer.steps
         with CheckpointStore(directory) as store:
             return store.save(self.state.chunks(), arrays, meta)
 

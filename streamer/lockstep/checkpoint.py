@@ -4,18 +4,15 @@ its own users.
     ckpt-....base, ckpt-....delta          of rank 0: everything but the users of the others
     rank-1/ckpt-....base, ...              the users of rank 1, and so on
 
-The point of rank 0 is the manifest: it names the point of every other rank
-(`meta.ranks`), and is sealed and renamed when all of those are safe on disk. Killed
+The file of rank 0 is the manifest: it names the file of every other rank
+(`meta.parts`), and is sealed and renamed when all of those are safe on disk. Killed
 before that, the group resumes from the manifest before; whatever the ranks have written
 since belongs to nothing. Users are stored with their partition, so a restart may have
-another number of
-ranks: each takes the users of its partitions out of all files.
+another number of ranks: each takes the users of its partitions out of all files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -32,32 +29,32 @@ from streamer.lockstep.group import Group
 from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot.capture import CaptureAbandoned
+from streamer.snapshot.chain import PARTS, Checkpoint
 from streamer.snapshot.checkpointer import Checkpointer
+from streamer.snapshot.directory import SnapshotDirectory
 from streamer.snapshot.frames import Chunk
-from streamer.snapshot.store import (
-    RANKS,
-    Checkpoint,
-    CheckpointStore,
-    check_generation,
-    rank_directory,
-)
-
-logger = logging.getLogger(__name__)
+from streamer.snapshot.lease import check_generation
+from streamer.snapshot.store import CheckpointStore
 
 KEPT_BEYOND = 8
-"""Points that a rank keeps beyond those of rank 0: of checkpoints that were not sealed
+"""Files that a rank keeps beyond those of rank 0: of checkpoints that were not sealed
 in the end.
 """
 
 
 def rank_store(directory: Path, keep: int, group: Group) -> CheckpointStore:
-    """Where a rank writes its points; a rank of an earlier start that sleeps is
+    """Where a rank writes its part; a rank of an earlier start that sleeps is
     superseded.
     """
-    kept = keep + KEPT_BEYOND if group.rank else keep
-    return CheckpointStore(
-        rank_directory(directory, group.rank), kept, takeover_s=group.timeout_s
-    )
+    if group.rank:
+        directory = directory / part_name(group.rank)
+        keep += KEPT_BEYOND
+    return CheckpointStore(directory, keep, takeover_s=group.timeout_s)
+
+
+def part_name(rank: int) -> str:
+    """The directory of a rank, in that of rank 0."""
+    return f"rank-{rank}"
 
 
 class RankCheckpointer(Checkpointer):
@@ -98,7 +95,7 @@ class RankCheckpointer(Checkpointer):
         number, self._group.generation = self._group.gather_equal(said)[0].tolist()
         if self._group.rank == 0 or not number:
             return found
-        return CheckpointStore(self._directory, readonly=True).load_point(int(number))
+        return SnapshotDirectory(self._directory).load_number(int(number))
 
     def _put(self, learner: Learner, found: Checkpoint) -> None:
         """Put what all share into the learner, and the users of our partitions,
@@ -117,7 +114,8 @@ class RankCheckpointer(Checkpointer):
             found.meta["learner"],
         )
         learner.eviction.sweep_users()
-        self._store.chain = []  # rows of users are others now: the next point is a base
+        # rows of users are others now: the next checkpoint is a base
+        self._store.chain.clear()
 
     # saving ----------------------------------------------------------------------------------------------------------
 
@@ -153,12 +151,11 @@ class RankCheckpointer(Checkpointer):
 
     def _report(self, agreed: int, safe: bool, done: Callable[[bool], None]) -> None:
         assert self.seals is not None
-        link = self._store.chain[-1].link if safe else None
-        self.seals.report(
-            Report(agreed, link.number, link.crc32)
-            if link is not None
-            else Report(agreed, -1, 0)
-        )
+        link = self._store.chain.last if safe else None
+        report = Report(agreed, -1, 0)
+        if link is not None:
+            report = Report(agreed, link.number, link.checksum)
+        self.seals.report(report)
         if self._group.rank == 0:
             done(safe)
 
@@ -169,18 +166,11 @@ class RankCheckpointer(Checkpointer):
         super().beat()
         check_generation(self._directory, self._group.generation)
 
-    def close(self) -> None:
-        """See `Checkpointer.close`; a checkpoint that the group could not seal is no
-        error.
-        """
-        with contextlib.suppress(CaptureAbandoned):
-            super().close()
-
     def _with_seal(
         self, chunks: Iterator[Chunk], meta: dict[str, Any]
     ) -> Iterator[Chunk]:
-        """On rank 0: after the last row, wait until every rank's point is safe, and
-        name them in the manifest.
+        """On rank 0: after the last row, wait until every rank's file is safe, and name
+        them in the manifest.
         """
         if self._group.rank:
             return chunks
@@ -194,15 +184,14 @@ class RankCheckpointer(Checkpointer):
                 raise CaptureAbandoned(
                     "the group ended, or a newer state took its place"
                 )
-            if failed := [
-                rank
-                for rank, report in enumerate(reports)
-                if rank and report.number < 0
-            ]:
-                raise CheckpointError(
-                    f"rank {failed[0]} could not save its users: its log says why"
-                )
-            meta[RANKS] = [[report.number, report.crc32] for report in reports[1:]]
+            parts = []
+            for rank, report in enumerate(reports[1:], start=1):
+                if report.number < 0:
+                    raise CheckpointError(
+                        f"rank {rank} could not save its users: its log says why"
+                    )
+                parts.append([part_name(rank), report.number, report.crc32])
+            meta[PARTS] = parts
             yield from ()
 
         return chain(chunks, sealed())

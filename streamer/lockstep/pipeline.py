@@ -25,8 +25,8 @@ from streamer.lockstep.sources import Assigned
 from streamer.metrics.status import Member, StatusReport
 from streamer.pipeline import Pipeline
 from streamer.progress import Progress
-from streamer.publish.publisher import Due, Publisher
 from streamer.sharing.sharing import Sharing
+from streamer.snapshot.publisher import Due, Publisher
 from streamer.sources.base import Partition
 
 Counts = NDArray[np.int64]

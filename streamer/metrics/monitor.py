@@ -392,7 +392,7 @@ class Monitor(Observer):
         )
         i.rise(
             "streamer_published_points_total",
-            published.points if published is not None else 0,
+            published.snapshots if published is not None else 0,
         )
         i.rise(
             "streamer_published_bytes_total",

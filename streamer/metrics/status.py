@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from streamer.learner import Learner
     from streamer.limits import Limits
     from streamer.progress import Progress
-    from streamer.publish.publisher import Publisher, PublishStatus
     from streamer.sharing.sharing import Sharing
+    from streamer.snapshot.publisher import Publisher, PublishStatus
     from streamer.sources.base import Partition
 
 logger = logging.getLogger(__name__)

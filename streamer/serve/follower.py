@@ -9,13 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from streamer.errors import CorruptCheckpoint, StreamerError
+from streamer.errors import CheckpointError, SourceError, StreamerError
 from streamer.event import NO_USER, EventDecoder
-from streamer.publish.points import Reader
 from streamer.serve.overlay import Event
 from streamer.serve.replica import Replica
 from streamer.serve.service import Service
 from streamer.serve.vectors import EXACT_ITEMS
+from streamer.snapshot.chain import Checkpoint
+from streamer.snapshot.places import SnapshotReader
 from streamer.sources.base import Chunk, Partition, Positions, Source
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,10 @@ class _Thread:
         while not self._stop.is_set():
             try:
                 self._work()
-            except (
-                Exception
-            ) as error:  # whatever it is, requests are answered, and it is tried again
+            except Exception as error:
+                # whatever it is, requests are answered, and it is tried again
                 if not isinstance(error, StreamerError):
-                    logger.exception("the %s failed", self._thread.name)
+                    logger.exception("The %s failed, will retry.", self._thread.name)
                 self._note(str(error))
                 self._stop.wait(RETRY_S)
 
@@ -62,19 +62,19 @@ class _Thread:
         if problem is not None and problem != self.problem:
             logger.warning("%s", problem)
         if problem is None and self.problem is not None:
-            logger.warning("the %s goes on", self._thread.name)
+            logger.warning("The %s recovered.", self._thread.name)
         self.problem = problem
 
 
 class Follower(_Thread):
-    """Brings a service what a trainer publishes.
+    """Brings a service the states of a trainer.
 
-    A point that is damaged or out of order is refused: the service goes on with what it
-    has until a base comes.
+    A snapshot that is damaged or out of order is refused: the service goes on with what
+    it has until a whole state comes.
     """
 
     def __init__(
-        self, service: Service, reader: Reader, exact_items: int = EXACT_ITEMS
+        self, service: Service, reader: SnapshotReader, exact_items: int = EXACT_ITEMS
     ) -> None:
         super().__init__("follower")
         self._service = service
@@ -87,36 +87,28 @@ class Follower(_Thread):
         self._reader.close()
 
     def _work(self) -> None:
-        point = self._reader.poll(POLL_S)
-        if point is None:
-            self._note(None)
-            self._service.caught_up = self._service.replica is not None
-            return
         service = self._service
-        replica = self._service.replica
-        if (
-            replica is not None
-            and (point.id.generation, point.id.sequence) <= replica.end.id[::2]
-        ):
-            return  # doubled, or of a trainer that has a successor
         try:
-            if point.id.base:
+            found = self._reader.poll(service.end, POLL_S)
+            if found is None:
+                self._note(None)
+                service.caught_up = service.replica is not None
+            elif isinstance(found, Checkpoint):
                 service.caught_up = False
-                service.load(Replica(point, self._exact_items))
-                del replica
+                service.load(Replica(found, self._exact_items))
                 _let_go_of_garbage()
-                logger.info("serving %s", point.id)
-            elif replica is not None and point.id.generation == replica.end.generation:
-                service.apply(replica.read(point))
+                logger.info("Serving %s.", found.end.id)
+            elif service.replica is not None:
+                service.apply(service.replica.read(found))
+        except SourceError:
+            raise  # nothing can be read now
         except Exception as error:
             service.refused_points += 1
-            self._reader.refuse(point.id)
-            expected = isinstance(error, CorruptCheckpoint)
+            self._reader.refuse()
             logger.warning(
-                "refused %s, waiting for the next base: %s",
-                point.id,
+                "Refused a snapshot, waiting for the next base: %s",
                 error,
-                exc_info=not expected,
+                exc_info=not isinstance(error, CheckpointError),
             )
 
 

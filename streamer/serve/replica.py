@@ -1,63 +1,49 @@
-"""A learner that never trains: it follows what one generation of a trainer publishes."""
+"""A learner that never trains: it follows the snapshots of a trainer."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from streamer.errors import CorruptCheckpoint
-from streamer.learner import Learner
+from streamer.learner import Learner, checkpoint_settings
 from streamer.model.batch import Rows
 from streamer.model.rows.by_rows import Arrays
-from streamer.model.settings import LearnerSettings
-from streamer.publish.points import BEGIN, End, Frames, Point
-from streamer.publish.publisher import LINES, table_of
 from streamer.recommender import Recommender
 from streamer.serve.vectors import EXACT_ITEMS, KeptVectors
+from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.frames import Chunk
+from streamer.snapshot.publisher import LINES, is_served, table_of
+from streamer.snapshot.snapshot import Snapshot, SnapshotEnd
 
 
 class Replica:
-    """The state of a trainer after one of its deltas.
+    """The state of a trainer after one of its snapshots.
 
     Args:
-        point: a base.
+        state: a published one, or a checkpoint.
         exact_items: up to this many items, all are scored.
 
     Raises:
-        CorruptCheckpoint: the base is damaged, or of another version.
+        CorruptCheckpoint: it is damaged.
+        IncompatibleCheckpoint: another version wrote it.
     """
 
-    def __init__(self, point: Point, exact_items: int = EXACT_ITEMS) -> None:
-        frames = Frames()
-        chunks = frames.unpack(point.frames)
-        begin = next(chunks, None)
-        if not isinstance(begin, Chunk) or begin.kind != BEGIN:
-            raise CorruptCheckpoint(f"{point.id} does not begin as a base does")
-        try:
-            settings = msgspec.convert(begin.values["settings"], LearnerSettings)
-        except (KeyError, msgspec.ValidationError) as error:
-            raise CorruptCheckpoint(
-                f"{point.id} was published by another version: {error}"
-            ) from error
+    def __init__(self, state: Checkpoint, exact_items: int = EXACT_ITEMS) -> None:
+        settings = checkpoint_settings(state)
+        # it needs no optimizer state
         self.learner = Learner(
             dataclasses.replace(settings, device="cpu", optimizer="sgd")
-        )  # no optimizer state
-        self.learner.state.retriever = self.vectors = KeptVectors(
-            self.learner.state.trainer, exact_items
         )
+        self.vectors = KeptVectors(self.learner.state.trainer, exact_items)
+        self.learner.state.retriever = self.vectors
         self.recommender = Recommender(self.learner)
-        for chunk in chunks:
-            if isinstance(chunk, Chunk):
-                self._put(point, chunk)
-            else:
-                self._finish(point, *chunk)
+        self._put(state.end, state.chunks(), state.arrays())
         every = np.arange(self.learner.state.items.size)
         self.learner.state.find_cold_items(every)
         self.vectors.renew(every, len(every))
-        self._chain = self.end.before
 
     def title_of(self, item: str) -> str | None:
         """What people call an item; None if nobody said."""
@@ -65,89 +51,61 @@ class Replica:
         row = learner.state.items.row_of(item) if learner.state.titles else None
         return None if row is None else learner.state.titles.of(row)
 
-    def read(self, point: Point) -> Delta:
+    def read(self, snapshot: Snapshot) -> ReadDelta:
         """A delta, checked as a whole before any of it is applied.
 
         Raises:
             CorruptCheckpoint: it is damaged, or does not follow what was applied last.
         """
-        frames = Frames()
-        rows = []
-        for chunk in frames.unpack(point.frames):
-            if isinstance(chunk, Chunk):
-                rows.append(chunk)
-                continue
-            end, dense = chunk
-            _check(point, end)
-            if (
-                end.sequence != self.end.sequence + 1
-                or end.generation != self.end.generation
-            ):
-                raise CorruptCheckpoint(
-                    f"{point.id} does not follow delta {self.end.sequence}"
-                )
-            if end.before != self._chain:
-                raise CorruptCheckpoint(
-                    f"{point.id} does not follow the delta {self.end.sequence} that came"
-                )
-            return Delta(end, rows, dense, frames.checksum)
-        raise AssertionError("a point without an end is refused before")
+        end = snapshot.end
+        if end.is_base or end.previous != self.end.link:
+            raise CorruptCheckpoint(f"{end.id} does not follow {self.end.id}")
+        return ReadDelta(end, list(snapshot.chunks()), snapshot.arrays())
 
-    def apply(self, delta: Delta) -> None:
+    def apply(self, delta: ReadDelta) -> None:
         """Take a delta over, all of it."""
-        point = Point(delta.end.id, ())
-        for chunk in delta.rows:
-            self._put(point, chunk)
-        self._finish(point, delta.end, delta.dense)
-        some: list[Rows] = [chunk.rows for chunk in delta.rows if chunk.kind == "items"]
-        if delta.end.dense is not None:
-            changed = np.concatenate([*some, np.empty(0, np.int64)])
-            self.learner.state.find_cold_items(changed)
-            self.vectors.renew(changed, self.learner.state.items.size)
-        self._chain = delta.checksum
+        self._put(delta.end, delta.chunks, delta.arrays)
+        if delta.end.meta["learner"] is None:
+            return  # nothing has changed
+        rows: list[Rows] = [c.rows for c in delta.chunks if c.kind == "items"]
+        changed = np.concatenate([*rows, np.empty(0, np.int64)])
+        self.learner.state.find_cold_items(changed)
+        self.vectors.renew(changed, self.learner.state.items.size)
 
-    def _put(self, point: Point, chunk: Chunk) -> None:
+    def _put(self, end: SnapshotEnd, chunks: Iterable[Chunk], arrays: Arrays) -> None:
         try:
-            self.learner.state.put(chunk.kind, chunk.rows, self._with_room(chunk))
+            for chunk in chunks:
+                if is_served(chunk.kind):
+                    self.learner.state.put(chunk.kind, chunk.rows, self._fitting(chunk))
+            values = end.meta["learner"]
+            if values is not None:
+                self.learner.state.load_dense(arrays, values)
         except (KeyError, ValueError) as error:
             raise CorruptCheckpoint(
-                f"{point.id} does not fit its base: {error}"
+                f"{end.id} does not fit its settings: {error}"
             ) from error
+        self.end = end
 
-    def _with_room(self, chunk: Chunk) -> Arrays:
-        """Lines of a table with room for the optimizer state that is not published."""
+    def _fitting(self, chunk: Chunk) -> Arrays:
+        """What rows hold, with as much of their table's lines as there is room for:
+        optimizer state is left out.
+        """
         if LINES not in chunk.arrays:
             return dict(chunk.arrays)
-        weights = chunk.arrays[LINES]
+        given = chunk.arrays[LINES]
         width = self.learner.state.trainer.model.tables[
             table_of(chunk.kind)
         ].lines.shape[1]
-        lines = np.zeros((len(weights), width), np.float32)
-        lines[:, : weights.shape[1]] = weights
+        lines = np.zeros((len(given), width), np.float32)
+        common = min(width, given.shape[1])
+        lines[:, :common] = given[:, :common]
         return {**chunk.arrays, LINES: lines}
-
-    def _finish(self, point: Point, end: End, dense: Chunk) -> None:
-        _check(point, end)
-        if end.dense is not None:
-            try:
-                self.learner.state.load_dense(dict(dense.arrays), end.dense)
-            except (KeyError, ValueError) as error:
-                raise CorruptCheckpoint(
-                    f"{point.id} does not fit its base: {error}"
-                ) from error
-        self.end = end
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Delta:
+class ReadDelta:
     """What a delta changes."""
 
-    end: End
-    rows: list[Chunk]
-    dense: Chunk
-    checksum: int
-
-
-def _check(point: Point, end: End) -> None:
-    if end.id != point.id:
-        raise CorruptCheckpoint(f"{point.id} says of itself that it is {end.id}")
+    end: SnapshotEnd
+    chunks: list[Chunk]
+    arrays: Arrays

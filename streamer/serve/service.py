@@ -19,12 +19,12 @@ from streamer.errors import StreamerError
 from streamer.event import NO_USER
 from streamer.metrics.health import Verdict
 from streamer.model.batch import Rows
-from streamer.publish.points import End
 from streamer.recommender import Query, Recommendation, Wanted
 from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
 from streamer.serve.overlay import Event, Overlay
-from streamer.serve.replica import Delta, Replica
+from streamer.serve.replica import ReadDelta, Replica
+from streamer.snapshot.snapshot import SnapshotEnd
 
 MAX_K = 1000
 MAX_IDS = 1000
@@ -80,15 +80,15 @@ class Service:
         self._clock = clock
         self._lock = threading.RLock()
         self._new_items: set[str] = set()
-        self._looked_up: tuple[frozenset[str] | None, End | None, Rows] = (
+        self._looked_up: tuple[frozenset[str] | None, SnapshotEnd | None, Rows] = (
             None,
             None,
             np.empty(0, np.int64),
         )
 
     @property
-    def end(self) -> End | None:
-        """What the last point that was applied says of itself; None before the first."""
+    def end(self) -> SnapshotEnd | None:
+        """What the last snapshot that was applied says of itself; None before the first."""
         replica = self.replica
         return replica.end if replica is not None else None
 
@@ -109,7 +109,7 @@ class Service:
             now = self._clock()
         self._note(learned, now)
 
-    def apply(self, delta: Delta) -> None:
+    def apply(self, delta: ReadDelta) -> None:
         """Take over a delta. If that fails, nothing is served until there is a base:
         never half of a delta.
         """

@@ -1,29 +1,30 @@
-"""Checkpoints that cost what changed, written so that no crash can harm them.
+"""Snapshots of a learner: what a trainer resumes from, and what servers follow.
 
-    DIR/.lock                            held by the process that writes here
-    DIR/trainer-id                       what tells this trainer's commits in Kafka from those of others
-    DIR/ckpt-00000000000000000042.base   a point: every row of what was learned
-    DIR/ckpt-00000000000000000043.delta  a point: the rows that changed since the one before, whose checksum it names
-    DIR/ckpt-00000000000000000042.pin    keeps a point, with its chain, however old it is
-    DIR/.tmp-...                         being written; cleaned at the next start
-
-The state at a point is its base and the deltas after it, up to the point itself: its
-chain. A point is written under another name, synced, and then renamed: it is there
-completely or not at all. What a disk or a person damages afterwards is found by the
-checksums; loading then goes back to the newest point whose chain is whole.
-
-    frames         some rows as bytes, for files and messages
-    points         a file of frames
-    store          a directory of points
+    frames         some rows as bytes, whole and checked
     capture        rows as of one step, copied while training goes on
-    checkpointer   what is in a checkpoint, when it is saved, and how a run resumes from it
+    snapshot       a base or a delta: a run of frames with an end that seals it
+    chain          which snapshots make a state; whether the next one is a base
+    writer         the thread that writes beside training
+    lease          which start may write into a directory: the newest generation
+    directory      snapshots as files: whole or not at all, chains, checks
+    store          the directory of checkpoints: saving, pins, what is kept, copies
+    checkpointer   when a checkpoint is saved, and what is in it
+    resume         which checkpoint a run resumes from
+    publisher      deltas and bases for servers, without optimizer state
+    places         where servers find them: a directory, published or of checkpoints
+    topic          the same as a topic of Kafka
 
-May import: `errors`; `checkpointer` alone also `learner`, `sharing`, `ingest` and
-`accounting`.
+The state at a snapshot is its base and the deltas after it, up to the snapshot itself:
+its chain. What a disk, a broker or a person damages is found by checksums; a trainer
+then goes back to the newest whole chain, a server waits for the next base.
+
+May import: `errors` and `sources`; `checkpointer` and `publisher` also `learner`, and
+the first `sharing`, `ingest` and `accounting`.
 """
 
+from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.frames import Chunk, pack_chunk, unpack_chunk
-from streamer.snapshot.store import Checkpoint, CheckpointStore
+from streamer.snapshot.store import CheckpointStore
 from streamer.snapshot.strings import pack_strings, unpack_strings
 
 __all__ = [

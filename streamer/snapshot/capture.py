@@ -14,6 +14,14 @@ from numpy.typing import NDArray
 from streamer.errors import StreamerError
 from streamer.snapshot.frames import CHUNK_ROWS, Chunk, Rows
 
+STEP_S = 0.005
+LONG_STEP_S = 0.01
+IDLE_S = 0.03
+"""Time to copy rows between two steps, between two long ones, and while there is
+nothing to train.
+"""
+STEP_SHARE = 0.1
+"""Of the time of a step; it makes a step a long one if that is more than STEP_S."""
 SLICE_BYTES = 1 << 19
 """What is copied at a time, about: in about a millisecond."""
 WINDOW_ROWS = 1 << 18
@@ -49,9 +57,9 @@ class Capture:
     """What some rows hold at the step when this is made, whatever is written to them
     afterwards.
 
-    The training thread calls `advance` between two steps, which copies as many rows as
-    fit into a given time; rows that a step is about to write are copied before. Another
-    thread takes the copies out of `chunks`.
+    The training thread calls `advance_step` between two steps, which copies as many rows
+    as fit into the time for that; rows that a step is about to write are copied before.
+    Another thread takes the copies out of `chunks`.
 
     Args:
         state: whose rows are copied.
@@ -73,11 +81,16 @@ class Capture:
         self._queue: deque[Chunk] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()  # guards the queue and what follows
-        self._is_complete = self._is_abandoned = False
-        self.seconds = 0.0
-        """Time that the training thread has spent on it since somebody set this to
-        zero.
+        self._is_copied = False
+        self._is_complete = False
+        self._is_abandoned = False
+        self.more_comes = False
+        """Whether somebody adds chunks of other rows: it is not complete before that
+        ends.
         """
+        self.seconds = 0.0
+        """Time that the training thread has spent on it since the last step."""
+        self._advanced_at = clock()
         state.changes.before_write.append(self._before_write)
 
     @property
@@ -85,25 +98,70 @@ class Capture:
         """Whether nothing is left to copy."""
         return self._is_complete or self._is_abandoned
 
+    @property
+    def has_rows_left(self) -> bool:
+        """Whether there are rows to copy."""
+        return not (self._is_copied or self.is_over)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the thread that writes is behind."""
+        return self._queued_bytes >= MAX_QUEUED_BYTES
+
+    def advance_step(self, *, idle: bool = False) -> float:
+        """Copy some rows between two steps; returns how long a step has waited for it."""
+        step_s = self._clock() - self._advanced_at
+        budget_s = min(max(STEP_S, STEP_SHARE * step_s), LONG_STEP_S)
+        self.advance(IDLE_S if idle else budget_s)
+        self._advanced_at = self._clock()
+        waited_s = self.seconds
+        self.seconds = 0.0
+        return waited_s
+
     def advance(self, seconds: float) -> None:
         """Copy rows until `seconds` has grown to this, a slice at least, unless the
         thread that writes is behind.
         """
         before = self.seconds
         started = self._clock()
-        while not self.is_over and self._queued_bytes < MAX_QUEUED_BYTES:
-            self.copy_slice()
+        while not (self.is_over or self.is_full):
+            has_more = self.copy_slice()
             self.seconds = before + self._clock() - started
-            if self.seconds >= seconds:
+            if self.seconds >= seconds or not has_more:
                 break
 
-    def copy_slice(self) -> None:
-        """Copy the next few rows, or note that none are left."""
+    def copy_slice(self) -> bool:
+        """Copy the next few rows; False if none are left."""
         if (found := next(self._left, None)) is not None:
             self._copy(*found)
-            return
+            return True
+        self._is_copied = True
         with self._changed:
-            self._is_complete = not self._is_abandoned
+            self._is_complete = not (self._is_abandoned or self.more_comes)
+            self._changed.notify_all()
+        return False
+
+    def copy_all(self) -> list[Chunk]:
+        """All rows, copied at once: for few of them."""
+        while self.copy_slice():
+            pass
+        self.close()
+        return self.take_copied()
+
+    def take_copied(self) -> list[Chunk]:
+        """The copies that wait, without waiting for more."""
+        with self._changed:
+            copied = list(self._queue)
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._changed.notify_all()
+        return copied
+
+    def add(self, chunk: Chunk) -> None:
+        """Let `chunks` return this one, too."""
+        with self._changed:
+            self._queue.append(chunk)
+            self._queued_bytes += _size_bytes(chunk)
             self._changed.notify_all()
 
     def finish(self) -> None:
@@ -111,9 +169,7 @@ class Capture:
         while not self.is_over:
             self.advance(float("inf"))
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self.is_over or self._queued_bytes < MAX_QUEUED_BYTES
-                )
+                self._changed.wait_for(lambda: self.is_over or not self.is_full)
 
     def abandon(self) -> None:
         """Copy nothing more; whoever reads `chunks` gets an error. May be called on any
@@ -172,16 +228,13 @@ class Capture:
         try:
             chunk = Chunk(kind, rows, self._state.take(kind, rows))
         except BaseException:
-            self.abandon()  # whatever happens next, a checkpoint without these rows must not
+            # whatever happens next, a snapshot without these rows must not
+            self.abandon()
             raise
         self._waits[kind][rows] = False
-        size_bytes = _size_bytes(chunk)
-        fitting = SLICE_BYTES * len(rows) // (size_bytes + 1)
+        fitting = SLICE_BYTES * len(rows) // (_size_bytes(chunk) + 1)
         self._slice_rows[kind] = min(max(fitting, CHUNK_ROWS // 4), 8 * CHUNK_ROWS)
-        with self._changed:
-            self._queue.append(chunk)
-            self._queued_bytes += size_bytes
-            self._changed.notify_all()
+        self.add(chunk)
 
 
 def marked(rows: Rows) -> NDArray[np.bool_]:

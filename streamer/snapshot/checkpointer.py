@@ -6,37 +6,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-import torch
-
 from streamer.accounting import Accounting
-from streamer.errors import CorruptCheckpoint, Superseded
+from streamer.errors import Superseded
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import Learner, checkpoint_meta
 from streamer.model.rows.changes import ChangedRows
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot.capture import Capture, CaptureAbandoned, marked
-from streamer.snapshot.frames import Chunk, Rows
-from streamer.snapshot.store import Checkpoint, CheckpointStore, find_point
-from streamer.sources.base import Partition, Position
+from streamer.snapshot.chain import Checkpoint
+from streamer.snapshot.frames import Arrays, Chunk, Rows
+from streamer.snapshot.resume import load_chosen, warn_of_differences
+from streamer.snapshot.snapshot import positions_from_json, positions_to_json
+from streamer.snapshot.store import CheckpointStore
+from streamer.snapshot.writer import SnapshotWriter
 
 logger = logging.getLogger(__name__)
 
-STEP_S = 0.005
-LONG_STEP_S = 0.01
-IDLE_S = 0.03
-"""Time to copy rows between two steps, between two long ones, and while there is
-nothing to train.
-"""
-STEP_SHARE = 0.1
-"""Of the time of a step; it makes a step a long one if that is more than STEP_S."""
 SHARED = "sharing."
 """Begins the names of arrays that belong to what is shared."""
 
@@ -55,17 +45,30 @@ class SaveStats:
     saved: int = 0  # safe on disk
     failed: int = 0  # could not be written
     unsaved_events: int = 0  # that no safe checkpoint holds
-    seconds: float | None = (
-        None  # from the step of the latest state until it was safe; None before the first
-    )
+    seconds: float | None = None
+    """From the step of the latest state until it was safe; None before the first."""
     size_bytes: int | None = None  # of the latest one: a base, or a delta
-    problem: str | None = (
-        None  # why the latest one is not safe; None if it is, or there was none
-    )
-    longest_pause_s: float = 0.0  # that a step had to wait, but for those when somebody waited for a checkpoint
+    problem: str | None = None
+    """Why the latest one is not safe; None if it is, or there was none."""
+    longest_pause_s: float = 0.0
+    """That a step had to wait, but for when somebody waited for a checkpoint."""
     deltas: int = 0  # since the last base
     base_bytes: int = 0
     delta_bytes: int = 0  # of all deltas since the last base
+
+
+@dataclass(slots=True)
+class Save:
+    """A checkpoint on its way to the disk."""
+
+    capture: Capture
+    arrays: Arrays
+    meta: dict[str, Any]
+    is_base: bool
+    unsafe: dict[str, Rows]
+    events: int
+    taken_at: float
+    done: Callable[[bool], None]
 
 
 class Checkpointer:
@@ -81,7 +84,7 @@ class Checkpointer:
         store: where checkpoints are kept; closed together with this.
         every_s: seconds between checkpoints; None for none by time.
         every_events: events between checkpoints; None for none by count.
-        start_from: path of a point to start from, instead of the newest.
+        start_from: path of a checkpoint to start from, instead of the newest.
         clock: monotonic seconds.
     """
 
@@ -98,30 +101,24 @@ class Checkpointer:
         self._every_events = every_events
         self._clock = clock
         self._start_from = start_from
-        self._origin: str | None = (
-            None  # the point that the run was started from, if it was chosen
-        )
-        self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
+        self._origin: str | None = None  # the checkpoint that was started from by name
+        self._writer = SnapshotWriter("checkpoint-saver")
         self._changed: ChangedRows | None = None  # since the last capture
         self._unsafe: dict[str, Rows] = {}  # rows of the last capture, until it is safe
         self._capture: Capture | None = None  # of the save under way
-        self._save: Future[Path] | None = None  # the last one
-        self._ended: Future[Path] | None = (
-            None  # the last one that is safe or has failed
-        )
+        self._error: Exception | None = None  # of the last save that ended
         self._tried_at = clock()
         self._tried_events = 0
         self._safe_at = clock()
         self._safe_events = 0
         self._stats = SaveStats()
         self._longest_pause_s = 0.0
-        self._advanced_at = float("inf")
         self.path: Path | None = None
         """The newest checkpoint that is safe on disk."""
         self.begun = False
         """Whether there is a checkpoint, or one was tried."""
 
-    # resuming --------------------------------------------------------------------------------------------------------
+    # resuming -------------------------------------------------------------------------
 
     def restore(self, learner: Learner, sharing: Sharing) -> Restored:
         """Put learner and sharing in the state of the newest whole checkpoint, and
@@ -133,119 +130,58 @@ class Checkpointer:
         found = self._find()
         if found is not None:
             self._put(learner, found)
-        self._changed = (
-            learner.state.changes.reader()
-        )  # from here on, rows differ from the checkpoint's
-        for kind in self._kinds(
-            learner
-        ):  # compiled loops are loaded now, not while a step waits for them
+        # from here on, rows differ from the checkpoint's
+        self._changed = learner.state.changes.reader()
+        # compiled loops are loaded now, not while a step waits for them
+        for kind in self._kinds(learner):
             learner.state.take(kind, self._changed.take(kind))
         if found is None:
             return Restored(Accounting(), OffsetLedger())
+        warn_of_differences(learner.settings, found)
         meta = found.meta
-        arrays = found.arrays()
-        if (theirs := meta["threads"]) != (ours := torch.get_num_threads()):
-            logger.warning(
-                "%s was written with %d CPU threads, this run has %d: it goes on, but sums are rounded otherwise, so "
-                "the weights will not be the same to the last bit; --threads %d keeps them so",
-                found.path, theirs, ours, theirs,
-            )  # fmt: skip
-        settings: dict[str, Any] = msgspec.json.decode(
-            msgspec.json.encode(learner.settings)
-        )  # as in a checkpoint
-        for name, now in settings.items():
-            if (before := meta["settings"].get(name)) != now:
-                logger.warning(
-                    "the setting %s was %s in %s, and is %s now",
-                    name,
-                    before,
-                    found.path.name,
-                    now,
-                )
-        positions = _from_json(meta["positions"])
+        positions = positions_from_json(meta["positions"])
         accounting = Accounting.from_json(meta["accounting"])
         shared = {
             name.removeprefix(SHARED): array
-            for name, array in arrays.items()
+            for name, array in found.arrays().items()
             if name.startswith(SHARED)
         }
-        sharing.restore(
-            shared, meta.get("sharing", {}), {p: int(at) for p, at in positions.items()}
-        )
+        sharing.restore(shared, meta.get("sharing", {}), found.end.offsets)
         self.path = found.path
         self.begun = True
         self._origin = self._origin or meta.get("origin")
-        self._tried_events = self._safe_events = accounting.consumed
+        self._tried_events = accounting.consumed
+        self._safe_events = accounting.consumed
         self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
-        self._stats = self._with_chain(self._stats)
+        self._note_chain()
         return Restored(accounting, OffsetLedger(positions))
 
     def _find(self) -> Checkpoint | None:
-        return (
-            self._store.load()
-            if self._start_from is None
-            else self._load_chosen(self._start_from)
-        )
+        """The checkpoint to resume from."""
+        if self._start_from is None:
+            return self._store.load()
+        self._origin = str(self._start_from.resolve())
+        return load_chosen(self._store, self._start_from)
 
     def _put(self, learner: Learner, found: Checkpoint) -> None:
         learner.state.restore(found.chunks(), found.arrays(), found.meta["learner"])
 
-    def _load_chosen(self, path: Path) -> Checkpoint:
-        """The state at a chosen point; or the newest, if that goes on from the point
-        already: after a restart.
-        """
-        try:
-            newest = self._store.load(prune=False)  # or the chosen one may go
-        except CorruptCheckpoint as error:
-            newest = None
-            logger.warning("%s", error)
-        origin = newest.meta.get("origin") if newest is not None else None
-        if newest is not None and origin == str(path.resolve()):
-            logger.info(
-                "the run has started from %s before: it goes on from %s",
-                path,
-                newest.path,
-            )
-            return newest
-        directory, number = find_point(path)
-        here = directory.resolve() == self._store.directory.resolve()
-        chosen = (
-            self._store if here else CheckpointStore(directory, readonly=True)
-        ).load_point(number)
-        if not here:
-            self._store.chain = []
-        self._origin = str(path.resolve())
-        if later := [
-            one.name
-            for n, one in self._store.points().items()
-            if not here or n > number
-        ]:
-            logger.warning(
-                "starting from %s: %s to %s are superseded. They are removed as old checkpoints are; "
-                "`streamer checkpoint pin` keeps one",
-                path, later[0], later[-1],
-            )  # fmt: skip
-        return chosen
-
-    # saving ----------------------------------------------------------------------------------------------------------
+    # saving ---------------------------------------------------------------------------
 
     def is_due(self, events: int) -> bool:
         """Return whether to save now, when `events` are consumed."""
         if self.is_safe(events) or self.is_saving:
             return False
-        by_time = (
-            self._every_s is not None
-            and self._clock() - self._tried_at >= self._every_s
-        )
-        return by_time or (
-            self._every_events is not None
-            and events - self._tried_events >= self._every_events
-        )
+        waited_s = self._clock() - self._tried_at
+        if self._every_s is not None and waited_s >= self._every_s:
+            return True
+        new = events - self._tried_events
+        return self._every_events is not None and new >= self._every_events
 
     @property
     def is_saving(self) -> bool:
         """Whether a save is under way or waits."""
-        return self._save is not self._ended
+        return not self._writer.is_idle
 
     @property
     def is_copying(self) -> bool:
@@ -300,49 +236,46 @@ class Checkpointer:
         if self._capture is not None:
             self._capture.abandon()
             self._let_go()
-        if self._save is not None:
-            self._save.cancel()
-        # 2.
-        shared, shared_values = (
-            sharing.save()
-        )  # first: it may put into the learner what has come from others
+        # 2. sharing first: it may put into the learner what has come from others
+        shared, shared_values = sharing.save()
         arrays, values = learner.state.dense()
         arrays |= {f"{SHARED}{name}": array for name, array in shared.items()}
         meta = checkpoint_meta(learner.settings, values) | {
+            "step": learner.state.trainer.steps,
             "sharing": shared_values,
-            "positions": _to_json(offsets.positions),
+            "positions": positions_to_json(offsets.positions),
             "accounting": accounting.to_json(),
             "origin": self._origin,
         }
         # 3.
-        base = self._store.wants_base or self._changed is None
+        is_base = self._store.wants_base or self._changed is None
+        capture = self._begin_capture(learner, is_base)
+        # 4.
+        self._tried_at = self._clock()
+        self._tried_events = accounting.consumed
+        self.begun = True
+        save = Save(
+            capture, arrays, meta, is_base, self._unsafe,
+            accounting.consumed, self._tried_at, done,
+        )  # fmt: skip
+        chunks = self._with_seal(capture.chunks(), meta)
+        self._writer.submit(lambda: self._write(save, chunks))
+        self._capture = capture
+        capture.seconds += time.perf_counter() - started
+        self.advance()
+
+    def _begin_capture(self, learner: Learner, is_base: bool) -> Capture:
         if self._changed is None:
             self._changed = learner.state.changes.reader()
-        for kind, left in self._unsafe.items():
-            self._changed.put_back(kind, left)
-        kinds = self._kinds(learner)
-        self._unsafe = unsafe = {kind: self._changed.take(kind) for kind in kinds}
-        wanted = {
-            kind: learner.state.used(kind) if base else marked(unsafe[kind])
-            for kind in kinds
-        }
-        self._capture = Capture(learner.state, wanted)
-        # 4.
-        events = accounting.consumed
-        self._tried_at = self._clock()
-        self._tried_events = events
-        self.begun = True
-        chunks = self._with_seal(self._capture.chunks(), meta)
-        self._save = self._thread.submit(
-            self._store.save, chunks, arrays, meta, base=base
-        )
-        noted = partial(
-            self._note_end, self._capture, unsafe, events, self._tried_at, done
-        )
-        self._save.add_done_callback(noted)
-        self._advanced_at = time.perf_counter()
-        self._capture.seconds += self._advanced_at - started
-        self.advance()
+        for kind, rows in self._unsafe.items():
+            self._changed.put_back(kind, rows)
+        self._unsafe = {}
+        wanted = {}
+        for kind in self._kinds(learner):
+            changed = self._changed.take(kind)
+            self._unsafe[kind] = changed
+            wanted[kind] = learner.state.used(kind) if is_base else marked(changed)
+        return Capture(learner.state, wanted)
 
     def _kinds(self, learner: Learner) -> tuple[str, ...]:
         """The kinds of rows that are saved here."""
@@ -358,17 +291,54 @@ class Checkpointer:
         """Copy some of the rows that the save under way waits for; to be called between
         two batches, often.
         """
-        if (capture := self._capture) is None:
+        capture = self._capture
+        if capture is None:
             return
-        step_s = time.perf_counter() - self._advanced_at
-        capture.advance(
-            IDLE_S if idle else min(max(STEP_S, STEP_SHARE * step_s), LONG_STEP_S)
-        )
-        self._advanced_at = time.perf_counter()
-        self._longest_pause_s = max(self._longest_pause_s, capture.seconds)
-        capture.seconds = 0.0
+        paused_s = capture.advance_step(idle=idle)
+        self._longest_pause_s = max(self._longest_pause_s, paused_s)
         if capture.is_over:
             self._let_go()
+
+    def finish(self) -> None:
+        """Copy all rows that the save under way waits for: somebody waits for the
+        checkpoint.
+        """
+        if self._capture is not None:
+            self._capture.finish()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._capture is not None:
+            self._capture.close()
+            self._capture = None
+
+    def _write(self, save: Save, chunks: Iterator[Chunk]) -> None:
+        """Write a checkpoint, and note what became of it, on the thread that writes."""
+        try:
+            path = self._store.save(chunks, save.arrays, save.meta, base=save.is_base)
+        except CaptureAbandoned:
+            return  # a newer one took its place, and holds whatever waits for this one
+        except Exception as error:
+            save.capture.abandon()
+            logger.error("Saving a checkpoint failed, will retry: %s", error)
+            self._error = error
+            failed = self._stats.failed + 1
+            self._stats = replace(self._stats, failed=failed, problem=str(error))
+            save.done(False)
+            return
+        if self._unsafe is save.unsafe:
+            self._unsafe = {}
+        self.path = path
+        self._error = None
+        self._safe_events = save.events
+        self._safe_at = save.taken_at
+        saved = self._stats.saved + 1
+        seconds = self._clock() - save.taken_at
+        self._stats = replace(self._stats, saved=saved, seconds=seconds, problem=None)
+        self._note_chain()
+        save.done(True)
+
+    # what became of them --------------------------------------------------------------
 
     def beat(self) -> None:
         """Show a sign of life, every second or so.
@@ -386,68 +356,16 @@ class Checkpointer:
             return False
         return True
 
-    def finish(self) -> None:
-        """Copy all rows that the save under way waits for: somebody waits for the
-        checkpoint.
-        """
-        if self._capture is not None:
-            self._capture.finish()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._capture is not None:
-            self._capture.close()
-            self._capture = None
-
-    def _note_end(
-        self,
-        capture: Capture,
-        unsafe: dict[str, Rows],
-        events: int,
-        taken_at: float,
-        done: Callable[[bool], None],
-        save: Future[Path],
-    ) -> None:
-        """Note what became of a save, on the thread that wrote it."""
-        if save.cancelled() or isinstance(error := save.exception(), CaptureAbandoned):
-            return  # a newer one took its place, and holds whatever waits for this one
-        if error is not None:
-            capture.abandon()
-            logger.error(
-                "a checkpoint could not be saved, and training goes on: %s", error
-            )
+    def _note_chain(self) -> None:
+        chain = self._store.chain
+        if chain.links:
             self._stats = replace(
-                self._stats, failed=self._stats.failed + 1, problem=str(error)
+                self._stats,
+                size_bytes=chain.links[-1].size_bytes,
+                deltas=len(chain.links) - 1,
+                base_bytes=chain.base_bytes,
+                delta_bytes=chain.delta_bytes,
             )
-        else:
-            if self._unsafe is unsafe:
-                self._unsafe = {}
-            self.path = save.result()
-            self._safe_events = events
-            self._safe_at = taken_at
-            saved = self._stats.saved + 1
-            seconds = self._clock() - taken_at
-            self._stats = self._with_chain(
-                replace(self._stats, saved=saved, seconds=seconds, problem=None)
-            )
-        try:
-            done(error is None)
-        finally:
-            self._ended = save
-
-    # what became of them ---------------------------------------------------------------------------------------------
-
-    def _with_chain(self, stats: SaveStats) -> SaveStats:
-        if not (chain := self._store.chain):
-            return stats
-        base, *deltas = sizes = [one.size_bytes for one in chain]
-        return replace(
-            stats,
-            size_bytes=sizes[-1],
-            deltas=len(deltas),
-            base_bytes=base,
-            delta_bytes=sum(deltas),
-        )
 
     def stats(self, events: int) -> SaveStats:
         """Return what became of the checkpoints so far, when `events` are consumed."""
@@ -468,22 +386,7 @@ class Checkpointer:
             CheckpointError: the last one could not be saved.
         """
         self.finish()
-        self._thread.shutdown()
+        self._writer.close()
         self._store.close()
-        if self._save is not None:
-            self._save.result()
-
-
-def _to_json(positions: Mapping[Partition, Position]) -> list[list[Any]]:
-    logs = {
-        p: [at.topic_id, at.leader_epoch] if at.topic_id else []
-        for p, at in positions.items()
-    }
-    return [[*p, int(at), *logs[p]] for p, at in sorted(positions.items())]
-
-
-def _from_json(listed: Iterable[Iterable[Any]]) -> Mapping[Partition, Position]:
-    return {
-        Partition(topic, number): Position(*position)
-        for topic, number, *position in listed
-    }
+        if self._error is not None:
+            raise self._error

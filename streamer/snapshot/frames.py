@@ -2,22 +2,13 @@
 itself.
 
     frame   = "STRM", CRC-32 of the payload (4 bytes), length of the payload (8 bytes), payload
-    payload = a safetensors blob: the arrays by name, with `kind`, and `values` as JSON, in its metadata
+    payload = length of the header (8 bytes), header, arrays one after the other
             | the same compressed by zstd, with each array by planes: the first bytes of all its numbers, the second ...
+    header  = JSON: dtype, shape and place of each array by its name; `kind` and `values` as `__metadata__`
 
-Frames may be put one after the other into a file, as points of a checkpoint are, or be
-sent one by one as messages:
-
-    for kind in learner.state.kinds():
-        rows = reader.take(kind)  # in slices of CHUNK_ROWS, so that a frame stays small
-        message = pack_chunk(kind, rows, learner.state.take(kind, rows))
-    ...
-    chunk = unpack_chunk(message)  # CorruptCheckpoint, if a bit of it is not as it was packed
-    learner.state.put(chunk.kind, chunk.rows, chunk.arrays)
-
-What is not rows goes into a frame of a kind of its own, with no rows:
-`pack_chunk("end", NO_ROWS, *learner.state.dense())`. Nothing is ever unpickled, so a frame
-from a stranger cannot run code.
+Frames are put one after the other into a file or the records of a topic, and are sent
+one by one between trainers. What is not rows goes into a frame of a kind of its own,
+with no rows. Nothing is ever unpickled, so a frame from a stranger cannot run code.
 """
 
 from __future__ import annotations
@@ -25,7 +16,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,9 +77,8 @@ def pack_chunk(
     parts: list[Any] = []
     end = 0
     named = {ROWS: rows, **arrays}
-    for name in sorted(
-        named, key=lambda name: -named[name].dtype.itemsize
-    ):  # so that each is aligned
+    # the widest numbers come first, so that each array is aligned
+    for name in sorted(named, key=lambda name: -named[name].dtype.itemsize):
         array = np.asarray(named[name])
         block = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         if block.dtype not in _NAMES:
@@ -133,7 +123,20 @@ def unpack_chunk(frame: bytes | bytearray | memoryview) -> Chunk:
     return unpack_payload(view[HEADER.size :])
 
 
-def frame_header(header: bytes | memoryview) -> tuple[int, int]:
+def split_frames(run: bytes | memoryview) -> Iterator[memoryview]:
+    """The frames of a run of them.
+
+    Raises:
+        CorruptCheckpoint: it does not consist of frames.
+    """
+    view = memoryview(run)
+    while view:
+        _, length = frame_header(view[: HEADER.size])
+        yield view[: HEADER.size + length]
+        view = view[HEADER.size + length :]
+
+
+def frame_header(header: bytes | bytearray | memoryview) -> tuple[int, int]:
     """CRC-32 and length of the payload that follows.
 
     Raises:
@@ -154,14 +157,11 @@ def unpack_payload(payload: bytearray | memoryview) -> Chunk:
         CorruptCheckpoint: it is none.
     """
     try:
-        by_planes = (
-            bytes(payload[:4]) == zstandard.FRAME_HEADER
-        )  # no header of a blob is as long as that would mean
-        blob = (
-            bytearray(zstandard.ZstdDecompressor().decompress(payload))
-            if by_planes
-            else payload
-        )
+        # no header is as long as these bytes would mean
+        by_planes = bytes(payload[:4]) == zstandard.FRAME_HEADER
+        blob = payload
+        if by_planes:
+            blob = bytearray(zstandard.ZstdDecompressor().decompress(payload))
         begin = 8 + int.from_bytes(blob[:8], "little")
         header = json.loads(bytes(blob[8:begin]))
         about = header.pop("__metadata__")
@@ -181,10 +181,10 @@ def unpack_payload(payload: bytearray | memoryview) -> Chunk:
 def _array(
     blob: bytearray | memoryview, begin: int, entry: dict[str, Any], by_planes: bool
 ) -> NDArray[Any]:
-    dtype, (first, last) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
-    held = np.frombuffer(
-        blob, np.uint8, last - first, begin + first if last > first else 0
-    )
+    dtype = np.dtype(_DTYPES[entry["dtype"]])
+    first, last = entry["data_offsets"]
+    at = begin + first if last > first else 0
+    held = np.frombuffer(blob, np.uint8, last - first, at)
     if by_planes:
         held = np.ascontiguousarray(held.reshape(dtype.itemsize, -1).T).reshape(-1)
     return held.view(dtype).reshape(entry["shape"])

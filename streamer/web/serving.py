@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from streamer.build import event_tail, event_writer, point_reader
+from streamer.build import event_tail, event_writer, snapshot_reader
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
 from streamer.serve.follower import Follower, Tail
@@ -63,7 +63,7 @@ def serving(settings: ServeSettings) -> Iterator[WebServer]:
     metrics = ServerMetrics()
     hidden = Hidden(settings.hidden_file or settings.data_dir / "hidden.json")
     service = Service(hidden, Freshness(record=metrics.waited))
-    follower = Follower(service, point_reader(settings), settings.exact_items)
+    follower = Follower(service, snapshot_reader(settings), settings.exact_items)
     tail = None
     if settings.tail:
         decoder = EventDecoder(settings, settings.catalogue_topic)

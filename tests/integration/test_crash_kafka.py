@@ -192,7 +192,7 @@ def test_a_broker_that_is_killed_and_comes_back_changes_nothing(
     slow_down += "m.Trainer.step = lambda *a: (time.sleep(0.01), step(*a))[1]"
     with Command(topic.run("cut off", *small), tmp_path / "log", slow_down) as run:
         store = CheckpointStore(tmp_path / "cut off", readonly=True)
-        run.wait_until(lambda: len(store.list()) >= 2)
+        run.wait_until(lambda: len(store.paths()) >= 2)
         restartable.server.kill()
         run.wait_until(lambda: "does not respond" in run.said())
         restartable.server.restart()
@@ -228,7 +228,7 @@ def test_it_leaves_the_group_in_good_order_when_it_is_asked_to_end(
     topic = make_topic(2)
     topic.append(records(1_000))
     with Command(topic.run("run", "--max-age", "0.1", "--checkpoint-every-events", "300"), tmp_path / "log") as run:
-        run.wait_until(lambda: CheckpointStore(tmp_path / "run", readonly=True).list())
+        run.wait_until(lambda: CheckpointStore(tmp_path / "run", readonly=True).paths())
         run.process.send_signal(signal.SIGTERM)
         code, out = run.ended()
     assert code == 0, run.said()

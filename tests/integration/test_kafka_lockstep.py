@@ -14,8 +14,8 @@ from line_harness import until
 from serve_harness import Server
 
 from streamer.event import encode
-from streamer.publish.topic import TopicReader
 from streamer.snapshot import CheckpointStore
+from streamer.snapshot.topic import TopicReader
 from streamer.sources.base import Partition
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.tail import KafkaTail

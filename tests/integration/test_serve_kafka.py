@@ -14,9 +14,9 @@ from line_harness import events
 from serve_harness import Client, Server, Trainer, said, served, wait_until
 
 from streamer.event import EventDecoder, encode, encode_item
-from streamer.publish.topic import KafkaWriter, TopicReader
 from streamer.serve.follower import Tail
 from streamer.serve.service import RecommendRequest
+from streamer.snapshot.topic import TopicPlace, TopicReader
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.tail import KafkaTail
 
@@ -47,9 +47,9 @@ def assert_equal(server: Server, trainer: Trainer) -> None:
 
 
 def test_points_go_through_a_topic_that_keeps_two_bases(kafka, monkeypatch):
-    monkeypatch.setattr("streamer.publish.topic.PART_BYTES", 10_000)  # so that a point has many records
+    monkeypatch.setattr("streamer.snapshot.topic.PART_BYTES", 10_000)  # so that a point has many records
     topic = f"points-{time.time_ns()}"
-    trainer = Trainer(KafkaWriter(settings(kafka, topic), topic))
+    trainer = Trainer(TopicPlace(settings(kafka, topic), topic))
     trainer.learn(STREAM[:300])
     server = Server(reader(kafka, topic))
     server.reach(trainer)
@@ -64,7 +64,7 @@ def test_points_go_through_a_topic_that_keeps_two_bases(kafka, monkeypatch):
     later.reach(trainer)
     assert_equal(later, trainer)
     trainer.close()
-    again = Trainer(KafkaWriter(settings(kafka, topic), topic), trainer.learner)
+    again = Trainer(TopicPlace(settings(kafka, topic), topic), trainer.learner)
     again.learn(STREAM[:50])
     server.reach(again)
     assert_equal(server, again)
@@ -74,7 +74,7 @@ def test_points_go_through_a_topic_that_keeps_two_bases(kafka, monkeypatch):
 
 def test_events_count_before_they_are_learned_and_from_the_positions_of_the_model_on(kafka):
     topic, points = kafka.make_topic(1), f"points-{time.time_ns()}"
-    trainer = Trainer(KafkaWriter(settings(kafka, points), points))
+    trainer = Trainer(TopicPlace(settings(kafka, points), points))
     trainer.learn(STREAM[:100])  # as if they were the first hundred of the topic
     kafka.append(topic, 0, [encode("u1", "i149", 1e9)] * 100)
     server = Server(reader(kafka, points))
@@ -95,7 +95,7 @@ def test_a_broker_that_is_away_is_shown_and_caught_up(kafka):
     if not kafka.server.can_restart:
         pytest.skip("the broker is not ours to stop")
     topic = f"points-{time.time_ns()}"
-    trainer = Trainer(KafkaWriter(settings(kafka, topic), topic))
+    trainer = Trainer(TopicPlace(settings(kafka, topic), topic))
     server = Server(reader(kafka, topic))
     trainer.learn(STREAM[:200])
     server.reach(trainer)
@@ -149,9 +149,9 @@ DAMAGES: dict[str, Callable[[list[list[Record]]], list[list[Record]]]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_becomes_of_deltas_in_a_topic_only_states_of_the_trainer_are_served(kafka, monkeypatch, damage):
     """What was written is copied to another topic, damaged on the way."""
-    monkeypatch.setattr("streamer.publish.topic.PART_BYTES", 20_000)
+    monkeypatch.setattr("streamer.snapshot.topic.PART_BYTES", 20_000)
     whole, damaged = f"points-{time.time_ns()}", kafka.make_topic(1)
-    trainer, points = Trainer(KafkaWriter(settings(kafka, whole), whole)), list[list[Record]]()
+    trainer, points = Trainer(TopicPlace(settings(kafka, whole), whole)), list[list[Record]]()
     states: dict[int, list[list[str]]] = {}
     copied = 0
     for part in range(0, 600, 100):

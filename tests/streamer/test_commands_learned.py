@@ -670,7 +670,7 @@ def test_verify_names_what_is_corrupt_and_fails(chain):
 
 def test_a_copy_recommends_the_same_and_can_be_compacted(chain, tmp_path):
     done = checkpoint(chain, "copy", tmp_path / "copy")
-    assert done["points"] == len(load(chain.directory).checkpoint.chain)
+    assert done["files"] == len(load(chain.directory).checkpoint.chain)
     answer = answers(chain, "--user", "u1")
     where = ("--checkpoint-dir", tmp_path / "copy", "--json")
     assert json.loads(output("recommend", "--user", "u1", *where))["recommendations"] == answer
@@ -682,7 +682,7 @@ def test_a_copy_recommends_the_same_and_can_be_compacted(chain, tmp_path):
 
 
 def test_points_are_pinned_by_number_name_or_path(chain):
-    numbers = list(CheckpointStore(chain.directory, readonly=True).points().items())
+    numbers = list(CheckpointStore(chain.directory, readonly=True).numbers().items())
     (first, _), (second, path), (third, other) = numbers[:3]
     for given in (first, path.name, other):
         pinned = checkpoint(chain, "pin", given)["pinned"]
@@ -693,7 +693,7 @@ def test_points_are_pinned_by_number_name_or_path(chain):
 
 
 def test_a_run_starts_from_a_chosen_checkpoint(chain):
-    path = CheckpointStore(chain.directory, readonly=True).list()[2]
+    path = CheckpointStore(chain.directory, readonly=True).paths()[2]
     events = json.loads(output("inspect", "--data-dir", chain.data_dir, "--json"))["checkpoints"][2]["consumed"]
     arguments = ("--source", chain.data_dir / "events.jsonl", "--data-dir", chain.data_dir, *SMALL)
     pipeline = build_pipeline(run_settings(*arguments, "--from-checkpoint", path))

@@ -83,7 +83,7 @@ def test_the_real_command_with_all_its_threads(tmp_path):
         assert whole.ended()[0] == 0, whole.said()
     store = CheckpointStore(tmp_path / "killed", readonly=True)
     with Command(run_in(tmp_path, "killed", *many), tmp_path / "log") as victim:
-        victim.wait_until(lambda: len(store.list()) > 2)
+        victim.wait_until(lambda: len(store.paths()) > 2)
         victim.process.kill()
         assert victim.ended()[0] == -signal.SIGKILL
     with Command(run_in(tmp_path, "killed", *many), tmp_path / "log") as last:

@@ -249,7 +249,7 @@ class TestCheckpoints:
     def test_a_checkpoint_of_another_format_is_refused(self, tmp_path, monkeypatch):
         log = memory_log(values_of(events(20)))
         with monkeypatch.context() as patch:
-            patch.setattr("streamer.snapshot.points.FORMAT", 99)
+            patch.setattr("streamer.snapshot.snapshot.FORMAT", 99)
             Line(log, tmp_path).run()
         with pytest.raises(IncompatibleCheckpoint, match="format 99"):
             Line(log, tmp_path)
@@ -390,7 +390,7 @@ class TestFailingCheckpoints:
         line = Line(memory_log(values_of(events(640))), tmp_path, checkpoint_every_events=64)
         line.pipeline.start()
         with files_of_at_most(4096):
-            until(lambda: "could not be saved" in caplog.text, line.pipeline.step)
+            until(lambda: "failed, will retry" in caplog.text, line.pipeline.step)
         until(lambda: line.pipeline.ingest.finished, line.pipeline.step)
         line.pipeline.close()
         assert line.store.saved[-1]["accounting"]["trained"] == 640
@@ -406,7 +406,7 @@ class TestFailingCheckpoints:
         with pytest.raises(CheckpointError, match=r"cannot write a checkpoint.*Check free space and permissions"):
             line.run()
         assert line.pipeline.accounting.trained == 320
-        assert "training goes on" in caplog.text
+        assert "will retry" in caplog.text
 
 
 class TestLoss:
@@ -461,7 +461,7 @@ class TestRestart:
         line = Line(log, tmp_path, learner=Learner(small(seed=2)))
         line.source = MemorySource(log, "other")
         line.run()
-        assert "the setting seed was 1 in ckpt-00000000000000000001.base, and is 2 now" in caplog.text
+        assert "The setting seed was 1 in ckpt-00000000000000000001.base, and is 2 now" in caplog.text
         assert caplog.text.count("the setting") == 1
         assert f"reading other; trained so far on {TOPIC}" in caplog.text
 
@@ -476,7 +476,7 @@ class TestRestart:
         broken.path.write_bytes(broken.path.read_bytes()[:-1] + b"\xff")
         line = Line(log, tmp_path / "b")
         assert line.pipeline.accounting.consumed == 160, "the one before, although more was committed"
-        assert "skipped 1 checkpoint" in caplog.text
+        assert "Skipped 1 unusable checkpoint" in caplog.text
         summary = line.run()
         assert summary["consumed"] == 480
         assert_same_checkpoint(newest(tmp_path / "b"), expected)

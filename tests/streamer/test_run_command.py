@@ -276,9 +276,9 @@ class TestRuns:
         often = ["--checkpoint-every-events", "64", "--keep-checkpoints", "2"]
         zygote.summary(["run", "--data-dir", tmp_path, "--until-end", *often, *QUICK])
         store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
-        newest, before = list(store.points())[-1:-3:-1]
-        chains = (store.load_point(newest).chain, store.load_point(before).chain)
-        assert set(store.list()) == {point.path for chain in chains for point in chain}
+        newest, before = list(store.numbers())[-1:-3:-1]
+        chains = (store.load_number(newest).chain, store.load_number(before).chain)
+        assert set(store.paths()) == {one.path for chain in chains for one in chain}
 
 
 # errors ---------------------------------------------------------------------------------------------------------------

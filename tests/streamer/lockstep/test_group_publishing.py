@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from memory_points import MemoryPoints
+from memory_place import MemoryPlace
 from serve_harness import Server, said, served, wait_until
 
 from streamer.learner import Learner
 from streamer.lockstep.learner import LockstepLearner
+from streamer.lockstep.publishing import GroupPublisher
 from streamer.model.settings import LearnerSettings
-from streamer.publish.publisher import Due, Publisher
+from streamer.snapshot.publisher import Due
 from streamer.sources.base import Partition
 from tests.streamer.lockstep.ranks import run_ranks
 from tests.streamer.lockstep.test_lockstep_learner import PARTS, own_batch, steps
@@ -19,13 +20,13 @@ from tests.streamer.lockstep.test_lockstep_learner import PARTS, own_batch, step
 SETTINGS = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64}
 
 
-def publish(size: int, points: MemoryPoints, **settings) -> list[Learner]:
-    """Train, and publish a point after each step: bases now and then, deltas otherwise."""
+def publish(size: int, place: MemoryPlace, **settings) -> list[Learner]:
+    """Train, and publish a snapshot after each step: bases now and then, deltas otherwise."""
 
     def work(group):
         torch.set_num_threads(1)
         learner = LockstepLearner(LearnerSettings(**SETTINGS | settings), group)
-        publisher = Publisher(learner.state, None if group.rank else points, 0.0, 1e9, group)
+        publisher = GroupPublisher(group, learner.state, place, 0.0, 1e9)
         publisher.start()
         positions = lambda: {Partition("t", 0): learner.state.trainer.steps}  # noqa: E731
         for number, step in enumerate(steps()):
@@ -44,12 +45,12 @@ def publish(size: int, points: MemoryPoints, **settings) -> list[Learner]:
 @pytest.mark.parametrize("settings", [{}, {"user_ids": True}, {"max_users": 10}], ids=str)
 def test_a_group_publishes_what_one_trainer_publishes(settings):
     for size in (1, 2, 3):
-        points = MemoryPoints()
-        ranks = publish(size, points, **settings)
-        bases = [point.base for point, _ in points.points]
+        place = MemoryPlace()
+        ranks = publish(size, place, **settings)
+        bases = [ident.is_base for ident, _ in place.snapshots]
         assert bases.count(True) > 1
         assert bases.count(False) > 4
-        server = Server(points)
+        server = Server(place)
         wait_until(lambda server=server, ranks=ranks: server.step == (1, ranks[0].state.trainer.steps), "following")
         served_users = server.service.replica.learner.state.users
         assert sorted(served_users.ids) == sorted(user for rank in ranks for user in rank.state.users.ids)

@@ -62,7 +62,7 @@ def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_
     store = CheckpointStore(tmp_path / "two", readonly=True)
     with start("two", 2, "--no-until-end") as launcher:
         pid = launcher.process.pid
-        launcher.wait_until(lambda: store.points() and len(ranks_of(pid)) == 2)
+        launcher.wait_until(lambda: store.numbers() and len(ranks_of(pid)) == 2)
         first = ranks_of(pid)
         # 1. a rank is killed: both are started again, and go on where the manifest is
         os.kill(first[1], signal.SIGKILL)

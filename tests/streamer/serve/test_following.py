@@ -1,4 +1,4 @@
-"""A server serves what its trainer has learned, whatever becomes of the points on their way."""
+"""A server serves what its trainer has learned, whatever becomes of the snapshots on their way."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from line_harness import events
-from memory_points import MemoryPoints
+from memory_place import MemoryPlace
 from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
+from streamer.snapshot.directory import SnapshotDirectory, number_of
 from streamer.sources.memory import MemoryLog, MemorySource
 
 STREAM = events(900, users=30, items=150)
@@ -30,6 +31,10 @@ def pair(tmp_path):
     yield trainer, server
     server.close()
     trainer.close()
+
+
+def delta_of(directory: Path, number: int) -> Path:
+    return SnapshotDirectory(directory).path(number, is_base=False)
 
 
 def assert_equal(service: Service, learner: Learner, exclude_seen: bool = True) -> None:
@@ -49,7 +54,7 @@ def test_what_is_served_equals_what_recommend_says_from_a_checkpoint_of_that_ste
         trainer.learner.save(tmp_path / "checkpoints")
         assert_equal(server.service, Learner.load(tmp_path / "checkpoints"))
     assert_equal(server.service, trainer.learner, exclude_seen=False)
-    assert trainer.publisher.status.sequence == 5
+    assert trainer.publisher.status.number == 6
     server.close()
     trainer.close()
 
@@ -65,8 +70,8 @@ def test_a_server_that_comes_later_starts_from_the_base_and_its_deltas(pair, tmp
     first.reach(trainer)
     assert_equal(later.service, trainer.learner)
     assert_equal(first.service, trainer.learner)
-    assert later.service.applied_deltas == 1
-    assert first.service.bases == 1
+    assert len(SnapshotDirectory(tmp_path / "points").load().chain) == 2
+    assert (first.service.bases, later.service.bases) == (1, 1)
     later.close()
 
 
@@ -127,7 +132,7 @@ def test_a_trainer_that_resumed_from_an_older_checkpoint_is_followed(pair, tmp_p
 
 
 def test_a_trainer_that_was_replaced_and_writes_on_is_not_followed(pair, tmp_path):
-    """It was believed dead; its points are of an older generation."""
+    """It was believed dead; its snapshots are of an older generation."""
     zombie, server = pair
     zombie.learn(STREAM[:200])
     trainer = Trainer(tmp_path / "points")
@@ -167,7 +172,7 @@ class TestDamage:
     """What is damaged is noticed, and a base follows; what is served is always a state that the trainer had."""
 
     def damaged(self, points: Path, damage) -> None:
-        """Have a server that is at delta 1 meet a damaged delta 2, and then deltas and a base that are whole."""
+        """Have a server that is at delta 2 meet a damaged delta 3, and then deltas and a base that are whole."""
         trainer, served_at = Trainer(points), {}
         server = Server(points)
         trainer.learn(STREAM[:200])
@@ -177,11 +182,11 @@ class TestDamage:
         server.close()
         served_at[trainer.learner.state.trainer.steps] = before
         trainer.learn(STREAM[300:400])
-        damage(points / "00000001" / "delta-2")
+        damage(delta_of(points, 3))
         server.follower = type(server.follower)(server.service, server.follower._reader)
         server.follower.start()
         trainer.learn(STREAM[400:500])
-        wait_until(lambda: server.service.refused_points or not (points / "00000001" / "delta-2").exists(), "noticing")
+        wait_until(lambda: server.service.refused_points or not delta_of(points, 3).exists(), "noticing")
         assert {user: served(server.service, user) for user in USERS} == before
         trainer.base()
         server.reach(trainer)
@@ -211,14 +216,14 @@ class TestDamage:
         )
 
     def test_a_delta_that_comes_twice_under_another_name(self, tmp_path):
-        self.damaged(tmp_path / "points", lambda path: shutil.copy(path.with_name("delta-1"), path))
+        self.damaged(tmp_path / "points", lambda path: shutil.copy(delta_of(path.parent, 2), path))
 
     def test_a_delta_of_another_run_in_its_place(self, tmp_path):
         other = Trainer(tmp_path / "other")
         other.learn(STREAM[100:400])
         other.learn(STREAM[:100])
         other.learn(STREAM[100:200])
-        self.damaged(tmp_path / "points", lambda path: shutil.copy(tmp_path / "other" / "00000001" / "delta-2", path))
+        self.damaged(tmp_path / "points", lambda path: shutil.copy(delta_of(tmp_path / "other", 3), path))
         other.close()
 
     def test_a_damaged_base_is_passed_over(self, tmp_path):
@@ -226,27 +231,26 @@ class TestDamage:
         trainer.learn(STREAM[:200])
         trainer.learn(STREAM[200:300])
         trainer.base()
-        newest = tmp_path / "points" / "00000001" / "base-1"
+        newest = SnapshotDirectory(tmp_path / "points").path(2, is_base=True)
         newest.write_bytes(newest.read_bytes()[:-5])
         server = Server(tmp_path / "points")
         trainer.learn(STREAM[300:400])
         server.reach(trainer)
-        assert server.service.refused_points == 1
         assert_equal(server.service, trainer.learner)
         server.close()
         trainer.close()
 
 
 def test_deltas_that_are_doubled_or_out_of_order_change_nothing(tmp_path):
-    points = MemoryPoints()
-    trainer = Trainer(points)
+    place = MemoryPlace()
+    trainer = Trainer(place)
     for part in range(0, 600, 100):
         trainer.learn(STREAM[part : part + 100])
-    base, one, two, three, four, five = points.points
-    points.points = [one, base, base, one, one, two, one, four, three, two, base, five]
-    server = Server(points)
-    wait_until(lambda: points._read == len(points.points) and server.service.caught_up, "reading")
-    assert server.service.replica.end.sequence == 3  # four came too early, and does not come again
+    base, two, three, four, five, six = place.snapshots
+    place.snapshots = [two, base, base, two, two, three, two, five, four, three, base, six]
+    server = Server(place)
+    wait_until(lambda: place._read == len(place.snapshots) and server.service.caught_up, "reading")
+    assert server.service.replica.end.number == 4  # five came too early, and does not come again
     trainer.base()
     trainer.learn(STREAM[600:700])
     server.reach(trainer)
@@ -279,9 +283,10 @@ def test_where_too_much_has_changed_for_a_delta_a_base_takes_its_place(pair, mon
     """As after a long time in which nothing could be written: training is not held up by one large copy."""
     trainer, server = pair
     trainer.learn(STREAM[:300])
+    server.reach(trainer)
     trainer.learn(STREAM[300:350])
     server.reach(trainer)
-    monkeypatch.setattr("streamer.publish.publisher.MAX_DELTA_ROWS", 20)
+    monkeypatch.setattr("streamer.snapshot.publisher.MAX_DELTA_ROWS", 20)
     trainer.learn(STREAM[350:600])
     server.reach(trainer)
     assert (server.service.bases, server.service.applied_deltas) == (2, 1)
@@ -297,7 +302,8 @@ def test_a_directory_that_was_emptied_is_filled_again(pair, tmp_path):
     trainer, server = pair
     trainer.learn(STREAM[:300])
     server.reach(trainer)
-    shutil.rmtree(tmp_path / "points" / "00000001")
+    for path in SnapshotDirectory(tmp_path / "points").paths():
+        path.unlink()
     trainer.learn(STREAM[300:400])
     server.reach(trainer)
     trainer.base()
@@ -313,8 +319,8 @@ def test_what_no_server_needs_is_removed(pair, tmp_path):
         trainer.learn(STREAM[part : part + 100])
         trainer.base()
     server.reach(trainer)
-    left = [path.name.split("-") for path in (tmp_path / "points" / "00000001").iterdir()]
-    bases = sorted(int(number) for kind, number in left if kind == "base")
-    deltas = sorted(int(number) for kind, number in left if kind == "delta")
+    left = SnapshotDirectory(tmp_path / "points").paths()
+    bases = sorted(number_of(path) for path in left if path.suffix == ".base")
+    deltas = sorted(number_of(path) for path in left if path.suffix == ".delta")
     assert len(bases) == 2
-    assert deltas == list(range(bases[0] + 1, trainer.publisher.status.sequence + 1))
+    assert deltas == list(range(bases[0] + 1, trainer.publisher.status.number + 1))

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, Superseded
-from streamer.snapshot import CheckpointStore, Chunk, pack_strings, unpack_strings
-from streamer.snapshot import store as store_module
+from streamer.snapshot import CheckpointStore, Chunk, directory, pack_strings, unpack_strings
+from streamer.snapshot.frames import NO_ROWS, pack_chunk
+from streamer.snapshot.lease import Lease
 
 ROWS = 8
 """Of a state in these tests."""
@@ -70,7 +71,7 @@ def store(tmp_path):
 
 def test_a_new_directory_has_no_checkpoint(store):
     assert store.load() is None
-    assert store.list() == []
+    assert store.paths() == []
     assert store.wants_base
 
 
@@ -80,20 +81,20 @@ def test_the_newest_point_is_its_base_and_all_deltas(store):
     checkpoint = store.load()
     assert_is_state(checkpoint, 3)
     assert (checkpoint.path, checkpoint.number) == (paths[3], 4)
-    assert [point.path for point in checkpoint.chain] == store.list() == paths
+    assert [one.path for one in checkpoint.chain] == store.paths() == paths
     assert checkpoint.size_bytes == sum(path.stat().st_size for path in paths)
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_every_point_can_be_loaded(store, number):
     save_chain(store, 3)
-    assert_is_state(store.load_point(number + 1), number)
+    assert_is_state(store.load_number(number + 1), number)
 
 
 def test_a_new_base_is_wanted_when_deltas_outweigh_it(store):
     save_state(store, 0)
     for number in range(1, 10):
-        assert store.wants_base == (number > 8 or sum(p.stat().st_size for p in store.list()[1:]) > base_bytes(store))
+        assert store.wants_base == (number > 8 or sum(p.stat().st_size for p in store.paths()[1:]) > base_bytes(store))
         if store.wants_base:
             break
         save_state(store, number)
@@ -104,11 +105,11 @@ def test_a_new_base_is_wanted_when_deltas_outweigh_it(store):
 
 
 def base_bytes(store):
-    return store.list()[0].stat().st_size
+    return store.paths()[0].stat().st_size
 
 
 def test_a_new_base_is_wanted_when_there_are_many_deltas(store, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_DELTAS", 1)
+    monkeypatch.setattr(store.chain, "_max_deltas", 1)
     save_chain(store, 1)
     assert store.wants_base
 
@@ -126,13 +127,13 @@ def test_a_restart_adds_to_the_chain(tmp_path):
 def test_an_earlier_point_can_be_gone_back_to_in_place(store):
     """A rollback: what is saved next continues the earlier point, and is the newest."""
     save_chain(store, 3)
-    assert_is_state(store.load_point(2), 1)
+    assert_is_state(store.load_number(2), 1)
     rows = np.arange(ROWS)
     lines = {"lines": np.full((ROWS, 3), 99, np.float32)}
     path = store.save([Chunk("items", rows, lines)], {}, {"number": 99}, base=False)
     assert path.name == "ckpt-00000000000000000005.delta"
     checkpoint = store.load()
-    assert [point.link.number for point in checkpoint.chain] == [1, 2, 5]
+    assert [one.end.number for one in checkpoint.chain] == [1, 2, 5]
     assert checkpoint.meta == {"number": 99}
 
 
@@ -199,8 +200,8 @@ def test_a_damaged_base_makes_its_chain_unusable(store, caplog, how):
     second = [save_state(store, 2, base=True), save_state(store, 3)]
     second[0].unlink() if how == "missing" else damaged(second[0], how)
     assert_is_state(store.load(), 1)
-    assert "skipped" in caplog.text
-    assert store.list()[:2] == first
+    assert "Skipped" in caplog.text
+    assert store.paths()[:2] == first
     assert_goes_on_from(store, 1)
 
 
@@ -228,7 +229,7 @@ def test_a_delta_of_another_chain_is_noticed(store, tmp_path, caplog):
     save_chain(store, 1)
     with CheckpointStore(tmp_path / "other") as other:
         foreign = [save_state(other, 5, base=True), save_state(other, 6)]
-    shutil.copy(foreign[1], store.list()[1])
+    shutil.copy(foreign[1], store.paths()[1])
     assert_is_state(store.load(), 0)
     assert "does not continue" in caplog.text
 
@@ -249,12 +250,11 @@ def test_a_missing_base_is_named(store):
         store.load()
 
 
-def test_a_checkpoint_of_another_format_is_refused_not_skipped(store, monkeypatch):
+def test_a_checkpoint_of_another_format_is_refused_not_skipped(store):
     save_states(store, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr("streamer.snapshot.points.FORMAT", 99)
-        save_states(store, 2)
-    with pytest.raises(IncompatibleCheckpoint, match="format 99"):
+    as_before = {"format": 5, "frames": 0, "previous": None, "meta": {"settings": {}}}
+    store.path(2, is_base=True).write_bytes(pack_chunk("end", NO_ROWS, {}, as_before))
+    with pytest.raises(IncompatibleCheckpoint, match="format 5"):
         store.load()
 
 
@@ -377,7 +377,7 @@ for round_ in range(rounds):
         last = number
         assert not [name for name in os.listdir(directory) if name.startswith(".tmp-")]
         assert not any(store.verify().values())
-        assert len(store.list()) < 40, "the deltas of at most two bases"
+        assert len(store.paths()) < 40, "the deltas of at most two bases"
 assert last > rounds, last
 print(bases, deltas)
 """
@@ -432,10 +432,10 @@ def test_a_checkpoint_counts_as_saved_even_if_an_old_one_cannot_be_removed(store
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse_old)
         paths += save_states(store, 4, base=True)
-    assert store.list() == paths
-    assert f"{paths[0]} cannot be removed" in caplog.text
+    assert store.paths() == paths
+    assert f"Could not remove the old checkpoint {paths[0]}" in caplog.text
     paths += save_states(store, 5, base=True)
-    assert store.list() == paths[2:]
+    assert store.paths() == paths[2:]
 
 
 # --- what is kept --------------------------------------------------------------------------------------------
@@ -444,11 +444,11 @@ def test_a_checkpoint_counts_as_saved_even_if_an_old_one_cannot_be_removed(store
 def test_only_the_newest_points_and_their_chains_are_kept(tmp_path):
     with CheckpointStore(tmp_path, keep=2) as store:
         chain = save_chain(store, 3)
-        assert store.list() == chain, "the newest two need all of it"
+        assert store.paths() == chain, "the newest two need all of it"
         later = [save_state(store, 4, base=True)]
-        assert store.list() == chain + later, "the newest delta still needs its chain"
+        assert store.paths() == chain + later, "the newest delta still needs its chain"
         later.append(save_state(store, 5))
-        assert store.list() == later
+        assert store.paths() == later
 
 
 def test_a_pinned_point_is_kept_with_its_chain_until_it_is_unpinned(tmp_path):
@@ -456,11 +456,11 @@ def test_a_pinned_point_is_kept_with_its_chain_until_it_is_unpinned(tmp_path):
         chain = save_chain(store, 3)
         CheckpointStore(tmp_path, readonly=True).pin(3)  # another process, beside the trainer
         newer = [save_state(store, 4, base=True)]
-        assert store.list() == chain[:3] + newer
-        assert_is_state(CheckpointStore(tmp_path, readonly=True).load_point(3), 2)
+        assert store.paths() == chain[:3] + newer
+        assert_is_state(CheckpointStore(tmp_path, readonly=True).load_number(3), 2)
         CheckpointStore(tmp_path, readonly=True).unpin(3)
         newer.append(save_state(store, 5))
-        assert store.list() == newer
+        assert store.paths() == newer
 
 
 def test_a_point_that_is_not_there_cannot_be_pinned(store):
@@ -476,10 +476,10 @@ def test_older_points_go_when_a_start_keeps_fewer(tmp_path):
         paths = save_states(before, 1, 2, 3, base=True)
     with CheckpointStore(tmp_path, keep=1, readonly=True) as reader:
         reader.load()
-        assert reader.list() == paths
+        assert reader.paths() == paths
     with CheckpointStore(tmp_path, keep=1) as store:
         assert_is_state(store.load(), 3)
-        assert store.list() == paths[2:]
+        assert store.paths() == paths[2:]
 
 
 def test_corrupt_points_do_not_count_among_those_that_are_kept(tmp_path):
@@ -488,9 +488,9 @@ def test_corrupt_points_do_not_count_among_those_that_are_kept(tmp_path):
         damaged(paths[1], "zeroed")
         assert_is_state(store.load(), 1)
         third = save_state(store, 3, base=True)
-        assert store.list() == [*paths, third]
+        assert store.paths() == [*paths, third]
         fourth = save_state(store, 4, base=True)
-        assert store.list() == [third, fourth]
+        assert store.paths() == [third, fourth]
 
 
 def test_the_number_of_a_corrupt_point_that_was_removed_can_be_used_again(tmp_path):
@@ -500,7 +500,7 @@ def test_the_number_of_a_corrupt_point_that_was_removed_can_be_used_again(tmp_pa
         assert_is_state(store.load(), 1)
         second.unlink()
         assert save_state(store, 2).stem == second.stem
-        assert first not in store.list()
+        assert first not in store.paths()
         assert_is_state(store.load(), 2)
 
 
@@ -582,20 +582,25 @@ def test_the_second_trainer_does_not_touch_what_the_first_is_writing(tmp_path):
         assert (tmp_path / ".tmp-ckpt-00000000000000000001.base").exists()
 
 
-@pytest.mark.parametrize("moment", ["write_point", "check_generation", "sync"])
+@pytest.mark.parametrize(
+    "moment", [(directory, "_write_frames"), (Lease, "check"), (directory, "sync_to_disk")], ids=lambda at: at[1]
+)
 def test_a_start_that_slept_while_it_saved_learns_that_a_newer_one_took_its_place(tmp_path, monkeypatch, moment):
     """It sleeps before a moment of its save; meanwhile the newer one saves, and removes what it does not keep."""
-    slept, original = CheckpointStore(tmp_path, keep=1), getattr(store_module, moment)
+    slept, original = CheckpointStore(tmp_path, keep=1), getattr(*moment)
 
-    def sleeping(*given):
+    def sleeping(*given, **options):
         monkeypatch.undo()
-        answer = original(*given) if moment == "check_generation" else None
+        if moment[1] == "check":
+            original(*given)
         with CheckpointStore(tmp_path, keep=1, takeover_s=0.1) as newer:
             save_states(newer, 2, 3, base=True)
-        return original(*given) if moment != "check_generation" else answer
+        if moment[1] != "check":
+            original(*given, **options)
 
-    monkeypatch.setattr(store_module, moment, sleeping)
-    with contextlib.nullcontext() if moment == "sync" else pytest.raises(Superseded, match="a newer start"):
+    monkeypatch.setattr(*moment, sleeping)
+    is_visible = moment[1] == "sync_to_disk"
+    with contextlib.nullcontext() if is_visible else pytest.raises(Superseded, match="a newer start"):
         save_state(slept, 1)
     with pytest.raises(Superseded, match="a newer start"):
         slept.beat()
@@ -616,10 +621,10 @@ def test_whoever_sleeps_while_it_removes_points_holds_up_nobody_and_removes_noth
     monkeypatch.setattr(CheckpointStore, "pinned", sleeping)  # asked for while points are removed
     save_state(slept, 2, base=True)
     slept.close()
-    assert len(slept.list()) == 3
+    assert len(slept.paths()) == 3
     with CheckpointStore(tmp_path, keep=1) as again:
         assert_is_state(again.load(), 3)
-        assert len(again.list()) == 1
+        assert len(again.paths()) == 1
 
 
 def test_a_store_may_be_closed_twice(tmp_path):
@@ -638,8 +643,8 @@ def test_a_readonly_store_reads_beside_a_trainer_and_creates_nothing(tmp_path, s
 def test_a_readonly_store_goes_on_to_the_next_when_the_trainer_removes_one_meanwhile(store, monkeypatch, caplog):
     save_states(store, 1, 2)
     reader = CheckpointStore(store.directory, readonly=True)
-    points = reader.points() | {3: store.directory / "ckpt-00000000000000000003.delta"}
-    monkeypatch.setattr(reader, "points", lambda: points)
+    points = reader.numbers() | {3: store.directory / "ckpt-00000000000000000003.delta"}
+    monkeypatch.setattr(reader, "numbers", lambda: points)
     assert_is_state(reader.load(), 2)
     assert caplog.messages == []
 
@@ -648,8 +653,8 @@ def test_a_readonly_store_looks_again_when_the_trainer_removed_all_it_knew(store
     reader = CheckpointStore(store.directory, readonly=True)
     save_states(store, 1)
     gone = {n: store.directory / f"ckpt-{n:020d}.base" for n in (7, 8)}
-    known, points = [gone, gone, gone], reader.points
-    monkeypatch.setattr(reader, "points", lambda: known.pop(0) if known else points())
+    known, points = [gone, gone, gone], reader.numbers
+    monkeypatch.setattr(reader, "numbers", lambda: known.pop(0) if known else points())
     assert_is_state(reader.load(), 1)
 
 

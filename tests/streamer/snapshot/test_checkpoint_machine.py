@@ -22,7 +22,7 @@ from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
 from streamer.sharing.sharing import Sharing
-from streamer.snapshot import CheckpointStore, capture, checkpointer
+from streamer.snapshot import CheckpointStore, capture
 from streamer.snapshot.checkpointer import Checkpointer
 
 LIMITS = {"max_users": 15, "max_items": 20, "max_categories": 3}
@@ -44,10 +44,10 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.saves, self.safe = 0, 0
         self.possible = {0}
         """What a restart may find: the last safe state, or that of a save that a crash has met."""
-        self.slices = mock.patch.multiple(capture, CHUNK_ROWS=3, SLICE_BYTES=500, WINDOW_ROWS=7)
-        self.patience = mock.patch.multiple(checkpointer, STEP_S=0.0, STEP_SHARE=0.0)  # rows are copied by a rule
+        self.slices = mock.patch.multiple(
+            capture, CHUNK_ROWS=3, SLICE_BYTES=500, WINDOW_ROWS=7, STEP_S=0.0, STEP_SHARE=0.0
+        )  # few rows at a time, and by a rule
         self.slices.start()
-        self.patience.start()
         self.start()
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         """Everything in memory is gone; a save under way is safe or not."""
         if self.checkpointer._capture is not None:
             self.checkpointer._capture.abandon()
-        self.checkpointer._thread.shutdown()
+        self.checkpointer._writer.close()
         self.checkpointer._store.close()
         self.start()
 
@@ -117,7 +117,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         """A bit of the newest file changes: an earlier point is found, whatever the bit is."""
         self.finish()
         self.crash()
-        paths = CheckpointStore(self.directory, readonly=True).list()
+        paths = CheckpointStore(self.directory, readonly=True).paths()
         if len(paths) < 2 or self.checkpointer.path != paths[-1]:
             return
         content = bytearray(paths[-1].read_bytes())
@@ -139,7 +139,6 @@ class CheckpointMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         with contextlib.suppress(CheckpointError):  # the last save failed
             self.checkpointer.close()
-        self.patience.stop()
         self.slices.stop()
         shutil.rmtree(self.directory)
 
@@ -158,7 +157,7 @@ def test_the_machine_saves_deltas():
             machine.learn(seed, count=2, ids=40 if seed == 0 else 4)
             machine.save()
             machine.finish()
-        suffixes = [path.suffix for path in CheckpointStore(machine.directory, readonly=True).list()]
+        suffixes = [path.suffix for path in CheckpointStore(machine.directory, readonly=True).paths()]
         assert ".delta" in suffixes
         assert np.diff([suffix == ".base" for suffix in suffixes]).any()
     finally:
@@ -178,7 +177,7 @@ def test_what_is_retired_after_a_save_is_gone_in_the_next_and_not_in_that():
         machine.learn(77, count=12, ids=40)  # beyond the limits
         machine.save()
         machine.finish()
-        paths = CheckpointStore(machine.directory, readonly=True).list()
+        paths = CheckpointStore(machine.directory, readonly=True).paths()
         assert [path.suffix for path in paths] == [".base", ".delta"]
         assert {kind for kind, _ in machine.learner.eviction.evicted} == {"users", "items"}
     finally:

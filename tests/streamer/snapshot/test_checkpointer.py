@@ -18,8 +18,9 @@ from streamer.learner import Learner
 from streamer.model.settings import id_towers
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot import CheckpointStore
-from streamer.snapshot.capture import Capture
-from streamer.snapshot.checkpointer import IDLE_S, LONG_STEP_S, STEP_S, Checkpointer
+from streamer.snapshot.capture import IDLE_S, LONG_STEP_S, STEP_S, Capture
+from streamer.snapshot.chain import Chain
+from streamer.snapshot.checkpointer import Checkpointer
 
 
 class BlockingStore:
@@ -28,7 +29,7 @@ class BlockingStore:
     def __init__(self):
         self.may_save, self.started = threading.Semaphore(0), threading.Semaphore(0)
         self.saved, self.error, self.most_at_once, self._running = [], None, 0, 0
-        self.wants_base, self.chain = True, []
+        self.wants_base, self.chain = True, Chain()
 
     def save(self, chunks, arrays, meta, *, base):
         self._running += 1
@@ -104,7 +105,7 @@ def test_a_failed_save_is_logged_and_the_next_one_is_tried(saving, caplog, error
     saving.save(2)
     saving.let_go()
     saving.store.started.acquire()  # the first has failed
-    assert f"a checkpoint could not be saved, and training goes on: {error}" in caplog.text
+    assert f"Saving a checkpoint failed, will retry: {error}" in caplog.text
     saving.store.error = None
     saving.let_go()
     saving.checkpointer.close()
@@ -227,7 +228,7 @@ def test_a_run_goes_back_to_a_chosen_point_once(start, caplog):
     assert newer > superseded
     again = start(start_from=chosen)  # a supervisor starts the same command again
     assert_same_learner(again.learner, back.learner)
-    again.store.chain = []
+    again.store.chain.clear()
     assert again.learn_and_save(16, seed=4).suffix == ".base"
     chosen.unlink()  # as old ones are
     assert_same_learner(start(start_from=chosen).learner, again.learner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -54,13 +53,6 @@ def test_what_cannot_be_stored_is_refused_by_name():
         pack_chunk("users", NO_ROWS, {"ids": np.array(["a", None], dtype=object)})
     with pytest.raises(CheckpointError, match="must be JSON"):
         pack_chunk("end", NO_ROWS, {}, {"bad": object()})
-
-
-def test_a_payload_is_a_plain_safetensors_file():
-    frame = pack_chunk("items", np.array([1, 2]), {"lines": np.full((2, 3), 7, np.float32)})
-    found = safetensors.numpy.load(frame[HEADER.size :])
-    assert found["rows"].tolist() == [1, 2]
-    assert found["lines"].tolist() == [[7.0] * 3] * 2
 
 
 @pytest.mark.parametrize("compress", [False, True])

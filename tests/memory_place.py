@@ -1,0 +1,53 @@
+"""Published snapshots in memory: the twin of a directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from streamer.snapshot.chain import Checkpoint
+from streamer.snapshot.places import Found
+from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotId
+
+
+class MemoryPlace:
+    """Writes and reads one list of snapshots, which anybody may change."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[tuple[SnapshotId, bytes]] = []
+        self.changed = threading.Condition()
+        self._generation = 0
+        self._read = 0
+
+    def begin(self) -> tuple[int, int]:
+        """See `Place.begin`."""
+        self._generation += 1
+        return self._generation, 0
+
+    def write(self, ident: SnapshotId, frames: Iterable[bytes]) -> None:
+        """See `Place.write`."""
+        content = b"".join(frames)
+        with self.changed:
+            self.snapshots.append((ident, content))
+            self.changed.notify_all()
+
+    def prune(self, base: SnapshotId) -> None:
+        """See `Place.prune`: memory keeps everything."""
+
+    def poll(self, served: SnapshotEnd | None, timeout_s: float) -> Found:
+        """See `SnapshotReader.poll`: what is not newer is left out."""
+        with self.changed:
+            while self.changed.wait_for(lambda: self._read < len(self.snapshots), timeout_s):
+                ident, content = self.snapshots[self._read]
+                self._read += 1
+                is_newer = served is None or ident[:2] > served.id[:2]
+                if is_newer and (ident.is_base or served is not None):
+                    snapshot = Snapshot.of_bytes(str(ident), content)
+                    return Checkpoint([snapshot]) if ident.is_base else snapshot
+        return None
+
+    def refuse(self) -> None:
+        """See `SnapshotReader.refuse`: what comes next is read anyway, a newer base among it."""
+
+    def close(self) -> None:
+        """See `Place.close`."""
