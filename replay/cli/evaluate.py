@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -165,9 +164,8 @@ def _compare(
             with opened_log(path, settings.format, settings.only(LogSettings)) as log:
                 check_features(specs, log)
                 content = log_name(log, settings)
-                with _progress(len(specs)) as on_progress:
-                    ours = [replace(spec, data=name, content=content) for spec in specs]
-                    records += run_all(ours, log, kept, on_progress)
+                ours = [replace(spec, data=name, content=content) for spec in specs]
+                records += run_all(ours, log, kept, _progress())
     # 3. what they found
     shown = list(axes), common_changes(settings)
     tables = markdown(records, *shown)
@@ -196,46 +194,18 @@ def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
     return axes
 
 
-@contextmanager
-def _progress(runs: int) -> Iterator[OnProgress]:
-    """Yields what shows how far a run is: by bars at a terminal, elsewhere by a line
-    for each tenth.
-    """
+def _progress() -> OnProgress:
+    """Returns what prints how far a run is: a line for each tenth."""
     from streamer.replay.evaluation.record import settings_text
 
-    def title(spec: Spec) -> str:
+    tenths: dict[str, int] = {}
+
+    def print_line(spec: Spec, share: float, text: str) -> None:
+        if tenths.get(spec.key) == int(10 * share):
+            return
+        tenths[spec.key] = int(10 * share)
         changes = f" ({settings_text(spec.settings)})" if spec.settings else ""
-        return f"{spec.data}, {spec.protocol}, {spec.method}{changes}, seed {spec.seed}"
+        run = f"{spec.data}, {spec.protocol}, {spec.method}{changes}, seed {spec.seed}"
+        click.echo(f"{run}: {share:.0%}, {text}", err=True)
 
-    if not sys.stderr.isatty():
-        tenths: dict[str, int] = {}
-
-        def print_line(spec: Spec, share: float, text: str) -> None:
-            if tenths.get(spec.key) != int(10 * share):
-                tenths[spec.key] = int(10 * share)
-                click.echo(f"{title(spec)}: {share:.0%}, {text}", err=True)
-
-        yield print_line
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.Progress.get_default_columns()
-    )  # description, bar, share, time remaining
-    columns = (
-        *columns,
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("{task.fields[text]}"),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
-        every = bars.add_task("all runs", total=runs, text="")
-        one = bars.add_task("", total=1.0, text="", visible=False)
-
-        def draw(spec: Spec, share: float, text: str) -> None:
-            if share == 0:
-                bars.reset(one, description=title(spec), total=1.0, visible=True)
-            bars.update(one, completed=share, text=text)
-            bars.advance(every, int(share))
-
-        yield draw
+    return print_line

@@ -149,39 +149,29 @@ def result_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     rows: dict[Any, dict[str, Any]] = {}
     for record in records:
         best: dict[tuple[str, int, str], Measure] = {}
-        for m in sorted(
-            (m for m in record.measures if m.baseline and m.k), key=lambda m: m.value
-        ):
+        compared = [m for m in record.measures if m.baseline and m.k]
+        for m in sorted(compared, key=lambda m: m.value):
             best[m.metric, m.k, m.slice] = m
         for m in record.measures:
             settings = record.settings_of(m.baseline)
-            row: dict[str, Any] = {"data": record.data, "protocol": record.protocol}
-            row |= {"baseline": m.baseline} if m.baseline else {"method": record.method}
-            row |= {"settings": settings} if settings else {}
-            row |= {
-                "seed": record.seed,
-                "metric": m.metric,
-                "k": m.k,
-                "slice": m.slice,
-                "value": m.value,
+            who = "baseline" if m.baseline else "method"
+            row: dict[str, Any] = {
+                "data": record.data,
+                "protocol": record.protocol,
+                who: m.baseline or record.method,
             }
+            if settings:
+                row["settings"] = settings
+            row["seed"] = record.seed
+            row |= {"metric": m.metric, "k": m.k, "slice": m.slice, "value": m.value}
             baseline = best.get((m.metric, m.k, m.slice), m)
-            row |= (
-                {"below": baseline.baseline}
-                if not m.baseline and baseline.value > m.value
-                else {}
-            )
-            key = (
-                record.data,
-                record.protocol,
-                record.seed,
-                m.baseline,
-                m.metric,
-                m.k,
-                m.slice,
-                settings_text(settings),
-            )
-            rows.setdefault(key if m.baseline else len(rows), row)
+            if not m.baseline and baseline.value > m.value:
+                row["below"] = baseline.baseline
+            key: Any = len(rows)
+            if m.baseline:
+                values = row | {"value": None, "settings": settings_text(settings)}
+                key = tuple(values.items())
+            rows.setdefault(key, row)
     return list(rows.values())
 
 

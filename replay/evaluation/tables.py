@@ -194,9 +194,8 @@ class Figures:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._values: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-        self._baselines: dict[Group, set[Group]] = defaultdict(
-            set
-        )  # those that were measured beside a method
+        # those that were measured beside a method
+        self._baselines: dict[Group, set[Group]] = defaultdict(set)
         for record in records:
             groups = {
                 baseline: group_of(record, baseline)
@@ -222,22 +221,19 @@ class Figures:
         )
 
     def cell(self, group: Group, figure: Figure) -> str:
-        """One figure as a table shows it, marked if a baseline exceeds it; empty if nobody
-        measured it.
+        """One figure as a table shows it, marked if a baseline exceeds it; empty if
+        nobody measured it.
         """
         found = self.of(group, *figure)
         if found is None:
             return ""
-        if figure in (STEP_MS, SPEED):
-            return f"{found.mean:.1f}" if figure == STEP_MS else f"{found.mean:,.0f}"
-        baselines = [
-            self.of(baseline, *figure) for baseline in self._baselines.get(group, ())
-        ]
-        return (
-            f"{found} {BELOW}"
-            if any(baseline and baseline.mean > found.mean for baseline in baselines)
-            else str(found)
-        )
+        if figure == STEP_MS:
+            return f"{found.mean:.1f}"
+        if figure == SPEED:
+            return f"{found.mean:,.0f}"
+        baselines = [self.of(where, *figure) for where in self._baselines[group]]
+        below = any(baseline and baseline.mean > found.mean for baseline in baselines)
+        return f"{found} {BELOW}" if below else str(found)
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -280,25 +276,25 @@ def about(records: Sequence[Record]) -> str:
     seeds = {r.seed for r in records}
     tested = {r.about["users_tested"] for r in records if "users_tested" in r.about}
     ranked = {r.about["slices"]["all"] for r in records if "slices" in r.about}
-    reasons = refused(first.get("accounting", {}))
     epochs = sorted({r.about["epochs"] for r in records if "epochs" in r.about})
+    done = "ranked"
+    if reasons := refused(first.get("accounting", {})):
+        done += f"; refused: {reasons}"
     parts = [
         _counted("users", first["users"], tested, "tested"),
         f"{first['items']:,} items",
-        _counted(
-            "events",
-            first["events"],
-            ranked,
-            f"ranked{f'; refused: {reasons}' if reasons else ''}",
-        ),
-        f"{', '.join(map(str, epochs))} epochs"
-        if epochs
-        else "one pass, test then train",
-        f"{len(seeds)} seeds (mean ± deviation)" if len(seeds) > 1 else "one seed",
-        settings_text(common_settings(records)),
+        _counted("events", first["events"], ranked, done),
+        "one pass, test then train",
+        "one seed",
     ]
+    if epochs:
+        parts[-2] = f"{', '.join(map(str, epochs))} epochs"
+    if len(seeds) > 1:
+        parts[-1] = f"{len(seeds)} seeds (mean ± deviation)"
+    if common := settings_text(common_settings(records)):
+        parts.append(common)
     used = settings_text(records[0].log)
-    return f"{', '.join(filter(None, parts))}{f'; of the log {used}' if used else ''}."
+    return f"{', '.join(parts)}{f'; of the log {used}' if used else ''}."
 
 
 def _counted(what: str, total: int, some: set[int], done: str) -> str:
@@ -307,9 +303,8 @@ def _counted(what: str, total: int, some: set[int], done: str) -> str:
     """
     if some <= {total}:
         return f"{total:,} {what}"
-    few = min(some)
-    many = max(some)
-    return f"{total:,} {what} ({f'{few:,}' if few == many else f'{few:,} to {many:,}'} {done})"
+    numbers = " to ".join(f"{n:,}" for n in sorted({min(some), max(some)}))
+    return f"{total:,} {what} ({numbers} {done})"
 
 
 def main_table(records: Sequence[Record]) -> str:
@@ -365,19 +360,13 @@ def slices_table(records: Sequence[Record], prefix: str = "") -> str:
     figures = Figures(records)
     events = records[0].about.get("slices", {})
     shown = ["new" if prefix else "all", *(prefix + split for split in SPLITS)]
-    rows = [
-        [
-            "events",
-            *(f"{events[slice_]:,}" if slice_ in events else "" for slice_ in shown),
-        ]
-    ]
+    counts = [f"{events[name]:,}" if name in events else "" for name in shown]
+    rows = [["events", *counts]]
     for group, name in _baselines_and_methods(records):
-        rows.append(
-            [name, *(figures.cell(group, ("hr", k, slice_)) for slice_ in shown)]
-        )
-    return _table(
-        ["", *(slice_title(slice_.removeprefix(prefix)) for slice_ in shown)], rows
-    )
+        cells = [figures.cell(group, ("hr", k, slice_)) for slice_ in shown]
+        rows.append([name, *cells])
+    titles = [slice_title(slice_.removeprefix(prefix)) for slice_ in shown]
+    return _table(["", *titles], rows)
 
 
 def sweep_table(records: Sequence[Record], parameter: str) -> str:

@@ -50,31 +50,25 @@ def test_a_rate_is_kept_over_time(time: FakeTime):
     assert at_s[4999] == pytest.approx(5, abs=0.1)
 
 
-def test_at_a_slow_rate_each_event_has_its_own_time(time: FakeTime):
-    at_s = written(Pace(rate=2, clock=time.clock, sleep=time.sleep), time, range(5))
-    assert at_s == pytest.approx([0, 0.5, 1, 1.5, 2])
-
-
 def test_events_close_together_are_written_at_once(time: FakeTime):
     written(Pace(rate=10_000, clock=time.clock, sleep=time.sleep), time, range(10_000))
     assert len(time.slept_s) < 30
 
 
-def test_real_time_keeps_the_gaps(time: FakeTime):
-    at_s = written(Pace(speed=1, clock=time.clock, sleep=time.sleep), time, [7_000, 8_000, 8_500, 20_000])
-    assert at_s == pytest.approx([0, 1, 1.5, 13])
-
-
-def test_ten_times_real_time_takes_a_tenth(time: FakeTime):
-    at_s = written(Pace(speed=10, clock=time.clock, sleep=time.sleep), time, [0, 10_000, 30_000])
-    assert at_s == pytest.approx([0, 1, 3])
-
-
-def test_gaps_are_capped_as_they_are_felt(time: FakeTime):
-    at_s = written(
-        Pace(speed=10, max_gap_s=2, clock=time.clock, sleep=time.sleep), time, [0, 10_000, 86_400_000, 86_410_000]
-    )
-    assert at_s == pytest.approx([0, 1, 3, 4])
+@pytest.mark.parametrize(
+    ("pace", "times_ms", "expected"),
+    [
+        pytest.param({"rate": 2}, range(5), [0, 0.5, 1, 1.5, 2], id="a slow rate"),
+        pytest.param({"speed": 1}, [7_000, 8_000, 8_500, 20_000], [0, 1, 1.5, 13], id="real time"),
+        pytest.param({"speed": 10}, [0, 10_000, 30_000], [0, 1, 3], id="ten times real time"),
+        pytest.param(
+            {"speed": 10, "max_gap_s": 2}, [0, 10_000, 86_400_000, 86_410_000], [0, 1, 3, 4], id="gaps are capped"
+        ),
+        pytest.param({"speed": 1}, [5_000, 1_000, 6_000], [0, 0, 5], id="out of order: due with the one before"),
+    ],
+)
+def test_events_are_written_when_they_are_due(time: FakeTime, pace: dict[str, float], times_ms, expected):
+    assert written(Pace(**pace, clock=time.clock, sleep=time.sleep), time, times_ms) == pytest.approx(expected)
 
 
 def test_gaps_are_kept_between_two_questions(time: FakeTime):
@@ -82,11 +76,6 @@ def test_gaps_are_kept_between_two_questions(time: FakeTime):
     pace.due([1000])
     pace.due([4000])
     assert time.now_s == pytest.approx(103)
-
-
-def test_an_event_out_of_order_is_due_with_the_one_before(time: FakeTime):
-    at_s = written(Pace(speed=1, clock=time.clock, sleep=time.sleep), time, [5_000, 1_000, 6_000])
-    assert at_s[:2] == [0, 0]
 
 
 def test_a_writer_that_fell_behind_a_little_catches_up(time: FakeTime):

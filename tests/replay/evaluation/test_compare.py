@@ -24,7 +24,7 @@ from streamer.settings import RunSettings
 
 @pytest.mark.slow
 class TestCompare:
-    def test_rows_have_every_field_and_every_method_and_floor(self, log, tmp_path):
+    def test_rows_have_every_field_and_every_method_and_baseline(self, log, tmp_path):
         out = tmp_path / "out"
         streamer("compare", "--data", log, "--methods", "ssl-pop,xir", "--seeds", 2, "--out", out, *TINY)
         rows = json.loads((out / "results.json").read_text())
@@ -286,11 +286,6 @@ class TestFigures:
     def test_what_of_the_log_was_used_is_reported(self):
         assert "of the log limit=5." in markdown([record(log={"limit": 5})])
 
-    def test_sweep_table(self):
-        records = [record(settings={"draws": d}, value=v) for d, v in (("64", 0.1), ("128", 0.2))]
-        table = sweep_table(records, "draws")
-        assert "| 64 | xir | 0.1000 |" in table
-
     def test_values_of_a_sweep_come_in_their_order_and_columns_without_figures_not_at_all(self):
         measures = [Measure("recall", 10, "all", 0.25)]
         values = ("1024", "128", "0.5", "auto")
@@ -336,14 +331,6 @@ class TestReport:
         assert not re.search(r"<(script|link|img)[^>]*(src|href)=", found)
         assert "<td>x</td><td>1</td>" in found
         assert found.count("<figure") == 4
-
-    def test_a_stream_is_drawn_by_its_time_where_it_has_one(self):
-        curve = [{"events": k, "time": 1.7e9 + k, "model/all/overall": 0.5} for k in (1, 2)]
-        about = {"users": 3, "items": 4, "events": 5, "has_time": True}
-        drawn = record(protocol="prequential", curve=curve, about=about)
-        assert "time of the stream" in page("Title", "text", [drawn])
-        drawn.about["has_time"] = False
-        assert "time of the stream" not in page("Title", "text", [drawn])
 
     def test_plots_of_a_log_follow_its_tables(self):
         curve = [{"epoch": 1, "loss": 2.0, "seconds": 1.0}]

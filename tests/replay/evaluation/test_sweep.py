@@ -51,7 +51,7 @@ class TestSettings:
 class TestBaselines:
     def late(self, delay: str, value: float, **more: object) -> Record:
         measure = Measure("hr", 10, f"{SECOND_HALF}all", value, "co-visitation")
-        curve = [{"events": k, "time": 1.7e9 + k, "co-visitation/all/overall": value} for k in (1, 2)]
+        curve = [{"events": k, "time": 1.7e9 + k, "co-visitation/all/recent": value} for k in (1, 2)]
         settings = {"delay_events": delay, "dim": "8"}
         return record(protocol="prequential", settings=settings, measures=[measure], curve=curve, **more)
 
