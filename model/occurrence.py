@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Floats, Rows
+from streamer.model.batch import Doubles, Floats, Rows
 from streamer.model.jit import njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import SMALLEST_CAPACITY, capacity_for
-
-Doubles = NDArray[np.float64]
 
 _BITS = 6
 _FAN = 1 << _BITS
@@ -68,13 +66,8 @@ class Occurrence(ByRows):
         if not len(rows):
             return
         self._grow(int(rows.max()) + 1)
-        _add(
-            self._tree,
-            self._starts,
-            rows,
-            counts.astype(np.float64, copy=False),
-            self._weight,
-        )
+        increments = counts.astype(np.float64, copy=False)
+        _add(self._tree, self._starts, rows, increments, self._weight)
 
     def replace(self, rows: Rows, counts: NDArray[Any]) -> None:
         """Forget everything, and take in so much of each row."""
@@ -118,17 +111,15 @@ class Occurrence(ByRows):
             return np.empty(0, np.int64)
         touched = np.unique(rows)
         bounds = np.cumsum(self.values(touched) + 1.0)
-        drawn: Rows = touched[
-            np.searchsorted(bounds, rng.random(count) * bounds[-1], side="right")
-        ]
+        uniform = rng.random(count) * bounds[-1]
+        drawn: Rows = touched[np.searchsorted(bounds, uniform, side="right")]
         return drawn
 
     def values(self, rows: Rows) -> Doubles:
         """o_j of these items, in counts of today."""
         known = rows < self.size
-        return (
-            np.where(known, self._leaves[np.where(known, rows, 0)], 0.0) / self._weight
-        )
+        weighted = np.where(known, self._leaves[np.where(known, rows, 0)], 0.0)
+        return weighted / self._weight
 
     def log_pop(self, rows: Rows) -> Floats:
         """log of the probability with which each item is drawn into the cache; finite

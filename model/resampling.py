@@ -74,9 +74,8 @@ def multinomial(
         device=weights.device,
         generator=generator,
     )
-    last = (
-        (weights > 0).to(torch.uint8).cumsum(1).argmax(1, keepdim=True)
-    )  # the last column that can be drawn
+    # the last column that can be drawn
+    last = (weights > 0).to(torch.uint8).cumsum(1).argmax(1, keepdim=True)
     drawn = torch.minimum(torch.searchsorted(c, u * total, right=True), last)  # [R, m]
     ones = (total > 0).to(weights.dtype).expand_as(u)
     return torch.zeros_like(weights).scatter_add_(1, drawn, ones)

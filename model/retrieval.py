@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamer.model.batch import Floats, Recent, Rows
+from streamer.model.batch import Floats, Ints, Recent, Rows
 from streamer.model.device import to_device
 from streamer.model.jit import inlined, njit_allocating, njit_borrowing
 from streamer.model.rows.growing import capacity_for
@@ -22,7 +23,6 @@ from streamer.model.trainer import Trainer
 
 BLOCK_CELLS = 1 << 22
 CHUNK_ITEMS = 1 << 12
-SIMILARITIES = 3
 LARGEST_PRODUCT = np.float32(50)
 """An inner product beyond this is cut to it, and one that is not a number is zero:
 neither ruins a ranker.
@@ -34,6 +34,16 @@ MAX_INSERTED = 256
 """Of this many scores in a row the best is looked at first; up to this many are kept in
 order by insertion.
 """
+
+
+class Similarity(IntEnum):
+    """Columns of what `compare` writes of a user and an item, in the order of the
+    ranker's features of the towers.
+    """
+
+    PRODUCT = 0
+    COSINE = 1
+    MOST_RECENT_COSINE = 2  # the largest with one of the user's recent items
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,8 @@ class Excluded(NamedTuple):
         """The items of some users, and for each the place of its user among those."""
         sizes = self.first[users + 1] - self.first[users]
         rows = np.repeat(np.arange(len(users)), sizes)
-        before = np.cumsum(sizes) - sizes
-        return rows, self.items[
-            np.arange(len(rows)) - before[rows] + self.first[users][rows]
-        ]
+        moved = self.first[users] - (np.cumsum(sizes) - sizes)
+        return rows, self.items[np.arange(len(rows)) + moved[rows]]
 
 
 class Retriever:
@@ -159,7 +167,7 @@ class Retriever:
 
     @torch.no_grad()
     def similarities(
-        self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]
+        self, users: Rows, recent: Recent | None, first: Rows, items: Ints
     ) -> Floats:
         """[c, 3] of each user and the items from `first[k]` to `first[k + 1]`: see
         `compare`.
@@ -171,7 +179,7 @@ class Retriever:
         )
         none = int(len(rows) > 0 and rows[0] == -1)
         vectors = self._item_vectors(rows[none:].astype(np.int64)).cpu().numpy()
-        found = np.empty((len(items), SIMILARITIES), np.float32)
+        found = np.empty((len(items), len(Similarity)), np.float32)
         of_items, of_recent = np.split(at - none, [len(items)])
         compare(
             queries,
@@ -185,30 +193,6 @@ class Retriever:
         return found
 
     @torch.no_grad()
-    def ranks(
-        self,
-        items: Items,
-        users: Rows,
-        targets: Rows,
-        recent: Recent | None = None,
-        excluded: list[Rows] | None = None,
-    ) -> NDArray[np.int64]:
-        """The rank of each user's target among all known items, from 1; ties count
-        against it.
-
-        Args:
-            items: from `items()`.
-            users: [B] user rows.
-            targets: [B] item rows; one that is not known yet gets the rank N + 1.
-            recent: [B, L] recent items of each user.
-            excluded: items left out of each user's ranking (not the target).
-        """
-        left_out = None if excluded is None else Excluded.of(excluded)
-        return self.ranks_with_and_without(items, users, targets, recent, left_out)[
-            excluded is not None
-        ]
-
-    @torch.no_grad()
     def ranks_with_and_without(
         self,
         items: Items,
@@ -216,23 +200,28 @@ class Retriever:
         targets: Rows,
         recent: Recent | None = None,
         left_out: Excluded | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ) -> tuple[Rows, Rows]:
         """The ranks among all known items, and among them without some, from the same
         scores.
 
         The second is the first less the items left out that stand before the target:
         nothing is scored twice.
 
+        Ranks count from 1, and ties count against the target.
+
         Args:
-            items: see `ranks`; so are `users`, `targets` and `recent`.
+            items: from `items()`.
+            users: [B] user rows.
+            targets: [B] item rows; one that is not known yet gets the rank N + 1.
+            recent: [B, L] recent items of each user.
             left_out: items left out of each user's second ranking (not the target).
         """
         with_all = np.full(len(users), len(items) + 1, np.int64)
         without = with_all.copy()
         known = np.flatnonzero(targets < len(items))
-        for part, scores in self._blocks(
-            items, users[known], recent[known] if recent is not None else None
-        ):
+        if recent is not None:
+            recent = recent[known]
+        for part, scores in self._blocks(items, users[known], recent):
             rows = known[part]
             own = scores.gather(1, _at(targets[rows], scores).unsqueeze(1))  # [R, 1]
             found = _not_below(scores, own)
@@ -250,7 +239,7 @@ class Retriever:
         count: int,
         recent: Recent | None = None,
         excluded: list[Rows] | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    ) -> tuple[Rows, Floats]:
         """The best items of each user and their scores, [B, min(count, N)]; what is
         excluded has the score -inf.
         """
@@ -258,14 +247,13 @@ class Retriever:
         rows = np.empty((len(users), count), np.int64)
         values = np.empty((len(users), count), np.float32)
         left_out = None if excluded is None else Excluded.of(excluded)
+        most_inserted = min(len(items) // RUN, MAX_INSERTED)
         for part, scores in self._blocks(items, users, recent):
             if left_out is not None:
-                scores.view(-1)[
-                    _cells(scores, *left_out.of_users(np.arange(len(users))[part]))
-                ] = -torch.inf
-            if scores.device.type == "cpu" and count <= min(
-                len(items) // RUN, MAX_INSERTED
-            ):
+                some = np.arange(part.start, part.stop)
+                cells = _cells(scores, *left_out.of_users(some))
+                scores.view(-1)[cells] = -torch.inf
+            if scores.device.type == "cpu" and count <= most_inserted:
                 _top(scores.numpy(), rows[part], values[part])
                 continue
             best = scores.topk(count, dim=1)
@@ -281,9 +269,8 @@ class Retriever:
             return
         queries = self.queries(users, recent)
         size = max(1, BLOCK_CELLS // max(len(items), 1))
-        block = self._memory(queries, min(size, len(users)) * len(items)).view(
-            -1, len(items)
-        )
+        cells = min(size, len(users)) * len(items)
+        block = self._memory(queries, cells).view(-1, len(items))
         for start in range(0, len(users), size):
             part = slice(start, min(start + size, len(users)))
             scores = torch.mm(
@@ -310,7 +297,7 @@ def _cells(scores: Tensor, rows: Rows, items: NDArray[np.integer[Any]]) -> Tenso
     return _at(rows[known] * scores.shape[1] + items[known], scores)
 
 
-def _not_below(scores: Tensor, own: Tensor) -> NDArray[np.int64]:
+def _not_below(scores: Tensor, own: Tensor) -> Rows:
     """[R] how many items of each row score at least as much as its own."""
     if scores.device.type != "cpu":
         return (scores >= own).sum(1).cpu().numpy()
@@ -321,7 +308,7 @@ def _not_below(scores: Tensor, own: Tensor) -> NDArray[np.int64]:
 
 def _not_below_among(
     scores: Tensor, own: Tensor, left_out: Excluded, users: Rows
-) -> NDArray[np.int64]:
+) -> Rows:
     """[R] the same of what is left out."""
     if scores.device.type != "cpu":
         cells = _cells(scores, *left_out.of_users(users))
@@ -367,7 +354,7 @@ def _top(scores: Floats, rows: Rows, values: Floats) -> None:
 
 
 @njit_borrowing
-def _count_not_below(scores: Floats, own: Floats, found: NDArray[np.int64]) -> None:
+def _count_not_below(scores: Floats, own: Floats, found: Rows) -> None:
     for row in range(len(scores)):
         count = 0
         for score in scores[row]:
@@ -382,7 +369,7 @@ def _count_not_below_among(
     first: Rows,
     items: NDArray[Any],
     users: Rows,
-    found: NDArray[np.int64],
+    found: Rows,
 ) -> None:
     known = scores.shape[1]
     for row in range(len(scores)):
@@ -419,15 +406,17 @@ def compare(
         length = _length(queries[q])
         for c in range(first[q], first[q + 1]):
             vector = vectors[at[c]]
-            product = _dot(queries[q], vectors[at[c]])
+            product = _dot(queries[q], vector)
             most = np.float32(0)
             for r in recent[q]:
                 if r < 0:
                     break
                 most = max(most, _dot(vectors[r], vector) / lengths[r])
-            found[c, 0] = _bounded(product)
-            found[c, 1] = _bounded(COSINE * product / (length * lengths[at[c]]))
-            found[c, 2] = _bounded(COSINE * most / lengths[at[c]])
+            cosine = product / (length * lengths[at[c]])
+            found[c, Similarity.PRODUCT] = _bounded(product)
+            found[c, Similarity.COSINE] = _bounded(COSINE * cosine)
+            most /= lengths[at[c]]
+            found[c, Similarity.MOST_RECENT_COSINE] = _bounded(COSINE * most)
 
 
 @inlined

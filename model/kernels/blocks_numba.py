@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from streamer.model.batch import Floats, Ints
 from streamer.model.device import in_host_memory
 from streamer.model.kernels import rows_numba as rows
-from streamer.model.kernels.rows_numba import Floats, Ints
 from streamer.model.kernels.spec import Computed, Sampling, SparseScores
 from streamer.model.resampling import safe_offsets
 
@@ -70,10 +70,8 @@ def _spans(rows_total: int, size: int, threads: int) -> list[tuple[int, int]]:
     """Split the rows into at most `threads` runs of whole blocks."""
     blocks = -(-rows_total // size)
     per_thread = -(-blocks // max(1, min(threads, blocks))) * size
-    return [
-        (start, min(start + per_thread, rows_total))
-        for start in range(0, rows_total, per_thread)
-    ]
+    starts = range(0, rows_total, per_thread)
+    return [(start, min(start + per_thread, rows_total)) for start in starts]
 
 
 @lru_cache(maxsize=4)
@@ -134,7 +132,8 @@ class _Job:
         """A span of rows; returns this thread's share of the item gradient and of the
         counts.
         """
-        (start, stop), (K, d) = span, self.E.shape
+        start, stop = span
+        K, d = self.E.shape
         cells = _workspace(K * min(size, stop - start))
         scaled = torch.empty(size, d)
         item_gradient = torch.zeros(K, d)

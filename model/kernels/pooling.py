@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from streamer.model.batch import Floats, Ints
 from streamer.model.device import in_host_memory
 from streamer.model.jit import njit_borrowing
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
 
 def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
@@ -30,9 +27,8 @@ def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
     if in_host_memory(items) and items.dtype == torch.float32:
         result: Tensor = _Pooled.apply(items, at, weight)  # type: ignore[no-untyped-call]
         return result
-    chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(
-        *at.shape, -1
-    )  # [B, L, d]
+    # [B, L, d]
+    chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(*at.shape, -1)
     return torch.einsum("bl,bld->bd", weight, chosen)
 
 

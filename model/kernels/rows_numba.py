@@ -9,17 +9,14 @@ cumulative sum along the candidates is vectorised.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from streamer.model.batch import Floats, Ints
 from streamer.model.jit import (
     float32_from_bits,
     inlined,
     njit_allocating,
     njit_borrowing,
 )
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
 f32 = np.float32
 _LOG2_E = f32(1.4426950408889634)

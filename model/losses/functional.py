@@ -124,9 +124,10 @@ def mns_loss(
     """
     vectors, others = uniform
     share = len(ids) / (len(ids) + len(others))
+    # [B + U]
     log_proposal = (
         share * log_popularity.exp() + (1 - share) / max(known_items, 1)
-    ).log()  # [B + U]
+    ).log()
     term = _candidates(
         torch.cat([items, vectors]), torch.cat([ids, others]), log_proposal, None, ids
     )
@@ -246,9 +247,8 @@ def _candidates(
     """Merge equal ids: their vectors are averaged (they are equal unless the tower is
     random), their copies counted.
     """
-    distinct, place, count = torch.unique(
-        ids, return_inverse=True, return_counts=True
-    )  # sorted
+    # sorted
+    distinct, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
     scale = 1.0 / count.to(vectors.dtype)
     merged = torch.zeros(
         len(distinct), vectors.shape[1], dtype=vectors.dtype, device=vectors.device

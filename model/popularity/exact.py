@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Floats, Rows
+from streamer.model.batch import Doubles, Floats, Rows
 from streamer.model.jit import njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
@@ -25,11 +25,11 @@ class ExactPopularity(ByRows):
     """Counts every event of every item.
 
     With a half-life, an event counts half as much once that many further events have
-    come. Nothing is scaled down for
-    that: new events weigh more and more instead, 2^(t / half-life), and only ratios are
-    ever used. When the weight grows too large, a new period begins, and weights begin
-    anew; a count of an earlier period is scaled down when its item has its next event.
-    So no row is ever written but those of the events.
+    come. Nothing is scaled down for that: new events weigh more and more instead,
+    2^(t / half-life), and only ratios are ever used. When the weight grows too large, a
+    new period begins, and weights begin anew; a count of an earlier period is scaled
+    down when its item has its next event. So no row is ever written but those of the
+    events.
 
     Args:
         half_life_events: None keeps every event for ever.
@@ -67,7 +67,7 @@ class ExactPopularity(ByRows):
         """Take in a micro-batch of events, in order."""
         self.add(items, None)
 
-    def add(self, rows: Rows, counts: NDArray[np.float64] | None) -> None:
+    def add(self, rows: Rows, counts: Doubles | None) -> None:
         """Take in events (`counts` None), or `counts` events of each row at once, as if
         evenly mixed.
         """
@@ -76,18 +76,19 @@ class ExactPopularity(ByRows):
             return
         self._grow(int(rows.max()) + 1)
         self._age(events)
-        weights, scale = (
-            (self._weights(len(rows)), 1.0)
-            if counts is None
-            else (counts, self._mean_weight(events))
-        )
+        if counts is None:
+            weights = self._weights(len(rows))
+            scale = 1.0
+        else:
+            weights = counts
+            scale = self._mean_weight(events)
         if self._period:
             self._counts[rows] = self._of_this_period(rows)
             self._periods[rows] = self._period
         most = MAX_EVENTS if self.half_life_events is None else math.inf
         self._total += _add_weights(self._counts, rows, weights, scale, most)
 
-    def replace(self, rows: Rows, counts: NDArray[np.float64]) -> None:
+    def replace(self, rows: Rows, counts: Doubles) -> None:
         """Forget everything, and take in `counts` events of each row, as if evenly
         mixed.
         """
@@ -103,20 +104,21 @@ class ExactPopularity(ByRows):
         if self.half_life_events is None:
             return
         self._log2_weight += events / self.half_life_events
-        if (passed := int(self._log2_weight // _PERIOD)) > 0:
+        passed = int(self._log2_weight // _PERIOD)
+        if passed > 0:
             self._period += passed
             self._total = math.ldexp(self._total, -_PERIOD * passed)
             self._log2_weight -= _PERIOD * passed
 
-    def _of_this_period(self, rows: Rows) -> NDArray[np.float64]:
+    def _of_this_period(self, rows: Rows) -> Doubles:
         """What the counts of rows, which are known, weigh in this period."""
         if not self._period:
             return self._counts[rows].astype(np.float64, copy=False)
         ago = self._period - self._periods[rows]
-        found: NDArray[np.float64] = np.ldexp(self._counts[rows], -_PERIOD * ago)
+        found: Doubles = np.ldexp(self._counts[rows], -_PERIOD * ago)
         return found
 
-    def _weights(self, events: int) -> NDArray[np.float64]:
+    def _weights(self, events: int) -> Doubles:
         """Of the last events, in their order."""
         if self.half_life_events is None:
             return np.ones(events)
@@ -141,14 +143,12 @@ class ExactPopularity(ByRows):
             self._periods = grown(self._periods, size)
         self.size = max(self.size, size)
 
-    def counts(self, rows: Rows) -> NDArray[np.float64]:
+    def counts(self, rows: Rows) -> Doubles:
         """Events of each item, in events of today."""
+        if not self.size:
+            return np.zeros(rows.shape)
         known = rows < self.size
-        found = (
-            self._of_this_period(np.where(known, rows, 0))
-            if self.size
-            else np.zeros(rows.shape)
-        )
+        found = self._of_this_period(np.where(known, rows, 0))
         return np.where(known, found, 0.0) * self._today
 
     @property
@@ -160,9 +160,8 @@ class ExactPopularity(ByRows):
         """log of each item's share of the events; an item counts as seen `baseline` times
         at least.
         """
-        share = np.maximum(self.counts(rows), self.baseline) / max(
-            self.total, self.baseline
-        )
+        counts = np.maximum(self.counts(rows), self.baseline)
+        share = counts / max(self.total, self.baseline)
         return np.log(share).astype(np.float32)
 
     def forget(self, rows: Rows) -> None:
@@ -177,12 +176,10 @@ class ExactPopularity(ByRows):
         return (self._counts.itemsize + periods) * self.size
 
     def take(self, rows: Rows) -> Arrays:
-        periods = (
-            {"periods": take_or_fill(self._periods, rows)}
-            if self.half_life_events is not None
-            else {}
-        )
-        return {"counts": take_or_fill(self._counts, rows), **periods}
+        found = {"counts": take_or_fill(self._counts, rows)}
+        if self.half_life_events is not None:
+            found["periods"] = take_or_fill(self._periods, rows)
+        return found
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         self._grow(int(rows.max(initial=-1)) + 1)
@@ -197,7 +194,7 @@ class ExactPopularity(ByRows):
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
         self._grow(self.size)
-        self._total, self._log2_weight, period = (float(x) for x in arrays["scalars"])
+        self._total, self._log2_weight, period = arrays["scalars"].tolist()
         self._period = int(period) if self.half_life_events is not None else 0
 
     def clear(self) -> None:
@@ -208,7 +205,7 @@ class ExactPopularity(ByRows):
 def _add_weights(
     counts: NDArray[Any],
     rows: Rows,
-    weights: NDArray[np.float64],
+    weights: Doubles,
     scale: float,
     most: float,
 ) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Floats, Rows
+from streamer.model.batch import Doubles, Floats, Ints, Rows
 from streamer.model.jit import inlined, mixed, njit_allocating, njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows
 
@@ -17,6 +19,15 @@ e^-4 = 2% of gaps are longer.
 _CLOCKS = ("event", "batch")
 _MAX_HITS = 1 << 30
 """Where a slot's counter stops; far beyond 1 / alpha it tells nothing more."""
+
+
+class HashArrays(NamedTuple):
+    """H arrays of slots, and the seed of each one's hash function."""
+
+    seeds: NDArray[np.uint64]  # [H]
+    last: Rows  # [H, slots] tick of the last hit
+    gap: Doubles  # [H, slots] average gap, in ticks
+    hits: Ints  # [H, slots]
 
 
 class HashPopularity(ByRows):
@@ -62,40 +73,23 @@ class HashPopularity(ByRows):
         self.alpha = alpha
         self.clock = clock
         self.slots = slots
-        self._seeds = np.random.default_rng(seed).integers(
-            1, 2**63, hashes, dtype=np.uint64
+        shape = (hashes, slots)
+        self._arrays = HashArrays(
+            np.random.default_rng(seed).integers(1, 2**63, hashes, dtype=np.uint64),
+            np.zeros(shape, np.int64),
+            np.zeros(shape),
+            np.zeros(shape, np.int32),
         )
-        self._last = np.zeros((hashes, slots), np.int64)  # tick of the last hit
-        self._gap = np.zeros((hashes, slots))  # average gap, in ticks
-        self._hits = np.zeros((hashes, slots), np.int32)
         self._ticks = 0
         self._events = 0
 
     def observe(self, items: Rows) -> None:
         """Take in a micro-batch of events, in order."""
         if self.clock == "event":
-            _hit(
-                items,
-                self._ticks,
-                1,
-                self.alpha,
-                self._seeds,
-                self._last,
-                self._gap,
-                self._hits,
-            )
+            _hit(self._arrays, items, self._ticks, 1, self.alpha)
             self._ticks += len(items)
         elif len(items):
-            _hit(
-                np.unique(items),
-                self._ticks,
-                0,
-                self.alpha,
-                self._seeds,
-                self._last,
-                self._gap,
-                self._hits,
-            )
+            _hit(self._arrays, np.unique(items), self._ticks, 0, self.alpha)
             self._ticks += 1
         self._events += len(items)
 
@@ -103,15 +97,14 @@ class HashPopularity(ByRows):
         """log of each item's share of the events; an item never seen counts as seen
         once.
         """
-        gaps = _gaps(rows, self._ticks, self._seeds, self._last, self._gap, self._hits)
-        events_per_tick = self._events / max(self._ticks, 1)
-        return (-np.log(np.maximum(gaps * max(events_per_tick, 1.0), 1.0))).astype(
-            np.float32
-        )
+        gaps = _gaps(self._arrays, rows, self._ticks)
+        events_per_tick = max(self._events / max(self._ticks, 1), 1.0)
+        log_gaps = np.log(np.maximum(gaps * events_per_tick, 1.0))
+        return (-log_gaps).astype(np.float32)
 
     def collision_share(self) -> float:
         """How likely a new item meets a used slot in all of its hashes."""
-        return float(np.prod((self._hits > 0).mean(axis=1)))
+        return float(np.prod((self._arrays.hits > 0).mean(axis=1)))
 
     def forget(self, rows: Rows) -> None:
         """Retire items. Slots are shared, so nothing is cleared; a slot that is no
@@ -122,45 +115,45 @@ class HashPopularity(ByRows):
         """[n * H] the slots of items, numbered through all arrays: the rows of this
         part.
         """
-        found = np.empty((len(items), len(self._seeds)), np.int64)
-        _slots(items, self._seeds, self.slots, found)
+        found = np.empty((len(items), len(self._arrays.seeds)), np.int64)
+        _slots(items, self._arrays.seeds, self.slots, found)
         return found.ravel()
 
     def rows(self) -> Rows:
         """Slots that were hit: most are empty while there are few items."""
-        return np.flatnonzero(self._hits)
+        return np.flatnonzero(self._arrays.hits)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self._last, self._gap, self._hits))
+        return sum(array.nbytes for array in self._by_slot().values())
 
     def take(self, rows: Rows) -> Arrays:
-        return {name: array.ravel()[rows] for name, array in self._arrays().items()}
+        return {name: array.ravel()[rows] for name, array in self._by_slot().items()}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        for name, array in self._arrays().items():
+        for name, array in self._by_slot().items():
             array.ravel()[rows] = arrays[name]
 
     def dense(self) -> Arrays:
-        clock = np.array([self._ticks, self._events, _CLOCKS.index(self.clock)])
         return {
-            "shape": np.array(self._hits.shape),
-            "seeds": self._seeds.view(np.int64).copy(),
-            "clock": clock,
+            "shape": np.array(self._arrays.hits.shape),
+            "seeds": self._arrays.seeds.view(np.int64).copy(),
+            "clock": np.array([self._ticks, self._events, _CLOCKS.index(self.clock)]),
         }
 
     def load_dense(self, arrays: Arrays) -> None:
-        ticks, events, clock = (int(x) for x in arrays["clock"])
+        ticks, events, clock = arrays["clock"].tolist()
         if _CLOCKS[clock] != self.clock:
             raise ValueError(
                 f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock"
             )
-        self._seeds = arrays["seeds"].copy().view(np.uint64)
+        seeds = arrays["seeds"].copy().view(np.uint64)
+        self._arrays = self._arrays._replace(seeds=seeds)
         self._ticks = ticks
         self._events = events
 
     def clear(self) -> None:
-        for array in self._arrays().values():
+        for array in self._by_slot().values():
             array[:] = 0
         self._ticks = self._events = 0
 
@@ -170,14 +163,17 @@ class HashPopularity(ByRows):
         Raises:
             ValueError: its arrays have another shape, or its clock ticks otherwise.
         """
-        if (shape := tuple(state["shape"].tolist())) != self._last.shape:
+        shape = tuple(state["shape"].tolist())
+        own = self._arrays.hits.shape
+        if shape != own:
             raise ValueError(
-                f"hash arrays of {shape} do not fit {self._last.shape}: hashes or slots differ"
+                f"hash arrays of {shape} do not fit {own}: hashes or slots differ"
             )
         super().load_state(state)
 
-    def _arrays(self) -> Arrays:
-        return {"last": self._last, "gap": self._gap, "hits": self._hits}
+    def _by_slot(self) -> Arrays:
+        arrays = self._arrays
+        return {"last": arrays.last, "gap": arrays.gap, "hits": arrays.hits}
 
 
 def _problems(hashes: int, slots: int, alpha: float, clock: str) -> list[str]:
@@ -207,42 +203,31 @@ def _slots(items: Rows, seeds: NDArray[np.uint64], slots: int, found: Rows) -> N
 
 
 @njit_borrowing
-def _hit(
-    items: Rows,
-    tick: int,
-    step: int,
-    alpha: float,
-    seeds: NDArray[np.uint64],
-    last: NDArray[np.int64],
-    gap: NDArray[np.float64],
-    hits: NDArray[np.int32],
-) -> None:
+def _hit(arrays: HashArrays, items: Rows, tick: int, step: int, alpha: float) -> None:
+    """Take in events; the clock goes on by `step` at each."""
+    slots = arrays.last.shape[1]
     for i in range(len(items)):
         tick += step
-        for h in range(len(seeds)):
-            s = _slot(items[i], seeds[h], last.shape[1])
-            now = tick + 1 - step
-            hits[h, s] = min(hits[h, s] + 1, _MAX_HITS)
-            rate = max(alpha, 1.0 / hits[h, s])
-            gap[h, s] += rate * (now - last[h, s] - gap[h, s])
-            last[h, s] = now
+        now = tick + 1 - step
+        for h in range(len(arrays.seeds)):
+            s = _slot(items[i], arrays.seeds[h], slots)
+            arrays.hits[h, s] = min(arrays.hits[h, s] + 1, _MAX_HITS)
+            rate = max(alpha, 1.0 / arrays.hits[h, s])
+            newest = now - arrays.last[h, s]
+            arrays.gap[h, s] += rate * (newest - arrays.gap[h, s])
+            arrays.last[h, s] = now
 
 
 @njit_allocating
-def _gaps(
-    rows: Rows,
-    tick: int,
-    seeds: NDArray[np.uint64],
-    last: NDArray[np.int64],
-    gap: NDArray[np.float64],
-    hits: NDArray[np.int32],
-) -> NDArray[np.float64]:
+def _gaps(arrays: HashArrays, rows: Rows, tick: int) -> Doubles:
+    """The largest of each item's estimates: those that share a slot are too short."""
+    slots = arrays.last.shape[1]
     out = np.zeros(len(rows))
     for i in range(len(rows)):
-        for h in range(len(seeds)):
-            s = _slot(rows[i], seeds[h], last.shape[1])
-            estimate = gap[h, s] if hits[h, s] else float(tick)
-            away = tick - last[h, s]
+        for h in range(len(arrays.seeds)):
+            s = _slot(rows[i], arrays.seeds[h], slots)
+            estimate = arrays.gap[h, s] if arrays.hits[h, s] else float(tick)
+            away = tick - arrays.last[h, s]
             if away > _STALE * estimate:
                 estimate = float(away)
             out[i] = max(out[i], estimate)

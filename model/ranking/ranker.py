@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streamer.model.batch import Floats, Rows
+from streamer.model.batch import Bools, Doubles, Floats, Rows
 from streamer.model.jit import njit_allocating, njit_borrowing
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.features import (
@@ -98,9 +98,8 @@ class Ranker:
             gradient = weights.zeros()
             counts = np.zeros(len(BUCKETS), np.float32)
             some = candidates if purpose == ALL else candidates.discoveries()
-            products = _product(
-                some.features, _matrix(weights).T
-            )  # [c, buckets + hidden]
+            # [c, buckets + hidden]
+            products = _product(some.features, _matrix(weights).T)
             derivatives = np.zeros_like(products)
             described = (some.first, some.bucket, some.target, some.seen)
             _derive(
@@ -159,9 +158,7 @@ class Ranker:
             )
             self._update(weights.out, squares.out, out / total, HIDDEN_RATE)
 
-    def influence(
-        self, candidates: Candidates, purpose: int = ALL
-    ) -> NDArray[np.float64]:
+    def influence(self, candidates: Candidates, purpose: int = ALL) -> Doubles:
         """[buckets, kinds] how much of what tells a user's candidates apart comes from
         each kind of evidence.
 
@@ -227,7 +224,7 @@ class Ranker:
             array[:] = state[name]
 
 
-def influence_by_name(influence: NDArray[np.float64]) -> dict[str, dict[str, float]]:
+def influence_by_name(influence: Doubles) -> dict[str, dict[str, float]]:
     """What `Ranker.influence` found, by length of history and kind of evidence; of
     those that had candidates.
     """
@@ -290,7 +287,7 @@ def _derive(
     first: Rows,
     bucket: Rows,
     target: Rows,
-    seen: NDArray[np.bool_],
+    seen: Bools,
     discovery: bool,
     derivatives: Floats,
     gradient: Weights,

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamer.model.batch import Floats, Rows
+from streamer.model.batch import Bools, Floats, Rows
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
@@ -40,20 +39,18 @@ class FeatureStore(ByRows):
         self.numeric = tuple(numeric)
         self.size = 0
         self._codes = np.zeros((0, len(self.categorical)), np.int32)
-        self._numbers = np.zeros(
-            (0, len(self.numeric)), np.float32
-        )  # NaN where it is unknown
+        # NaN where it is unknown
+        self._numbers = np.zeros((0, len(self.numeric)), np.float32)
         self._sample = np.zeros((SAMPLE, len(self.numeric)), np.float32)
-        self._sampled = np.zeros(
-            len(self.numeric), np.int64
-        )  # numbers that ever went into each column
+        # numbers that ever went into each column
+        self._sampled = np.zeros(len(self.numeric), np.int64)
         self._mean = np.zeros(len(self.numeric))
         self._deviation = np.ones(len(self.numeric))
 
     def set(
         self,
         rows: Rows,
-        codes: NDArray[np.int64] | None,
+        codes: Rows | None,
         numbers: Floats | None = None,
         sample: Floats | None = None,
     ) -> None:
@@ -72,9 +69,8 @@ class FeatureStore(ByRows):
             return
         self.grow(int(rows.max()) + 1)
         distinct, from_end = np.unique(rows[::-1], return_index=True)
-        last = (
-            len(rows) - 1 - from_end
-        )  # numpy promises no order where an index occurs twice
+        # numpy promises no order where an index occurs twice
+        last = len(rows) - 1 - from_end
         if codes is not None:
             self._codes[distinct] = codes[last]
         if numbers is not None:
@@ -133,12 +129,12 @@ class FeatureStore(ByRows):
         )
         return standardised
 
-    def are_known(self, rows: Rows) -> NDArray[np.bool_]:
+    def are_known(self, rows: Rows) -> Bools:
         """[n] whether anything is known of each row."""
         numbers = take_or_fill(self._numbers, rows, np.nan)
-        found: NDArray[np.bool_] = (take_or_fill(self._codes, rows) > 0).any(
-            -1
-        ) | ~np.isnan(numbers).all(-1)
+        found: Bools = (take_or_fill(self._codes, rows) > 0).any(-1) | ~np.isnan(
+            numbers
+        ).all(-1)
         return found
 
     def categories(self, feature: int) -> int:

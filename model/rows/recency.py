@@ -12,9 +12,8 @@ from __future__ import annotations
 import bisect
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamer.model.batch import Rows
+from streamer.model.batch import Ints, Rows
 from streamer.model.jit import njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
@@ -102,9 +101,8 @@ class Recency(ByRows):
     def clear(self) -> None:
         self.size = 0
         self._last_step = np.zeros(0, np.int32)  # 0: not in the list
-        self._links = np.full(
-            (0, 2), _NONE, np.int32
-        )  # the row seen just before, and just after
+        # the row seen just before, and just after
+        self._links = np.full((0, 2), _NONE, np.int32)
         self._ends = np.full(2, _NONE)  # the newest row, and the oldest
         self._linked = True
 
@@ -179,8 +177,8 @@ class Recency(ByRows):
 
 @njit_borrowing
 def _see(
-    last_step: NDArray[np.int32],
-    links: NDArray[np.int32],
+    last_step: Ints,
+    links: Ints,
     ends: Rows,
     rows: Rows,
     step: int,
@@ -200,7 +198,7 @@ def _see(
 
 
 @njit_borrowing
-def _unlink(links: NDArray[np.int32], ends: Rows, row: int) -> None:
+def _unlink(links: Ints, ends: Rows, row: int) -> None:
     older = links[row, _OLDER]
     newer = links[row, _NEWER]
     if newer >= 0:
@@ -214,9 +212,7 @@ def _unlink(links: NDArray[np.int32], ends: Rows, row: int) -> None:
 
 
 @njit_borrowing
-def _forget(
-    last_step: NDArray[np.int32], links: NDArray[np.int32], ends: Rows, rows: Rows
-) -> None:
+def _forget(last_step: Ints, links: Ints, ends: Rows, rows: Rows) -> None:
     for row in rows:
         if last_step[row] > 0:
             _unlink(links, ends, row)
@@ -224,7 +220,7 @@ def _forget(
 
 
 @njit_borrowing
-def _oldest(links: NDArray[np.int32], ends: Rows, found: Rows) -> int:
+def _oldest(links: Ints, ends: Rows, found: Rows) -> int:
     row = ends[1]
     count = 0
     while row >= 0 and count < len(found):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Rows
+from streamer.model.batch import Ints, Rows
 from streamer.model.jit import inlined, njit_allocating
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
@@ -130,9 +130,9 @@ def is_retired(flags: Flags, item: int) -> bool:
 def rows_with_retired(
     flags: Flags,
     rows: Rows,
-    start: NDArray[np.int32],
+    start: Ints,
     length: NDArray[Any],
-    items: NDArray[np.int32],
+    items: Ints,
 ) -> Rows:
     """Those of some rows whose lists hold a retired item."""
     found = np.empty(len(rows), np.int64)

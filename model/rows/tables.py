@@ -13,10 +13,9 @@ import functools
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from streamer.model.batch import Rows
+from streamer.model.batch import Floats, Rows
 from streamer.model.device import in_host_memory, to_device
 from streamer.model.jit import mixed, njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows
@@ -51,9 +50,8 @@ class EmbeddingTable(ByRows):
         self.size = 0
         self._key = seed % (1 << 63)
         self.steps = 0  # of an optimizer that moves all rows at every step
-        self.lines = torch.zeros(
-            0, (1 + slots) * dim + numbers, device=device
-        )  # [capacity, width]
+        # [capacity, width]
+        self.lines = torch.zeros(0, (1 + slots) * dim + numbers, device=device)
 
     @property
     def weight(self) -> Tensor:
@@ -196,22 +194,22 @@ class EmbeddingTable(ByRows):
 
 
 @functools.cache
-def _quantiles() -> NDArray[np.float32]:
+def _quantiles() -> Floats:
     """[65536] the standard normal distribution in equal shares."""
     shares = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
-    found: NDArray[np.float32] = torch.special.ndtri(shares).float().numpy()
+    found: Floats = torch.special.ndtri(shares).float().numpy()
     return found
 
 
 @njit_borrowing
 def _begin_rows(
-    lines: NDArray[np.float32],
+    lines: Floats,
     at: Rows,
     rows: Rows,
     dim: int,
     std: np.float32,
     key: int,
-    normal: NDArray[np.float32],
+    normal: Floats,
 ) -> None:
     """Write the lines of new rows: normal numbers by key, row and place in it;
     splitmix64, four numbers of each.

@@ -5,9 +5,8 @@ when trainers share partitions.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamer.model.batch import Rows
+from streamer.model.batch import Ints, Rows
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
@@ -24,7 +23,7 @@ class UserPartitions(ByRows):
         self.size = 0
         self._partition = np.full(0, UNKNOWN, np.int32)
 
-    def of(self, users: Rows) -> NDArray[np.int32]:
+    def of(self, users: Rows) -> Ints:
         """The partition of each."""
         return take_or_fill(self._partition, users, UNKNOWN)
 

@@ -23,9 +23,9 @@ from torch import Tensor
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.retrieval import (
     CHUNK_ITEMS,
-    SIMILARITIES,
     Items,
     Retriever,
+    Similarity,
     compare,
     lengths_of,
 )
@@ -123,7 +123,7 @@ class KeptVectors(Retriever):
         """See `Retriever.similarities`."""
         queries = self.queries(users, recent).numpy()
         recent = np.empty((len(users), 0), np.int32) if recent is None else recent
-        found = np.empty((len(items), SIMILARITIES), np.float32)
+        found = np.empty((len(items), len(Similarity)), np.float32)
         compare(queries, self._kept.numpy(), self._lengths, recent, first, items, found)
         return found
 
