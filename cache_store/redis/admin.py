@@ -8,7 +8,6 @@ what is large is read in parts.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import numpy as np
 
 from streamer.cache_store.codec import (
     MalformedEntry,
-    pack_rows,
     unpack_delta,
     unpack_rows,
 )
@@ -29,20 +27,15 @@ from streamer.cache_store.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from streamer.cache_store.redis.schema import PUT_CACHE, SUMMARY, TYPES, Keys
+from streamer.cache_store.redis.schema import SUMMARY, TYPES, Keys
 from streamer.cache_store.redis.server import RedisServer, check_format
 from streamer.cache_store.replica import LogPosition, StoreReplica
-from streamer.cache_store.server import ENTRIES_AT_ONCE, Seed, ids_between
+from streamer.cache_store.server import ENTRIES_AT_ONCE, ids_between
 
 ACTIVE_S = 10.0
 """A trainer with a younger heartbeat is active; it sends one every two seconds."""
 ATTEMPTS = 8
 """How often reading starts over because the log was trimmed meanwhile."""
-IMPORTED = "import"
-MAX_EVENTS = 2**53 - 1
-"""Origin and events of an imported state. No trainer has that origin, or more events:
-none replaces it by its own.
-"""
 
 
 class Heartbeat(NamedTuple):
@@ -290,35 +283,6 @@ class StoreAdmin:
         )
         self._server.call("srem", self.keys.models, self.keys.model)
         return removed
-
-    def put(self, contents: Contents, replaces: str = "") -> str:
-        """Begin a generation with this state, and return its name; `StoreRefused` if
-        one but `replaces` is there.
-        """
-        summary = self.summary()
-        beginning = LogPosition.beginning(secrets.token_hex(8))
-        if summary is not None and summary.generation != replaces:
-            raise StoreRefused(
-                f"{self._which} exists already, or has started a new generation"
-            )
-        packed = StoreReplica(
-            beginning, contents.counts, contents.drawn, contents.next, contents.events
-        ).pack()
-        state = (beginning.generation, packed, contents.ids)
-        origin = LogPosition(IMPORTED, 0, "", "")
-        if not self._server.seed(
-            Seed(*state, contents.next, contents.epochs, origin, replaces, MAX_EVENTS)
-        ):
-            raise StoreRefused(
-                f"{self._which} has started a new generation meanwhile: try again"
-            )
-        if contents.cache is not None:
-            self._server.run(
-                PUT_CACHE,
-                ("meta", "cache"),
-                [beginning.generation, pack_rows(contents.cache)],
-            )
-        return beginning.generation
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:

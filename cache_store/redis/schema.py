@@ -28,8 +28,7 @@ keeps them on one node, and several models share a server. `K` stands for it her
 |            | hash   | of a snapshot that is being written; expire                       |                           |
 
 `{<namespace>}:models` (a set, under a tag of its own) holds the names of all models.
-Trainers seed, and so does `streamer store import`, which also writes a cache; `streamer
-store reset` removes all of it.
+Trainers seed; `streamer store reset` removes all of it.
 
 A script gets all keys that it touches as KEYS. Offsets and numbers stay below 2^53,
 which Lua's numbers hold exactly.
@@ -343,14 +342,4 @@ if ARGV[1] == '1' then
 end
 found[11] = redis.call('HLEN', KEYS[9])
 return found
-"""
-
-PUT_CACHE = """
--- KEYS: meta, cache.  ARGV: generation, cache.
--- Returns 1, or 0 if the generation is another one or has a cache already.
-if redis.call('HGET', KEYS[1], 'generation') ~= ARGV[1] then return 0 end
-if redis.call('HEXISTS', KEYS[1], 'cache') == 1 then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('HSET', KEYS[1], 'cache', ARGV[1])
-return 1
 """

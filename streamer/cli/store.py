@@ -6,17 +6,15 @@ import contextlib
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from streamer.build import store_keys
 from streamer.cache_store.errors import Damaged, StoreError, StoreRefused
-from streamer.cli.options import FILE, GroupedCommand, option, settings_options
-from streamer.cli.output import format_age, format_bytes, printable, table
+from streamer.cli.options import GroupedCommand, option, settings_options
+from streamer.cli.output import format_age, printable, table
 from streamer.errors import SettingsError, SharingError
 from streamer.settings import SharingSettings
 
@@ -35,9 +33,7 @@ json_option = option(
 
 @click.group()
 def store() -> None:
-    """Manage what trainers share in Redis: list, reset, export, import. `streamer
-    inspect` shows it.
-    """
+    """Manage what trainers share in Redis; `streamer inspect --redis-url` shows it."""
 
 
 def change_options(function: F) -> F:
@@ -151,110 +147,6 @@ def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> N
         if as_json
         else f"removed {printable(admin.keys.model)}: {removed} keys"
     )
-
-
-@store.command(cls=GroupedCommand)
-@option(
-    _GROUP,
-    "--out",
-    **FILE,
-    help="File to write (.npz); one that exists is replaced once all is written.",
-)
-@json_option
-@settings_options(SharingSettings, only=STORE)
-def export(settings: SharingSettings, out: Path, as_json: bool) -> None:
-    """Write everything that is shared of a model into one file, as it is at one moment;
-    trainers may continue.
-
-    \b
-    Arrays of the .npz, readable without pickle:
-      ids.utf8, ids.offsets  item ids one after the other; int64 [N + 1], where each begins, and the end
-      counts, drawn          int64 [N], events of each item, and how often it was resampled
-      partitions.*           names of the partitions, packed like the ids
-      next, epochs           int64 [P], offset up to which each is counted; the epoch of its last claim; -1 for none
-      cache                  int64 [C], rows of the cached items
-      about                  uint8, a JSON object: model, generation, number, events, saved_at
-    """
-    from streamer.cli.export import replaced
-    from streamer.sharing import store_file
-
-    if out.suffix != ".npz":
-        raise click.BadParameter(
-            f"{out.name}: choose a name that ends in .npz", param_hint="--out"
-        )
-    with open_admin(settings) as admin:
-        require_model(admin)
-        _, contents = admin.contents()
-    about = {
-        "model": admin.keys.model,
-        "namespace": admin.keys.namespace,
-        "saved_at": time.time(),
-    }
-    if contents.note:
-        click.echo(f"note: {contents.note}", err=True)
-    with replaced(out) as temporary:
-        store_file.write(temporary, contents, about)
-    done = {
-        "out": str(out),
-        "items": len(contents.ids),
-        "events": contents.events,
-        "bytes": out.stat().st_size,
-    }
-    click.echo(json.dumps(done) if as_json else f"wrote {_amounts(done)} to {out}")
-
-
-@store.command("import", cls=GroupedCommand)
-@option(
-    _GROUP, "--path", **FILE, help="A file that `streamer store export` has written."
-)
-@option(_GROUP, "--replace", is_flag=True, help="Replace a model that exists.")
-@change_options
-@json_option
-@settings_options(SharingSettings, only=STORE)
-def import_(
-    settings: SharingSettings,
-    path: Path,
-    replace: bool,
-    yes: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Create a model from a file. Trainers that start later load it."""
-    from streamer.sharing import store_file
-
-    contents, _ = store_file.read(path)
-    with open_admin(settings) as admin:
-        summary = admin.summary()
-        if summary is not None:
-            if not replace:
-                raise SharingError(
-                    f"the model {admin.keys.model!r} in {admin.url} exists already, with {summary.items:,} items: "
-                    "choose another --model, or --replace it"
-                )
-            otherwise = "what it has counted since would be lost, or counted twice"
-            _check_none_active(summary.active, summary.now_s, otherwise, force)
-            confirm(
-                f"replace {printable(admin.keys.model)} ({summary.items:,} items) in {admin.url} by {path}",
-                yes,
-            )
-        generation = admin.put(
-            contents, summary.generation if summary is not None else ""
-        )
-    done = {
-        "model": admin.keys.model,
-        "generation": generation,
-        "items": len(contents.ids),
-    }
-    done |= {"events": contents.events, "bytes": path.stat().st_size}
-    click.echo(
-        json.dumps(done)
-        if as_json
-        else f"created {printable(admin.keys.model)} with {_amounts(done)}"
-    )
-
-
-def _amounts(done: dict[str, Any]) -> str:
-    return f"{done['items']:,} items and {done['events']:,} events ({format_bytes(done['bytes'])})"
 
 
 # shared by commands ---------------------------------------------------------------------------------------------------

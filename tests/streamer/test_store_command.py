@@ -13,16 +13,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays_of
 from line_harness import run_settings
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 from servers.redis import RedisServer as Redis
@@ -30,17 +26,15 @@ from servers.redis import RedisServer as Redis
 from streamer.build import build_pipeline
 from streamer.cache_store.codec import pack_rows
 from streamer.cache_store.contribution import Contribution, Increments, OffsetSpan
-from streamer.cache_store.errors import StoreRefused, StoreUnavailable
+from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.redis.admin import Contents, StoreAdmin
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
-from streamer.cache_store.replica import LogPosition
 from streamer.cache_store.state import StoreSettings
 from streamer.cache_store.store import CacheStore
 from streamer.cli.inspect import inspect
 from streamer.cli.store import store as store_group
-from streamer.errors import SettingsError, SharingError, StreamerError
-from streamer.sharing import store_file
+from streamer.errors import SettingsError, SharingError
 
 IDS = ["tea", "milk", "ïce", "salt"]
 SETTINGS = StoreSettings(every_s=0.01, live_s=60)  # the machine may be busy
@@ -133,14 +127,6 @@ def output(*arguments: object) -> str:
 
 def answer(*arguments: object) -> dict:
     return json.loads(output(*arguments, "--json"))
-
-
-def same(a: Contents, b: Contents) -> bool:
-    """Everything but the place in the log."""
-    caches = [c.cache.tolist() if c.cache is not None else None for c in (a, b)]
-    arrays = np.array_equal(a.counts, b.counts) and np.array_equal(a.drawn, b.drawn)
-    plain = [(list(c.ids), c.events, dict(c.next), dict(c.epochs)) for c in (a, b)]
-    return arrays and plain[0] == plain[1] and caches[0] == caches[1]
 
 
 # --- inspect -------------------------------------------------------------------------------------------------
@@ -307,7 +293,7 @@ def test_reset_of_an_unknown_model_names_those_that_there_are(place):
 # --- damage --------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_that_is_not_ours_counts_as_none_and_is_noted(place, tmp_path):
+def test_a_cache_that_is_not_ours_counts_as_none_and_is_noted(place):
     filled(place)
     key = Keys("shop", place.namespace).cache
     place.client.set(key, "garbage")
@@ -315,10 +301,6 @@ def test_a_cache_that_is_not_ours_counts_as_none_and_is_noted(place, tmp_path):
     assert (report["events"], report["cache"]["slots"]) == (7, 0)
     assert f"{key} cannot be read" in report["cache"]["note"]
     assert f"{key} cannot be read" in output("inspect", *place.options())
-    exported = invoke("export", "--out", tmp_path / "a.npz", *place.options(), "--json")
-    assert json.loads(exported.stdout)["events"] == 7
-    assert f"{key} cannot be read" in exported.stderr
-    assert store_file.read(tmp_path / "a.npz")[0].cache is None
 
 
 def test_a_cache_of_items_that_there_are_not_counts_as_none(place):
@@ -363,16 +345,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("damage", "problem"), DAMAGES.items())
-def test_a_damaged_model_is_reported_hides_no_other_and_can_be_removed(place, tmp_path, damage, problem):
+def test_a_damaged_model_is_reported_hides_no_other_and_can_be_removed(place, damage, problem):
     filled(place, "news")
     filled(place)
-    output("export", "--out", tmp_path / "a.npz", *place.options())
     place.rest()
     damage(place.client, Keys("shop", place.namespace))
-    read = [["inspect"], ["export", "--out", tmp_path / "b.npz"], ["import", "--path", tmp_path / "a.npz"]]
-    for command in read:
-        with pytest.raises(SharingError, match=f"{problem}.*store reset"):
-            invoke(*command, *place.options())
+    with pytest.raises(SharingError, match=f"{problem}.*store reset"):
+        invoke("inspect", *place.options())
     news, shop = answer("list", *place.options())["models"]
     assert (news["items"], "problem" in news) == (4, False)
     assert (shop["items"], shop["log_length"], shop["trainers"]) == (None, None, None)
@@ -497,22 +476,13 @@ def test_reset_asks_at_a_terminal(place, typed, left):
     assert bool(place.keys("shop")) == left
 
 
-@pytest.mark.parametrize("command", [["list"], ["reset"], ["export", "--out", "x.npz"]])
+@pytest.mark.parametrize("command", [["list"], ["reset"]])
 def test_commands_without_a_redis_ask_for_one(command):
     with pytest.raises(SettingsError, match="--redis-url is missing"):
         invoke(*command)
 
 
-# --- export and import ---------------------------------------------------------------------------------------
-
-
-def test_an_export_imported_elsewhere_is_the_same_to_the_last_unit(place, tmp_path):
-    filled(place)
-    assert answer("export", "--out", tmp_path / "a.npz", *place.options())["events"] == 7
-    answer("import", "--path", tmp_path / "a.npz", *place.options("copy"))
-    assert same(place.contents(), place.contents("copy"))
-    assert place.contents().drawn.tolist() == [5, 0, 2**40 + 1, 0]
-    assert place.admin().models() == ["copy", "shop"]
+# --- contents ---------------------------------------------------------------------------------------
 
 
 def test_what_is_retired_is_not_part_of_the_contents(place):
@@ -527,7 +497,7 @@ def test_what_is_retired_is_not_part_of_the_contents(place):
     assert contents.cache.tolist() == [0, 0, 0, 2]
 
 
-def test_an_export_holds_snapshot_and_log(place, tmp_path):
+def test_contents_hold_snapshot_and_log(place):
     trainer = place.trainer(settings=replace(SETTINGS, soft_log_length=4))
     trainer.claim({"p[0]": None})
     for k in range(11):
@@ -535,71 +505,11 @@ def test_an_export_holds_snapshot_and_log(place, tmp_path):
         assert trainer.flush(10)
     summary = place.admin().summary()
     assert 0 < summary.snapshot_number < summary.number
-    output("export", "--out", tmp_path / "a.npz", *place.options())
-    contents, about = store_file.read(tmp_path / "a.npz")
+    contents = place.contents()
     wanted = Counter({0: 11}) + Counter(k % 4 for k in range(11))
     assert contents.counts.tolist() == [wanted[row] for row in range(4)]
     assert contents.drawn.sum() == sum(range(11))
-    assert (about["model"], about["number"], contents.next) == ("shop", summary.number, {"p[0]": 22})
-
-
-def test_a_trainer_that_joins_after_an_import_goes_on_from_it(place, tmp_path):
-    filled(place)
-    output("export", "--out", tmp_path / "a.npz", *place.options())
-    output("import", "--path", tmp_path / "a.npz", *place.options("copy"))
-    trainer = place.trainer("copy")
-    received = trainer.receive()
-    assert (received.ids, received.reset.counts.tolist()) == (IDS, [4, 1, 1, 1])
-    assert received.cache.tolist() == [0, 0, 0, 3]
-    trainer.claim({"p[0]": None})
-    assert trainer.counted_until("p[0]") == 7
-    trainer.contribute(contribution([1], 7), IDS)
-    assert trainer.flush(10)
-    contents = place.contents("copy")
-    assert (contents.events, contents.counts.tolist(), contents.epochs) == (
-        8,
-        [4, 2, 1, 1],
-        trainer.state.partitions.epochs,
-    )
-
-
-def test_import_does_not_replace_a_model_unless_told_to(place, tmp_path):
-    filled(place)
-    output("export", "--out", tmp_path / "a.npz", *place.options())
-    other = filled(place, "other")
-    other.contribute(contribution([1], 7), IDS)
-    assert other.flush(10)
-    place.rest()
-    with pytest.raises(SharingError, match=r"exists already, with 4 items.*--replace"):
-        invoke("import", "--path", tmp_path / "a.npz", *place.options("other"))
-    with pytest.raises(SharingError, match="give --yes"):
-        invoke("import", "--replace", "--path", tmp_path / "a.npz", *place.options("other"))
-    assert place.contents("other").events == 8
-    output("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options("other"))
-    assert same(place.contents("other"), place.contents())
-
-
-def test_import_does_not_replace_a_model_under_an_active_trainer(place, tmp_path):
-    filled(place)
-    output("export", "--out", tmp_path / "a.npz", *place.options())
-    with pytest.raises(SharingError, match=r"trainers are active.*--force"):
-        invoke("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options())
-
-
-def test_an_active_trainer_loads_what_was_imported_by_force(place):
-    trainer = filled(place)
-    admin, contents = place.admin(), place.contents()
-    doubled = replace(contents, counts=2 * contents.counts, events=14)
-    generation = admin.put(doubled, contents.position.generation)
-    trainer.exchange()
-    assert place.contents().position.generation == generation
-    assert place.contents().counts.tolist() == [8, 2, 2, 2]
-
-
-def test_nothing_is_put_in_where_another_generation_has_begun(place):
-    filled(place)
-    with pytest.raises(StoreRefused, match="already"):
-        place.admin().put(place.contents(), replaces="long gone")
+    assert (contents.position.number, contents.next) == (summary.number, {"p[0]": 22})
 
 
 def test_contents_are_of_one_moment_while_trainers_go_on_and_trim_the_log(place):
@@ -649,80 +559,3 @@ def test_contents_are_read_anew_if_the_log_is_trimmed_meanwhile(place):
     summary, contents = admin.contents()
     assert (len(summaries), summary.snapshot_number > summaries[0].number) == (2, True)
     assert (contents.events, contents.counts.tolist()) == (12, [3, 3, 3, 3])
-
-
-def test_export_into_a_missing_directory_leaves_nothing(place, tmp_path):
-    filled(place)
-    with pytest.raises(StreamerError, match="cannot write"):
-        invoke("export", "--out", tmp_path / "nowhere" / "a.npz", *place.options())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_model_survives_the_round_trip(place, tmp_path):
-    place.trainer()
-    output("export", "--out", tmp_path / "a.npz", *place.options())
-    output("import", "--path", tmp_path / "a.npz", *place.options("copy"))
-    assert same(place.contents("copy"), place.contents())
-    assert place.contents("copy").cache is None
-
-
-# --- the file ------------------------------------------------------------------------------------------------
-
-NUMBERS = st.integers(0, 2**62)
-
-
-@st.composite
-def states(draw: st.DrawFn) -> Contents:
-    ids = draw(st.lists(st.text(), unique=True, max_size=5))
-    columns = [draw(arrays_of.arrays(np.int64, len(ids), elements=NUMBERS)) for _ in range(2)]
-    named = st.dictionaries(st.text(min_size=1), NUMBERS, max_size=3)
-    rows = st.lists(st.integers(0, len(ids) - 1), max_size=4) if ids else st.just([])
-    cache = draw(st.none() | rows.map(lambda found: np.array(found, np.int64)))
-    return Contents(LogPosition("g", 3, "c", "1-1"), draw(NUMBERS), ids, *columns, draw(named), draw(named), cache)
-
-
-@given(states())
-def test_a_file_holds_any_state(tmp_path_factory, contents):
-    path = tmp_path_factory.mktemp("store") / "a.npz"
-    store_file.write(path, contents, {"model": "m"})
-    found, about = store_file.read(path)
-    assert same(found, contents)
-    assert (about["model"], about["events"]) == ("m", contents.events)
-
-
-def written(path: Path, **changes: object) -> Path:
-    """A file with something else in it."""
-    state = Contents(LogPosition("g", 0, "g", "0-0"), 3, IDS, np.arange(4), np.arange(4), {"p": 3}, {"p": 1}, None)
-    store_file.write(path, state, {})
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    np.savez(path, **arrays | changes)
-    return path
-
-
-def test_every_problem_of_a_file_is_reported_at_once(tmp_path):
-    path = written(tmp_path / "a.npz", counts=np.arange(3), drawn=-np.arange(4), cache=np.array([0, 4]))
-    with pytest.raises(StreamerError) as caught:
-        store_file.read(path)
-    problems = "counts has 3 numbers, not 4", "drawn has numbers below zero", "the cache names rows that have no id"
-    assert all(problem in str(caught.value) for problem in problems)
-
-
-def test_a_file_of_another_format_is_refused(tmp_path):
-    about = np.frombuffer(json.dumps({"format": 9}).encode(), np.uint8)
-    with pytest.raises(StreamerError, match="format 9, this version reads 1"):
-        store_file.read(written(tmp_path / "a.npz", about=about))
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_damaged_file_is_refused(tmp_path, share):
-    path = written(tmp_path / "a.npz")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(StreamerError, match="damaged"):
-        store_file.read(path)
-
-
-def test_a_missing_file_is_reported(tmp_path):
-    with pytest.raises(StreamerError, match="cannot read"):
-        store_file.read(tmp_path / "a.npz")
