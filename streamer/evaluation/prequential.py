@@ -186,6 +186,9 @@ class Prequential:
         self._open = (ranks, members)
         self.events += len(batch)
         seconds = self.sampler.clock() - started
+        if candidates is not None:
+            # The search among all items is most of what evaluation costs.
+            seconds += self.learner.candidates.evaluation_s
         self.seconds += seconds
         self.sampler.spent(seconds, ranked=bool(len(chosen)))
 

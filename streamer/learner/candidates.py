@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ class CandidateGenerator:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.evaluation_s = 0.0
+        """Seconds that the latest `observe` took for the events to be evaluated."""
 
     def observe(
         self,
@@ -68,7 +71,9 @@ class CandidateGenerator:
         wanted = both[order]
         is_evaluated = order < len(evaluated)
         nearest = np.full((len(wanted), state.settings.retrieved_items), -1)
+        started = time.perf_counter()
         nearest[is_evaluated] = self._nearest(batch.only(evaluated), nearest.shape[1])
+        self.evaluation_s = time.perf_counter() - started
         cold_items = self._some_cold_items()
         if len(cold_items) and len(to_learn):
             asked = batch.only(to_learn)
@@ -93,8 +98,11 @@ class CandidateGenerator:
             self._add_towers(candidates, batch.only(wanted[chosen]))
             return candidates
 
+        started = time.perf_counter()
+        to_evaluate = some(is_evaluated)
+        self.evaluation_s += time.perf_counter() - started
         return ObservedCandidates(
-            some(is_evaluated),
+            to_evaluate,
             [some(~is_evaluated & are_among(events, wanted)) for events in learned],
         )
 

@@ -152,6 +152,13 @@ class TestTowers:
 
 
 class TestBaselines:
+    def test_the_search_for_candidates_counts_as_evaluation(self):
+        learner, stream = Learner(small()), events(150)
+        learn_all(learner, stream[:100])
+        test = Prequential(learner, EventSampler(time_share=0.5, clock=Clock(0.0)))  # nothing else takes time
+        ranked_by(learner, stream[100:], test)
+        assert test.seconds == learner.candidates.evaluation_s > 0
+
     def test_baselines_see_events_of_batches_that_are_not_ranked(self):
         learner, clock = Learner(small()), Clock(0.0)
         test = Prequential(learner, EventSampler(time_share=0.01, clock=clock), Tally(k=1))
