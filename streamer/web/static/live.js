@@ -56,7 +56,7 @@ function showTables() {
     "No partition is assigned yet.");
   const letters = data.dead_letters;
   const reasons = Object.entries(letters.reasons).sort((a, b) => b[1] - a[1]);
-  const stops = letters.held_up ? "Reading stops: " + letters.held_up + " · " : "";
+  const stops = letters.backpressure_reason ? "Paused reading: " + letters.backpressure_reason + " · " : "";
   say("reasons", stops + (reasons.length ? reasons.map(([reason, n]) => reason.replaceAll("_", " ") + ": " + count(n)).join(" · ") : "None so far."));
   at("letters-region").hidden = !letters.recent.length;
   fill("letters", letters.recent.map((x) => [[clock(x.time), "when"], [x.topic + " [" + x.partition + "] " + x.offset, "where"],
@@ -79,10 +79,10 @@ function showState() {
   const add = (name, text, bad) => rows.push(element("dt", name), element("dd", text, bad ? "bad" : ""));
   add("Checkpoint", known(saved.age_s) ? duration(saved.age_s) + " old" : "none yet");
   add("Not in it", count(saved.unsaved_events) + " events");
-  add("Size, time to write", bytes(saved.size_bytes) + ", " + duration(saved.duration_s));
+  add("Size, time to write", bytes(saved.size_bytes) + ", " + duration(saved.seconds));
   if (saved.failed) add("Failed checkpoints", count(saved.failed), true);
   const running = Math.max(data.now - data.started, 1);
-  data.ranks.forEach((r, k) => add("Trainer " + k, (r.partitions.length ? "partitions " + r.partitions.join(", ") : "no partition")
+  data.members.forEach((r, k) => add("Trainer " + k, (r.partitions.length ? "partitions " + r.partitions.join(", ") : "no partition")
     + " · waits " + percent(r.waiting_ms / 1000 / running) + " · sends " + bytes(r.sent_bytes / running) + "/s"));
   add("Shared with", store.kind === "none" ? "nobody" : store.kind || "–");
   if (store.kind !== "none") {
@@ -90,7 +90,8 @@ function showState() {
     add("Round trip", duration(store.round_trip_s));
     add("Staleness", duration(store.staleness_s));
     add("Backlog", count(store.backlog_events) + " events");
-    add("Errors", count(store.errors), store.errors > 0);
+    const errors = Object.values(store.errors).reduce((sum, n) => sum + n, 0);
+    add("Errors", count(errors), errors > 0);
   }
   const published = data.publishing;
   if (published) add("Published", published.problem || duration(published.age_s) + " ago, generation " + count(published.generation), Boolean(published.problem));
