@@ -21,10 +21,10 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._instruments = Instruments(self.registry, SERVER)
         self._seconds = self._instruments.series("streamer_server_request_seconds")
-        self._waits = {
-            pair: self._instruments.series("streamer_freshness_seconds", *pair)
-            for pair in product(KINDS, CLOCKS)
-        }
+        self._waits = {}
+        for kind, clock in product(KINDS, CLOCKS):
+            wait = self._instruments.series("streamer_freshness_seconds", kind, clock)
+            self._waits[kind, clock] = wait
         self._follower: Follower | None = None
         self._tail: Tail | None = None
 

@@ -33,7 +33,6 @@ class Overlay:
         self._by_user: dict[str, list[Event]] = {}
         self._by_partition: dict[Partition, deque[Event]] = defaultdict(deque)
         self._done: dict[Partition, int] = {}
-        self.dropped = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._by_partition.values()))
@@ -46,7 +45,6 @@ class Overlay:
         waiting.append(event)
         self._by_user.setdefault(event.user, []).append(event)
         if len(waiting) > MAX_EVENTS:
-            self.dropped += 1
             self._forget(waiting.popleft())
         return True
 
@@ -58,8 +56,8 @@ class Overlay:
         """Let go of events before these positions, which are part of the model now;
         yields each.
         """
-        self._done |= {partition: int(offset) for partition, offset in learned.items()}
         for partition, offset in learned.items():
+            self._done[partition] = int(offset)
             waiting = self._by_partition[partition]
             while waiting and waiting[0].offset < offset:
                 event = waiting.popleft()

@@ -60,16 +60,15 @@ class KeptVectors(Retriever):
         super().__init__(trainer)
         self._exact_items = exact_items
         tower = trainer.settings.item_tower
-        self._by_row = not (
-            tower.layers or tower.numeric or tower.categorical
-        )  # a vector is its row's alone
+        has_features = tower.layers or tower.numeric or tower.categorical
+        self._by_row = not has_features  # a vector depends on its own row alone
         self._kept = torch.empty(0, tower.out_dim)
         self._size = 0
         self._lengths = np.empty(0, np.float32)  # of the kept vectors
-        self._asked: tuple[Rows, Recent | None, Tensor] | None = None
+        self._latest_queries: tuple[Rows, Recent | None, Tensor] | None = None
         self._index: Any = None
-        self._changed = _Changed()  # since the index was built
-        self._next: _Build | None = None
+        self._changed = _ChangedRows()  # since the index was built
+        self._next: _IndexBuild | None = None
 
     @torch.no_grad()
     def renew(self, rows: Rows, size: int) -> None:
@@ -80,58 +79,61 @@ class KeptVectors(Retriever):
             rows: the items.
             size: how many items there are now.
         """
-        if size > len(self._kept):
-            larger = torch.empty(
-                capacity_for(size, len(self._kept)), self._kept.shape[1]
-            )
-            larger[: self._size] = self._kept[: self._size]
-            self._kept = larger
-            self._lengths = grown(self._lengths, len(larger))
-        rows = (
-            rows[rows < size] if self._by_row else np.arange(size)
-        )  # rows beyond belong to no item yet
+        self._make_room(size)
+        # Rows beyond `size` belong to no item yet.
+        rows = rows[rows < size] if self._by_row else np.arange(size)
         for start in range(0, len(rows), CHUNK_ITEMS):
             part = rows[start : start + CHUNK_ITEMS]
             vectors = self._item_vectors(part)
             self._kept[torch.from_numpy(part)] = vectors
             self._lengths[part] = lengths_of(vectors.numpy())
         self._size = size
-        self._asked = None
+        self._latest_queries = None
         self._refresh_index(rows)
+
+    def _make_room(self, size: int) -> None:
+        if size <= len(self._kept):
+            return
+        capacity = capacity_for(size, len(self._kept))
+        larger = torch.empty(capacity, self._kept.shape[1])
+        larger[: self._size] = self._kept[: self._size]
+        self._kept = larger
+        self._lengths = grown(self._lengths, capacity)
 
     @torch.no_grad()
     def queries(self, users: Rows, recent: Recent | None) -> Tensor:
         """See `Retriever.queries`; a request asks for the same ones twice."""
-        if (
-            self._asked is None
-            or self._asked[0] is not users
-            or self._asked[1] is not recent
-        ):
-            model = self.trainer.model
-            touched = TouchedRows(self.trainer.device)
-            model.user.grow(int(users.max(initial=-1)) + 1)
-            at = torch.from_numpy(recent) if recent is not None else None
-            vectors = model.queries(
-                touched, users, torch.arange(len(users)), self._kept, at
-            )
-            self._asked = (users, recent, vectors)
-        return self._asked[2]
+        if self._latest_queries is not None:
+            latest_users, latest_recent, vectors = self._latest_queries
+            if latest_users is users and latest_recent is recent:
+                return vectors
+        model = self.trainer.model
+        model.user.grow(int(users.max(initial=-1)) + 1)
+        vectors = model.queries(
+            TouchedRows(self.trainer.device),
+            users,
+            torch.arange(len(users)),
+            self._kept,
+            torch.from_numpy(recent) if recent is not None else None,
+        )
+        self._latest_queries = (users, recent, vectors)
+        return vectors
 
     def similarities(
         self, users: Rows, recent: Recent | None, first: Rows, items: NDArray[np.int32]
     ) -> Floats:
         """See `Retriever.similarities`."""
         queries = self.queries(users, recent).numpy()
-        recent = np.empty((len(users), 0), np.int32) if recent is None else recent
+        if recent is None:
+            recent = np.empty((len(users), 0), np.int32)
         found = np.empty((len(items), len(Similarity)), np.float32)
         compare(queries, self._kept.numpy(), self._lengths, recent, first, items, found)
         return found
 
     def items(self, size: int | None = None) -> Items:
         """The vectors of all known items, or of the first `size`; a view."""
-        return Items(
-            self._kept[: self._size if size is None else min(size, self._size)]
-        )
+        end = self._size if size is None else min(size, self._size)
+        return Items(self._kept[:end])
 
     @torch.no_grad()
     def top(
@@ -152,9 +154,8 @@ class KeptVectors(Retriever):
         fresh, vectors = self._changed.rows(self._kept)
         if len(fresh):
             rows = np.concatenate([rows, np.tile(fresh, (len(users), 1))], axis=1)
-            scores = np.concatenate(
-                [scores, torch.mm(queries, vectors.T).numpy()], axis=1
-            )
+            fresh_scores = torch.mm(queries, vectors.T).numpy()
+            scores = np.concatenate([scores, fresh_scores], axis=1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
         rows = np.take_along_axis(rows, best, 1)
         scores = np.take_along_axis(scores, best, 1)
@@ -168,14 +169,11 @@ class KeptVectors(Retriever):
         if self._next is not None:
             self._next.changed.add(rows, self._size)
         self._take_over_index()
-        old = self._index is None or self._changed.count > REBUILD_SHARE * self._size
-        if (
-            self._size > self._exact_items
-            and old
-            and self._next is None
-            and has_faiss()
-        ):
-            self._next = _Build(self._kept[: self._size].clone().numpy())
+        is_old = self._changed.count > REBUILD_SHARE * self._size
+        if self._size <= self._exact_items or self._next is not None:
+            return
+        if (self._index is None or is_old) and has_faiss():
+            self._next = _IndexBuild(self._kept[: self._size].clone().numpy())
 
     def _take_over_index(self) -> None:
         if self._next is None or self._next.thread.is_alive():
@@ -190,14 +188,8 @@ class KeptVectors(Retriever):
         """Items that are found by an index; 0 if all are scored."""
         return self._index.ntotal if self._index is not None else 0
 
-    def wait_for_index(self) -> None:
-        """Return when the index that is being built is in use."""
-        if self._next is not None:
-            self._next.thread.join()
-            self._take_over_index()
 
-
-class _Changed:
+class _ChangedRows:
     """Rows that have changed, and their vectors side by side."""
 
     def __init__(self, size: int = 0) -> None:
@@ -224,12 +216,12 @@ class _Changed:
         return self._rows, self._vectors
 
 
-class _Build:
+class _IndexBuild:
     """An index that is being built of vectors as they were, on a thread of its own."""
 
     def __init__(self, vectors: Floats) -> None:
         self.index: Any = None
-        self.changed = _Changed(len(vectors))
+        self.changed = _ChangedRows(len(vectors))
         self.thread = threading.Thread(
             target=self._build, args=(vectors,), name="index", daemon=True
         )

@@ -195,11 +195,6 @@ def _problem(error: OSError, host: str, port: int, options: str) -> str:
             f"port {port} on {host} is in use by another program: "
             f"choose another {options}port, or 0 for any free one"
         )
-    if error.errno == errno.EACCES:
-        return (
-            f"no permission to listen on port {port}: "
-            f"choose a {options}port from 1024 on, or 0 for any free one"
-        )
     return (
         f"cannot listen on {host}:{port}: {error.strerror or error}; "
         f"see {options}host and {options}port"
