@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 from streamer.errors import StreamerError
@@ -25,6 +26,7 @@ class Hidden:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
+        self._lock = threading.Lock()  # requests come from several threads
         self.ids: frozenset[str] = frozenset()
         if path is None or not path.exists():
             return
@@ -46,11 +48,13 @@ class Hidden:
         Raises:
             StreamerError: the file cannot be written, or there are too many.
         """
-        if len(self.ids) >= MAX_HIDDEN and item not in self.ids:
-            raise StreamerError(
-                f"{MAX_HIDDEN:,} items are hidden already: retire goods from the catalogue instead"
-            )
-        self._save(self.ids | {item})
+        with self._lock:
+            if len(self.ids) >= MAX_HIDDEN and item not in self.ids:
+                raise StreamerError(
+                    f"{MAX_HIDDEN:,} items are hidden already: "
+                    "retire goods from the catalogue instead"
+                )
+            self._save(self.ids | {item})
 
     def show(self, item: str) -> None:
         """Recommend it again.
@@ -58,7 +62,8 @@ class Hidden:
         Raises:
             StreamerError: the file cannot be written.
         """
-        self._save(self.ids - {item})
+        with self._lock:
+            self._save(self.ids - {item})
 
     def _save(self, ids: frozenset[str]) -> None:
         if self._path is not None and ids != self.ids:

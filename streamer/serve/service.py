@@ -76,15 +76,14 @@ class Service:
         self.overlay = Overlay()
         self.caught_up = False
         """Whether everything that is published is applied."""
-        self.refused_points = self.applied_deltas = self.bases = 0
+        self.refused_points = 0
+        self.applied_deltas = 0
+        self.bases = 0
         self._clock = clock
         self._lock = threading.RLock()
         self._new_items: set[str] = set()
-        self._looked_up: tuple[frozenset[str] | None, SnapshotEnd | None, Rows] = (
-            None,
-            None,
-            np.empty(0, np.int64),
-        )
+        self._hidden_of: tuple[frozenset[str], SnapshotEnd] | None = None
+        self._hidden_rows: Rows = np.empty(0, np.int64)
 
     @property
     def end(self) -> SnapshotEnd | None:
@@ -274,19 +273,20 @@ class Service:
             query = recommender.user(request.user, events)
         else:
             query = recommender.session(request.recent, request.features)
-        exclude = self._hidden_rows(replica)
+        exclude = self._find_hidden(replica)
         if request.exclude:
             rows = _rows_of(replica, request.exclude)
             exclude = np.concatenate([exclude, rows])
         return Wanted(query, request.k, exclude)
 
-    def _hidden_rows(self, replica: Replica) -> Rows:
+    def _find_hidden(self, replica: Replica) -> Rows:
         """Rows of hidden items, looked up when they or what is served have changed."""
-        ids = self.hidden.ids
-        end = replica.end
-        if self._looked_up[0] is not ids or self._looked_up[1] is not end:
-            self._looked_up = (ids, end, _rows_of(replica, ids))
-        return self._looked_up[2]
+        now = (self.hidden.ids, replica.end)
+        before = self._hidden_of
+        if before is None or before[0] is not now[0] or before[1] is not now[1]:
+            self._hidden_rows = _rows_of(replica, self.hidden.ids)
+            self._hidden_of = now
+        return self._hidden_rows
 
     def _served(self) -> Replica:
         if self.replica is None:

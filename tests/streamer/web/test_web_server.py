@@ -136,18 +136,14 @@ def test_probes_answer_with_a_reason(server, monitor):
     assert (status, json.loads(body)["ok"]) == (200, True)
 
 
-def test_a_process_that_only_starts_is_alive_and_not_ready():
-    with monitor_server(Monitor(CollectorRegistry())) as server:
+def test_a_process_that_only_starts_is_alive_and_not_ready_and_one_that_has_ended_is_neither():
+    monitor = Monitor(CollectorRegistry())
+    with monitor_server(monitor) as server:
         assert ask(server, "/healthz")[0] == 200
         status, _, body = ask(server, "/readyz")
         assert (status, json.loads(body)) == (503, {"ok": False, "reason": "starting"})
         assert json.loads(ask(server, "/data.json")[2])["figures"] is None
-
-
-def test_a_run_that_has_ended_is_neither():
-    monitor = Monitor(CollectorRegistry())
-    monitor.ended()
-    with monitor_server(monitor) as server:
+        monitor.ended()
         assert ask(server, "/healthz")[0] == ask(server, "/readyz")[0] == 503
 
 
@@ -167,14 +163,11 @@ def test_data_holds_what_the_page_shows(server, monitor):
     assert len(data["cache"]["curve"][0]) == 3
 
 
-def test_what_is_not_a_number_is_null(server):
-    data = json.loads(ask(server, "/data.json")[2], parse_constant=pytest.fail)
+@pytest.mark.parametrize(("query", "span"), [("", "recent"), ("?span=run", "run"), ("?span=%00nonsense&x=1", "recent")])
+def test_the_whole_run_can_be_asked_for_and_what_is_not_a_number_is_null(server, query, span):
+    data = json.loads(ask(server, f"/data.json{query}")[2], parse_constant=pytest.fail)
+    assert data["timeline"]["span"] == span
     assert data["figures"]["loss"] is None
-
-
-def test_the_whole_run_can_be_asked_for(server):
-    assert json.loads(ask(server, "/data.json?span=run")[2])["timeline"]["span"] == "run"
-    assert json.loads(ask(server, "/data.json?span=%00nonsense&x=1")[2])["timeline"]["span"] == "recent"
 
 
 def test_ids_and_records_go_out_as_they_are_and_the_type_keeps_them_from_being_markup(server):
@@ -185,19 +178,13 @@ def test_ids_and_records_go_out_as_they_are_and_the_type_keeps_them_from_being_m
     assert NASTY in [row["item"] for row in json.loads(body)["cache"]["top"]]
 
 
-def test_what_a_dead_letter_holds_is_hidden(server):
-    (letter,) = json.loads(ask(server, "/data.json")[2])["dead_letters"]["recent"]
-    assert (letter["reason"], letter["offset"], letter["value"], letter["detail"]) == ("not_json", 5, "", "")
-
-
-def test_only_the_beginning_of_a_dead_letter_is_shown_where_that_is_wanted(monitor):
-    with monitor_server(monitor, show_values=True) as server:
+@pytest.mark.parametrize("show_values", [False, True])
+def test_only_the_beginning_of_a_dead_letter_is_shown_and_only_where_that_is_wanted(monitor, show_values):
+    with monitor_server(monitor, show_values=show_values) as server:
         (letter,) = json.loads(ask(server, "/data.json")[2])["dead_letters"]["recent"]
-    assert letter["detail"] == "no JSON"
-    assert letter["value"].startswith(NASTY + "\N{REPLACEMENT CHARACTER}x")
-    assert len(letter["value"]) == SHOWN_VALUE
-    assert letter["reason"] == "not_json"
-    assert letter["offset"] == 5
+    value = f"{NASTY}\N{REPLACEMENT CHARACTER}{'x' * 1000}"[:SHOWN_VALUE]
+    assert (letter["reason"], letter["offset"]) == ("not_json", 5)
+    assert (letter["detail"], letter["value"]) == (("no JSON", value) if show_values else ("", ""))
 
 
 # odd requests ---------------------------------------------------------------------------------------------------------
