@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,7 +58,7 @@ class Reasons(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class RecommendQuery:
     """For whom to recommend.
 
     Args:
@@ -69,6 +69,7 @@ class Query:
         known: whether there is anything to go by.
         note: what the person who asks should know about the result.
         features: of a session's user, as those of a row; None for none.
+        exclude: item rows to leave out.
     """
 
     user: str | None
@@ -78,20 +79,12 @@ class Query:
     known: bool = True
     note: str = ""
     features: Arrays | None = None
+    exclude: Rows = field(default_factory=lambda: NOTHING)
 
     @property
     def recent(self) -> tuple[int, ...]:
         """Item rows of the user or of the session, most recent first."""
         return tuple(row for row in self.history.items[0].tolist() if row >= 0)
-
-
-class Wanted(NamedTuple):
-    """What to recommend for a query."""
-
-    query: Query
-    k: int = 10
-    exclude: Rows = NOTHING
-    """Item rows to leave out."""
 
 
 class Recommender:
@@ -102,9 +95,12 @@ class Recommender:
     """
 
     def __init__(self, learner: Learner) -> None:
-        self.learner = learner
+        self._learner = learner
+        self._state = learner.state
 
-    def user(self, user: str, events: Sequence[tuple[str, float]] = ()) -> Query:
+    def user(
+        self, user: str, events: Sequence[tuple[str, float]] = ()
+    ) -> RecommendQuery:
         """The query for a user, known or not.
 
         Args:
@@ -112,31 +108,29 @@ class Recommender:
             events: the user's events since what was learned: item and time in seconds
                 each, in their order.
         """
-        learner = self.learner
-        row = learner.state.users.row_of(user)
-        rows = [
-            (item, time_s)
-            for name, time_s in events
-            if (item := learner.state.items.row_of(name)) is not None
-        ]
-        if row is None and not rows:
+        state = self._state
+        known = state.users.row_of(user)
+        rows = state.items.known([item for item, _ in events])
+        times_s = np.array([time_s for _, time_s in events]).clip(0, LAST_S)
+        items = rows[rows >= 0]
+        if known is None and not len(items):
             return self._without_history(user, f"user {_printable(user)} is not known")
-        at = np.array([learner.state.users.size if row is None else row])
-        history = learner.state.recent.of(at)
-        seen = learner.state.seen.of(int(at[0]))
-        if rows:
-            items = np.array([item for item, _ in rows])
-            times_s = np.array([time_s for _, time_s in rows])
-            one = RecentItems(learner.state.recent.length, learner.state.retired)
-            one.put(np.zeros(1, np.int64), learner.state.recent.take(at))
-            one.observe(np.zeros(len(items), np.int64), items, times_s.clip(0, LAST_S))
-            history = one.of(np.zeros(1, np.int64))
+
+        row = state.users.size if known is None else known
+        history = state.recent.of(np.array([row]))
+        seen = state.seen.of(row)
+        if len(items):
+            first = np.zeros(1, np.int64)
+            one = RecentItems(state.recent.length, state.retired)
+            one.put(first, state.recent.take(np.array([row])))
+            one.observe(np.zeros(len(items), np.int64), items, times_s[rows >= 0])
+            history = one.of(first)
             seen = np.union1d(seen, items)
-        return Query(user, int(at[0]), history, seen)
+        return RecommendQuery(user, row, history, seen)
 
     def session(
         self, items: Sequence[str], features: Mapping[str, str | float] | None = None
-    ) -> Query:
+    ) -> RecommendQuery:
         """The query for the items of a session, oldest first.
 
         Args:
@@ -146,245 +140,202 @@ class Recommender:
         Raises:
             StreamerError: the model does not use recent items.
         """
-        learner = self.learner
-        if not learner.state.recent.length:
+        state = self._state
+        length = state.recent.length
+        if not length:
             raise StreamerError(
                 "this model does not use recent items: ask for a user, or train with --recent-items above 0"
             )
-        rows = {
-            item: learner.state.items.row_of(item) for item in reversed(items)
-        }  # each once, most recent first
-        known = tuple(row for row in rows.values() if row is not None)
-        described = learner.features.of_session(dict(features)) if features else None
-        if not known:
+        given = None
+        if features:
+            given = self._learner.features.of_session(dict(features))
+        distinct = list(dict.fromkeys(reversed(items)))  # most recent first
+        rows = state.items.known(distinct)
+        known = rows[rows >= 0]
+        if not len(known):
             query = self._without_history(None, "none of these items is known")
-            return dataclasses.replace(query, features=described)
-        unknown = ", ".join(
-            _printable(item) for item, row in rows.items() if row is None
-        )
-        note = f"ignored, because they are not known: {unknown}" if unknown else ""
-        history = learner.state.recent.of(np.array([learner.state.users.size]))
-        count = min(len(known), learner.state.recent.length)
+            return dataclasses.replace(query, features=given)
+
+        note = ""
+        unknown = [distinct[k] for k in np.flatnonzero(rows < 0).tolist()]
+        if unknown:
+            listed = ", ".join(map(_printable, unknown))
+            note = f"ignored, because they are not known: {listed}"
+        row = state.users.size
+        history = state.recent.of(np.array([row]))
+        count = min(len(known), length)
         history.items[0, :count] = known[:count]
         history.counts[0, :count] = 1
-        history.times_s[0, :count] = (
-            learner.state.candidate_features.windows.now_s - np.arange(count)
-        )  # in this order, and just now
-        return Query(
-            None,
-            learner.state.users.size,
-            history,
-            np.unique(known),
-            note=note,
-            features=described,
-        )
+        now_s = state.candidate_features.windows.now_s
+        history.times_s[0, :count] = now_s - np.arange(count)
+        seen = np.unique(known)
+        return RecommendQuery(None, row, history, seen, note=note, features=given)
+
+    def _without_history(self, user: str | None, why: str) -> RecommendQuery:
+        what = "these are the most popular items"
+        if self._state.settings.rerank:
+            what = "this is what a user without history gets"
+        row = self._state.users.size
+        history = self._state.recent.of(np.array([row]))
+        note = f"{why}: {what}"
+        return RecommendQuery(user, row, history, NOTHING, known=False, note=note)
 
     def recommend(
         self,
-        queries: Sequence[Query],
-        k: int = 10,
+        queries: Sequence[RecommendQuery],
+        k: int | Sequence[int] = 10,
         *,
         exclude_seen: bool = False,
         among: Rows | None = None,
-        exclude: Rows = NOTHING,
     ) -> list[list[Recommendation]]:
         """The best items for each query, best first; fewer than `k` if fewer are left.
+        Many queries at once cost less than one by one.
 
         Args:
-            queries: from `user` and `session`.
-            k: how many items.
+            queries: from `user` and `session`; one with features comes alone.
+            k: how many items, for all queries or for each.
             exclude_seen: leave out what the user had, or the items of the session.
             among: item rows; all others are left out.
-            exclude: item rows to leave out.
         """
-        wanted = [Wanted(query, k, exclude) for query in queries]
-        return self.recommend_each(wanted, exclude_seen=exclude_seen, among=among)
+        counts = [k] * len(queries) if isinstance(k, int) else k
+        left_out = []
+        for query in queries:
+            out = query.exclude
+            if exclude_seen:
+                out = np.concatenate([query.seen, out])
+            left_out.append(out)
 
-    def recommend_each(
-        self,
-        wanted: Sequence[Wanted],
-        *,
-        exclude_seen: bool = False,
-        among: Rows | None = None,
-    ) -> list[list[Recommendation]]:
-        """As `recommend`, with a length and exclusions for each query: many at once
-        cost less than one by one.
-
-        Args:
-            wanted: queries, from `user` and `session`, and what to recommend for each.
-            exclude_seen: see `recommend`; so is `among`.
-        """
-        left_out = [
-            np.concatenate([w.query.seen, w.exclude]) if exclude_seen else w.exclude
-            for w in wanted
-        ]
-        found = []
-        for (query, k, _), out, (items, scores) in zip(
-            wanted,
-            left_out,
-            self._scored(wanted, left_out, exclude_seen, among),
-            strict=True,
+        recommended = []
+        scored = self._scored(queries, counts, left_out, exclude_seen, among)
+        for query, count, out, (items, scores) in zip(
+            queries, counts, left_out, scored, strict=True
         ):
             if among is not None:
                 scores = np.where(np.isin(items, among), scores, np.float32(-np.inf))
-            best = np.empty(k, np.int64)
+            best = np.empty(count, np.int64)
             best = best[: _best(items, scores, out, best)]
-            rows = items[best].tolist()
-            recent = set(query.recent)
-            ranked = zip(
-                self.learner.state.items.ids_of(rows),
-                scores[best].tolist(),
-                rows,
-                strict=True,
-            )
-            found.append(
-                [
-                    Recommendation(item, score, row in recent)
-                    for item, score, row in ranked
-                ]
-            )
-        return found
+            recommended.append(self._named(query, items[best], scores[best]))
+        return recommended
+
+    def _named(
+        self, query: RecommendQuery, items: ItemRows, scores: Floats
+    ) -> list[Recommendation]:
+        rows = items.tolist()
+        recent = set(query.recent)
+        ids = self._state.items.ids_of(rows)
+        return [
+            Recommendation(item, score, row in recent)
+            for item, score, row in zip(ids, scores.tolist(), rows, strict=True)
+        ]
 
     def _scored(
         self,
-        wanted: Sequence[Wanted],
+        queries: Sequence[RecommendQuery],
+        counts: Sequence[int],
         left_out: Sequence[Rows],
         exclude_seen: bool,
         among: Rows | None,
     ) -> Iterator[tuple[ItemRows, Floats]]:
         """Items and scores for each query, from which the best are chosen."""
-        learner = self.learner
-        if not learner.settings.rerank:
-            for (query, k, _), out in zip(wanted, left_out, strict=True):
-                yield (
-                    self._retrieved(query, k, out)
-                    if query.known
-                    else self._most_popular()
-                )
+        if not self._state.settings.rerank:
+            for query, count, out in zip(queries, counts, left_out, strict=True):
+                if query.known:
+                    yield self._retrieved(query, count, out)
+                else:
+                    yield self._most_popular()
             return
-        least = np.array(
-            [w.k + len(out) for w, out in zip(wanted, left_out, strict=True)]
-        )
-        candidates = self._candidates([w.query for w in wanted], least, among)
-        scores = learner.state.ranker.scores(candidates, _purpose(exclude_seen))
-        items = candidates.items
+        least = np.array(counts) + [len(out) for out in left_out]
+        candidates = self._candidates(queries, least, among)
+        scores = self._state.ranker.scores(candidates, _purpose(exclude_seen))
         for begin, end in itertools.pairwise(candidates.first.tolist()):
-            yield items[begin:end], scores[begin:end]
+            yield candidates.items[begin:end], scores[begin:end]
 
     def _most_popular(self) -> tuple[Rows, Floats]:
-        items = self.learner.state.items.used
-        items = items[self.learner.state.are_reachable(items)]
-        counts = self.learner.state.item_counts.counts(items)
-        return items, np.log(np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)).astype(
-            np.float32
-        )
+        state = self._state
+        items = state.items.used
+        items = items[state.are_reachable(items)]
+        counts = state.item_counts.counts(items)
+        share = np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)
+        return items, np.log(share).astype(np.float32)
+
+    def _retrieved(
+        self, query: RecommendQuery, k: int, left_out: Rows
+    ) -> tuple[Rows, Floats]:
+        """The best items by the towers alone, with their inner products."""
+        state = self._state
+        items = state.retriever.items(state.items.size)
+        recent = self._learner.candidates.recent_items(query.history)
+        users = np.array([query.row])
+        count = min(k, len(items))
+        with self._described([query]):
+            best, scores = state.retriever.top(items, users, count, recent, [left_out])
+        return best[0], np.where(state.are_reachable(best[0]), scores[0], -np.inf)
 
     def reasons(
-        self, query: Query, items: Sequence[str], *, exclude_seen: bool = False
+        self, query: RecommendQuery, items: Sequence[str], *, exclude_seen: bool = False
     ) -> list[Reasons]:
         """What made the score of each of these items, which must be known."""
-        learner = self.learner
-        rows = np.array([learner.state.items.row_of(item) for item in items], np.int64)
+        state = self._state
+        rows = state.items.known(items)
         parts: Floats = np.zeros((len(rows), len(KINDS)), np.float32)
-        if learner.settings.rerank:
+        if state.settings.rerank:
             candidates = self._candidates([query], np.zeros(1, np.int64), rows)
             place = {row: at for at, row in enumerate(candidates.items.tolist())}
-            parts = learner.state.ranker.parts(candidates, _purpose(exclude_seen))[
-                [place[row] for row in rows.tolist()]
-            ]
-        near: list[list[tuple[str, float]]] = [[] for _ in rows]
-        pairs = learner.state.candidate_features.co_occurrence
+            of_all = state.ranker.parts(candidates, _purpose(exclude_seen))
+            parts = of_all[[place[row] for row in rows.tolist()]]
+        neighbours = self._neighbours(query)
+        reasons = []
+        for row, of_item in zip(rows.tolist(), parts, strict=True):
+            near = [(item, of[row]) for item, of in neighbours.items() if row in of]
+            near.sort(key=lambda of_recent: -of_recent[1])
+            by_kind = dict(zip(KINDS, of_item.tolist(), strict=True))
+            reasons.append(Reasons(by_kind, near))
+        return reasons
+
+    def _neighbours(self, query: RecommendQuery) -> dict[str, dict[int, float]]:
+        """Of each recent item, the items that occur with it, and how near each is."""
+        pairs = self._state.candidate_features.co_occurrence
+        found = {}
         for k, recent in enumerate(query.recent):
-            neighbours = pairs.of(recent)
             share = max(pairs.total(recent), 1.0) ** -0.5 / (k + 1)
-            for of_item, row in zip(near, rows.tolist(), strict=True):
-                if row in neighbours:
-                    of_item.append(
-                        (learner.state.items.id_of(recent), share * neighbours[row])
-                    )
-        return [
-            Reasons(
-                dict(zip(KINDS, of_kinds.tolist(), strict=True)),
-                sorted(of_recent, key=lambda r: -r[1]),
-            )
-            for of_kinds, of_recent in zip(parts, near, strict=True)
-        ]
+            weights = pairs.of(recent)
+            near = {item: share * weight for item, weight in weights.items()}
+            found[self._state.items.id_of(recent)] = near
+        return found
 
     def _candidates(
-        self, queries: Sequence[Query], least: Rows, among: Rows | None
+        self, queries: Sequence[RecommendQuery], least: Rows, among: Rows | None
     ) -> Candidates:
         extra = np.tile(among, (len(queries), 1)) if among is not None else None
-        history = UserHistory(
-            *map(
-                np.concatenate, zip(*(query.history for query in queries), strict=True)
-            )
-        )
+        columns = zip(*(query.history for query in queries), strict=True)
+        history = UserHistory(*map(np.concatenate, columns))
+        users = np.array([query.row for query in queries])
+        seen = [query.seen for query in queries]
+        without_targets = Batch(users, np.full(len(queries), -1))
         with self._described(queries):
-            return self.learner.candidates.generate(
-                _batch(queries),
-                history,
-                extra,
-                least,
-                [query.seen for query in queries],
+            return self._learner.candidates.generate(
+                without_targets, history, extra, least, seen
             )
 
     @contextlib.contextmanager
-    def _described(self, queries: Sequence[Query]) -> Iterator[None]:
+    def _described(self, queries: Sequence[RecommendQuery]) -> Iterator[None]:
         """The row that a new user would get has the features of a query meanwhile;
         there must be no other then.
         """
-        query = next((query for query in queries if query.features is not None), None)
-        if query is None:
+        given = [query for query in queries if query.features is not None]
+        if not given:
             yield
             return
         assert len(queries) == 1, "a session with features is asked for alone"
-        store = self.learner.state.trainer.model.user.features
-        row = np.array([query.row])
+        store = self._state.trainer.model.user.features
+        row = np.array([given[0].row])
         size = store.size
-        assert query.features is not None
-        store.put(row, query.features)
+        store.put(row, given[0].features or {})
         try:
             yield
         finally:
             store.forget(row)
             store.size = size
-
-    def _retrieved(self, query: Query, k: int, left_out: Rows) -> tuple[Rows, Floats]:
-        """The best items by the towers alone, with their inner products."""
-        learner = self.learner
-        rows = _batch([query])
-        items = learner.state.retriever.items(learner.state.items.size)
-        recent = learner.candidates.recent_items(query.history)
-        count = len(items) if k > len(items) else k
-        with self._described([query]):
-            best, scores = learner.state.retriever.top(
-                items, rows.users, count, recent, [left_out]
-            )
-        return best[0], np.where(
-            learner.state.are_reachable(best[0]), scores[0], -np.inf
-        )
-
-    def _without_history(self, user: str | None, why: str) -> Query:
-        learner = self.learner
-        what = (
-            "this is what a user without history gets"
-            if learner.settings.rerank
-            else "these are the most popular items"
-        )
-        row = learner.state.users.size
-        return Query(
-            user,
-            row,
-            learner.state.recent.of(np.array([row])),
-            np.empty(0, np.int64),
-            known=False,
-            note=f"{why}: {what}",
-        )
-
-
-def _batch(queries: Sequence[Query]) -> Batch:
-    """As rows of the tables, without targets."""
-    return Batch(np.array([query.row for query in queries]), np.full(len(queries), -1))
 
 
 def _purpose(exclude_seen: bool) -> int:

@@ -16,7 +16,7 @@ from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.recommender import Query, Recommendation
+    from streamer.recommender import Recommendation, RecommendQuery
 
 _QUERY = "Query"
 
@@ -99,7 +99,7 @@ def recommend(
     )
 
 
-def described(query: Query, items: Sequence[Recommendation]) -> Iterator[str]:
+def described(query: RecommendQuery, items: Sequence[Recommendation]) -> Iterator[str]:
     """Recommendations for a person."""
     if query.user is None:
         yield f"session of {len(query.recent)} items"

@@ -6,20 +6,15 @@ Belongs here: what changes with an event, and what of it is saved. May import: `
 `ingest`, the files of checkpoints and rooms below; never sources or the store.
 """
 
-from streamer.learner.eviction import Eviction
-from streamer.learner.learner import (
-    Evaluator,
-    Learned,
-    Learner,
-    StepEvents,
-    StepHistory,
-)
-from streamer.learner.state import (
-    State,
+from streamer.learner.checkpoint import (
     checkpoint_meta,
     checkpoint_settings,
     learner_settings,
 )
+from streamer.learner.eviction import Eviction
+from streamer.learner.learner import Learner
+from streamer.learner.state import State
+from streamer.learner.step import Evaluator, Learned, StepEvents, StepHistory
 
 __all__ = [
     "Evaluator",

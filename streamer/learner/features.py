@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.event import TITLE
+from streamer.event import NO_USER, TITLE
 from streamer.event import Features as EventFeatures
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner.eviction import Eviction
@@ -82,6 +82,37 @@ class Features:
         model = state.trainer.model
         if model.item.settings.ids:
             model.tables["item.id"].begin_at_zero(rows[state.are_cold(rows)])
+
+    def learn_between(
+        self, batch: MicroBatch, events: Sequence[int]
+    ) -> Iterator[MicroBatch]:
+        """Stretches of a batch without its catalogue events: learn each before the
+        next.
+
+        Catalogue events take effect when the events before them are learned, and before
+        an event of their item that comes after.
+
+        Args:
+            batch: with events of the catalogue.
+            events: those that are learned, ascending.
+        """
+        stretch: list[int] = []
+        catalogue: dict[str, int] = {}  # the event of each item
+        for k in events:
+            if batch.items[k] in catalogue:
+                if stretch:
+                    yield batch.only(stretch)
+                self.learn_catalogue(batch.only(list(catalogue.values())))
+                stretch = []
+                catalogue = {}
+            if batch.users[k] == NO_USER:
+                catalogue[batch.items[k]] = k
+            else:
+                stretch.append(k)
+        if stretch:
+            yield batch.only(stretch)
+        if catalogue:
+            self.learn_catalogue(batch.only(list(catalogue.values())))
 
     def set(self, side: str, rows: Rows, features: FeatureColumn | None) -> None:
         """Remember what events say of the rows of a side, "user" or "item"."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,17 @@ from numpy.typing import NDArray
 from streamer.errors import CheckpointError
 from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch
+from streamer.learner.cache import refresh_cache
 from streamer.learner.candidates import CandidateGenerator, ObservedCandidates
-from streamer.learner.eviction import Eviction
-from streamer.learner.features import FeatureColumn, Features
-from streamer.learner.state import (
-    State,
+from streamer.learner.checkpoint import (
     checkpoint_meta,
     checkpoint_settings,
     learner_settings,
 )
+from streamer.learner.eviction import Eviction
+from streamer.learner.features import FeatureColumn, Features
+from streamer.learner.state import State
+from streamer.learner.step import Evaluator, Learned, StepEvents, StepHistory
 from streamer.model.batch import Batch, Rows, StreamState
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
@@ -35,75 +36,6 @@ from streamer.model.step import StepResult
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
 from streamer.snapshot import Checkpoint, CheckpointStore
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What a micro-batch did to the learner."""
-
-    users: Rows
-    items: Rows
-    new_users: int
-    new_items: int
-    step: StepResult
-    drawn: tuple[Rows, NDArray[np.float32]]
-    """Items that were resampled, and how often; an item may occur twice."""
-
-    @classmethod
-    def nothing(cls) -> Learned:
-        """What no events do."""
-        rows = np.empty(0, np.int64)
-        return cls(
-            rows, rows, 0, 0, StepResult.empty(), (rows, np.empty(0, np.float32))
-        )
-
-
-class Evaluator(Protocol):
-    """Tests before it is trained."""
-
-    def choose(self, events: int) -> Rows:
-        """Which events of the next batch to rank, ascending."""
-        ...
-
-    def __call__(
-        self, batch: Batch, chosen: Rows, candidates: Candidates | None
-    ) -> None:
-        """Rank the chosen events among their candidates; None: the towers alone rank
-        all items.
-        """
-        ...
-
-
-class StepEvents(NamedTuple):
-    """The events of a step; users and items have rows.
-
-    Args:
-        users: [b] user rows of the events of our batch.
-        own: [b] the places of these events in the step.
-        items: [B] item rows of all events of the step.
-        times_s: [B] seconds since the epoch.
-        item_features: [B] what the events say of their items; None: nothing.
-    """
-
-    users: Rows
-    own: Rows
-    items: Rows
-    times_s: Rows
-    item_features: FeatureColumn | None
-
-
-class StepHistory(NamedTuple):
-    """Who the users of all events of a step are.
-
-    Args:
-        history: [B] their recent items, as of each event.
-        users: [B] numbers that tell them apart.
-        codes: [B, C] their categories.
-    """
-
-    history: UserHistory
-    users: Rows
-    codes: Rows
 
 
 class Learner:
@@ -143,15 +75,8 @@ class Learner:
         count = 0
         left = iter(events)
         while chunk := list(itertools.islice(left, batch_size)):
-            users = [str(event[0]) for event in chunk]
-            items = [str(event[1]) for event in chunk]
-            times = []
-            last = float(self.state.candidate_features.windows.now_s)
-            for event in chunk:
-                # one without a time comes a second after the one before
-                last = float(event[2]) if len(event) > 2 else last + 1
-                times.append(last)
-            for stretch in self.split_catalogue_events(MicroBatch(users, items, times)):
+            batch = _micro_batch(chunk, self.state.candidate_features.windows.now_s)
+            for stretch in self.split_catalogue_events(batch):
                 self.learn_batch(stretch)
             count += len(chunk)
         return count
@@ -236,9 +161,9 @@ class Learner:
             IncompatibleCheckpoint: another version of Streamer wrote it.
         """
         settings = checkpoint_settings(checkpoint)
-        learner = cls(
-            dataclasses.replace(settings, device=device) if device else settings
-        )
+        if device:
+            settings = dataclasses.replace(settings, device=device)
+        learner = cls(settings)
         learner.state.restore(
             checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"]
         )
@@ -262,23 +187,7 @@ class Learner:
                 yield batch
             return
 
-        stretch: list[int] = []
-        catalogue: dict[str, int] = {}  # the event of each item
-        for k in np.flatnonzero(admitted).tolist():
-            if batch.items[k] in catalogue:
-                if stretch:
-                    yield batch.only(stretch)
-                self.features.learn_catalogue(batch.only(list(catalogue.values())))
-                stretch = []
-                catalogue = {}
-            if batch.users[k] == NO_USER:
-                catalogue[batch.items[k]] = k
-            else:
-                stretch.append(k)
-        if stretch:
-            yield batch.only(stretch)
-        if catalogue:
-            self.features.learn_catalogue(batch.only(list(catalogue.values())))
+        yield from self.features.learn_between(batch, np.flatnonzero(admitted).tolist())
 
     def learn_batch(
         self,
@@ -315,10 +224,7 @@ class Learner:
             return Learned.nothing()
         state.mark_seen("users", users)
         state.mark_seen("items", items)
-        for origin in batch.origins:
-            state.user_partitions.observe(
-                users[origin.start : origin.stop], origin.partition.number
-            )
+        state.observe_partitions(users, batch.origins)
         state.changes.mark(
             "items", state.candidate_features.windows.leaving(len(items))
         )
@@ -352,11 +258,7 @@ class Learner:
             evaluator(all_rows, evaluated, candidates.to_evaluate)
 
         # 5.
-        state.changes.mark("hash", state.hashed.slots_of(items))
-        state.hashed.observe(items)
-        state.decayed_popularity.observe(items)
-        if counted:
-            state.count(items)
+        state.observe_popularity(items, counted)
 
         # 6.
         stream = StreamState(
@@ -366,7 +268,7 @@ class Learner:
 
         # 7.
         drawn = result.occurrence()
-        self._refresh_cache(*drawn, counted)
+        refresh_cache(state, *drawn, counted)
         self._end_step()
         new_users = len(state.users) - known_users
         new_items = len(state.items) - known_items
@@ -384,33 +286,8 @@ class Learner:
             unknown = np.flatnonzero(state.vocabulary(kind).known(ids) < 0).tolist()
             new = [k for k in unknown if batch.users[k] != NO_USER]
             new_ids, own = self._new_ids(batch, new, [ids[k] for k in new])
-            sketch = state.admission[kind]
-            every = sketch.halves(len(new_ids))
-            slots = sketch.rows() if every else sketch.slots_of(new_ids)
-            state.changes.mark(f"admission.{kind}", slots)
-            admitted[new] &= sketch.admit(new_ids)[own]
+            admitted[new] &= state.admit(kind, new_ids)[own]
         return admitted
-
-    def _refresh_cache(
-        self, items: Rows, counts: NDArray[np.float32], counted: bool
-    ) -> None:
-        state = self.state
-        method = state.trainer.method
-        if not method.resamples:
-            return
-        state.occurrence.step()
-        state.changes.mark("items", items)
-        if counted:
-            state.occurrence.add(items, counts)
-        if method.extra != "cache":
-            return
-        size = self.settings.cache_size
-        if self.settings.cache_scope == "touched":
-            touched = np.unique(items)
-            state.cache = state.occurrence.draw_among(touched, size, state.draws)
-        else:
-            drawn = state.occurrence.draw(size, state.draws, state.items.size)
-            state.cache = drawn[state.items.is_used(drawn)]
 
     # what other kinds of learners do differently --------------------------------------
 
@@ -463,6 +340,20 @@ class Learner:
 
     def _end_step(self) -> None:
         """Nothing more is to do: catalogue events take effect between two steps."""
+
+
+def _micro_batch(events: Sequence[Sequence[Any]], now_s: float) -> MicroBatch:
+    """Of (user, item) or (user, item, time); one without a time comes a second after
+    the one before.
+    """
+    batch = MicroBatch()
+    last = float(now_s)
+    for event in events:
+        last = float(event[2]) if len(event) > 2 else last + 1
+        batch.users.append(str(event[0]))
+        batch.items.append(str(event[1]))
+        batch.timestamps_s.append(last)
+    return batch
 
 
 def _placed(values: Rows, places: Rows, count: int) -> Rows:

@@ -6,20 +6,16 @@ optimizer and random state are saved and restored together.
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from streamer.accounting import Accounting
 from streamer.admission import Admission
 from streamer.errors import IncompatibleCheckpoint, SettingsError
-from streamer.ingest.batcher import MicroBatch
+from streamer.ingest.batcher import MicroBatch, Origin
+from streamer.learner.titles import Titles
 from streamer.limits import Limits, limits_of
 from streamer.model.batch import Rows
 from streamer.model.device import resolve_device
@@ -41,10 +37,10 @@ from streamer.model.rows.user_partition import UserPartitions
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import Trainer
 from streamer.recommender import LAST_S
-from streamer.snapshot import Checkpoint, Chunk
+from streamer.snapshot import Chunk
 from streamer.snapshot.capture import marked
 from streamer.snapshot.frames import CHUNK_ROWS
-from streamer.vocabulary import Titles, Vocabulary
+from streamer.vocabulary import Vocabulary
 
 
 class State:
@@ -73,12 +69,10 @@ class State:
         self.cold_items: Rows = np.empty(0, np.int64)
         """Items that the catalogue describes and nobody has had yet, ascending."""
         self.categories = {
-            side: {name: Vocabulary(first=1) for name in tower.categorical}
-            for side, tower in (
-                ("user", settings.user_tower),
-                ("item", settings.item_tower),
-            )
+            "user": _vocabularies(settings.user_tower.categorical),
+            "item": _vocabularies(settings.item_tower.categorical),
         }
+        """Codes of categories, by side and feature."""
         history = max(settings.recent_items, settings.history if settings.rerank else 0)
         self.recent = RecentItems(history, self.retired)
         self.candidate_features = CandidateFeatures(
@@ -105,54 +99,7 @@ class State:
         }
         self.changes = self.trainer.changes
         self.occurrence.before_rescaling = self._mark_all_items
-        self.by_kind = self._parts_by_kind()
-
-    def _parts_by_kind(self) -> dict[str, dict[str, Any]]:
-        """All parts whose state is kept by rows, by the kind of the rows."""
-        tables = self.trainer.model.tables
-        found = {}
-        own: dict[str, dict[str, Any]] = {
-            "user": {
-                "ids": self.users,
-                "recency": Recency(),
-                "recent": self.recent,
-                "seen": self.seen,
-                "partition": self.user_partitions,
-            },
-            "item": {
-                "ids": self.items,
-                "titles": self.titles,
-                "recency": Recency(),
-                "retired": self.retired,
-                "item_counts": self.item_counts,
-                "decayed_popularity": self.decayed_popularity,
-                "occurrence": self.occurrence,
-                "windows": self.candidate_features.windows,
-            },
-        }
-        for side, tower in (
-            ("user", self.trainer.model.user),
-            ("item", self.trainer.model.item),
-        ):
-            found[f"{side}s"] = own[side] | {"features": tower.features}
-            if f"{side}.id" in tables:
-                found[f"{side}s"]["table"] = tables[f"{side}.id"]
-            for name, vocabulary in self.categories[side].items():
-                found[f"{side}.{name}"] = {
-                    "ids": vocabulary,
-                    "recency": Recency(),
-                    "table": tables[f"{side}.{name}"],
-                }
-        found |= {
-            "pairs": {"lists": self.candidate_features.co_occurrence},
-            "hash": {"slots": self.hashed},
-        }
-        if self.settings.admit_after > 1:
-            found |= {
-                f"admission.{kind}": {"counts": sketch}
-                for kind, sketch in self.admission.items()
-            }
-        return found
+        self.by_kind = _parts_by_kind(self)
 
     def _mark_all_items(self) -> None:
         self.changes.mark("items", self.rows("items"))
@@ -161,15 +108,14 @@ class State:
     def popularity(self) -> PopularityEstimate:
         """The estimate that corrects the sampling bias."""
         wanted = self.settings.popularity
+        is_hash = wanted == "hash"
         if wanted == "auto":
-            wanted = "hash" if self.trainer.method.popularity == "hash" else "exact"
-        if wanted == "hash":
+            is_hash = self.trainer.method.popularity == "hash"
+        if is_hash:
             return self.hashed
-        return (
-            self.decayed_popularity
-            if self.settings.popularity_half_life
-            else self.item_counts
-        )
+        if self.settings.popularity_half_life:
+            return self.decayed_popularity
+        return self.item_counts
 
     def vocabulary(self, kind: str) -> Vocabulary:
         found: Vocabulary = self.by_kind["items" if kind == "pairs" else kind]["ids"]
@@ -178,13 +124,10 @@ class State:
     def rows_of(self, kind: str, ids: Sequence[str]) -> Rows:
         """The rows of users or items; a new id gets one."""
         vocabulary = self.vocabulary(kind)
-        known = vocabulary.known(ids)
-        self.changes.mark(kind, known[known >= 0])
-        rows = (
-            vocabulary.rows(ids, lambda free: self.changes.mark(kind, free))
-            if (known < 0).any()
-            else known
-        )
+        rows = vocabulary.known(ids)
+        self.changes.mark(kind, rows[rows >= 0])
+        if (rows < 0).any():
+            rows = vocabulary.rows(ids, lambda free: self.changes.mark(kind, free))
         self.trainer.model.grow(self.users.size, self.items.size)
         return rows
 
@@ -201,46 +144,59 @@ class State:
             return np.clip(batch.timestamps_s, 0, LAST_S).astype(np.int64)
         return self.candidate_features.windows.now_s + 1 + np.arange(len(batch))
 
-    def count(self, items: Rows) -> None:
-        """Events of these items have come: the exact counts, which trainers share."""
-        self.item_counts.observe(items)
-        self.remove_cold_items(items)
+    def admit(self, kind: str, ids: Sequence[str]) -> NDArray[np.bool_]:
+        """Count an event of each of these new ids; returns which may get a row."""
+        sketch = self.admission[kind]
+        every = sketch.halves(len(ids))
+        self.changes.mark(
+            f"admission.{kind}", sketch.rows() if every else sketch.slots_of(ids)
+        )
+        return sketch.admit(ids)
+
+    def observe_partitions(self, users: Rows, origins: Iterable[Origin]) -> None:
+        """Note from which partitions the users' events come."""
+        for partition, start, stop in origins:
+            self.user_partitions.observe(users[start:stop], partition.number)
+
+    def observe_popularity(self, items: Rows, counted: bool) -> None:
+        """Count events of items; the exact counts, which trainers share, only if they
+        are `counted`.
+        """
+        self.changes.mark("hash", self.hashed.slots_of(items))
+        self.hashed.observe(items)
+        self.decayed_popularity.observe(items)
+        if counted:
+            self.item_counts.observe(items)
+            self.remove_cold_items(items)
 
     def remove_cold_items(self, items: Rows) -> None:
-        """These items are not among the untouched any more."""
-        if len(gone := items[self.are_cold(items)]):
-            self.cold_items = np.delete(
-                self.cold_items, np.searchsorted(self.cold_items, gone)
-            )
+        """These items are not cold any more, if they were."""
+        gone = items[self.are_cold(items)]
+        if len(gone):
+            places = np.searchsorted(self.cold_items, gone)
+            self.cold_items = np.delete(self.cold_items, places)
 
     def find_cold_items(self, rows: Rows) -> None:
-        """See which of some items are described, and were had by nobody."""
-        found = (
-            self.item_counts.counts(rows) == 0
-        ) & self.trainer.model.item.features.are_known(rows)
+        """See which of some items have features and no events."""
+        has_features = self.trainer.model.item.features.are_known(rows)
+        found = has_features & (self.item_counts.counts(rows) == 0)
         self.remove_cold_items(rows)
         self.cold_items = np.union1d(self.cold_items, rows[found])
 
     def are_cold(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each item is one that the catalogue describes and nobody has had yet."""
+        """Whether each item has features and no events yet."""
         return are_among(self.cold_items, rows)
 
     def are_reachable(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each item can be recommended: somebody has had it, or it is
-        untouched.
-        """
-        found: NDArray[np.bool_] = (self.item_counts.counts(rows) > 0) | self.are_cold(
-            rows
-        )
-        return found
+        """Whether each item can be recommended: it has events, or it is cold."""
+        has_events: NDArray[np.bool_] = self.item_counts.counts(rows) > 0
+        return has_events | self.are_cold(rows)
 
     @property
     def reachable_items(self) -> int:
         """One more than the largest row of an item that can be recommended."""
-        return max(
-            self.item_counts.size,
-            int(self.cold_items[-1]) + 1 if len(self.cold_items) else 0,
-        )
+        last_cold = int(self.cold_items[-1]) if len(self.cold_items) else -1
+        return max(self.item_counts.size, last_cold + 1)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes in use, by kind of rows and part; pairs and retired items are those of
@@ -258,7 +214,7 @@ class State:
         step = self.by_kind[kind]["recency"].step_of_oldest
         return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
 
-    # the recovery unit ------------------------------------------------------------------------------------------------
+    # saving and restoring -------------------------------------------------------------
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds of rows that everything belongs to, but for what is `dense`."""
@@ -266,27 +222,29 @@ class State:
 
     def rows(self, kind: str) -> Rows:
         """The rows of a kind that are in use, ascending."""
-        if "ids" not in self.by_kind[kind] and kind != "pairs":
-            found: Rows = next(iter(self.by_kind[kind].values())).rows()
-            return found
-        return np.arange(self.vocabulary(kind).size)
+        if self._has_ids(kind):
+            return np.arange(self.vocabulary(kind).size)
+        found: Rows = next(iter(self.by_kind[kind].values())).rows()
+        return found
 
     def used(self, kind: str) -> NDArray[np.bool_]:
-        """Of each row of a kind, whether it is in use: what `rows` says, at a fraction
-        of its memory.
+        """Of each row of a kind, whether it is in use: what `rows` returns, at a
+        fraction of its memory.
         """
-        if "ids" not in self.by_kind[kind] and kind != "pairs":
-            return marked(self.rows(kind))
-        return np.ones(self.vocabulary(kind).size, np.bool_)
+        if self._has_ids(kind):
+            return np.ones(self.vocabulary(kind).size, np.bool_)
+        return marked(self.rows(kind))
+
+    def _has_ids(self, kind: str) -> bool:
+        """Whether a vocabulary says which rows there are; pairs have the items'."""
+        return kind == "pairs" or "ids" in self.by_kind[kind]
 
     def take(self, kind: str, rows: Rows) -> Arrays:
         """A copy of what rows of a kind hold."""
-        taken = {name: part.take(rows) for name, part in self.by_kind[kind].items()}
-        return {
-            f"{name}.{key}": array
-            for name, arrays in taken.items()
-            for key, array in arrays.items()
-        }
+        found: Arrays = {}
+        for name, part in self.by_kind[kind].items():
+            found |= _prefixed(name, part.take(rows))
+        return found
 
     def put(self, kind: str, rows: Rows, arrays: Arrays) -> None:
         """Make rows of a kind hold what `take` returned of them.
@@ -300,24 +258,20 @@ class State:
     def dense(self) -> tuple[Arrays, dict[str, Any]]:
         """A copy of what belongs to no row: arrays, and plain values."""
         arrays, values = self.trainer.dense()
-        found = {f"trainer.{name}": array for name, array in arrays.items()}
+        found = _prefixed("trainer", arrays)
         for kind, parts in self.by_kind.items():
             for name, part in parts.items():
-                found |= {
-                    f"{kind}.{name}.{key}": array for key, array in part.dense().items()
-                }
-        found |= {
-            f"ranker.{name}": array.copy()
-            for name, array in self.ranker.state().items()
-        }
-        found |= {f"clock.{name}": array for name, array in self.clock.dense().items()}
+                found |= _prefixed(f"{kind}.{name}", part.dense())
+        weights = {name: array.copy() for name, array in self.ranker.state().items()}
+        found |= _prefixed("ranker", weights)
+        found |= _prefixed("clock", self.clock.dense())
         found["cache"] = self.cache.copy()
-        own = {
+        return found, {
+            "trainer": values,
             "draws": self.draws.bit_generator.state,
             "limits": list(self.limits),
             "fixed": self.settings.fixed(),
         }
-        return found, {"trainer": values, **own}
 
     def load_dense(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Take over what `dense` returned, when all rows are there.
@@ -334,22 +288,6 @@ class State:
         self.cache = arrays["cache"].copy()
         self.limits = limits_of(self.settings, Limits(*values["limits"]))
         self.draws.bit_generator.state = values["draws"]
-
-    def check_settings(self, values: dict[str, Any]) -> None:
-        """See that the values that `dense` returned are of a learner with these
-        settings.
-
-        Raises:
-            ValueError: they are not; the message says which differ.
-        """
-        theirs = values.get("fixed", {})
-        ours = self.settings.fixed()
-        if differ := [
-            f"{n} was {theirs.get(n)} and is {ours[n]} now"
-            for n in ours
-            if theirs.get(n) != ours[n]
-        ]:
-            raise ValueError("; ".join(differ))
 
     def chunks(self) -> Iterator[Chunk]:
         """A copy of every row, in slices; nothing may be learned meanwhile."""
@@ -369,7 +307,7 @@ class State:
             IncompatibleCheckpoint: it had other settings.
         """
         try:
-            self.check_settings(values)
+            _check_settings(self.settings, values)
             for chunk in chunks:
                 self.put(chunk.kind, chunk.rows, chunk.arrays)
             self.load_dense(arrays, values)
@@ -387,69 +325,80 @@ def are_among(ascending: Rows, rows: NDArray[Any]) -> NDArray[np.bool_]:
     """
     if not len(ascending):
         return np.zeros(rows.shape, np.bool_)
-    found: NDArray[np.bool_] = (
-        ascending[np.minimum(np.searchsorted(ascending, rows), len(ascending) - 1)]
-        == rows
-    )
+    places = np.searchsorted(ascending, rows)
+    found: NDArray[np.bool_] = ascending[np.minimum(places, len(ascending) - 1)] == rows
     return found
 
 
-def checkpoint_meta(
-    settings: LearnerSettings, values: dict[str, Any]
-) -> dict[str, Any]:
-    """What a checkpoint says beside rows and arrays; a run adds its offsets and
-    accounting.
-    """
-    return {
-        "settings": msgspec.to_builtins(settings),
-        "learner": values,
-        "positions": [],
-        "accounting": Accounting().to_json(),
-        "threads": torch.get_num_threads(),
-        "saved_at": time.time(),
-    }
-
-
-def learner_settings(
-    settings: LearnerSettings | None, changes: dict[str, Any]
-) -> LearnerSettings:
-    """The settings of a learner, from those of a whole run or from the defaults, with
-    some changed.
-
-    Raises:
-        SettingsError: there is no such setting.
-    """
-    if unknown := [name for name in changes if name not in LearnerSettings.all()]:
-        known = ", ".join(LearnerSettings.all())
-        raise SettingsError(
-            [
-                f"a learner has no setting {name!r}: choose among {known}"
-                for name in unknown
-            ]
-        )
-    base = settings.only(LearnerSettings) if settings is not None else LearnerSettings()
-    return dataclasses.replace(base, **changes)
-
-
-def checkpoint_settings(checkpoint: Checkpoint) -> LearnerSettings:
-    """The settings that a checkpoint was written with.
-
-    Raises:
-        IncompatibleCheckpoint: another version of Streamer wrote it.
-    """
-    try:
-        return msgspec.convert(checkpoint.meta["settings"], LearnerSettings)
-    except (KeyError, msgspec.ValidationError) as error:
-        raise IncompatibleCheckpoint(
-            f"{checkpoint.path} was written by another version: {error}"
-        ) from error
+def _prefixed(name: str, arrays: Arrays) -> Arrays:
+    """The same arrays, with a name and a dot before theirs."""
+    return {f"{name}.{key}": array for key, array in arrays.items()}
 
 
 def _of(arrays: Arrays, name: str) -> Arrays:
     """Those whose names begin with this one and a dot, by the rest of their names."""
     prefix = f"{name}."
-    return {
-        n.removeprefix(prefix): array
-        for n, array in arrays.items()
-        if n.startswith(prefix)
+    found = {}
+    for key, array in arrays.items():
+        if key.startswith(prefix):
+            found[key.removeprefix(prefix)] = array
+    return found
+
+
+def _vocabularies(features: Sequence[str]) -> dict[str, Vocabulary]:
+    """Of each feature; code 0 stands for an unknown category."""
+    return {name: Vocabulary(first=1) for name in features}
+
+
+def _parts_by_kind(state: State) -> dict[str, dict[str, Any]]:
+    """All parts whose state is kept by rows, by the kind of the rows."""
+    model = state.trainer.model
+    users = {
+        "ids": state.users,
+        "recency": Recency(),
+        "recent": state.recent,
+        "seen": state.seen,
+        "partition": state.user_partitions,
+        "features": model.user.features,
     }
+    items = {
+        "ids": state.items,
+        "titles": state.titles,
+        "recency": Recency(),
+        "retired": state.retired,
+        "item_counts": state.item_counts,
+        "decayed_popularity": state.decayed_popularity,
+        "occurrence": state.occurrence,
+        "windows": state.candidate_features.windows,
+        "features": model.item.features,
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for side, parts in (("user", users), ("item", items)):
+        found[f"{side}s"] = parts
+        if f"{side}.id" in model.tables:
+            parts["table"] = model.tables[f"{side}.id"]
+        for name, vocabulary in state.categories[side].items():
+            kind = f"{side}.{name}"
+            table = model.tables[kind]
+            found[kind] = {"ids": vocabulary, "recency": Recency(), "table": table}
+    found["pairs"] = {"lists": state.candidate_features.co_occurrence}
+    found["hash"] = {"slots": state.hashed}
+    if state.settings.admit_after > 1:
+        for kind, sketch in state.admission.items():
+            found[f"admission.{kind}"] = {"counts": sketch}
+    return found
+
+
+def _check_settings(settings: LearnerSettings, values: dict[str, Any]) -> None:
+    """See that the values that `dense` returned are of a learner with these settings.
+
+    Raises:
+        ValueError: they are not; the message says which differ.
+    """
+    saved = values.get("fixed", {})
+    differ = []
+    for name, value in settings.fixed().items():
+        if saved.get(name) != value:
+            differ.append(f"{name} was {saved.get(name)} and is {value} now")
+    if differ:
+        raise ValueError("; ".join(differ))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from streamer.errors import StreamerError
 from streamer.event import NO_USER
 from streamer.metrics.health import Verdict
 from streamer.model.batch import Rows
-from streamer.recommender import Query, Recommendation, Wanted
+from streamer.recommender import Recommendation, RecommendQuery
 from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
 from streamer.serve.overlay import Event, Overlay
@@ -249,24 +250,25 @@ class Service:
         with self._lock:
             replica = self._served()
             answers: dict[int, dict[str, Any] | StreamerError] = {}
-            wanted: dict[int, Wanted] = {}
+            queries: dict[int, RecommendQuery] = {}
             for k, request in enumerate(requests):
                 try:
-                    wanted[k] = self._wanted(replica, request)
+                    queries[k] = self._query(replica, request)
                 except StreamerError as error:
                     answers[k] = error
             about = self.about()
-            for group in _groups(requests, wanted):
-                found = replica.recommender.recommend_each(
-                    [wanted[k] for k in group],
+            for group in _groups(requests, queries):
+                found = replica.recommender.recommend(
+                    [queries[k] for k in group],
+                    [requests[k].k for k in group],
                     exclude_seen=requests[group[0]].exclude_seen,
                 )
                 for k, items in zip(group, found, strict=True):
-                    query = wanted[k].query
-                    answers[k] = _answer(replica, query, requests[k], items) | about
+                    answer = _answer(replica, queries[k], requests[k], items)
+                    answers[k] = answer | about
             return [answers[k] for k in range(len(requests))]
 
-    def _wanted(self, replica: Replica, request: RecommendRequest) -> Wanted:
+    def _query(self, replica: Replica, request: RecommendRequest) -> RecommendQuery:
         recommender = replica.recommender
         if request.user is not None:
             events = self.overlay.of(request.user)
@@ -277,7 +279,7 @@ class Service:
         if request.exclude:
             rows = _rows_of(replica, request.exclude)
             exclude = np.concatenate([exclude, rows])
-        return Wanted(query, request.k, exclude)
+        return replace(query, exclude=exclude)
 
     def _find_hidden(self, replica: Replica) -> Rows:
         """Rows of hidden items, looked up when they or what is served have changed."""
@@ -308,7 +310,7 @@ def _rows_of(replica: Replica, items: Iterable[str]) -> Rows:
 
 
 def _groups(
-    requests: Sequence[RecommendRequest], wanted: Mapping[int, Wanted]
+    requests: Sequence[RecommendRequest], queries: Mapping[int, RecommendQuery]
 ) -> list[list[int]]:
     """Which requests are ranked together: those for one purpose; one with features
     alone.
@@ -316,8 +318,8 @@ def _groups(
     alone = []
     unseen = []
     all_items = []
-    for k, each in wanted.items():
-        if each.query.features is not None:
+    for k, query in queries.items():
+        if query.features is not None:
             alone.append([k])
         elif requests[k].exclude_seen:
             unseen.append(k)
@@ -328,7 +330,7 @@ def _groups(
 
 def _answer(
     replica: Replica,
-    query: Query,
+    query: RecommendQuery,
     request: RecommendRequest,
     found: Sequence[Recommendation],
 ) -> dict[str, Any]:
@@ -354,7 +356,7 @@ def _answer(
 
 def _add_reasons(
     replica: Replica,
-    query: Query,
+    query: RecommendQuery,
     request: RecommendRequest,
     items: Sequence[dict[str, Any]],
 ) -> None:
