@@ -49,6 +49,8 @@ def options() -> set[str]:
     for command in commands(cli):
         for parameter in command.params:
             names |= {name.removeprefix("--") for name in [*parameter.opts, *parameter.secondary_opts]}
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        names |= set(re.findall(r'"--([a-z][\w-]*)"', script.read_text(encoding="utf-8")))
     return names
 
 
