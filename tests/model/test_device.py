@@ -17,17 +17,17 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return count
 
 
-def test_auto_takes_a_gpu_if_there_is_one(gpus: int) -> None:
+def test_auto_takes_a_gpu_if_there_is_one(gpus):
     assert resolve_device("auto") == torch.device("cuda" if gpus else "cpu")
 
 
 @pytest.mark.usefixtures("gpus")
-def test_cpu_is_always_there() -> None:
+def test_cpu_is_always_there():
     assert resolve_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", None), ("cuda:0", 0), ("cuda:1", 1), ("cuda:01", 1)])
-def test_gpu_is_taken_if_it_is_there(gpus: int, name: str, index: int | None) -> None:
+def test_gpu_is_taken_if_it_is_there(gpus, name, index):
     if gpus:
         assert resolve_device(name) == (torch.device("cuda") if index is None else torch.device("cuda", index))
     else:
@@ -36,7 +36,7 @@ def test_gpu_is_taken_if_it_is_there(gpus: int, name: str, index: int | None) ->
 
 
 @pytest.mark.usefixtures("gpus")
-def test_gpu_beyond_the_last_is_refused() -> None:
+def test_gpu_beyond_the_last_is_refused():
     with pytest.raises(ValueError, match=r"cuda:2 was asked for, but torch sees \d GPUs; try auto or cpu"):
         resolve_device("cuda:2")
 
@@ -45,6 +45,6 @@ def test_gpu_beyond_the_last_is_refused() -> None:
 @pytest.mark.parametrize(
     "name", ["", "gpu", "CPU", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "mps", "cuda:0:0", "cpu\n"]
 )
-def test_other_names_list_the_choices(name: str) -> None:
+def test_other_names_list_the_choices(name):
     with pytest.raises(ValueError, match=r"no device .*; choose auto, cpu, cuda or cuda:N"):
         resolve_device(name)

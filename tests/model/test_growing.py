@@ -11,24 +11,24 @@ from streamer.model.rows.growing import SMALLEST_CAPACITY, capacity_for, grown
 
 
 @given(size=st.integers(0, 1 << 40), current=st.sampled_from([0, 1 << 10, 1 << 20, 1 << 30]))
-def test_capacity_holds_the_size_and_never_shrinks(size: int, current: int) -> None:
+def test_capacity_holds_the_size_and_never_shrinks(size, current):
     capacity = capacity_for(size, current)
     assert capacity >= max(size, current)
 
 
 @given(size=st.integers(1, 1 << 40))
-def test_new_capacity_is_the_smallest_power_of_two_that_fits(size: int) -> None:
+def test_new_capacity_is_the_smallest_power_of_two_that_fits(size):
     capacity = capacity_for(size, 0)
     assert capacity & (capacity - 1) == 0
     assert capacity == SMALLEST_CAPACITY or capacity < 2 * size
 
 
-def test_nothing_needs_no_capacity() -> None:
+def test_nothing_needs_no_capacity():
     assert capacity_for(0, 0) == 0
 
 
 @pytest.mark.parametrize("fill", [0, -1, 2.5])
-def test_grown_array_keeps_its_rows_and_fills_the_new_ones(fill: float) -> None:
+def test_grown_array_keeps_its_rows_and_fills_the_new_ones(fill):
     array = np.arange(6, dtype=np.float32).reshape(3, 2)
     larger = grown(array, 4, fill)
     assert larger.dtype == array.dtype
@@ -37,6 +37,6 @@ def test_grown_array_keeps_its_rows_and_fills_the_new_ones(fill: float) -> None:
     assert (larger[3:] == fill).all()
 
 
-def test_array_that_is_large_enough_is_not_copied() -> None:
+def test_array_that_is_large_enough_is_not_copied():
     array = np.zeros(8)
     assert grown(array, 8) is array

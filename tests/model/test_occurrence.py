@@ -65,7 +65,7 @@ def assert_sums_fit(o: Occurrence) -> None:
 
 class TestCounts:
     @given(calls=st.lists(increments, max_size=4))
-    def test_values_are_those_of_a_dictionary(self, calls: list[Increments]) -> None:
+    def test_values_are_those_of_a_dictionary(self, calls):
         o, slow = Occurrence(), dict[int, float]()
         for pairs in calls:
             add(o, pairs)
@@ -76,67 +76,49 @@ class TestCounts:
         assert o.total() == pytest.approx(sum(slow.values()), rel=1e-12)
         assert_sums_fit(o)
 
-    def test_item_of_both_candidate_sets_counts_twice(self) -> None:
-        assert values(occurrence_of({}), 3) == [0.0]
-        o = Occurrence()
-        add(o, [(3, 2.0), (4, 1.0), (3, 5.0)])
-        assert values(o, 3, 4) == [7.0, 1.0]
-
-    def test_nothing_to_add_is_no_error(self) -> None:
-        o = Occurrence()
-        add(o, [])
-        assert (o.size, o.total()) == (0, 0.0)
-
-    @pytest.mark.parametrize("size", [1024, 1025, 4096, 4097, 262_145])
-    def test_counts_survive_growth(self, size: int) -> None:
-        o = occurrence_of({0: 1.0, 1000: 2.0})
-        add(o, [(size - 1, 3.0)])
-        assert values(o, 0, 1000, size - 1) == [1.0, 2.0, 3.0]
-        assert_sums_fit(o)
-
 
 class TestDraw:
-    def test_follows_the_counts(self) -> None:
+    def test_follows_the_counts(self):
         weights = np.random.default_rng(1).integers(1, 50, 300).astype(float)
         assert p_value(draws(occurrence_of(dict(enumerate(weights)))), weights) > SIGNIFICANCE
 
-    def test_follows_counts_that_are_far_apart_in_a_deep_tree(self) -> None:
+    def test_follows_counts_that_are_far_apart_in_a_deep_tree(self):
         places = [0, 63, 64, 4095, 4096, 262_143, 262_144, 300_000]
         o = occurrence_of({row: k + 1.0 for k, row in enumerate(places)})
         drawn = np.searchsorted(places, draws(o))
         assert set(np.array(places)[drawn]) == set(draws(o))
         assert p_value(drawn, np.arange(1.0, 9.0)) > SIGNIFICANCE
 
-    def test_chi_squared_test_sees_one_item_drawn_a_tenth_too_often(self) -> None:
+    def test_chi_squared_test_sees_one_item_drawn_a_tenth_too_often(self):
         weights = np.full(50, 10.0)
         wrong = weights.copy()
         wrong[7] *= 1.1
         assert p_value(draws(occurrence_of(dict(enumerate(wrong)))), weights) < SIGNIFICANCE
 
-    def test_items_without_counts_are_never_drawn(self) -> None:
+    def test_items_without_counts_are_never_drawn(self):
         o = occurrence_of({5: 1e-9, 6: 0.0, 70: 1e9, 71: 0.0, 4097: 3.0})
         add(o, [(9000, 0.0)])
         assert set(draws(o).tolist()) <= {5, 70, 4097}
 
-    def test_share_of_one_end_does_not_leave_the_tree(self) -> None:
+    def test_share_of_one_end_does_not_leave_the_tree(self):
         o, drawn = occurrence_of({5: 0.1, 700: 0.7}), np.empty(3, np.int64)
         occurrence._descend(o._tree, o._starts, np.array([0.0, 1.0 - 2**-53, 1.0]), drawn)
         assert drawn.tolist() == [5, 700, 700]
 
-    def test_uniform_before_anything_was_counted(self) -> None:
+    def test_uniform_before_anything_was_counted(self):
         assert p_value(draws(Occurrence(), known_items=50), np.ones(50)) > SIGNIFICANCE
 
-    def test_draws_are_ascending_and_depend_on_the_generator_alone(self) -> None:
+    def test_draws_are_ascending_and_depend_on_the_generator_alone(self):
         o = occurrence_of(dict.fromkeys(range(300), 1.0))
         assert (np.diff(draws(o, 1000)) >= 0).all()
         np.testing.assert_array_equal(draws(o, 1000), draws(o, 1000))
         assert (draws(o, 1000) != draws(o, 1000, seed=1)).any()
 
     @pytest.mark.parametrize(("count", "known_items"), [(0, 10), (10, 0)])
-    def test_nothing_to_draw(self, count: int, known_items: int) -> None:
+    def test_nothing_to_draw(self, count, known_items):
         assert len(draws(Occurrence(), count, known_items)) == 0
 
-    def test_ten_million_items_need_no_more_than_five_levels(self) -> None:
+    def test_ten_million_items_need_no_more_than_five_levels(self):
         o = occurrence_of({10_000_000 - 1: 2.0, 17: 1.0})
         assert len(o._starts) - 1 <= 5  # adding touches one node of each level
         assert len(o._tree) < 1.02 * len(o._leaves)  # what stands above the leaves is small
@@ -144,39 +126,30 @@ class TestDraw:
 
 
 class TestDrawAmong:
-    def test_follows_one_plus_count_among_the_touched_only(self) -> None:
+    def test_follows_one_plus_count_among_the_touched_only(self):
         o = occurrence_of({1: 9.0, 2: 4.0, 3: 100.0})
         drawn = o.draw_among(np.array([7, 2, 1, 5000]), DRAWS, np.random.default_rng(0))
         assert set(drawn.tolist()) == {1, 2, 7, 5000}
         place = {1: 0, 2: 1, 7: 2, 5000: 3}
         assert p_value(np.array([place[row] for row in drawn.tolist()]), np.array([10.0, 5, 1, 1])) > SIGNIFICANCE
 
-    def test_item_that_was_touched_twice_counts_once(self) -> None:
+    def test_item_that_was_touched_twice_counts_once(self):
         o = occurrence_of({1: 9.0})
         drawn = o.draw_among(np.array([2, 1, 2, 2]), DRAWS, np.random.default_rng(0)) - 1
         assert p_value(drawn, np.array([10.0, 1.0])) > SIGNIFICANCE
 
     @pytest.mark.parametrize(("touched", "count"), [([], 5), ([1], 0)])
-    def test_nothing_to_draw(self, touched: list[int], count: int) -> None:
+    def test_nothing_to_draw(self, touched, count):
         among = np.array(touched, np.int64)
         assert len(Occurrence().draw_among(among, count, np.random.default_rng(0))) == 0
 
 
 class TestHalfLife:
-    @pytest.mark.parametrize("half_life", [1, 7, 100])
-    def test_count_halves_after_so_many_steps(self, half_life: int) -> None:
-        o = occurrence_of({1: 8.0}, half_life)
-        for _ in range(half_life):
-            o.step()
-        add(o, [(2, 8.0)])
-        assert values(o, 1, 2) == pytest.approx([4.0, 8.0], rel=1e-12)
-        assert o.total() == pytest.approx(12.0, rel=1e-12)
-
     @given(
         steps=st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3), max_size=40),
         half_life=st.floats(0.02, 50),
     )
-    def test_values_are_sums_of_aged_increments(self, steps: list[list[tuple[int, int]]], half_life: float) -> None:
+    def test_values_are_sums_of_aged_increments(self, steps, half_life):
         o, slow = Occurrence(half_life), np.zeros(10)
         for pairs in steps:
             add(o, [(row, float(count)) for row, count in pairs])
@@ -186,14 +159,14 @@ class TestHalfLife:
             slow *= 2 ** (-1 / half_life)
         np.testing.assert_allclose(values(o, *range(10)), slow, rtol=1e-9, atol=1e-300)
 
-    def test_draws_follow_aged_counts(self) -> None:
+    def test_draws_follow_aged_counts(self):
         o = occurrence_of({0: 8.0}, half_life_steps=2)
         for _ in range(4):
             o.step()
         add(o, [(1, 2.0), (2, 4.0)])
         assert p_value(draws(o), np.array([2.0, 2.0, 4.0])) > SIGNIFICANCE
 
-    def test_rescaling_changes_nothing_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rescaling_changes_nothing_visible(self, monkeypatch):
         def run() -> Occurrence:
             o, rng = Occurrence(half_life_steps=3), np.random.default_rng(4)
             for _ in range(100):
@@ -209,26 +182,14 @@ class TestHalfLife:
         assert often.total() == pytest.approx(plain.total(), rel=1e-12)
         np.testing.assert_array_equal(draws(often, 5000), draws(plain, 5000))
 
-    def test_long_streams_stay_finite(self) -> None:
-        o = Occurrence(half_life_steps=0.5)
-        for _ in range(1000):
-            add(o, [(1, 3.0)])
-            o.step()
-        assert values(o, 1) == pytest.approx([1.0])  # 3 (1/4 + 1/16 + ..)
-
-    def test_without_half_life_steps_change_nothing(self) -> None:
-        o = occurrence_of({1: 8.0})
-        o.step()
-        assert values(o, 1) == [8.0]
-
     @pytest.mark.parametrize("half_life", [0, -1, math.nan])
-    def test_half_life_must_be_positive(self, half_life: float) -> None:
+    def test_half_life_must_be_positive(self, half_life):
         with pytest.raises(ValueError, match=r"half_life_steps is .* choose a positive number"):
             Occurrence(half_life)
 
 
 class TestForget:
-    def test_retired_items_have_no_count_and_are_not_drawn(self) -> None:
+    def test_retired_items_have_no_count_and_are_not_drawn(self):
         o = occurrence_of(dict.fromkeys(range(200), 1.0))
         o.forget(np.arange(0, 200, 2))
         assert values(o, 0, 1, 2) == [0.0, 1.0, 0.0]
@@ -236,7 +197,7 @@ class TestForget:
         assert (draws(o, 10_000) % 2 == 1).all()
 
     @given(pairs=increments, gone=st.lists(rows, max_size=10))
-    def test_sums_stay_sums_of_what_is_left(self, pairs: Increments, gone: list[int]) -> None:
+    def test_sums_stay_sums_of_what_is_left(self, pairs, gone):
         o = Occurrence(half_life_steps=3)
         for row, count in pairs:
             add(o, [(row, count)])
@@ -244,23 +205,18 @@ class TestForget:
         o.forget(np.array(gone + [row for row, _ in pairs[::2]], np.int64))
         assert_sums_fit(o)
 
-    def test_no_rest_of_rounding_is_drawn_after_everything_was_retired(self) -> None:
+    def test_no_rest_of_rounding_is_drawn_after_everything_was_retired(self):
         o = occurrence_of({3: 0.1, 70: 0.2, 5000: 0.7})
         o.forget(np.array([3, 70, 5000]))
         assert o.total() == 0
         assert p_value(draws(o, known_items=20), np.ones(20)) > SIGNIFICANCE
 
-    def test_small_count_beside_a_huge_retired_one_is_still_drawn(self) -> None:
+    def test_small_count_beside_a_huge_retired_one_is_still_drawn(self):
         o = occurrence_of({3: 2.0**80, 4: 1.0})
         o.forget(np.array([3]))
         assert set(draws(o, 100).tolist()) == {4}
 
-    def test_items_never_counted_are_no_error(self) -> None:
-        o = occurrence_of({3: 1.0})
-        o.forget(np.array([4, 3, 3, 10**9]))
-        assert o.total() == 0
-
-    def test_retired_item_can_come_back(self) -> None:
+    def test_retired_item_can_come_back(self):
         o = occurrence_of({3: 5.0})
         o.forget(np.array([3]))
         add(o, [(3, 2.0)])
@@ -269,7 +225,7 @@ class TestForget:
 
 class TestState:
     @pytest.mark.parametrize("size", [1, 1024, 5000])
-    def test_restart_draws_the_same_to_the_last_bit(self, size: int) -> None:
+    def test_restart_draws_the_same_to_the_last_bit(self, size):
         o, rng = Occurrence(half_life_steps=10), np.random.default_rng(2)
         for _ in range(50):
             o.add(rng.integers(0, size, 40), rng.random(40))
@@ -283,18 +239,18 @@ class TestState:
                 add(each, [(7, 0.3), (size + 3000, 0.1)])
                 each.step()
 
-    def test_state_of_nothing(self) -> None:
+    def test_state_of_nothing(self):
         o = occurrence_of({5: 1.0})
         o.load_state(Occurrence().state())
         assert (o.size, o.total()) == (0, 0.0)
 
-    def test_loaded_counts_are_a_copy(self) -> None:
+    def test_loaded_counts_are_a_copy(self):
         o, other = occurrence_of({5: 1.0}), Occurrence()
         other.load_state(o.state())
         add(o, [(5, 1.0)])
         assert (values(other, 5), other.total()) == ([1.0], 1.0)
 
-    def test_counts_without_fitting_sums_are_added_up(self) -> None:
+    def test_counts_without_fitting_sums_are_added_up(self):
         state = occurrence_of({5: 1.0, 2000: 2.0}).state() | {"sums": np.zeros(3)}
         o = Occurrence()
         o.load_state(state)

@@ -97,12 +97,12 @@ def adam_of_one(weight: float, gradients: Iterable[float]) -> float:
 
 @pytest.mark.parametrize("optimizer", [Adam(), GatheredAdam()], ids=["compiled", "gathered"])
 class TestAdam:
-    def test_equals_torch_when_every_row_is_touched_at_every_step(self, optimizer: Adam) -> None:
+    def test_equals_torch_when_every_row_is_touched_at_every_step(self, optimizer):
         expected = run_torch(lambda p: torch.optim.Adam(p, lr=RATE), steps_over(all_rows, 300))
         found = run(optimizer, steps_over(all_rows, 300)).weight
         torch.testing.assert_close(found, expected, **CLOSE)
 
-    def test_each_row_follows_its_own_history(self, optimizer: Adam) -> None:
+    def test_each_row_follows_its_own_history(self, optimizer):
         steps = list(steps_over(some_rows(), 60))
         found, start = run(optimizer, steps).weight, table_for(optimizer).weight
         for row in range(SIZE):
@@ -110,7 +110,7 @@ class TestAdam:
             slow = [adam_of_one(start[row, k].item(), mine[:, k].tolist()) for k in range(DIM)]
             torch.testing.assert_close(found[row], torch.tensor(slow), **CLOSE)
 
-    def test_late_row_starts_like_one_of_the_first_step(self, optimizer: Adam) -> None:
+    def test_late_row_starts_like_one_of_the_first_step(self, optimizer):
         table, gradient = table_for(optimizer), torch.full((1, DIM), 1e-3)
         for _ in range(100):
             optimizer.apply(table, torch.tensor([2]), gradient, RATE)
@@ -118,13 +118,13 @@ class TestAdam:
         optimizer.apply(table, torch.tensor([5]), gradient, RATE)
         torch.testing.assert_close(before - table.weight[5], torch.full((DIM,), RATE), rtol=1e-4, atol=0)
 
-    def test_first_step_is_exact_to_a_few_parts_in_a_million(self, optimizer: Adam) -> None:
+    def test_first_step_is_exact_to_a_few_parts_in_a_million(self, optimizer):
         table = table_for(optimizer)
         table.weight.zero_()
         optimizer.apply(table, torch.tensor([0]), torch.ones(1, DIM), RATE)
         torch.testing.assert_close(table.weight[0], torch.full((DIM,), -RATE), rtol=1e-6, atol=0)
 
-    def test_many_updates_need_no_correction_any_more(self, optimizer: Adam) -> None:
+    def test_many_updates_need_no_correction_any_more(self, optimizer):
         table = table_for(optimizer)
         table.lines[:, -1].fill_(1e6)
         table.slot(0).fill_(0.5)
@@ -133,7 +133,7 @@ class TestAdam:
         optimizer.apply(table, torch.tensor([3]), torch.full((1, DIM), 0.5), RATE)
         torch.testing.assert_close(before[3] - table.weight[3], torch.full((DIM,), RATE), rtol=1e-4, atol=0)
 
-    def test_zero_gradient_of_a_new_row_does_not_move_it(self, optimizer: Adam) -> None:
+    def test_zero_gradient_of_a_new_row_does_not_move_it(self, optimizer):
         table = table_for(optimizer)
         before = table.weight.clone()
         optimizer.apply(table, torch.tensor([3]), torch.zeros(1, DIM), RATE)
@@ -163,7 +163,7 @@ def test_row_adagrad_has_one_rate_a_row(memory):
     assert found.lines.shape[1] == DIM + 1
 
 
-def test_adagrad_with_a_memory_never_stops_learning() -> None:
+def test_adagrad_with_a_memory_never_stops_learning():
     optimizer, table = Adagrad(memory=50), table_for(Adagrad())
     row, gradient = torch.tensor([1]), torch.ones(1, DIM)
     for _ in range(1000):
@@ -174,7 +174,7 @@ def test_adagrad_with_a_memory_never_stops_learning() -> None:
 
 
 @pytest.mark.parametrize("layout", ["transposed", "sliced"])
-def test_adam_takes_gradients_of_any_memory_layout(layout: str) -> None:
+def test_adam_takes_gradients_of_any_memory_layout(layout):
     wide = torch.randn(SIZE, 2 * DIM, generator=torch.Generator().manual_seed(2))
     gradient = wide[:, :DIM] if layout == "sliced" else wide[:, :DIM].T.contiguous().T
     found = run(Adam(), [(all_rows(), gradient)])
@@ -183,16 +183,16 @@ def test_adam_takes_gradients_of_any_memory_layout(layout: str) -> None:
 
 class TestDenseAdam:
     @pytest.mark.parametrize("l2", [0.0, 0.05])
-    def test_equals_torch_with_weight_decay_also_for_rows_without_gradient(self, l2: float) -> None:
+    def test_equals_torch_with_weight_decay_also_for_rows_without_gradient(self, l2):
         expected = run_torch(lambda p: torch.optim.Adam(p, lr=RATE, weight_decay=l2), steps_over(some_rows(), 500))
         found = run(DenseAdam(l2), steps_over(some_rows(), 500)).weight
         torch.testing.assert_close(found, expected, **CLOSE)
 
-    def test_l2_pulls_rows_without_gradient_to_zero(self) -> None:
+    def test_l2_pulls_rows_without_gradient_to_zero(self):
         table = run(DenseAdam(0.05), steps_over(some_rows(), 500))
         assert table.weight[0].abs().max() < table_for(DenseAdam()).weight[0].abs().max() / 10
 
-    def test_restart_continues_the_common_step_count(self) -> None:
+    def test_restart_continues_the_common_step_count(self):
         steps = list(steps_over(some_rows(), 20))
         whole, table = run(DenseAdam(0.05), steps), table_for(DenseAdam())
         table.load_state(run(DenseAdam(0.05), steps[:9]).state())
@@ -226,7 +226,7 @@ def test_untouched_rows_do_not_move_and_keep_their_state(name):
     assert not torch.equal(table.lines[[2, 7]], before[[2, 7]])
 
 
-def test_adam_counts_the_updates_of_each_row() -> None:
+def test_adam_counts_the_updates_of_each_row():
     table, optimizer = table_for(Adam()), Adam()
     for rows in ([0], [3, 0], [0, 5, 3]):
         optimizer.apply(table, torch.tensor(rows), torch.ones(len(rows), DIM), RATE)
@@ -235,12 +235,12 @@ def test_adam_counts_the_updates_of_each_row() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 class TestEveryOptimizer:
-    def test_order_of_the_rows_does_not_matter(self, name: str) -> None:
+    def test_order_of_the_rows_does_not_matter(self, name):
         steps = list(steps_over(some_rows(), 10))
         reversed_rows = [(rows.flip(0), gradient.flip(0)) for rows, gradient in steps]
         assert torch.equal(run(make_optimizer(name), steps).lines, run(make_optimizer(name), reversed_rows).lines)
 
-    def test_state_survives_growth_of_the_table(self, name: str) -> None:
+    def test_state_survives_growth_of_the_table(self, name):
         steps, optimizer = list(steps_over(some_rows(), 10)), make_optimizer(name)
         whole, grown = run(optimizer, steps), run(optimizer, steps[:5])
         grown.grow(1024)  # as many as its memory holds
@@ -251,7 +251,7 @@ class TestEveryOptimizer:
         optimizer.apply(grown, torch.tensor([1023]), torch.ones(1, DIM), RATE)
         assert not torch.equal(grown.weight[1023], before)
 
-    def test_weights_descend_to_the_minimum_of_a_parabola(self, name: str) -> None:
+    def test_weights_descend_to_the_minimum_of_a_parabola(self, name):
         optimizer = make_optimizer(name)
         table, rows = table_for(optimizer), torch.arange(3)
         table.weight.fill_(0.1)
@@ -260,16 +260,16 @@ class TestEveryOptimizer:
             optimizer.apply(table, rows, table.weight[rows] - 0.02, rate)
         torch.testing.assert_close(table.weight[rows], torch.full((3, DIM), 0.02), rtol=0, atol=1e-3)
 
-    def test_nothing_touched_is_no_error(self, name: str) -> None:
+    def test_nothing_touched_is_no_error(self, name):
         run(make_optimizer(name), [(torch.empty(0, dtype=torch.int64), torch.empty(0, DIM))])
 
 
-def test_unknown_name_lists_the_choices() -> None:
+def test_unknown_name_lists_the_choices():
     with pytest.raises(ValueError, match="no optimizer 'lion'; there are adam, adagrad, row-adagrad, sgd, dense-adam"):
         make_optimizer("lion")
 
 
-def test_parameter_adam_equals_torch_and_survives_a_restart() -> None:
+def test_parameter_adam_equals_torch_and_survives_a_restart():
     generator = torch.Generator().manual_seed(0)
     ours = {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours.values()]
@@ -300,16 +300,16 @@ class TestClippedDenseGradients:
         adam.step(RATE)
         return parameter.detach(), adam.moments["w"][1]
 
-    def test_a_large_gradient_does_not_stop_the_steps_after_it(self) -> None:
+    def test_a_large_gradient_does_not_stop_the_steps_after_it(self):
         _, second = self.stepped([3e6, 4e6])
         assert second.tolist() == pytest.approx([(1 - BETA2) * 36, (1 - BETA2) * 64])
 
-    def test_a_usual_gradient_is_left_as_it_is(self) -> None:
+    def test_a_usual_gradient_is_left_as_it_is(self):
         _, second = self.stepped([3.0, 4.0])
         assert second.tolist() == pytest.approx([(1 - BETA2) * 9, (1 - BETA2) * 16])
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-    def test_one_that_is_not_finite_changes_nothing(self, bad: float) -> None:
+    def test_one_that_is_not_finite_changes_nothing(self, bad):
         parameter, second = self.stepped([bad, 1.0])
         assert parameter.tolist() == [1.0, 1.0]
         assert second.tolist() == [0.0, 0.0]

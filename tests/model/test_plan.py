@@ -63,14 +63,14 @@ def rows_of(candidates: CandidateSet, plan: Plan) -> list[int]:
 
 class TestItems:
     @given(case=cases())
-    def test_batch_then_extra_then_recent_each_item_once(self, case: Case) -> None:
+    def test_batch_then_extra_then_recent_each_item_once(self, case):
         plan, flat = case.plan(), [item for line in case.recent for item in line]
         assert plan.items.tolist() == list(dict.fromkeys(case.items + case.extra + flat))
         assert plan.in_batch == len(set(case.items))
         assert plan.in_pools == len(set(case.items + case.extra))
 
     @given(case=cases())
-    def test_places_lead_back_to_the_items(self, case: Case) -> None:
+    def test_places_lead_back_to_the_items(self, case):
         plan = case.plan()
         assert plan.items[plan.positive].tolist() == case.items
         assert plan.items[plan.extra].tolist() == case.extra
@@ -79,7 +79,7 @@ class TestItems:
         assert found == case.recent
 
     @given(first=cases(), second=cases())
-    def test_planner_remembers_nothing_of_the_plan_before(self, first: Case, second: Case) -> None:
+    def test_planner_remembers_nothing_of_the_plan_before(self, first, second):
         planner = Planner()
         first.plan(planner)
         assert (planner._place == -1).all()
@@ -87,7 +87,7 @@ class TestItems:
         for name in ("items", "positive", "extra", "recent"):
             np.testing.assert_array_equal(getattr(found, name), getattr(fresh, name))
 
-    def test_planner_makes_room_for_items_that_come_later(self) -> None:
+    def test_planner_makes_room_for_items_that_come_later(self):
         planner = Planner()
         for known in (3, 5000, 100_000):
             batch = Batch(np.zeros(2, np.int64), np.array([known - 1, 0]))
@@ -98,7 +98,7 @@ class TestItems:
 @pytest.mark.parametrize("pool", ["batch", "extra", "all"])
 class TestCandidates:
     @given(case=cases())
-    def test_each_item_has_one_column_that_counts_how_often_it_occurs(self, pool: str, case: Case) -> None:
+    def test_each_item_has_one_column_that_counts_how_often_it_occurs(self, pool, case):
         plan = case.plan()
         candidates = candidates_of(plan)[pool]
         rows = rows_of(candidates, plan)
@@ -106,55 +106,55 @@ class TestCandidates:
         assert dict(zip(rows, candidates.count.tolist(), strict=True)) == Counter(pools_of(case)[pool])
 
     @given(case=cases())
-    def test_own_column_is_the_one_of_the_positive(self, pool: str, case: Case) -> None:
+    def test_own_column_is_the_one_of_the_positive(self, pool, case):
         plan = case.plan()
         candidates = candidates_of(plan)[pool]
         rows = rows_of(candidates, plan)
         assert candidates.own.tolist() == [rows.index(i) if i in rows else -1 for i in case.items]
 
     @given(case=cases())
-    def test_take_picks_each_candidates_value(self, pool: str, case: Case) -> None:
+    def test_take_picks_each_candidates_value(self, pool, case):
         plan = case.plan()
         candidates = candidates_of(plan)[pool]
         assert candidates.take(plan.items.astype(np.float32)).tolist() == rows_of(candidates, plan)
 
 
 class TestEdges:
-    def test_once_forgets_how_often_candidates_occur(self) -> None:
+    def test_once_forgets_how_often_candidates_occur(self):
         plan = Case([1, 1, 2], [1, 3, 3], [[], [], []], 1).plan()
         assert plan.all_candidates(once=True).count.tolist() == [1, 1, 1]
         assert plan.all_candidates().count.tolist() == [3, 1, 2]
 
-    def test_no_extra_items(self) -> None:
+    def test_no_extra_items(self):
         plan = Case([1, 2], [], [[], [1]], 1).plan()
         extra = plan.extra_candidates()
         assert rows_of(extra, plan) == []
         assert extra.own.tolist() == [-1, -1]
         assert plan.in_pools == plan.in_batch
 
-    def test_batch_of_one(self) -> None:
+    def test_batch_of_one(self):
         plan = Case([4], [7, 7], [[9, 4]], 2).plan()
         assert plan.items.tolist() == [4, 7, 9]
         assert plan.batch_candidates().own.tolist() == [0]
         assert plan.extra_candidates().own.tolist() == [-1]
 
-    def test_all_items_equal(self) -> None:
+    def test_all_items_equal(self):
         plan = Case([5] * 4, [5] * 3, [[5]] * 4, 1).plan()
         assert plan.items.tolist() == [5]
         assert [c.count.tolist() for c in candidates_of(plan).values()] == [[4.0], [3.0], [7.0]]
 
-    def test_model_without_recent_items_has_no_places(self) -> None:
+    def test_model_without_recent_items_has_no_places(self):
         batch = Batch(np.zeros(2, np.int64), np.array([1, 2]), recent=None)
         plan = Planner().plan(batch, np.array([1]), ITEMS)
         assert plan.recent is None
 
-    def test_gap_in_a_list_of_recent_items_is_skipped(self) -> None:
+    def test_gap_in_a_list_of_recent_items_is_skipped(self):
         batch = Batch(np.zeros(1, np.int64), np.array([1]), np.array([[-1, 1]], np.int32))
         plan = Planner().plan(batch, np.empty(0, np.int64), ITEMS)
         assert plan.recent is not None
         assert plan.recent.tolist() == [[-1, 0]]
 
-    def test_empty_batch(self) -> None:
+    def test_empty_batch(self):
         plan = Case([], [3, 3], [], 2).plan()
         assert plan.items.tolist() == [3]
         assert len(plan.batch_candidates().count) == 0

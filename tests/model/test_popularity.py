@@ -81,58 +81,58 @@ class PopularityContract:
     def after(self, stream: Items = STREAM) -> PopularityEstimate:
         return observed(self.make(), stream)
 
-    def test_finite_for_every_row_before_and_after_the_first_event(self) -> None:
+    def test_finite_for_every_row_before_and_after_the_first_event(self):
         for popularity in (self.make(), self.after(np.array([3])), self.after()):
             log_pop = popularity.log_pop(np.concatenate([SEEN, UNSEEN]))
             assert log_pop.dtype == np.float32
             assert np.isfinite(log_pop).all()
             assert (log_pop <= 0).all()
 
-    def test_no_rows_no_answer(self) -> None:
+    def test_no_rows_no_answer(self):
         assert self.after().log_pop(np.empty(0, np.int64)).shape == (0,)
 
-    def test_frequent_items_are_more_popular_than_rare_ones(self) -> None:
+    def test_frequent_items_are_more_popular_than_rare_ones(self):
         popularity = self.after()
         assert shares(popularity, [0])[0] > 3 * shares(popularity, [20])[0]
         assert shares(popularity, UNSEEN).max() <= shares(popularity, SEEN).min()
 
-    def test_shares_are_near_the_truth(self) -> None:
+    def test_shares_are_near_the_truth(self):
         found = shares(self.after(), SEEN)[:5]
         np.testing.assert_allclose(found, zipf_shares(len(SEEN))[:5], rtol=0.45)
 
-    def test_repeated_rows_are_answered_each(self) -> None:
+    def test_repeated_rows_are_answered_each(self):
         popularity = self.after()
         one, two = popularity.log_pop(np.array([1])), popularity.log_pop(np.array([2]))
         np.testing.assert_array_equal(popularity.log_pop(np.array([2, 1, 2])), np.concatenate([two, one, two]))
 
-    def test_asking_changes_nothing(self) -> None:
+    def test_asking_changes_nothing(self):
         popularity = self.after()
         before = {name: array.copy() for name, array in popularity.state().items()}
         popularity.log_pop(np.concatenate([SEEN, UNSEEN]))
         for name, array in popularity.state().items():
             np.testing.assert_array_equal(array, before[name])
 
-    def test_empty_batch_changes_nothing(self) -> None:
+    def test_empty_batch_changes_nothing(self):
         popularity = self.after()
         before = popularity.log_pop(SEEN)
         popularity.observe(np.empty(0, np.int64))
         np.testing.assert_array_equal(popularity.log_pop(SEEN), before)
 
-    def test_restart_goes_on_as_if_it_had_not_happened(self) -> None:
+    def test_restart_goes_on_as_if_it_had_not_happened(self):
         popularity, restarted = self.after(), self.make()
         restarted.load_state({name: array.copy() for name, array in popularity.state().items()})
         for each in (popularity, restarted):
             observed(each, self.STREAM[::-1].copy())
         np.testing.assert_array_equal(restarted.log_pop(SEEN), popularity.log_pop(SEEN))
 
-    def test_loaded_state_is_a_copy_and_replaces_what_was_there(self) -> None:
+    def test_loaded_state_is_a_copy_and_replaces_what_was_there(self):
         popularity, restarted = self.after(), observed(self.make(), np.full(5000, 77))
         restarted.load_state(popularity.state())
         before = popularity.log_pop(np.append(SEEN, 77))
         observed(popularity, self.STREAM)
         np.testing.assert_array_equal(restarted.log_pop(np.append(SEEN, 77)), before)
 
-    def test_retiring_keeps_every_row_finite_and_the_others_in_order(self) -> None:
+    def test_retiring_keeps_every_row_finite_and_the_others_in_order(self):
         popularity = self.after()
         kept = SEEN[1:10]
         before = popularity.log_pop(kept)
@@ -146,7 +146,7 @@ class EventClockContract(PopularityContract):
     """What those that count events, not batches, must do beyond that."""
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_where_the_stream_is_cut_into_batches_does_not_matter(self, seed: int) -> None:
+    def test_where_the_stream_is_cut_into_batches_does_not_matter(self, seed):
         whole, cut, stream = self.make(), self.make(), self.STREAM[:200]
         whole.observe(stream)
         for batch in np.split(stream, np.sort(np.random.default_rng(seed).integers(0, 200, 12))):
@@ -190,9 +190,7 @@ class TestExact:
         batches=st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=6),
         half_life=st.one_of(st.none(), st.floats(0.05, 2), st.floats(2, 1000)),
     )
-    def test_counts_are_sums_of_aged_events_also_where_it_rescales(
-        self, batches: list[list[int]], half_life: float | None
-    ) -> None:
+    def test_counts_are_sums_of_aged_events_also_where_it_rescales(self, batches, half_life):
         popularity, stream = ExactPopularity(half_life), list(itertools.chain(*batches))
         for batch in batches:
             popularity.observe(np.array(batch, np.int64))
@@ -202,7 +200,7 @@ class TestExact:
         expected = np.log(np.maximum(slow, 1.0) / max(slow.sum(), 1.0))
         np.testing.assert_allclose(popularity.log_pop(np.arange(8)), expected, rtol=1e-6, atol=1e-6)
 
-    def test_rescaling_often_changes_nothing_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rescaling_often_changes_nothing_visible(self, monkeypatch):
         stream = stream_of(zipf_shares(50), 5000)
         plain = observed(ExactPopularity(half_life_events=100), stream)
         monkeypatch.setattr(exact_module, "_PERIOD", 1)
@@ -211,46 +209,32 @@ class TestExact:
         np.testing.assert_allclose(often.log_pop(np.arange(50)), plain.log_pop(np.arange(50)), rtol=1e-6)
 
     @pytest.mark.parametrize("half_life", [0.1, 3.0])
-    def test_batch_of_many_half_lives_stays_finite(self, half_life: float) -> None:
+    def test_batch_of_many_half_lives_stays_finite(self, half_life):
         popularity, stream = ExactPopularity(half_life), [1] * 10_000 + [2] * 3 + [1]
         popularity.observe(np.array(stream))
         np.testing.assert_allclose(
             popularity.counts(np.array([1, 2])), slow_counts(stream[-9000:], half_life, 3)[1:], rtol=1e-9
         )
 
-    def test_shares_sum_to_one(self) -> None:
-        popularity = observed(ExactPopularity(), stream_of(zipf_shares(100), 20_000))
-        assert shares(popularity, np.arange(100)).sum() == pytest.approx(1, rel=1e-5)
-
-    def test_event_counts_half_after_as_many_further_events_as_the_half_life(self) -> None:
-        popularity = ExactPopularity(half_life_events=64)
-        popularity.observe(np.array([5] + [6] * 64))
-        assert popularity.counts(np.array([5]))[0] == pytest.approx(0.5, rel=1e-12)
-
-    def test_newest_event_counts_one(self) -> None:
-        popularity = ExactPopularity(half_life_events=1)
-        popularity.observe(np.array([6, 6, 5]))
-        assert popularity.counts(np.array([5, 6])).tolist() == pytest.approx([1.0, 0.75])
-
-    def test_item_never_seen_counts_as_the_floor(self) -> None:
+    def test_item_never_seen_counts_as_the_floor(self):
         popularity = ExactPopularity(baseline=0.5)
         popularity.observe(np.array([0, 0, 1, 0]))
         assert shares(popularity, [0, 1, 2, 10**9]) == pytest.approx([0.75, 0.25, 0.125, 0.125], rel=1e-6)
 
-    def test_counts_at_once_are_counts_of_single_events(self) -> None:
+    def test_counts_at_once_are_counts_of_single_events(self):
         at_once, one_by_one = ExactPopularity(), ExactPopularity()
         at_once.add(np.array([3, 5]), np.array([4.0, 2.0]))
         one_by_one.observe(np.array([3, 3, 5, 3, 5, 3]))
         np.testing.assert_array_equal(at_once.counts(np.arange(6)), one_by_one.counts(np.arange(6)))
 
-    def test_an_item_counts_at_most_what_32_bits_hold(self) -> None:
+    def test_an_item_counts_at_most_what_32_bits_hold(self):
         popularity = ExactPopularity()
         popularity.add(np.array([3, 5]), np.array([2.0**32 - 3, 7.0]))
         popularity.observe(np.array([3, 5, 3, 3, 3]))
         assert popularity.counts(np.array([3, 5])).tolist() == [2**32 - 1, 8]
         assert popularity.total == 2**32 + 7
 
-    def test_counts_at_once_age_like_the_mean_over_all_orders_of_their_events(self) -> None:
+    def test_counts_at_once_age_like_the_mean_over_all_orders_of_their_events(self):
         def after(further: Callable[[ExactPopularity], None]) -> NDArray[np.float64]:
             popularity = ExactPopularity(half_life_events=2)
             popularity.observe(np.array([1, 2]))
@@ -262,14 +246,14 @@ class TestExact:
         found = after(lambda p: p.add(np.array([1, 3]), np.array([1.0, 3.0])))
         np.testing.assert_allclose(found, mean, rtol=1e-12)
 
-    def test_counts_of_zero_events_change_nothing(self) -> None:
+    def test_counts_of_zero_events_change_nothing(self):
         popularity = ExactPopularity(half_life_events=2)
         popularity.observe(np.array([1]))
         popularity.add(np.array([3]), np.array([0.0]))
         assert [*popularity.counts(np.array([1, 3])), popularity.total] == pytest.approx([1.0, 0.0, 1.0])
 
     @pytest.mark.parametrize("half_life", [None, 10.0])
-    def test_retired_item_is_as_if_it_had_never_been(self, half_life: float | None) -> None:
+    def test_retired_item_is_as_if_it_had_never_been(self, half_life):
         popularity, stream = ExactPopularity(half_life), [1, 2, 1, 3, 3, 3, 2, 1]
         popularity.observe(np.array(stream))
         popularity.forget(np.array([3, 3]))
@@ -278,13 +262,13 @@ class TestExact:
         np.testing.assert_allclose(popularity.counts(np.arange(4)), slow, rtol=1e-12)
         assert popularity.total == pytest.approx(slow.sum(), rel=1e-12)
 
-    def test_retiring_everything_leaves_finite_shares(self) -> None:
+    def test_retiring_everything_leaves_finite_shares(self):
         popularity = observed(ExactPopularity(half_life_events=3), np.arange(100))
         popularity.forget(np.arange(100))
         assert np.isfinite(popularity.log_pop(np.arange(100))).all()
 
     @pytest.mark.parametrize("wrong", [{"half_life_events": 0}, {"half_life_events": -1.0}, {"baseline": 0}])
-    def test_numbers_must_be_positive(self, wrong: dict[str, float]) -> None:
+    def test_numbers_must_be_positive(self, wrong):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .* choose a positive number"):
             ExactPopularity(**wrong)
 
@@ -313,7 +297,7 @@ class TestHashAgainstASlowOne:
     streams = st.lists(st.lists(st.integers(0, 6), max_size=20), max_size=12)
 
     @given(batches=streams, alpha=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
-    def test_event_clock(self, batches: list[list[int]], alpha: float) -> None:
+    def test_event_clock(self, batches, alpha):
         popularity, slow = HashPopularity(3, 1 << 12, alpha), [SlowGaps(alpha) for _ in self.ROWS]
         for batch in batches:
             popularity.observe(np.array(batch, np.int64))
@@ -324,7 +308,7 @@ class TestHashAgainstASlowOne:
         np.testing.assert_allclose(shares(popularity, self.ROWS), 1 / np.array(gaps), rtol=1e-5)
 
     @given(batches=streams, alpha=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
-    def test_batch_clock(self, batches: list[list[int]], alpha: float) -> None:
+    def test_batch_clock(self, batches, alpha):
         popularity = HashPopularity(3, 1 << 12, alpha, clock="batch")
         slow, ticks = [SlowGaps(alpha) for _ in self.ROWS], 0
         for batch in batches:
@@ -349,41 +333,22 @@ class TestHashOnAStationaryStream:
         return (truth / shares(popularity, np.arange(self.ITEMS)))[recent]
 
     @pytest.mark.parametrize("alpha", [0.02, 0.1])
-    def test_converges_to_the_truth_with_the_deviation_that_alpha_implies(self, alpha: float) -> None:
+    def test_converges_to_the_truth_with_the_deviation_that_alpha_implies(self, alpha):
         ratio, expected = self.gaps(alpha), deviation_of(alpha)
         assert len(ratio) > 0.9 * self.ITEMS  # 1 - e^-3 = 95% came within three gaps
         # 190 items: the mean is known to expected / 14, the deviation to a part in 20; four times that is allowed
         assert ratio.mean() == pytest.approx(1, abs=4 * expected / math.sqrt(len(ratio)))
         assert ratio.std() == pytest.approx(expected, rel=0.2)
 
-    def test_regular_stream_is_estimated_exactly(self) -> None:
-        popularity = observed(HashPopularity(), np.tile([0, 1, 0, 2, 0, 3, 0, 4], 500))
-        assert shares(popularity, range(5)) == pytest.approx([0.5] + [0.125] * 4, rel=1e-5)
-
-    def test_item_never_seen_counts_as_seen_once(self) -> None:
-        popularity = observed(HashPopularity(), stream_of(zipf_shares(20), 5000))
-        assert shares(popularity, [999])[0] == pytest.approx(1 / 5000, rel=1e-5)
-
 
 class TestHashOnAChangingStream:
-    def test_item_that_becomes_popular_is_found_out(self) -> None:
+    def test_item_that_becomes_popular_is_found_out(self):
         stream, popularity = stream_of(np.full(400, 1 / 400), 40_000), HashPopularity()
         observed(popularity, stream)
         assert shares(popularity, [7])[0] < 1 / 200
         stream[::10] = 7  # its gap falls from 400 to 10
         observed(popularity, stream[:4000])  # 400 gaps: 390 x 0.98^400 = 0.1 is left of the old one
         assert shares(popularity, [7])[0] == pytest.approx(0.1025, rel=4 * deviation_of(0.02))
-
-    def test_item_that_vanishes_fades_with_its_absence(self) -> None:
-        popularity = observed(HashPopularity(), np.tile([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], 500))
-        assert shares(popularity, [7])[0] == pytest.approx(0.1, rel=1e-4)
-        observed(popularity, np.arange(100, 2091))  # the last event of 7 is 2,000 events ago
-        assert shares(popularity, [7])[0] == pytest.approx(1 / 2000, rel=1e-4)
-
-    def test_short_absence_is_no_vanishing(self) -> None:
-        popularity = observed(HashPopularity(), np.tile([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], 500))
-        observed(popularity, np.arange(100, 129))  # just less than four gaps
-        assert shares(popularity, [7])[0] == pytest.approx(0.1, rel=1e-4)
 
 
 class TestCollisions:
@@ -397,7 +362,7 @@ class TestCollisions:
         return popularity
 
     @pytest.mark.parametrize("slots", [30, 150])
-    def test_collisions_only_make_items_too_popular(self, slots: int) -> None:
+    def test_collisions_only_make_items_too_popular(self, slots):
         alone, crowded = (1 / shares(self.estimate(1, size), self.ROWS) for size in (1 << 18, slots))
         assert np.log(alone / crowded).mean() > 0.3
         # a slot's gap is no longer than the item's (up to four deviations of both), nor is its absence
@@ -405,17 +370,17 @@ class TestCollisions:
         away = self.EVENTS - 1 - np.array([np.flatnonzero(item == self.STREAM)[-1] for item in self.ROWS])
         assert (crowded <= np.maximum(alone * noise, away * (1 + 1e-5))).all()
 
-    def test_one_slot_holds_all_events(self) -> None:
+    def test_one_slot_holds_all_events(self):
         assert shares(self.estimate(3, 1), self.ROWS) == pytest.approx(np.ones(self.ITEMS))
 
-    def test_several_hashes_beat_a_single_one(self) -> None:
+    def test_several_hashes_beat_a_single_one(self):
         single, several = (estimation_error(self.estimate(h, 1000), Zipf(self.ITEMS), self.ROWS) for h in (1, 5))
         noise = deviation_of(0.02) * math.sqrt(2 / math.pi)  # mean absolute error without collisions
         absent = math.exp(-4) * (math.log(4) + 0.2)  # of the 2% that are just estimated by their absence
         assert several < 1.2 * (noise + absent)
         assert single > 2 * several
 
-    def test_share_of_collisions_is_that_of_used_slots(self) -> None:
+    def test_share_of_collisions_is_that_of_used_slots(self):
         assert HashPopularity(slots=100).collision_share() == 0
         assert self.estimate(2, 1).collision_share() == 1
         used = 1 - math.exp(-self.ITEMS / 600)  # of each array; both must be used
@@ -423,54 +388,47 @@ class TestCollisions:
 
 
 class TestClocks:
+    @pytest.mark.parametrize(("clock", "expected"), [("event", [1 / 2, 1 / 8]), ("batch", [1 / 8, 1 / 8])])
+    def test_only_the_event_clock_tells_four_times_a_batch_from_once(self, clock, expected):
+        popularity = observed(HashPopularity(clock=clock), self.batches(), batch=8)
+        assert shares(popularity, [0, 1]) == pytest.approx(expected, rel=0.1)
+
     def batches(self) -> Items:
         """Item 0 four times a batch of eight, item 1 once, others rarely."""
         rng = np.random.default_rng(0)
         return np.concatenate([[0, 0, 0, 0, 1, *rng.integers(2, 500, 3)] for _ in range(1000)])
 
-    def test_event_clock_tells_four_times_a_batch_from_once(self) -> None:
-        popularity = observed(HashPopularity(clock="event"), self.batches(), batch=8)
-        assert shares(popularity, [0, 1]) == pytest.approx([1 / 2, 1 / 8], rel=0.1)
-
-    def test_batch_clock_cannot(self) -> None:
-        popularity = observed(HashPopularity(clock="batch"), self.batches(), batch=8)
-        assert shares(popularity, [0, 1]) == pytest.approx([1 / 8, 1 / 8], rel=1e-5)
-
     @pytest.mark.parametrize("clock", ["event", "batch"])
     @pytest.mark.parametrize("batch", [4, 32])
-    def test_both_clocks_have_the_scale_of_events(self, clock: str, batch: int) -> None:
+    def test_both_clocks_have_the_scale_of_events(self, clock, batch):
         truth = zipf_shares(500)
         popularity = observed(HashPopularity(clock=clock), stream_of(truth, 400_000), batch)
         rare = np.flatnonzero(truth * batch < 0.05)  # at most 2.5% of their events share a batch with another
         ratio = truth[rare] / shares(popularity, rare)
         assert np.median(ratio) == pytest.approx(1, abs=0.025 + 5 * deviation_of(0.02) / math.sqrt(len(rare)))
 
-    def test_item_never_seen_counts_as_one_event_by_the_batch_clock(self) -> None:
-        popularity = observed(HashPopularity(clock="batch"), self.batches(), batch=8)
-        assert shares(popularity, [999])[0] == pytest.approx(1 / 8000, rel=1e-5)
-
 
 class TestHashState:
-    def test_other_shape_is_refused(self) -> None:
+    def test_other_shape_is_refused(self):
         with pytest.raises(ValueError, match=r"hash arrays of \(5, 8\) do not fit \(5, 9\)"):
             HashPopularity(slots=9).load_state(HashPopularity(slots=8).state())
 
-    def test_other_clock_is_refused(self) -> None:
+    def test_other_clock_is_refused(self):
         with pytest.raises(ValueError, match="gaps of the batch clock do not fit the event clock"):
             HashPopularity(slots=8).load_state(HashPopularity(slots=8, clock="batch").state())
 
-    def test_hash_functions_come_with_the_state(self) -> None:
+    def test_hash_functions_come_with_the_state(self):
         popularity = observed(HashPopularity(slots=64, seed=1), stream_of(zipf_shares(50), 5000))
         other = HashPopularity(slots=64, seed=2)
         other.load_state(popularity.state())
         np.testing.assert_array_equal(other.log_pop(np.arange(50)), popularity.log_pop(np.arange(50)))
 
-    def test_seed_chooses_the_hash_functions(self) -> None:
+    def test_seed_chooses_the_hash_functions(self):
         stream = stream_of(zipf_shares(50), 5000)
         one, two = (observed(HashPopularity(slots=64, seed=seed), stream) for seed in (1, 2))
         assert (one.log_pop(np.arange(50)) != two.log_pop(np.arange(50))).any()
 
-    def test_slot_hit_for_years_does_not_overflow(self) -> None:
+    def test_slot_hit_for_years_does_not_overflow(self):
         popularity = observed(HashPopularity(slots=64), np.tile([0, 1], 500))
         state = popularity.state()
         state["hits"][:] = 2**31 - 1
@@ -479,26 +437,18 @@ class TestHashState:
         assert popularity.state()["hits"].min() > 0
         assert shares(popularity, [0, 1]) == pytest.approx([0.5, 0.5], rel=1e-3)
 
-    def test_every_wrong_argument_is_reported_at_once(self) -> None:
+    def test_every_wrong_argument_is_reported_at_once(self):
         with pytest.raises(
             ValueError, match=r"0 hashes of 0 slots.*alpha is 1\.5.*no clock 'sun'; there are event and batch"
         ):
             HashPopularity(hashes=0, slots=0, alpha=1.5, clock="sun")
 
 
-class TestEstimationError:
-    @pytest.mark.parametrize("estimate", [0.02, 0.005])
-    def test_factor_of_two_either_way_is_log_two(self, estimate: float) -> None:
-        error = estimation_error(Constant(estimate), Constant(0.01), np.arange(5))
-        assert error == pytest.approx(math.log(2), rel=1e-5)
-
-    def test_truth_has_no_error(self) -> None:
-        assert estimation_error(Constant(0.3), Constant(0.3), np.arange(5)) == 0
-
-    def test_no_items_no_error(self) -> None:
-        assert estimation_error(Constant(0.1), Constant(0.3), np.empty(0, np.int64)) == 0
-
-    def test_errors_of_opposite_sign_do_not_cancel(self) -> None:
-        truth = observed(ExactPopularity(), np.array([0, 0, 0, 0, 1]))
-        error = estimation_error(Constant(0.4), truth, np.array([0, 1]))
-        assert error == pytest.approx(math.log(2), rel=1e-5)  # a factor of two each
+def test_estimation_error_is_the_mean_factor_either_way():
+    rows, truth = np.arange(2), observed(ExactPopularity(), np.array([0, 0, 0, 0, 1]))
+    for estimate in (0.02, 0.005):
+        assert estimation_error(Constant(estimate), Constant(0.01), rows) == pytest.approx(math.log(2), rel=1e-5)
+    assert estimation_error(Constant(0.3), Constant(0.3), rows) == 0
+    assert estimation_error(Constant(0.1), Constant(0.3), rows[:0]) == 0
+    # a factor of two up and one down do not cancel
+    assert estimation_error(Constant(0.4), truth, rows) == pytest.approx(math.log(2), rel=1e-5)

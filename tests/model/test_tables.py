@@ -33,14 +33,14 @@ def scribble(table: EmbeddingTable) -> Tensor:
 
 class TestGrowth:
     @pytest.mark.parametrize("size", [1025, 1100, 5000])
-    def test_rows_keep_weights_and_optimizer_state(self, size: int) -> None:
+    def test_rows_keep_weights_and_optimizer_state(self, size):
         table = table_of(1000)
         before = scribble(table)
         table.grow(size)
         assert torch.equal(table.lines[:1000], before)
         assert table.size == len(table.weight) == size
 
-    def test_new_rows_have_no_optimizer_state(self) -> None:
+    def test_new_rows_have_no_optimizer_state(self):
         table = table_of(10)
         scribble(table)
         table.grow(3000)
@@ -48,7 +48,7 @@ class TestGrowth:
 
     @fifty
     @given(sizes=st.lists(st.integers(0, 2500), min_size=1, max_size=8), seed=st.integers(0, 1 << 62))
-    def test_first_weights_do_not_depend_on_how_the_table_grew(self, sizes: list[int], seed: int) -> None:
+    def test_first_weights_do_not_depend_on_how_the_table_grew(self, sizes, seed):
         stepwise = table_of(seed=seed)
         for size in sizes:
             stepwise.grow(size)
@@ -57,36 +57,36 @@ class TestGrowth:
 
     @fifty
     @given(loaded=st.integers(0, 300), size=st.integers(0, 300))
-    def test_first_weights_do_not_depend_on_a_restart(self, loaded: int, size: int) -> None:
+    def test_first_weights_do_not_depend_on_a_restart(self, loaded, size):
         restarted = table_of()
         restarted.load_state(table_of(loaded).state())
         restarted.grow(size)
         assert torch.equal(restarted.weight, table_of(max(loaded, size)).weight)
 
-    def test_first_weights_depend_on_the_seed(self) -> None:
+    def test_first_weights_depend_on_the_seed(self):
         assert not torch.equal(table_of(10, seed=1).weight, table_of(10, seed=2).weight)
 
-    def test_all_rows_differ(self) -> None:
+    def test_all_rows_differ(self):
         assert len(torch.unique(table_of(2000).weight, dim=0)) == 2000
 
-    def test_first_weights_are_normal_with_the_given_deviation(self) -> None:
+    def test_first_weights_are_normal_with_the_given_deviation(self):
         weight = table_of(20_000, std=0.1).weight  # 60,000 numbers: relative error of the deviation 0.3%
         assert weight.mean().item() == pytest.approx(0, abs=5 * 0.1 / math.sqrt(weight.numel()))
         assert weight.std().item() == pytest.approx(0.1, rel=0.015)
         assert (weight.abs() < 0.1).float().mean().item() == pytest.approx(0.6827, abs=0.01)
 
-    def test_zero_deviation_starts_at_zero(self) -> None:
+    def test_zero_deviation_starts_at_zero(self):
         table = table_of(2000, std=0.0)
         assert not table.weight.any()
 
-    def test_growing_to_a_smaller_size_changes_nothing(self) -> None:
+    def test_growing_to_a_smaller_size_changes_nothing(self):
         table = table_of(100)
         before = scribble(table)
         table.grow(50)
         assert table.size == 100
         assert torch.equal(table.lines[:100], before)
 
-    def test_one_by_one_growth_moves_the_table_a_logarithmic_number_of_times(self) -> None:
+    def test_one_by_one_growth_moves_the_table_a_logarithmic_number_of_times(self):
         table, places = table_of(), set()
         for size in range(1, 20_001):
             table.grow(size)
@@ -97,13 +97,13 @@ class TestGrowth:
 class TestClear:
     ROWS = (0, 1, 63, 64, 1500, 1999)
 
-    def test_retired_rows_are_new_rows_again(self) -> None:
+    def test_retired_rows_are_new_rows_again(self):
         table, rows = table_of(2000), np.array(self.ROWS)
         scribble(table)
         table.forget(rows[::-1])
         assert torch.equal(table.lines[rows], table_of(2000).lines[rows])
 
-    def test_other_rows_stay(self) -> None:
+    def test_other_rows_stay(self):
         table = table_of(2000)
         before = scribble(table)
         table.forget(np.array(self.ROWS))
@@ -111,13 +111,13 @@ class TestClear:
         others[list(self.ROWS)] = False
         assert torch.equal(table.lines[:2000][others], before[others])
 
-    def test_zero_deviation_retires_to_zero(self) -> None:
+    def test_zero_deviation_retires_to_zero(self):
         table = table_of(10, std=0.0)
         scribble(table)
         table.forget(np.array([3]))
         assert not table.lines[3].any()
 
-    def test_retiring_nothing_changes_nothing(self) -> None:
+    def test_retiring_nothing_changes_nothing(self):
         table = table_of(10)
         before = scribble(table)
         table.forget(np.empty(0, np.int64))
@@ -125,7 +125,7 @@ class TestClear:
 
 
 class TestViews:
-    def test_weight_states_and_updates_are_disjoint_views_of_the_lines(self) -> None:
+    def test_weight_states_and_updates_are_disjoint_views_of_the_lines(self):
         table = table_of(4)
         for number, view in enumerate((table.weight, table.slot(0), table.slot(1), table.lines[:4, -1]), start=1):
             view.fill_(number)
@@ -134,7 +134,7 @@ class TestViews:
 
 class TestState:
     @pytest.mark.parametrize("size", [0, 1, 1024, 1025])
-    def test_round_trip(self, size: int) -> None:
+    def test_round_trip(self, size):
         table = table_of(size)
         table.steps = 17
         lines = scribble(table)
@@ -143,20 +143,20 @@ class TestState:
         assert (copy.size, copy.steps) == (size, 17)
         assert torch.equal(copy.lines[:size], lines)
 
-    def test_loaded_table_owns_its_rows(self) -> None:
+    def test_loaded_table_owns_its_rows(self):
         table, copy = table_of(5), table_of()
         copy.load_state(table.state())
         before = copy.weight.clone()
         table.weight.zero_()
         assert torch.equal(copy.weight, before)
 
-    def test_loaded_table_grows_on(self) -> None:
+    def test_loaded_table_grows_on(self):
         copy = table_of(9)
         copy.load_state(table_of(1024).state())
         copy.grow(1030)
         assert torch.equal(copy.lines[:1030], table_of(1030).lines[:1030])
 
-    def test_rows_of_before_loading_do_not_come_back(self) -> None:
+    def test_rows_of_before_loading_do_not_come_back(self):
         table = table_of(500)
         scribble(table)
         table.load_state(table_of(3).state())
@@ -164,18 +164,18 @@ class TestState:
         assert torch.equal(table.lines[:500], table_of(500).lines[:500])
 
     @pytest.mark.parametrize(("dim", "slots"), [(DIM + 1, SLOTS), (DIM, SLOTS - 1)])
-    def test_another_width_is_refused(self, dim: int, slots: int) -> None:
+    def test_another_width_is_refused(self, dim, slots):
         state = table_of(5, dim=dim, slots=slots).state()
         with pytest.raises(ValueError, match=r"do not fit .* dimension 3 and width 10: .* optimizer differs"):
             table_of().load_state(state)
 
-    def test_another_dimension_of_the_same_width_is_refused(self) -> None:
+    def test_another_dimension_of_the_same_width_is_refused(self):
         adagrad, adam = table_of(5, dim=48, slots=1), table_of(dim=32, slots=2)
         assert adagrad.lines.shape[1] == adam.lines.shape[1]
         with pytest.raises(ValueError, match="rows of dimension 48 do not fit a table of dimension 32 and width 97"):
             adam.load_state(adagrad.state())
 
-    def test_refused_rows_change_nothing(self) -> None:
+    def test_refused_rows_change_nothing(self):
         table, rows = table_of(5), np.arange(9)
         with pytest.raises(ValueError, match="do not fit"):
             table.put(rows, table_of(9, dim=DIM + 1).take(rows))
