@@ -38,10 +38,9 @@ class Pace:
         self._max_gap_s = max_gap_s
         self._clock = clock
         self._sleep = sleep
-        self._last_due_s: float | None = (
-            None  # on the clock, of the last event that was due
-        )
-        self._last_ms: int | None = None  # and its own time
+        # of the last event that was due: when on the clock, and its own time
+        self._last_due_s: float | None = None
+        self._last_ms: int | None = None
 
     def due(self, timestamps_ms: Sequence[int]) -> int:
         """Wait until the first of the events that come next is due, and return how many
@@ -53,14 +52,9 @@ class Pace:
             gaps_s = np.full(len(timestamps_ms), 1 / self._rate)
         elif self._speed is not None:
             before = timestamps_ms[0] if self._last_ms is None else self._last_ms
-            gaps_s = (
-                np.diff(np.asarray(timestamps_ms, np.float64), prepend=before)
-                / 1000
-                / self._speed
-            )
-            gaps_s = gaps_s.clip(
-                0, self._max_gap_s
-            )  # an event out of order is due with the one before
+            gaps_ms = np.diff(np.asarray(timestamps_ms, np.float64), prepend=before)
+            # an event out of order is due with the one before
+            gaps_s = (gaps_ms / 1000 / self._speed).clip(0, self._max_gap_s)
         else:
             return len(timestamps_ms)
         if self._last_due_s is None:
@@ -71,9 +65,8 @@ class Pace:
             self._sleep(float(wait_s))
         elif wait_s < -MAX_CATCH_UP_S:
             due_s += -wait_s - MAX_CATCH_UP_S
-        count = max(
-            1, int(np.searchsorted(due_s, self._clock() + TICK_S, side="right"))
-        )
+        due_now = np.searchsorted(due_s, self._clock() + TICK_S, side="right")
+        count = max(1, int(due_now))
         self._last_due_s = float(due_s[count - 1])
         self._last_ms = timestamps_ms[count - 1]
         return count

@@ -121,12 +121,8 @@ class EmbeddedSink(EmbeddedLog):
             if self._replay is not None and self._written:
                 query = "UPDATE replays SET written = ? WHERE topic = ? AND name = ? AND written = ?"
                 after = self._position + self._written
-                if (
-                    self._db.execute(
-                        query, (after, self._topic, self._replay, self._position)
-                    ).rowcount
-                    != 1
-                ):
+                values = (after, self._topic, self._replay, self._position)
+                if self._db.execute(query, values).rowcount != 1:
                     raise SourceError(
                         f"{self._path}: another process writes the same replay to topic {self._topic!r}. "
                         "Nothing was doubled; make sure that it runs only once, and start it again"

@@ -156,11 +156,8 @@ class LogSettings(ReadingSettings):
                 times[name] = parse_time(text)
             except ValueError:
                 yield f"{name} is {text!r}: write 2014-11-11, 2014-11-11T08:30:00+08:00 or seconds since the epoch"
-            if text.isdecimal() and len(text) in (
-                4,
-                6,
-                8,
-            ):  # 2014, 1111, 201411, 20141111
+            # 2014, 1111, 201411, 20141111
+            if text.isdecimal() and len(text) in (4, 6, 8):
                 yield f"{name} is {text!r}, a date or seconds? Write 2014-11-11, or {text}.0 for seconds"
         if len(times) == 2 and times["since"] >= times["until"]:
             yield f"since is {self.since!r} and until is {self.until!r}: no time lies between"

@@ -110,11 +110,8 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
     broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
     deadline = time.monotonic() + (settings.seconds if not settings.serve else math.inf)
-    directory = (
-        settings.data_dir.absolute()
-        if settings.data_dir
-        else Path(tempfile.mkdtemp(prefix="streamer-demo-"))
-    )
+    directory = settings.data_dir or Path(tempfile.mkdtemp(prefix="streamer-demo-"))
+    directory = directory.absolute()
     if settings.trainers > 1 and not is_rank():
         arguments = [*sys.argv[1:], "--data-dir", str(directory)]
         sys.exit(
@@ -324,11 +321,9 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
 
     users_ = learner.state.users.used
     often = users_[(learner.state.recent.of(users_).items >= 0).sum(axis=1) >= most]
-    chosen = (
-        often[[len(often) * k // users for k in range(users)]]
-        if len(often) >= users
-        else often
-    )
+    chosen = often
+    if len(often) >= users:
+        chosen = often[[len(often) * k // users for k in range(users)]]
     recommender = Recommender(learner)
     queries = [
         recommender.user(learner.state.users.id_of(row)) for row in chosen.tolist()

@@ -196,11 +196,9 @@ class DelimitedFormat(DatasetFormat):
         delimiter = settings.delimiter or self.delimiter or start.delimiter
         cells = start.cells(delimiter)
         # 1. is the first line a header?
-        header = (
-            settings.header
-            if settings.header is not None
-            else self._is_header(cells, settings.columns)
-        )
+        header = settings.header
+        if header is None:
+            header = self._is_header(cells, settings.columns)
         # 2. the names of the columns
         if header:
             columns = cells

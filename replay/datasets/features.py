@@ -62,11 +62,9 @@ class FeatureReader:
         self._columns = columns
         self._texts = texts
         self._by_id = by_id
-        self._split = (
-            _from_json
-            if any(column.kind == "object" for column in columns)
-            else self._split_values
-        )
+        self._split = self._split_values
+        if any(column.kind == "object" for column in columns):
+            self._split = _from_json
         self._shared: NDArray[Any] | None = None
         if len(texts) <= MAX_SHARED:
             self._shared = np.empty(len(texts), object)

@@ -158,11 +158,9 @@ class Location:
     @property
     def opened(self) -> list[Path]:
         """The files that were opened, or the archive that they are in."""
-        return (
-            [self.path]
-            if self._archive is not None
-            else [self._files[name] for name in self._opened]
-        )
+        if self._archive is not None:
+            return [self.path]
+        return [self._files[name] for name in self._opened]
 
     def choose(self, patterns: Sequence[Sequence[str]]) -> list[str]:
         """The files of the log: those that the user named, or else all that match the

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from streamer.replay.datasets.base import (
@@ -168,12 +169,10 @@ class Amazon(DelimitedFormat):
     cells: ClassVar = {2: r"[0-5](\.\d+)?", 3: NUMBER}
 
     def columns(self, log: LogFiles) -> EventColumns:
-        columns = (
-            jsonl_columns(log, self.names)
-            if log.first_lines.is_json
-            else super().columns(log)
-        )
-        return replace(columns, above_average=True)
+        read = super().columns
+        if log.first_lines.is_json:
+            read = partial(jsonl_columns, names=self.names)
+        return replace(read(log), above_average=True)
 
     def table(self, log: LogFiles) -> DelimitedTable:
         table = super().table(log)

@@ -97,11 +97,9 @@ class OfflineRun:
         )
         self.trainer.model.grow(self.user_count, self.item_count)
         self.popularity: ExactPopularity | HashPopularity = ExactPopularity()
-        chosen = (
-            self.trainer.method.popularity
-            if settings.popularity == "auto"
-            else settings.popularity
-        )
+        chosen: str = settings.popularity
+        if chosen == "auto":
+            chosen = self.trainer.method.popularity
         if chosen == "hash":
             self.popularity = HashPopularity(
                 slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed
@@ -195,11 +193,9 @@ class OfflineRun:
         if method.resamples:
             items, counts = result.occurrence()
             self.occurrence.add(items, counts)
-            size = (
-                settings.batch_size
-                if settings.cache_size is None
-                else settings.cache_size
-            )
+            size = settings.cache_size
+            if size is None:
+                size = settings.batch_size
             if method.extra == "cache" and settings.cache_scope == "touched":
                 self.cache = self.occurrence.draw_among(items, size, self._draws)
             elif method.extra == "cache":

@@ -36,7 +36,7 @@ class Measure(msgspec.Struct, frozen=True):
     metric: str
     """`recall`, `ndcg`, `authors-ndcg`, `hr`, `mrr`; `hr-without-towers`, where the
     ranker reads zero for their inner product; `towers-recall`, of the towers' own
-    lists; `cold-share`, of items in the lists that nobody had yet and the
+    lists; `cold-share`, of cold items in the lists, which the
     catalogue describes; `step-ms`, the milliseconds of a training step; or
     `events-per-second`, ranked and learned from."""
     k: int

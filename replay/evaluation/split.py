@@ -57,15 +57,14 @@ class ItemsByUser:
 
     def contain(self, users: Rows, items: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[R, k] whether each of the items [R, k] belongs to the user of its row."""
-        width = max(int(self.items.max(initial=0)), int(items.max(initial=0))) + 1
+        if not len(self.items):
+            return np.zeros(items.shape, bool)
+        width = max(int(self.items.max()), int(items.max(initial=0))) + 1
         known = self.users * width + self.items  # ascending
         asked = users[:, None] * width + items
-        at = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
-        return (
-            (known[at] == asked) & (items >= 0)
-            if len(known)
-            else np.zeros(items.shape, bool)
-        )
+        at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+        found: NDArray[np.bool_] = (known[at] == asked) & (items >= 0)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

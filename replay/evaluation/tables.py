@@ -46,7 +46,7 @@ CATALOGUE_FIGURES = (
     ("hr", f"{SECOND_HALF}new-items"),
     ("cold-share", "all"),
 )
-"""Events of items that nobody had before, which only a catalogue can foretell, and the
+"""First events of items, which only a catalogue can predict, and the
 share of such items in lists.
 """
 USUAL_K = 10
@@ -74,12 +74,9 @@ Group = tuple[str, str, str, str]
 
 def headline(records: Sequence[Record]) -> Figure:
     """The one figure that sums up a run."""
-    metric, slice_ = (
-        ("recall", "all")
-        if records[0].protocol == "offline"
-        else ("hr", f"{SECOND_HALF}all")
-    )
-    return metric, shown_k(records), slice_
+    if records[0].protocol == "offline":
+        return "recall", shown_k(records), "all"
+    return "hr", shown_k(records), f"{SECOND_HALF}all"
 
 
 def shown_k(records: Sequence[Record]) -> int:
@@ -103,7 +100,7 @@ def _title(figure: Figure, offline: bool) -> str:
 
 def slice_title(slice_: str) -> str:
     """`new, reachable` for `second-half/new/returning-items`: what somebody had before
-    can be foretold.
+    can be predicted.
     """
     name = slice_.removeprefix(SECOND_HALF).replace(
         "new/returning-items", "new/reachable"
