@@ -129,7 +129,7 @@ def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
     replica = server.service.replica
     assert replica is not None
     assert sorted(replica.learner.state.users.ids) == sorted(learner.state.users.ids)
-    ends = {tuple(p): at for *p, at in replica.end.positions}
+    ends = {tuple(p): at for p, at in replica.end.offsets.items()}
     found = CheckpointStore(checkpoints, readonly=True).load()
     assert found is not None
     assert ends == {(topic, number): at for topic, number, at, *_ in found.meta["positions"]}

@@ -37,7 +37,7 @@ from streamer.model.rows.user_partition import UserPartitions
 from streamer.model.settings import LearnerSettings
 from streamer.model.trainer import Trainer
 from streamer.recommender import LAST_S
-from streamer.snapshot import Chunk
+from streamer.snapshot import RowChunk
 from streamer.snapshot.capture import marked
 from streamer.snapshot.frames import CHUNK_ROWS
 from streamer.vocabulary import Vocabulary
@@ -289,16 +289,16 @@ class State:
         self.limits = limits_of(self.settings, Limits(*values["limits"]))
         self.draws.bit_generator.state = values["draws"]
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[RowChunk]:
         """A copy of every row, in slices; nothing may be learned meanwhile."""
         for kind in self.kinds():
             rows = self.rows(kind)
             for k in range(0, len(rows), CHUNK_ROWS):
                 at = rows[k : k + CHUNK_ROWS]
-                yield Chunk(kind, at, self.take(kind, at))
+                yield RowChunk(kind, at, self.take(kind, at))
 
     def restore(
-        self, chunks: Iterable[Chunk], arrays: Arrays, values: dict[str, Any]
+        self, chunks: Iterable[RowChunk], arrays: Arrays, values: dict[str, Any]
     ) -> None:
         """Become, as a new learner, the one whose rows these are, and whose `dense`
         these arrays and values.

@@ -32,7 +32,7 @@ from streamer.snapshot.capture import CaptureAbandoned
 from streamer.snapshot.chain import PARTS, Checkpoint
 from streamer.snapshot.checkpointer import Checkpointer
 from streamer.snapshot.directory import SnapshotDirectory
-from streamer.snapshot.frames import Chunk
+from streamer.snapshot.frames import RowChunk
 from streamer.snapshot.lease import check_generation
 from streamer.snapshot.store import CheckpointStore
 
@@ -167,8 +167,8 @@ class RankCheckpointer(Checkpointer):
         check_generation(self._directory, self._group.generation)
 
     def _with_seal(
-        self, chunks: Iterator[Chunk], meta: dict[str, Any]
-    ) -> Iterator[Chunk]:
+        self, chunks: Iterator[RowChunk], meta: dict[str, Any]
+    ) -> Iterator[RowChunk]:
         """On rank 0: after the last row, wait until every rank's file is safe, and name
         them in the manifest.
         """
@@ -178,7 +178,7 @@ class RankCheckpointer(Checkpointer):
         seals = self.seals
         agreed = seals.agreed
 
-        def sealed() -> Iterator[Chunk]:
+        def sealed() -> Iterator[RowChunk]:
             reports = seals.wait_for_reports(agreed)
             if reports is None:
                 raise CaptureAbandoned(
@@ -199,7 +199,7 @@ class RankCheckpointer(Checkpointer):
 
 def _chunks_of(
     found: Checkpoint, own: NDArray[np.bool_], scratch: State
-) -> Iterator[Chunk]:
+) -> Iterator[RowChunk]:
     """All rows of a checkpoint but the users of others; ours are numbered anew."""
     rows = np.cumsum(own) - 1
     for chunk in found.chunks():
@@ -207,4 +207,4 @@ def _chunks_of(
             yield chunk
         elif len(kept := np.flatnonzero(own[chunk.rows])):
             scratch.put("users", np.arange(len(chunk.rows)), chunk.arrays)
-            yield Chunk("users", rows[chunk.rows[kept]], scratch.take("users", kept))
+            yield RowChunk("users", rows[chunk.rows[kept]], scratch.take("users", kept))

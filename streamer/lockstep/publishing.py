@@ -15,7 +15,7 @@ from streamer.snapshot.capture import Capture, marked
 from streamer.snapshot.chain import with_users
 from streamer.snapshot.frames import (
     NO_ROWS,
-    Chunk,
+    RowChunk,
     Rows,
     pack_chunk,
     split_frames,
@@ -69,7 +69,7 @@ class GroupPublisher(Publisher):
         counts = self._group.gather_equal(np.array([rows]))
         return sum(int(count[0]) for count in counts)
 
-    def _copied(self, changed: dict[str, Rows]) -> list[Chunk]:
+    def _copied(self, changed: dict[str, Rows]) -> list[RowChunk]:
         users = Capture(self._rows, {USERS: marked(changed[USERS])})
         own = {kind: rows for kind, rows in changed.items() if kind != USERS}
         chunks = super()._copied(own)
@@ -130,8 +130,8 @@ class GroupPublisher(Publisher):
     # users ----------------------------------------------------------------------------
 
     def _gather(
-        self, chunks: list[Chunk], more: bool = False
-    ) -> tuple[list[Chunk], bool]:
+        self, chunks: list[RowChunk], more: bool = False
+    ) -> tuple[list[RowChunk], bool]:
         """Users of all ranks with their published rows, on rank 0; and whether any rank
         has more. A collective.
         """

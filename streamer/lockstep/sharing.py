@@ -20,7 +20,7 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learned, Learner
 from streamer.lockstep.group import Group
 from streamer.sharing.sharing import FLUSH_S, LearnPart, StoreSharing
-from streamer.snapshot.frames import NO_ROWS, Arrays, Chunk, pack_chunk, unpack_chunk
+from streamer.snapshot.frames import NO_ROWS, Arrays, RowChunk, pack_chunk, unpack_chunk
 from streamer.sources.base import Partition, Positions
 
 PLAIN = ("retired", "retired_rows", "ids", "live", "row_version")
@@ -236,7 +236,7 @@ def _packed(
     return arrays, values | {"deltas": len(received.deltas), "pending": spans}
 
 
-def _unpacked(chunk: Chunk) -> Received:
+def _unpacked(chunk: RowChunk) -> Received:
     arrays = chunk.arrays
     values = chunk.values
     deltas = []

@@ -14,7 +14,7 @@ from streamer.model.rows.by_rows import Arrays
 from streamer.recommender import Recommender
 from streamer.serve.vectors import EXACT_ITEMS, KeptVectors
 from streamer.snapshot.chain import Checkpoint
-from streamer.snapshot.frames import Chunk
+from streamer.snapshot.frames import RowChunk
 from streamer.snapshot.publisher import LINES, is_served, table_of
 from streamer.snapshot.snapshot import Snapshot, SnapshotEnd
 
@@ -72,7 +72,9 @@ class Replica:
         self.learner.state.find_cold_items(changed)
         self.vectors.renew(changed, self.learner.state.items.size)
 
-    def _put(self, end: SnapshotEnd, chunks: Iterable[Chunk], arrays: Arrays) -> None:
+    def _put(
+        self, end: SnapshotEnd, chunks: Iterable[RowChunk], arrays: Arrays
+    ) -> None:
         try:
             for chunk in chunks:
                 if is_served(chunk.kind):
@@ -86,7 +88,7 @@ class Replica:
             ) from error
         self.end = end
 
-    def _fitting(self, chunk: Chunk) -> Arrays:
+    def _fitting(self, chunk: RowChunk) -> Arrays:
         """What rows hold, with as much of their table's lines as there is room for:
         optimizer state is left out.
         """
@@ -107,5 +109,5 @@ class ReadDelta:
     """What a delta changes."""
 
     end: SnapshotEnd
-    chunks: list[Chunk]
+    chunks: list[RowChunk]
     arrays: Arrays

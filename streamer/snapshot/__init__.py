@@ -23,14 +23,14 @@ the first `sharing`, `ingest` and `accounting`.
 """
 
 from streamer.snapshot.chain import Checkpoint
-from streamer.snapshot.frames import Chunk, pack_chunk, unpack_chunk
+from streamer.snapshot.frames import RowChunk, pack_chunk, unpack_chunk
 from streamer.snapshot.store import CheckpointStore
 from streamer.snapshot.strings import pack_strings, unpack_strings
 
 __all__ = [
     "Checkpoint",
     "CheckpointStore",
-    "Chunk",
+    "RowChunk",
     "pack_chunk",
     "pack_strings",
     "unpack_chunk",

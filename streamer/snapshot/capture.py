@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import StreamerError
-from streamer.snapshot.frames import CHUNK_ROWS, Chunk, Rows
+from streamer.snapshot.frames import CHUNK_ROWS, RowChunk, Rows
 
 STEP_S = 0.005
 LONG_STEP_S = 0.01
@@ -78,7 +78,7 @@ class Capture:
         self._waits = dict(wanted)  # of each row, whether it is still to be copied
         self._slice_rows = dict.fromkeys(self._waits, CHUNK_ROWS)
         self._left = self._slices()
-        self._queue: deque[Chunk] = deque()
+        self._queue: deque[RowChunk] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()  # guards the queue and what follows
         self._is_copied = False
@@ -141,14 +141,14 @@ class Capture:
             self._changed.notify_all()
         return False
 
-    def copy_all(self) -> list[Chunk]:
+    def copy_all(self) -> list[RowChunk]:
         """All rows, copied at once: for few of them."""
         while self.copy_slice():
             pass
         self.close()
         return self.take_copied()
 
-    def take_copied(self) -> list[Chunk]:
+    def take_copied(self) -> list[RowChunk]:
         """The copies that wait, without waiting for more."""
         with self._changed:
             copied = list(self._queue)
@@ -157,7 +157,7 @@ class Capture:
             self._changed.notify_all()
         return copied
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: RowChunk) -> None:
         """Let `chunks` return this one, too."""
         with self._changed:
             self._queue.append(chunk)
@@ -185,7 +185,7 @@ class Capture:
             self._state.changes.before_write.remove(self._before_write)
         self._waits = {}
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[RowChunk]:
         """The copies, in no particular order; waits for those that are not made yet.
 
         Raises:
@@ -226,7 +226,7 @@ class Capture:
         if not len(rows):
             return
         try:
-            chunk = Chunk(kind, rows, self._state.take(kind, rows))
+            chunk = RowChunk(kind, rows, self._state.take(kind, rows))
         except BaseException:
             # whatever happens next, a snapshot without these rows must not
             self.abandon()
@@ -244,5 +244,5 @@ def marked(rows: Rows) -> NDArray[np.bool_]:
     return found
 
 
-def _size_bytes(chunk: Chunk) -> int:
+def _size_bytes(chunk: RowChunk) -> int:
     return sum(array.nbytes for array in chunk.arrays.values())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamer.snapshot.frames import Arrays, Chunk
+from streamer.snapshot.frames import Arrays, RowChunk
 from streamer.snapshot.snapshot import Link, Snapshot, SnapshotEnd
 
 MAX_DELTAS = 250
@@ -115,7 +115,7 @@ class Checkpoint:
         """What it says beside rows and arrays."""
         return self.end.meta
 
-    def chunks(self, kind: str | None = None) -> Iterator[Chunk]:
+    def chunks(self, kind: str | None = None) -> Iterator[RowChunk]:
         """Rows and what they hold, or those of one kind; what comes later takes the
         place of what came before.
         """

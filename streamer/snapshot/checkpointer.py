@@ -19,7 +19,7 @@ from streamer.model.rows.changes import ChangedRows
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot.capture import Capture, CaptureAbandoned, marked
 from streamer.snapshot.chain import Checkpoint
-from streamer.snapshot.frames import Arrays, Chunk, Rows
+from streamer.snapshot.frames import Arrays, RowChunk, Rows
 from streamer.snapshot.resume import load_chosen, warn_of_differences
 from streamer.snapshot.snapshot import positions_from_json, positions_to_json
 from streamer.snapshot.store import CheckpointStore
@@ -141,11 +141,7 @@ class Checkpointer:
         meta = found.meta
         positions = positions_from_json(meta["positions"])
         accounting = Accounting.from_json(meta["accounting"])
-        shared = {
-            name.removeprefix(SHARED): array
-            for name, array in found.arrays().items()
-            if name.startswith(SHARED)
-        }
+        shared = _shared(found.arrays())
         sharing.restore(shared, meta.get("sharing", {}), found.end.offsets)
         self.path = found.path
         self.begun = True
@@ -153,7 +149,6 @@ class Checkpointer:
         self._tried_events = accounting.consumed
         self._safe_events = accounting.consumed
         self._safe_at = self._clock() - max(0.0, time.time() - meta["saved_at"])
-        self._note_chain()
         return Restored(accounting, OffsetLedger(positions))
 
     def _find(self) -> Checkpoint | None:
@@ -282,8 +277,8 @@ class Checkpointer:
         return learner.state.kinds()
 
     def _with_seal(
-        self, chunks: Iterator[Chunk], meta: dict[str, Any]
-    ) -> Iterator[Chunk]:
+        self, chunks: Iterator[RowChunk], meta: dict[str, Any]
+    ) -> Iterator[RowChunk]:
         """The rows to write, and what happens before the last frame."""
         return chunks
 
@@ -312,7 +307,7 @@ class Checkpointer:
             self._capture.close()
             self._capture = None
 
-    def _write(self, save: Save, chunks: Iterator[Chunk]) -> None:
+    def _write(self, save: Save, chunks: Iterator[RowChunk]) -> None:
         """Write a checkpoint, and note what became of it, on the thread that writes."""
         try:
             path = self._store.save(chunks, save.arrays, save.meta, base=save.is_base)
@@ -335,7 +330,6 @@ class Checkpointer:
         saved = self._stats.saved + 1
         seconds = self._clock() - save.taken_at
         self._stats = replace(self._stats, saved=saved, seconds=seconds, problem=None)
-        self._note_chain()
         save.done(True)
 
     # what became of them --------------------------------------------------------------
@@ -356,22 +350,18 @@ class Checkpointer:
             return False
         return True
 
-    def _note_chain(self) -> None:
-        chain = self._store.chain
-        if chain.links:
-            self._stats = replace(
-                self._stats,
-                size_bytes=chain.links[-1].size_bytes,
-                deltas=len(chain.links) - 1,
-                base_bytes=chain.base_bytes,
-                delta_bytes=chain.delta_bytes,
-            )
-
     def stats(self, events: int) -> SaveStats:
         """Return what became of the checkpoints so far, when `events` are consumed."""
-        unsaved = events - self._safe_events
+        chain = self._store.chain
+        sizes = [one.size_bytes for one in chain.links]
         return replace(
-            self._stats, unsaved_events=unsaved, longest_pause_s=self._longest_pause_s
+            self._stats,
+            unsaved_events=events - self._safe_events,
+            longest_pause_s=self._longest_pause_s,
+            size_bytes=sizes[-1] if sizes else None,
+            deltas=len(sizes[1:]),
+            base_bytes=chain.base_bytes,
+            delta_bytes=chain.delta_bytes,
         )
 
     @property
@@ -390,3 +380,12 @@ class Checkpointer:
         self._store.close()
         if self._error is not None:
             raise self._error
+
+
+def _shared(arrays: Arrays) -> Arrays:
+    """The arrays that belong to what is shared, by their own names."""
+    found = {}
+    for name, array in arrays.items():
+        if name.startswith(SHARED):
+            found[name.removeprefix(SHARED)] = array
+    return found

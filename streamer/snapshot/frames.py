@@ -46,7 +46,7 @@ _DTYPES = {
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Some rows of one kind, and what they hold; or, without rows, arrays and JSON
     values of any sort.
     """
@@ -105,7 +105,7 @@ def pack_chunk(
     return b"".join([HEADER.pack(MAGIC, crc32, length), *parts])
 
 
-def unpack_chunk(frame: bytes | bytearray | memoryview) -> Chunk:
+def unpack_chunk(frame: bytes | bytearray | memoryview) -> RowChunk:
     """The chunk of a frame. Unless it is compressed, its arrays are views of it: they
     can be written to only if it can.
 
@@ -150,7 +150,7 @@ def frame_header(header: bytes | bytearray | memoryview) -> tuple[int, int]:
     return crc32, length
 
 
-def unpack_payload(payload: bytearray | memoryview) -> Chunk:
+def unpack_payload(payload: bytearray | memoryview) -> RowChunk:
     """The chunk of a frame's payload, which was checked before; see `unpack_chunk`.
 
     Raises:
@@ -169,7 +169,7 @@ def unpack_payload(payload: bytearray | memoryview) -> Chunk:
             name: _array(blob, begin, entry, by_planes)
             for name, entry in header.items()
         }
-        return Chunk(
+        return RowChunk(
             about["kind"], arrays.pop(ROWS), arrays, json.loads(about["values"])
         )
     except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:

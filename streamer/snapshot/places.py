@@ -138,7 +138,9 @@ class DirectoryReader:
     def __init__(self, directory: Path) -> None:
         self._snapshots = SnapshotDirectory(directory)
         self._came: Path | None = None
-        self._refused: set[Path] = set()
+        self._came_whole = False
+        self._refused: set[Path] = set()  # do not follow what was served
+        self._damaged: set[Path] = set()  # or cannot be used for another reason
         self._looked_around = 0.0
 
     def poll(self, served: SnapshotEnd | None, timeout_s: float) -> Found:
@@ -165,6 +167,7 @@ class DirectoryReader:
         if path in self._refused or not path.exists():
             return None
         self._came = path
+        self._came_whole = False
         try:
             return SnapshotFile(path)
         except CorruptCheckpoint:
@@ -173,6 +176,7 @@ class DirectoryReader:
 
     def _newer_state(self, served: SnapshotEnd | None) -> Found:
         """What leads to the newest whole state, if it is newer than what is served."""
+        self._came_whole = False
         now = time.monotonic()
         if served is not None and now - self._looked_around < LOOK_AROUND_S:
             return None
@@ -187,7 +191,7 @@ class DirectoryReader:
             except CorruptCheckpoint:  # the state before it may be whole
                 for path, result in checked.items():
                     if isinstance(result, CorruptCheckpoint):
-                        self._refused.add(path)
+                        self._damaged.add(path)
                 continue
             if found is not None:
                 return found
@@ -207,8 +211,9 @@ class DirectoryReader:
             self._came = paths[states.index(served.link) + 1]
             if self._came not in self._refused:
                 return SnapshotFile(self._came)
-        if not self._refused.isdisjoint(paths):
+        if not self._damaged.isdisjoint(paths):
             return None
+        self._came_whole = True
         # not more files at once than a chain of checkpoints has
         last = chain[: MAX_DELTAS + 1][-1].end.number
         self._came = self._snapshots.path(last, is_base=last == chain[0].end.number)
@@ -217,7 +222,8 @@ class DirectoryReader:
     def refuse(self) -> None:
         """See `SnapshotReader.refuse`."""
         if self._came is not None:
-            self._refused.add(self._came)
+            refused = self._damaged if self._came_whole else self._refused
+            refused.add(self._came)
 
     def close(self) -> None:
         """See `SnapshotReader.close`."""

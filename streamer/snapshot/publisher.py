@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any
 
@@ -20,7 +20,7 @@ from streamer.errors import StreamerError
 from streamer.learner import State, checkpoint_meta
 from streamer.snapshot.capture import Capture, CaptureAbandoned, marked
 from streamer.snapshot.chain import Chain
-from streamer.snapshot.frames import Arrays, Chunk, Rows
+from streamer.snapshot.frames import Arrays, RowChunk, Rows
 from streamer.snapshot.places import Place
 from streamer.snapshot.snapshot import (
     Link,
@@ -64,6 +64,28 @@ class PublishStatus:
     written_bytes: int = 0
     at_s: float | None = None
     """When what was written last was copied, in seconds since the epoch."""
+    _problems: dict[bool, str] = field(default_factory=dict)
+    """Of deltas, and of bases."""
+
+    def note_written(self, about: SnapshotEnd, size_bytes: int) -> None:
+        """A snapshot is written."""
+        had_problem = bool(self._problems)
+        self._problems.pop(about.is_base, None)
+        self.problem = next(iter(self._problems.values()), None)
+        if had_problem and self.problem is None:
+            logger.warning("Publishing recovered.")
+        self.number = max(self.number, about.number)
+        self.at_s = max(self.at_s or 0.0, about.time_s)
+        self.snapshots += 1
+        self.written_bytes += size_bytes
+
+    def note_problem(self, error: Exception, *, is_base: bool) -> None:
+        """A snapshot could not be written."""
+        if not self._problems:
+            is_bug = not isinstance(error, StreamerError)
+            logger.warning("Publishing failed, will retry: %s", error, exc_info=is_bug)
+        self._problems[is_base] = str(error)
+        self.problem = str(error)
 
 
 class Due(IntFlag):
@@ -121,7 +143,7 @@ class Delta:
     """What has changed, copied between two steps."""
 
     number: int
-    chunks: list[Chunk]
+    chunks: list[RowChunk]
     dense: Dense
 
 
@@ -161,8 +183,7 @@ class Publisher:
         self._base_at = 0.0
         self._number = 0  # of the last delta that was copied
         self._chain = Chain(MAX_DELTAS, MIN_BASE_BYTES)
-        self._problems: dict[str, str] = {}  # of bases and deltas
-        self._lock = threading.Lock()  # guards chain, problems and status
+        self._lock = threading.Lock()  # guards chain and status
         self._closing = threading.Event()
         self._bases = SnapshotWriter("base-publisher")
         self._deltas = SnapshotWriter("delta-publisher")
@@ -245,7 +266,7 @@ class Publisher:
         """How many rows a delta has."""
         return rows
 
-    def _copied(self, changed: dict[str, Rows]) -> list[Chunk]:
+    def _copied(self, changed: dict[str, Rows]) -> list[RowChunk]:
         """A copy of rows."""
         wanted = {kind: marked(rows) for kind, rows in changed.items()}
         return Capture(self._rows, wanted).copy_all()
@@ -262,8 +283,7 @@ class Publisher:
                 self._write(ident, delta.chunks, lambda: (previous, delta.dense))
                 return
             except Exception as error:
-                self._note_problem("delta", error)
-                self.base_wanted = True
+                self._note_problem(error, is_base=False)
                 self._closing.wait(RETRY_S)
 
     # bases ----------------------------------------------------------------------------
@@ -315,8 +335,7 @@ class Publisher:
             return
         except Exception as error:
             capture.abandon()
-            self._note_problem("base", error)
-            self.base_wanted = True
+            self._note_problem(error, is_base=True)
             self._base_at = time.monotonic() + RETRY_S
 
     def _repeated(self, number: int | None) -> Link | None:
@@ -356,7 +375,7 @@ class Publisher:
     def _write(
         self,
         ident: SnapshotId,
-        chunks: Iterable[Chunk],
+        chunks: Iterable[RowChunk],
         last: Callable[[], tuple[Link | None, Dense]],
     ) -> None:
         """Write a snapshot, and note that it is there.
@@ -386,29 +405,12 @@ class Publisher:
                 self._chain.add_base(link, packing.size_bytes)
             elif self._chain.links:  # or a base that repeats nothing is on its way
                 self._chain.add_base(about.previous, packing.size_bytes)
-            self._note_written(about, packing.size_bytes)
+            self.status.note_written(about, packing.size_bytes)
 
-    def _note_written(self, about: SnapshotEnd, size_bytes: int) -> None:
-        status = self.status
-        had_problem = bool(self._problems)
-        self._problems.pop("base" if about.is_base else "delta", None)
-        status.problem = next(iter(self._problems.values()), None)
-        if had_problem and status.problem is None:
-            logger.warning("Publishing recovered.")
-        status.number = max(status.number, about.number)
-        status.at_s = max(status.at_s or 0.0, about.time_s)
-        status.snapshots += 1
-        status.written_bytes += size_bytes
-
-    def _note_problem(self, kind: str, error: Exception) -> None:
+    def _note_problem(self, error: Exception, *, is_base: bool) -> None:
         with self._lock:
-            if not self._problems:
-                unexpected = not isinstance(error, StreamerError)
-                logger.warning(
-                    "Publishing failed, will retry: %s", error, exc_info=unexpected
-                )
-            self._problems[kind] = str(error)
-            self.status.problem = str(error)
+            self.status.note_problem(error, is_base=is_base)
+        self.base_wanted = True
 
     # the end --------------------------------------------------------------------------
 

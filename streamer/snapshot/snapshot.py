@@ -27,7 +27,7 @@ from streamer.snapshot.frames import (
     HEADER,
     NO_ROWS,
     Arrays,
-    Chunk,
+    RowChunk,
     frame_header,
     pack_chunk,
     unpack_payload,
@@ -130,7 +130,7 @@ class Packing:
 
     def frames(
         self,
-        chunks: Iterable[Chunk],
+        chunks: Iterable[RowChunk],
         end: Callable[[], tuple[SnapshotEnd, Arrays]],
     ) -> Iterator[bytes]:
         """All frames; `end` is called when all chunks are packed."""
@@ -201,7 +201,7 @@ class Snapshot:
         for _ in self._ahead(self._payload):
             pass
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[RowChunk]:
         """The rows, as they were written.
 
         Raises:
@@ -255,7 +255,7 @@ class Snapshot:
             raise CorruptCheckpoint("a frame does not match its checksum")
         return payload
 
-    def _chunk(self, at: int, length: int, crc32: int) -> Chunk:
+    def _chunk(self, at: int, length: int, crc32: int) -> RowChunk:
         return unpack_payload(self._payload(at, length, crc32))
 
     def _ahead(self, read: Callable[[int, int, int], T]) -> Iterator[T]:

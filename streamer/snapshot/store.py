@@ -25,7 +25,7 @@ from streamer.snapshot.directory import (
     checkpoint_errors,
     sync_to_disk,
 )
-from streamer.snapshot.frames import Arrays, Chunk
+from streamer.snapshot.frames import Arrays, RowChunk
 from streamer.snapshot.lease import Lease, alone_in
 from streamer.snapshot.snapshot import Link, Packing, SnapshotEnd, SnapshotFile
 
@@ -90,7 +90,7 @@ class CheckpointStore(SnapshotDirectory):
 
     def save(
         self,
-        chunks: Iterable[Chunk],
+        chunks: Iterable[RowChunk],
         arrays: Arrays,
         meta: Mapping[str, Any],
         *,
@@ -333,7 +333,7 @@ class CheckpointStore(SnapshotDirectory):
         return found
 
 
-def _finite(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def _finite(chunks: Iterable[RowChunk]) -> Iterator[RowChunk]:
     for chunk in chunks:
         _check_finite(chunk.arrays, f"{chunk.kind}/")
         yield chunk

@@ -57,10 +57,11 @@ class Served:
         where = ("--data-dir", self.directory, "--publish-dir", self.directory / "points", "--checkpoint-every", 0.5)
         return Command(["run", "--log-format", "plain", *where, *MODEL, *CATALOGUE], self.directory / "run.log")
 
-    def server(self) -> Command:
-        """`streamer serve`."""
-        where = ("--from", self.directory / "points", "--data-dir", self.directory, "--port", self.port)
-        return Command(["serve", *where], self.directory / "serve.log")
+    def server(self, *source: Any) -> Command:
+        """`streamer serve`, from what is published unless another source is given."""
+        source = source or ("--from", self.directory / "points")
+        where = ("--data-dir", self.directory, "--port", self.port)
+        return Command(["serve", *source, *where], self.directory / "serve.log")
 
     def ask(self, path: str, method: str = "GET") -> Any:
         """An answer; None while there is none."""
@@ -122,6 +123,20 @@ def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(se
         served.write(200)
         wait_until(served.caught_up, "learning on")
         assert_equal(served)
+
+
+def test_a_server_follows_the_checkpoints_of_a_running_trainer_also_after_a_kill(served):
+    served.write(300)
+    with served.server("--checkpoint-dir", served.directory / "checkpoints"):
+        for generation in (1, 2):
+            with served.trainer() as trainer:
+                served.write(200)
+                wait_until(served.caught_up, "learning")
+                assert_equal(served)
+                assert served.ask("status")["generation"] == generation
+                trainer.process.kill()
+                trainer.process.wait()
+        assert served.ask("users/u1/recommendations")["items"]
 
 
 def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_applies_it_in_order(served):

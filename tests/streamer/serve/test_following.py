@@ -18,6 +18,7 @@ from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
 from streamer.snapshot.directory import SnapshotDirectory, number_of
 from streamer.sources.memory import MemoryLog, MemorySource
+from tests.streamer.snapshot.test_checkpointer import Run
 
 STREAM = events(900, users=30, items=150)
 USERS = [f"u{n}" for n in range(30)] + ["nobody"]
@@ -166,6 +167,30 @@ def test_later_collections_pass_over_what_is_served(pair):
     trainer.learn(STREAM[:100])
     server.reach(trainer)
     wait_until(lambda: not any(one is server.service.replica for one in gc.get_objects()), "freezing")
+
+
+def test_a_server_follows_checkpoints_also_when_their_trainer_goes_back(tmp_path):
+    directory = tmp_path / "checkpoints"
+    run, server = Run(directory), Server(directory)
+
+    def assert_follows(path: Path) -> None:
+        number = number_of(path)
+        wait_until(lambda: server.service.end is not None and server.service.end.number == number, "following")
+        assert_equal(server.service, Learner.load(directory))
+
+    assert_follows(run.learn_and_save(200))
+    chosen = run.learn_and_save(16, seed=1)
+    assert_follows(chosen)
+    assert_follows(run.learn_and_save(16, seed=2))
+    assert server.service.bases == 1, "deltas are applied"
+    run.close()
+    back = Run(directory, start_from=chosen)
+    assert_follows(back.learn_and_save(16, seed=3))
+    assert_follows(back.learn_and_save(16, seed=4))
+    back.store.chain.clear()
+    assert_follows(back.learn_and_save(16, seed=5))
+    back.close()
+    server.close()
 
 
 class TestDamage:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, Superseded
-from streamer.snapshot import CheckpointStore, Chunk, directory, pack_strings, unpack_strings
+from streamer.snapshot import CheckpointStore, RowChunk, directory, pack_strings, unpack_strings
 from streamer.snapshot.frames import NO_ROWS, pack_chunk
 from streamer.snapshot.lease import Lease
 
@@ -36,7 +36,7 @@ def save_state(store, number, base=None):
     rows = np.arange(ROWS) if base else np.array([row for row in range(ROWS) if value_of(row, number) == number])
     values = np.array([value_of(row, number) for row in rows.tolist()], np.float32)
     halves = [half for half in np.array_split(np.arange(len(rows)), 2) if len(half)]
-    chunks = [Chunk("items", rows[half], {"lines": np.repeat(values[half, None], 3, 1)}) for half in halves]
+    chunks = [RowChunk("items", rows[half], {"lines": np.repeat(values[half, None], 3, 1)}) for half in halves]
     return store.save(chunks, {"dense": np.full(4, number)}, {"number": number}, base=base)
 
 
@@ -130,7 +130,7 @@ def test_an_earlier_point_can_be_gone_back_to_in_place(store):
     assert_is_state(store.load_number(2), 1)
     rows = np.arange(ROWS)
     lines = {"lines": np.full((ROWS, 3), 99, np.float32)}
-    path = store.save([Chunk("items", rows, lines)], {}, {"number": 99}, base=False)
+    path = store.save([RowChunk("items", rows, lines)], {}, {"number": 99}, base=False)
     assert path.name == "ckpt-00000000000000000005.delta"
     checkpoint = store.load()
     assert [one.end.number for one in checkpoint.chain] == [1, 2, 5]
@@ -141,7 +141,7 @@ def test_numbers_that_are_not_finite_are_refused_by_name_and_leave_nothing(store
     lines = np.ones((2, 2), np.float32)
     lines[1, 0] = np.nan
     with pytest.raises(CheckpointError, match="1 of 4 numbers in items/lines are not finite"):
-        store.save([Chunk("items", np.arange(2), {"lines": lines})], {}, {})
+        store.save([RowChunk("items", np.arange(2), {"lines": lines})], {}, {})
     with pytest.raises(CheckpointError, match="in dense are not finite"):
         store.save([], {"dense": np.array([np.inf])}, {})
     assert [entry.name for entry in store.directory.iterdir()] == [".lock"]
@@ -322,7 +322,7 @@ def test_what_is_renamed_is_synced_before_and_the_directory_after(store, monkeyp
 KILLED_WHILE_SAVING = """
 import os, random, signal, sys, time
 import numpy as np
-from streamer.snapshot import CheckpointStore, Chunk, pack_strings, unpack_strings
+from streamer.snapshot import CheckpointStore, RowChunk, pack_strings, unpack_strings
 
 directory, rounds = sys.argv[1], int(sys.argv[2])
 randomness = random.Random(3)
@@ -335,7 +335,7 @@ def save(store, number):
         for k in range(0, len(rows), SLICE):
             at = rows[k:k + SLICE]
             ids = pack_strings([str(number)] * len(at), "ids")
-            yield Chunk("rows", at, {"lines": np.full((len(at), 20), number), **ids})
+            yield RowChunk("rows", at, {"lines": np.full((len(at), 20), number), **ids})
     store.save(chunks(), {"w": np.full((200, 50), number)}, {"number": number, "base": base}, base=base)
 
 def check(checkpoint):
