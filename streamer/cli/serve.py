@@ -15,9 +15,10 @@ from streamer.settings import ServeSettings
 def serve(settings: ServeSettings) -> None:
     """Answer requests for recommendations with what a trainer has just learned.
 
-    Start the trainer with --publish-dir DIR and the server with --from DIR; or both
-    with --publish-topic. With the trainer's --bootstrap-servers and --topic, or its
-    --data-dir, a user's latest events count at once.
+    Start the trainer with --publish-dir DIR and the server with --from DIR, or both
+    with --publish-topic; or serve its checkpoints with --checkpoint-dir. With the
+    trainer's --bootstrap-servers and --topic, or its --data-dir, a user's latest events
+    count at once.
     """
     from streamer.web.serving import serving
 
