@@ -1,9 +1,9 @@
 """Dead letters to a Kafka topic.
 
-A letter has the key and the value of its record. Its headers say the rest, as text:
-`reason`, `detail`, `topic`, `partition`, `offset`, `timestamp_ms` (the record's own
-time; a letter's is that of its writing, or brokers would refuse it or remove it at
-once), and `index` if it is one event of an array. A value too large for the topic is
+A dead letter has the key and the value of its record. Its headers say the rest, as
+text: `reason`, `detail`, `topic`, `partition`, `offset`, `timestamp_ms` (the record's
+own time; a dead letter's is that of its writing, or brokers would refuse it or remove
+it at once), and `index` if it is one event of an array. A value too large for the topic is
 cut short, and `truncated_from` says how many bytes it had.
 """
 
@@ -35,10 +35,10 @@ from streamer.sources.kafka.settings import KafkaSettings
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 32 << 20
-"""Reading stops while more than this waits to be written."""
+"""Reading pauses while more than this is not acknowledged."""
 CUTS_BYTES = (65_536, 1_024)
-"""How much of the value is kept of a letter that is too large, and of one that is too
-large even so.
+"""How much of the value is kept of a dead letter that is too large, and of one that is
+too large even so.
 """
 KEPT_OF_DETAIL = 2_000
 MAX_REFUSED_BESIDE = 5
@@ -72,10 +72,8 @@ def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) 
     except SourceUnavailable:
         raise
     except SourceError as error:
-        if isinstance(
-            error.__cause__, errors.TopicAlreadyExistsError
-        ):  # somebody was quicker
-            return False
+        if isinstance(error.__cause__, errors.TopicAlreadyExistsError):
+            return False  # somebody was quicker
         raise SourceError(
             f"{error}; create it, or give --dead-letters a file"
         ) from error
@@ -86,27 +84,37 @@ def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A letter that is not known to be safe."""
+    """A dead letter that is not acknowledged."""
 
     letter: DeadLetter
-    promise: Any = None  # the client's, once it is sent
-    kept_bytes: int | None = None  # of its value, if it must be cut
-    refused_beside: int = (
-        0  # how often it was refused because of another letter in its batch
-    )
+    promise: Any = None
+    """The client's, once it is sent."""
+    kept_bytes: int | None = None
+    """How much is kept of its value, if that must be cut."""
+    refused_beside: int = 0
+    """How often it was refused because of another one in its batch."""
+
+    def content(self) -> tuple[bytes, list[tuple[str, bytes]]]:
+        """Return value and headers, cut short if they must be."""
+        value = self.letter.value or b""
+        headers = _headers(self.letter)
+        if self.kept_bytes is None:
+            return value, headers
+        headers.append(("truncated_from", b"%d" % len(value)))
+        return value[: self.kept_bytes], headers
 
 
 class KafkaDeadLetters(DeadLetters):
-    """Writes letters to a topic without waiting for it; `flush` waits until all
+    """Writes dead letters to a topic without waiting for it; `flush` waits until all
     replicas in sync have them.
 
-    What the brokers refuse for good goes to a file. While they do not respond, letters
-    wait: `MAX_WAITING_BYTES` at most, and what comes with one more batch.
+    What the brokers refuse for good goes to a file. While they do not respond, dead
+    letters wait: `MAX_WAITING_BYTES` at most, and what comes with one more batch.
 
     Args:
         settings: of the source; cluster and client settings are the same.
-        topic: where the letters go.
-        refused: the file for letters that are refused; it is made when there are any.
+        topic: where the dead letters go.
+        refused: the file for those that are refused; it is made when there are any.
         flush_timeout_s: how long `flush` waits at most.
         clock: monotonic seconds.
     """
@@ -130,7 +138,7 @@ class KafkaDeadLetters(DeadLetters):
         self._unsent: deque[_Waiting] = deque()
         self._sent: deque[_Waiting] = deque()
         self._waiting_bytes = 0
-        self._problem: StreamerError | None = None  # why letters wait
+        self._problem: StreamerError | None = None  # why they wait
         self._retry_at = 0.0
         self._refused: FileDeadLetters | None = None
         self._refusals: set[type] = set()
@@ -139,24 +147,22 @@ class KafkaDeadLetters(DeadLetters):
         """See `DeadLetters.open`: connect, and create the topic if it is missing."""
         if not self._topic_is_there:
             if create_topic(self._settings, self.topic):
-                log.info("created the topic %r for dead letters", self.topic)
+                log.info("Created the topic %r for dead letters", self.topic)
             self._topic_is_there = True
         if self._producer is None:
-            # letters may come twice, so nothing is gained by idempotence, which ends a
-            # client that failed once
-            config = (
-                CONFIG
-                | self._settings.producer_config()
-                | {"enable_idempotence": False}
-            )
+            # Dead letters may come twice, so nothing is gained by idempotence, which
+            # ends a client that failed once.
+            config = CONFIG | self._settings.producer_config()
+            config["enable_idempotence"] = False
             self._producer = connect(KafkaProducer, config)
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
         """See `DeadLetters.write`. If Kafka does not respond, that is logged, and they
         wait.
         """
-        self._unsent.extend(map(_Waiting, letters))
-        self._waiting_bytes += sum(letter.size for letter in letters)
+        for letter in letters:
+            self._unsent.append(_Waiting(letter))
+            self._waiting_bytes += letter.size
         self._work()
 
     def backpressure_reason(self) -> str | None:
@@ -165,28 +171,23 @@ class KafkaDeadLetters(DeadLetters):
             self._work()
         if self._waiting_bytes <= MAX_WAITING_BYTES:
             return None
-        count = len(self._unsent) + len(self._sent)
-        heard = ClientLog.attach().last_warning() or "no response yet"
-        return f"{count:,} letters wait: {self._problem or f'{self._where} are not acknowledged ({heard})'}"
+        why = self._problem or ClientLog.attach().last_warning() or "no response yet"
+        size_mb = self._waiting_bytes / 1e6
+        return f"{size_mb:.0f} MB of dead letters are unacknowledged ({why})"
 
     def flush(self) -> None:
-        """See `DeadLetters.flush`. After an error, letters wait for the next call."""
+        """See `DeadLetters.flush`. After an error, they wait for the next call."""
         deadline = self._clock() + self._flush_timeout_s
         self._work()
-        while (
-            self._sent and not self._unsent and (left_s := deadline - self._clock()) > 0
-        ):
-            with contextlib.suppress(
-                errors.KafkaError
-            ):  # what became of it, `_work` finds
+        while self._sent and not self._unsent:
+            left_s = deadline - self._clock()
+            if left_s <= 0:
+                why = f"are not acknowledged in {self._flush_timeout_s:g} s"
+                self._wait_for(SourceUnavailable(f"{self._where} {why}"))
+                break
+            with contextlib.suppress(errors.KafkaError):  # `_work` finds what it was
                 self._sent[0].promise.get(timeout=min(0.2, left_s))
             self._work()
-        if self._sent and not self._unsent:
-            self._wait_for(
-                SourceUnavailable(
-                    f"{self._where} are not acknowledged in {self._flush_timeout_s:g} s"
-                )
-            )
         if self._sent or self._unsent:
             assert self._problem is not None
             raise self._problem
@@ -198,21 +199,24 @@ class KafkaDeadLetters(DeadLetters):
         try:
             self.flush()
         finally:
-            self._hang_up()
+            producer = self._producer
+            self._producer = None
+            if producer is not None:
+                hang_up(producer, drop_unsent=bool(self._sent or self._unsent))
             if self._refused is not None:
                 self._refused.close()
                 self._refused = None
 
     def _work(self) -> None:
-        """Forget what is safe, and send what is not sent. If that fails, the problem is
-        kept, and it is tried later.
+        """Forget what is acknowledged, and send what is not sent. If that fails, the
+        problem is kept, and it is tried later.
         """
         while self._sent and self._sent[0].promise.is_done:
             waiting = self._sent.popleft()
             if waiting.promise.failed():
                 self._failed(waiting, waiting.promise.exception)
             else:
-                self._done(waiting)
+                self._acknowledged(waiting)
         if not self._unsent or self._clock() < self._retry_at:
             return
         try:
@@ -226,16 +230,10 @@ class KafkaDeadLetters(DeadLetters):
             self._send(self._unsent.popleft())
 
     def _send(self, waiting: _Waiting) -> None:
-        """Hand a letter to the client, cut short if it must be."""
-        letter = waiting.letter
-        value = waiting.letter.value or b""
-        headers = _headers(waiting.letter)
-        if waiting.kept_bytes is not None:
-            headers.append(("truncated_from", b"%d" % len(value)))
-            value = value[: waiting.kept_bytes]
+        value, headers = waiting.content()
         try:
             waiting.promise = self._producer.send(
-                self.topic, value, letter.key, headers
+                self.topic, value, waiting.letter.key, headers
             )
         except errors.KafkaError as error:
             self._failed(waiting, error)
@@ -243,31 +241,29 @@ class KafkaDeadLetters(DeadLetters):
             self._sent.append(waiting)
 
     def _failed(self, waiting: _Waiting, error: errors.KafkaError) -> None:
-        """Prepare to send a letter again, later or cut short; or put it into the file."""
-        size = (
-            len(waiting.letter.value or b"")
-            if waiting.kept_bytes is None
-            else waiting.kept_bytes
-        )
+        """Prepare to send a dead letter again, later or cut short; or put it into the
+        file.
+        """
         if is_transient(error):
-            self._topic_is_there = (
-                False  # perhaps; it is looked for before the next try
-            )
-            self._unsent.append(waiting)
+            # The topic may be gone; it is looked for before the next try.
+            self._topic_is_there = False
             self._wait_for(streamer_error(error, self._where))
-        elif isinstance(error, TOO_LARGE) and (
-            smaller := [cut for cut in CUTS_BYTES if cut < size]
-        ):
+        elif isinstance(error, TOO_LARGE):
+            size = len(waiting.content()[0])
+            smaller = [cut for cut in CUTS_BYTES if cut < size]
+            if not smaller:
+                self._refuse(waiting, error)
+                return
             waiting.kept_bytes = smaller[0]
-            self._unsent.append(waiting)
         elif (
             type(error) is errors.KafkaError
             and waiting.refused_beside < MAX_REFUSED_BESIDE
         ):
             waiting.refused_beside += 1
-            self._unsent.append(waiting)
         else:
             self._refuse(waiting, error)
+            return
+        self._unsent.append(waiting)
 
     def _refuse(self, waiting: _Waiting, error: Exception) -> None:
         if self._refused is None:
@@ -283,7 +279,7 @@ class KafkaDeadLetters(DeadLetters):
                 self._refused_path,
             )
 
-    def _done(self, waiting: _Waiting) -> None:
+    def _acknowledged(self, waiting: _Waiting) -> None:
         self._waiting_bytes -= waiting.letter.size
         if self._problem is not None and not self._unsent:
             self._problem = None
@@ -292,14 +288,9 @@ class KafkaDeadLetters(DeadLetters):
 
     def _wait_for(self, problem: StreamerError) -> None:
         if self._problem is None:
-            log.warning("%s; letters wait, and so do checkpoints", problem)
-        self._problem, self._retry_at = problem, self._clock() + RETRY_S
-
-    def _hang_up(self) -> None:
-        producer = self._producer
-        self._producer = None
-        if producer is not None:
-            hang_up(producer, drop_unsent=bool(self._sent or self._unsent))
+            log.warning("%s; dead letters wait, and so do checkpoints", problem)
+        self._problem = problem
+        self._retry_at = self._clock() + RETRY_S
 
 
 def _headers(letter: DeadLetter) -> list[tuple[str, bytes]]:
@@ -311,6 +302,6 @@ def _headers(letter: DeadLetter) -> list[tuple[str, bytes]]:
         ("offset", b"%d" % letter.offset),
         ("timestamp_ms", b"%d" % letter.timestamp_ms),
     ]
-    return (
-        headers if letter.index is None else [*headers, ("index", b"%d" % letter.index)]
-    )
+    if letter.index is not None:
+        headers.append(("index", b"%d" % letter.index))
+    return headers

@@ -235,26 +235,27 @@ class MemorySource:
 
     def _take_over(self, partitions: list[Partition]) -> None:
         assert self._listener is not None, "open comes first"
-        answered = self._listener.on_assigned(partitions)
+        trained = self._listener.on_assigned(partitions)
         for partition in partitions:
             end = self._log.end_offsets(partition.topic)[partition]
-            position = self._starting_position(partition, answered.get(partition), end)
+            position = self._starting_position(partition, trained.get(partition), end)
             self._positions[partition] = checked_position(partition, position, end)
         self._all_assigned = True
         self._cursor = 0  # what was returned before is left out by its position
 
     def _starting_position(
-        self, partition: Partition, answer: int | None, end: int
+        self, partition: Partition, trained: int | None, end: int
     ) -> int:
         """As Kafka has it: how far we or others came, whichever is later; the policy."""
-        committed, (trainer, since) = (
-            self._log.committed.get(self._group, {}).get(partition),
-            self._log.trained_by.get((self._group, partition), ("", 0)),
-        )
-        if ours := self._trainer != "" and trainer == self._trainer:
+        committed = self._log.committed.get(self._group, {}).get(partition)
+        trainer, since = self._log.trained_by.get((self._group, partition), ("", 0))
+        ours = trainer == self._trainer != ""
+        if ours:
             committed = since  # what we trained after our last checkpoint is lost
-        known = [at for at in (answer, committed) if at is not None]
-        position = max(known) if known else 0 if self._start == "earliest" else end
+        position = 0 if self._start == "earliest" else end
+        known = [at for at in (trained, committed) if at is not None]
+        if known:
+            position = max(known)
         self._since[partition] = since if ours else position
         return position
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 from contracts.source_contract import RecordingListener, rows_of
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import RetriableError
@@ -173,3 +175,14 @@ def letters_of(kafka: KafkaHarness, topic: str, count: int) -> list[tuple[bytes 
     until(lambda: len(found) >= count, step)
     consumer.close()
     return found
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    """Values that are all different."""
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def warnings(caplog: pytest.LogCaptureFixture, words: str = "") -> list[str]:
+    """What we said ourselves, not the client, as warnings with these words."""
+    ours = [record for record in caplog.records if record.name.startswith("streamer")]
+    return [r.getMessage() for r in ours if r.levelno >= logging.WARNING and words in r.getMessage()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clock import Clock
 from contracts.source_contract import RecordingListener, rows_of
-from kafka_harness import QUICK, KafkaHarness, until
+from kafka_harness import QUICK, KafkaHarness, numbered, until
 from servers.process import Process
 
 from streamer.sources.base import Partition, Positions
@@ -110,10 +110,6 @@ def all_offsets(*members: Member) -> list[tuple[int, int]]:
     return sorted((partition.number, offset) for member in members for partition, offset, _ in member.rows)
 
 
-def numbered(first: int, count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(first, first + count)]
-
-
 @pytest.mark.parametrize("strategy", ["sticky", "range,roundrobin", "cooperative-sticky"])
 def test_partitions_move_to_a_second_member_and_back_and_every_record_is_read_once(
     kafka: KafkaHarness, members: Members, strategy: str
@@ -121,7 +117,7 @@ def test_partitions_move_to_a_second_member_and_back_and_every_record_is_read_on
     topic = kafka.make_topic(4)
     settings = kafka.settings(topic, client={"partition_assignment_strategy": strategy})
     for partition in range(4):
-        kafka.append(topic, partition, numbered(0, 10))
+        kafka.append(topic, partition, numbered(10))
     first = members.start(settings)
     until(lambda: len(first.rows) == 40)
 
@@ -129,13 +125,13 @@ def test_partitions_move_to_a_second_member_and_back_and_every_record_is_read_on
     until(lambda: len(first.ours) == 2 and len(second.ours) == 2)
     assert not first.ours & second.ours
     for partition in range(4):
-        kafka.append(topic, partition, numbered(10, 10))
+        kafka.append(topic, partition, numbered(10, first=10))
     until(lambda: len(first.rows) + len(second.rows) >= 80)
 
     second.stop()
     until(lambda: len(first.ours) == 4)
     for partition in range(4):
-        kafka.append(topic, partition, numbered(20, 10))
+        kafka.append(topic, partition, numbered(10, first=20))
     until(lambda: len(first.rows) + len(second.rows) >= 120)
     assert all_offsets(first, second) == [(partition, offset) for partition in range(4) for offset in range(30)]
 
@@ -148,7 +144,7 @@ def test_partitions_of_a_member_that_was_killed_are_taken_over(
     client = {**QUICK, "session_timeout_ms": 1_000}
     settings = kafka.settings(topic, client=client)
     for partition in range(4):
-        kafka.append(topic, partition, numbered(0, 10))
+        kafka.append(topic, partition, numbered(10))
     command = [sys.executable, MEMBER, settings.bootstrap_servers[0], topic, settings.group_id, json.dumps(client)]
     other = Process(command, tmp_path / "log")
     other.wait_until(lambda: other.log.read_text().count("read") == 40, timeout_s=60)
@@ -208,12 +204,12 @@ def test_member_that_stalled_loses_its_partitions_and_goes_on_with_its_progress(
     """The client leaves the group when nobody polls; with the next poll it is told so, and comes back."""
     topic = kafka.make_topic(1)
     member = members.start(kafka.settings(topic, client={"max_poll_interval_ms": 500}))
-    kafka.append(topic, 0, numbered(0, 10))
+    kafka.append(topic, 0, numbered(10))
     until(lambda: len(member.rows) == 10)
     member.source.commit(member.progress)
     until(lambda: member.progress == kafka.committed(member.source._settings.group_id))
     member.stall(2)
-    kafka.append(topic, 0, numbered(10, 10))
+    kafka.append(topic, 0, numbered(10, first=10))
     until(lambda: len(member.rows) >= 20)
     assert member.revocations == [[Partition(topic, 0)]]
     assert all_offsets(member) == [(0, offset) for offset in range(20)]
@@ -222,7 +218,7 @@ def test_member_that_stalled_loses_its_partitions_and_goes_on_with_its_progress(
 def test_polls_of_zero_records_keep_the_membership(kafka: KafkaHarness) -> None:
     topic = kafka.make_topic(1)
     source, listener = kafka.open_source(topic, client={"max_poll_interval_ms": 500})
-    kafka.append(topic, 0, numbered(0, 3))
+    kafka.append(topic, 0, numbered(3))
     deadline = time.monotonic() + 1.5
     while time.monotonic() < deadline:
         assert source.poll(0, 0.05) == []

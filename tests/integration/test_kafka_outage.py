@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 import urllib.error
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from contracts.source_contract import RecordingListener, read, rows_of
-from kafka_harness import KafkaHarness, letter, letters_of, until
+from kafka_harness import KafkaHarness, letter, letters_of, numbered, until, warnings
 from line_harness import events, run_settings, values_of
 from servers.kafka import KafkaServer
 from servers.redis import LocalRedis
@@ -44,22 +43,13 @@ def broker(kafka: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kaf
         kafka.server.restart()
 
 
-def said(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
-    ours = [record for record in caplog.records if record.name.startswith("streamer")]
-    return [r.getMessage() for r in ours if r.levelno >= logging.WARNING and words in r.getMessage()]
-
-
-def numbered(first: int, count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(first, first + count)]
-
-
 def test_reading_and_commits_go_on_after_an_outage_with_nothing_lost_and_one_warning(
     kafka: KafkaHarness, broker: KafkaServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = kafka.make_topic(2)
     zero, one = Partition(topic, 0), Partition(topic, 1)
     for partition in (0, 1):
-        kafka.append(topic, partition, numbered(0, 20))
+        kafka.append(topic, partition, numbered(20))
     settings = kafka.settings(topic, client={"session_timeout_ms": 60_000})
     source = kafka.source(settings, RecordingListener({}))
     rows: list[tuple[Partition, int, bytes]] = []
@@ -68,23 +58,23 @@ def test_reading_and_commits_go_on_after_an_outage_with_nothing_lost_and_one_war
     until(lambda: len(rows) >= 15, step)
     broker.kill()
     source.commit({zero: 7})
-    until(lambda: bool(said(caplog, "does not respond")), step)
+    until(lambda: bool(warnings(caplog, "does not respond")), step)
     assert source.end_offsets() == {zero: 20, one: 20}
     source.commit({zero: 8})
 
     broker.restart()
-    kafka.append(topic, 0, numbered(20, 5))
+    kafka.append(topic, 0, numbered(5, first=20))
     until(lambda: len(rows) >= 45, step)
-    until(lambda: bool(said(caplog, "responds again")), step)
+    until(lambda: bool(warnings(caplog, "responds again")), step)
     until(lambda: kafka.committed(settings.group_id) == {zero: 8}, step)
     expected = [(zero, offset) for offset in range(25)] + [(one, offset) for offset in range(20)]
     assert sorted(row[:2] for row in rows) == expected
-    assert len(said(caplog, "does not respond")) == 1
+    assert len(warnings(caplog, "does not respond")) == 1
 
 
 def test_close_returns_while_the_broker_is_away(kafka: KafkaHarness, broker: KafkaServer) -> None:
     topic = kafka.make_topic(1)
-    kafka.append(topic, 0, numbered(0, 3))
+    kafka.append(topic, 0, numbered(3))
     source, _ = kafka.open_source(topic, close_timeout_s=1)
     read(source, 3)
     broker.stop()
@@ -156,22 +146,6 @@ def test_it_is_ready_only_while_broker_store_and_checkpoint_directory_respond(
         (tmp_path / "elsewhere").rename(saved)
         ready(url, "caught up")
         assert monitor.instruments.value("streamer_checkpoint_writable") == 1
-
-
-QUICK = (
-    "--dim",
-    8,
-    "--batch-size",
-    64,
-    "--set",
-    "hash_slots=64",
-    "--threads",
-    1,
-    "--checkpoint-every",
-    0.2,
-    "--max-age",
-    0.1,
-)
 
 
 def nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import uuid
@@ -13,7 +12,7 @@ import pytest
 from contracts.source_contract import RecordingListener, SourceContract, read, read_chunks
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import LogTruncationError
-from kafka_harness import NOON_MS, KafkaHarness, until, values_read
+from kafka_harness import NOON_MS, KafkaHarness, numbered, until, values_read, warnings
 from servers.kafka import SASL_PASSWORD, SASL_USER
 from servers.process import free_ports
 
@@ -27,10 +26,6 @@ from streamer.sources.kafka.source import KafkaSource
 pytestmark = pytest.mark.servers
 
 COMPRESSIONS = ("gzip", "lz4", "snappy", "zstd")
-
-
-def numbered(count: int, first: int = 0) -> list[bytes]:
-    return [b"%d" % number for number in range(first, first + count)]
 
 
 class TestContract(SourceContract):
@@ -252,12 +247,6 @@ class TestStart:
 def remove_records(kafka: KafkaHarness, topic: str, before: int) -> None:
     with kafka.server.admin() as admin:
         admin.delete_records({TopicPartition(topic, 0): before})
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What we said ourselves."""
-    ours = [record for record in caplog.records if record.name.startswith("streamer")]
-    return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
 
 
 class TestCommit:
