@@ -280,7 +280,10 @@ def event_tail(settings: ServeSettings) -> Callable[[], Source]:
     if (kafka := kafka_settings(settings)) is not None:
         from streamer.sources.kafka.tail import KafkaTail
 
-        return lambda: KafkaTail(kafka)
+        # a server has no positions to insist on
+        start = "latest" if settings.start == "latest" else "earliest"
+        ours = replace(kafka, auto_offset_reset=start)
+        return lambda: KafkaTail(ours)
     from streamer.sources.embedded.source import EmbeddedSource
 
     return lambda: EmbeddedSource(

@@ -98,10 +98,12 @@ class KafkaSource(KafkaReader):
         """Leave the group for good, also as a static member."""
         began = time.monotonic()
         member_id = consumer.member_id
-        super()._leave(consumer, last)
-        left_s = self._settings.close_timeout_s - (time.monotonic() - began)
-        if consumer.instance_id and member_id:
-            self._members.remove(member_id, consumer.instance_id, max(0.1, left_s))
+        try:
+            super()._leave(consumer, last)
+        finally:
+            if consumer.instance_id and member_id:
+                left_s = self._settings.close_timeout_s - (time.monotonic() - began)
+                self._members.remove(member_id, consumer.instance_id, max(0.1, left_s))
 
     # -------------------------------------------------------------------- the group
 

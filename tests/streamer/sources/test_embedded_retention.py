@@ -193,9 +193,7 @@ def test_a_reader_of_which_everything_was_removed_is_at_the_end(log, tmp_path, o
     assert source.poll(10, 0)[0].lost == 8
 
 
-actions = st.lists(
-    st.tuples(st.sampled_from(["append", "a", "b", "trim"]), st.integers(0, 1), st.integers(1, 6)), max_size=30
-)
+actions = st.lists(st.tuples(st.sampled_from(["append", "a", "b"]), st.integers(0, 1), st.integers(1, 6)), max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
@@ -216,12 +214,11 @@ def test_nothing_that_a_group_has_not_committed_is_ever_removed(history):
                 if action == "append":
                     log.append("t", [(None, b"x", NOON_MS)] * count, partition=number)
                     ends[partition] += count
-                elif action == "trim":
-                    trim(data_dir / LOG_FILE, positions["a"].passed_by_all(), 0)
                 else:
                     committed[action][partition] = min(ends[partition], committed[action][partition] + count)
                     positions[action].add(committed[action])
                     positions[action].flush()
+                trim(data_dir / LOG_FILE, positions["a"].passed_by_all(), 0)
                 left = set(is_left(data_dir))
                 for each, end in ends.items():
                     first = min(committed["a"][each], committed["b"][each])
