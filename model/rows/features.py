@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamer.model.batch import Bools, Floats, Rows
+from streamer.model.batch import Bools, Doubles, Floats, Rows
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
 
@@ -68,8 +68,8 @@ class FeatureStore(ByRows):
         if not len(rows):
             return
         self.grow(int(rows.max()) + 1)
+        # the last of each row: numpy promises no order where an index occurs twice
         distinct, from_end = np.unique(rows[::-1], return_index=True)
-        # numpy promises no order where an index occurs twice
         last = len(rows) - 1 - from_end
         if codes is not None:
             self._codes[distinct] = codes[last]
@@ -84,9 +84,8 @@ class FeatureStore(ByRows):
     def _standardise_by(self, numbers: Floats) -> None:
         for feature in range(len(self.numeric)):
             given = numbers[~np.isnan(numbers[:, feature]), feature][-SAMPLE:]
-            self._sample[
-                (self._sampled[feature] + np.arange(len(given))) % SAMPLE, feature
-            ] = given
+            places = (self._sampled[feature] + np.arange(len(given))) % SAMPLE
+            self._sample[places, feature] = given
             self._sampled[feature] += len(given)
             self._standardise(feature)
 
@@ -94,9 +93,8 @@ class FeatureStore(ByRows):
         """Mean and standard deviation of the sample; those of a feature that is nearly
         constant count every number.
         """
-        ordered = np.sort(self._sample[: self._sampled[feature], feature]).astype(
-            np.float64
-        )
+        sample = self._sample[: self._sampled[feature], feature]
+        ordered = np.sort(sample).astype(np.float64)
         if not len(ordered):
             return
         outermost = int(OUTERMOST * len(ordered))
@@ -124,17 +122,14 @@ class FeatureStore(ByRows):
         found = np.full((len(rows), len(self.numeric)), np.nan)
         known = rows < self.size
         found[known] = (self._numbers[rows[known]] - self._mean) / self._deviation
-        standardised: Floats = np.nan_to_num(found.clip(-LIMIT, LIMIT)).astype(
-            np.float32
-        )
-        return standardised
+        within_limits: Doubles = np.nan_to_num(found.clip(-LIMIT, LIMIT))
+        return within_limits.astype(np.float32)
 
     def are_known(self, rows: Rows) -> Bools:
         """[n] whether anything is known of each row."""
-        numbers = take_or_fill(self._numbers, rows, np.nan)
-        found: Bools = (take_or_fill(self._codes, rows) > 0).any(-1) | ~np.isnan(
-            numbers
-        ).all(-1)
+        has_category = (take_or_fill(self._codes, rows) > 0).any(-1)
+        is_unknown = np.isnan(take_or_fill(self._numbers, rows, np.nan))
+        found: Bools = has_category | ~is_unknown.all(-1)
         return found
 
     def categories(self, feature: int) -> int:
@@ -149,16 +144,11 @@ class FeatureStore(ByRows):
 
     def with_codes(self, feature: int, codes: Rows) -> Rows:
         """Rows that have one of these categories (looks at all rows)."""
-        gone = np.zeros(
-            max(
-                int(codes.max(initial=0)),
-                int(self._codes[: self.size, feature].max(initial=0)),
-            )
-            + 1,
-            bool,
-        )
+        of_rows = self._codes[: self.size, feature]
+        largest = max(codes.max(initial=0), of_rows.max(initial=0))
+        gone = np.zeros(int(largest) + 1, bool)
         gone[codes] = True
-        return np.flatnonzero(gone[self._codes[: self.size, feature]])
+        return np.flatnonzero(gone[of_rows])
 
     def forget_codes(self, feature: int, rows: Rows) -> None:
         """The category of these rows is unknown again."""

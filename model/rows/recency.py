@@ -89,8 +89,8 @@ class Recency(ByRows):
 
     Examples:
         >>> recency = Recency()
-        >>> recency.see(np.array([3, 1, 2]), step=1)
-        >>> recency.see(np.array([1]), step=2)
+        >>> recency.mark_seen(np.array([3, 1, 2]), step=1)
+        >>> recency.mark_seen(np.array([1]), step=2)
         >>> recency.oldest(2), recency.step_of_oldest
         (array([2, 3]), 1)
     """
@@ -106,13 +106,13 @@ class Recency(ByRows):
         self._ends = np.full(2, _NONE)  # the newest row, and the oldest
         self._linked = True
 
-    def see(self, rows: Rows, step: int) -> None:
+    def mark_seen(self, rows: Rows, step: int) -> None:
         """Rows, which may repeat, are seen in this step; steps ascend."""
         if not len(rows):
             return
         self._link()
         self._grow(int(rows.max()) + 1)
-        _see(self._last_step, self._links, self._ends, np.unique(rows), step)
+        _mark_seen(self._last_step, self._links, self._ends, np.unique(rows), step)
 
     def oldest(self, count: int) -> Rows:
         """At most this many rows that were not seen for longest, in this order."""
@@ -176,7 +176,7 @@ class Recency(ByRows):
 
 
 @njit_borrowing
-def _see(
+def _mark_seen(
     last_step: Ints,
     links: Ints,
     ends: Rows,

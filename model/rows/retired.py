@@ -2,8 +2,8 @@
 
 Other items' neighbours, users' recent items and what users had hold rows of items. To
 take a retired item out of all of them at once would mean to look at everything. Instead
-a retired item is passed over wherever it is met, and lists are swept bit by bit: each
-retired item pays for a few of them. Its row is used again when a sweep that began after
+a retired item is passed over wherever it is met, and each eviction cleans a few lists.
+Its row is used again when a sweep that began after
 it was retired has come to its end.
 """
 
@@ -25,8 +25,8 @@ BEFORE = 1
 SINCE = 2
 """Retired before the sweep that is under way began, or since."""
 LISTS_PER_EVICTION = 32
-"""Each retired item pays for the lists of this many items, and for as large a share of
-the users' lists.
+"""Each eviction cleans this many neighbour lists, and as large a share of the users'
+lists.
 """
 _NONE = np.empty(0, np.uint8)
 
@@ -35,7 +35,7 @@ class RetiredItems(ByRows):
     """Which rows are retired, and how far the sweep is.
 
     Args:
-        pace: item lists that are swept for each retired item.
+        pace: neighbour lists that each eviction cleans.
     """
 
     def __init__(self, pace: int = LISTS_PER_EVICTION) -> None:

@@ -134,7 +134,7 @@ class State:
     def mark_seen(self, kind: str, rows: Rows) -> None:
         """Note that rows are seen in this step."""
         self.changes.mark(kind, rows)
-        self.by_kind[kind]["recency"].see(rows, self.clock.step)
+        self.by_kind[kind]["recency"].mark_seen(rows, self.clock.step)
 
     def event_times(self, batch: MicroBatch) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one

@@ -19,7 +19,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     @rule(rows=ROWS)
     def see(self, rows):
         self.step += 1
-        self.recency.see(np.array(rows, np.int64), self.step)
+        self.recency.mark_seen(np.array(rows, np.int64), self.step)
         self.last |= dict.fromkeys(rows, self.step)
 
     @rule(rows=st.sets(st.integers(0, 12)))
