@@ -41,6 +41,7 @@ LEARNED_ITEMS = 2000
 LEARNED_EVENTS = 30_000
 USERS = 2000
 WARM_UP_S = 2.0
+"""A warm-up is not longer than a measurement."""
 TRAINER_S = 600
 """The writer beside has events for this long."""
 TOPIC = "bench"
@@ -121,7 +122,8 @@ class _Load:
         self._paths = shuffled_paths(USERS, "/users/{}/recommendations")
 
     def warm_up(self, options: Namespace) -> None:
-        closed_loop(self._port, self._paths, WARM_UP_S, options.connections)
+        seconds = min(WARM_UP_S, options.seconds)
+        closed_loop(self._port, self._paths, seconds, options.connections)
 
     def one_connection(self) -> None:
         """Ask for a second, one request after the other."""
@@ -185,7 +187,7 @@ def _beside_trainer(options: Namespace, directory: Path, load: _Load) -> dict[st
     ):
         while wait_for(f"{load.url}/status", writer, trainer)["generation"] == 1:
             time.sleep(0.1)
-        load.waits(options, WARM_UP_S)
+        load.waits(options, min(WARM_UP_S, options.seconds))
         own = [os.getpid(), load.process.pid, writer.pid, trainer.pid]
         with others_cores(own) as others:
             waits = load.waits(options, options.seconds)
