@@ -9,7 +9,7 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,14 @@ to it any more.
 """
 _EMPTY = -1
 _LEFT = -2
+"""Slots of the hash table without a row: never used, or left by a forgotten id."""
 _FIRST_SLOTS = 1024
+
+# what `Ids.at` holds
+_END = 0
+_USED = 1
+_FILLED = 2
+_LOWEST = 3
 
 
 class Ids(NamedTuple):
@@ -40,10 +47,9 @@ class Ids(NamedTuple):
         arena: [A] the bytes of all ids.
         start: [R] where the id of each row begins.
         length: [R] its bytes; `FREE` or `RETIRED` if the row has no id.
-        slots: [S] the hash table: rows; -1 where it is empty, -2 where an id was
-            forgotten.
-        at: [4] end of the arena, ids in use, slots that are not empty, lowest row that
-            may be free.
+        slots: [S] the hash table: rows, `_EMPTY` or `_LEFT`.
+        at: [4] the end of the arena (`_END`), ids in use (`_USED`), slots that are not
+            empty (`_FILLED`), and the lowest row that may be free (`_LOWEST`).
     """
 
     arena: Bytes
@@ -89,16 +95,13 @@ class Vocabulary(ByRows):
         )
 
     def __len__(self) -> int:
-        return int(self._ids.at[1])
+        return int(self._ids.at[_USED])
 
     @property
     def nbytes(self) -> int:
         ids = self._ids
-        return (
-            int(ids.at[0])
-            + self.size * (ids.start.itemsize + ids.length.itemsize)
-            + ids.slots.nbytes
-        )
+        a_row = ids.start.itemsize + ids.length.itemsize
+        return int(ids.at[_END]) + self.size * a_row + ids.slots.nbytes
 
     def rows(  # type: ignore[override]
         self, ids: Sequence[str], before_write: Callable[[Rows], None] | None = None
@@ -112,10 +115,11 @@ class Vocabulary(ByRows):
         utf8, offsets = packed(ids)
         found = np.full(len(ids), -1)
         _find_all(self._ids, utf8, offsets, found, False)
-        if new := len({ids[k] for k in np.flatnonzero(found < 0).tolist()}):
-            self._reserve(new, len(utf8))
+        new = {ids[k] for k in np.flatnonzero(found < 0).tolist()}
+        if new:
+            self._reserve(len(new), len(utf8))
             if before_write is not None:
-                before_write(_free(self._ids, new))
+                before_write(_free(self._ids, len(new)))
             _find_all(self._ids, utf8, offsets, found, True)
             self.size = max(self.size, int(found.max()) + 1)
         return found
@@ -130,19 +134,22 @@ class Vocabulary(ByRows):
         """Make room for this many further ids with this many bytes; what forgotten ids
         left is used again.
         """
-        have, (end, used, filled, _) = self._ids, self._ids.at.tolist()
         rows = self.size + ids
-        self._ids = have._replace(
-            start=grown(have.start, rows), length=grown(have.length, rows, FREE)
-        )
-        if end + utf8 > len(have.arena):
-            if end > 2 * int(np.maximum(have.length[: self.size], 0).sum()):
+        start = grown(self._ids.start, rows)
+        length = grown(self._ids.length, rows, FREE)
+        self._ids = self._ids._replace(start=start, length=length)
+
+        end = int(self._ids.at[_END])
+        if end + utf8 > len(self._ids.arena):
+            in_use = int(np.maximum(length[: self.size], 0).sum())
+            if end > 2 * in_use:
                 end = self._compact()
             self._ids = self._ids._replace(arena=grown(self._ids.arena, end + utf8))
-        if 4 * (filled + ids) > 3 * len(have.slots):
-            size = max(2 * (used + ids), _FIRST_SLOTS)
+
+        if 4 * (int(self._ids.at[_FILLED]) + ids) > 3 * len(self._ids.slots):
+            size = max(2 * (len(self) + ids), _FIRST_SLOTS)
             self._ids = self._ids._replace(slots=np.full(size, _EMPTY, np.int32))
-            _insert_all(self._ids, np.flatnonzero(self._ids.length[: self.size] >= 0))
+            _insert_all(self._ids, self.used)
 
     def _compact(self) -> int:
         """Leave out of the arena what forgotten ids left; returns its new end."""
@@ -151,7 +158,7 @@ class Vocabulary(ByRows):
         utf8, length = self.take(rows).values()
         start[rows] = np.cumsum(length, dtype=np.int64) - length
         self._ids = self._ids._replace(arena=utf8, start=start)
-        self._ids.at[0] = len(utf8)
+        self._ids.at[_END] = len(utf8)
         return len(utf8)
 
     def row_of(self, raw: str) -> int | None:
@@ -175,14 +182,16 @@ class Vocabulary(ByRows):
         """
         ids = self._ids
         at = np.array(rows, np.int64)
-        if not (used := self.is_used(at)).all():
+        used = self.is_used(at)
+        if not used.all():
             raise IndexError(f"row {at[~used][0]} has no id")
-        places = zip(ids.start[at].tolist(), ids.length[at].tolist(), strict=True)
         arena = ids.arena.data
-        return [
-            str(arena[start : start + length], "utf-8", "surrogatepass")
-            for start, length in places
-        ]
+        found = []
+        for begin, length in zip(
+            ids.start[at].tolist(), ids.length[at].tolist(), strict=True
+        ):
+            found.append(str(arena[begin : begin + length], "utf-8", "surrogatepass"))
+        return found
 
     @property
     def used(self) -> Rows:
@@ -201,23 +210,17 @@ class Vocabulary(ByRows):
     @property
     def ids(self) -> list[str]:
         """All ids in the order of their rows; those of rows without an id are left out."""
-        return [self.id_of(row) for row in self.used.tolist()]
+        return self.ids_of(self.used.tolist())
 
     @property
     def by_row(self) -> IdsByRow:
         """All ids, to be indexed by row."""
         return IdsByRow(self)
 
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        """Each row with its id."""
-        for row in self.used.tolist():
-            yield row, self.id_of(row)
-
     def forget(self, rows: Rows) -> None:
         """Retire rows: their ids are not known any more."""
-        _forget_all(
-            self._ids, rows[self.is_used(rows)], FREE if self._reuse else RETIRED
-        )
+        length = FREE if self._reuse else RETIRED
+        _forget_all(self._ids, rows[self.is_used(rows)], length)
 
     def give_back(self, rows: Rows) -> None:
         """Rows whose ids were forgotten may be used again."""
@@ -240,13 +243,12 @@ class Vocabulary(ByRows):
         if not len(rows):
             return
         utf8 = arrays["utf8"]
-        length = arrays["length"]
-        inside = rows[rows < self.size]
-        _forget_all(self._ids, inside[self.is_used(inside)], FREE)
-        self._reserve(max(len(rows), int(rows.max()) + 1 - self.size), len(utf8))
-        self.size = max(self.size, int(rows.max()) + 1)
-        _copy_in(self._ids, rows, length, utf8)
-        self._ids.at[3] = self.first
+        size = int(rows.max()) + 1
+        _forget_all(self._ids, rows[self.is_used(rows)], FREE)
+        self._reserve(max(len(rows), size - self.size), len(utf8))
+        self.size = max(self.size, size)
+        _copy_in(self._ids, rows, arrays["length"], utf8)
+        self._ids.at[_LOWEST] = self.first
 
 
 class IdsByRow(Sequence[str]):
@@ -284,6 +286,11 @@ def _home(h: np.uint64, slots: int) -> np.int64:
     return np.int64(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
+@inlined
+def _next(slot: np.int64, slots: int) -> np.int64:
+    return slot + np.int64(1) if slot + 1 < slots else np.int64(0)
+
+
 @njit_borrowing
 def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
     """The slot that holds the row of an id; if none does, -1 minus the slot where it
@@ -303,7 +310,7 @@ def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
                 k += 1
             if k == length:
                 return int(slot)
-        slot = slot + np.int64(1) if slot + 1 < len(ids.slots) else np.int64(0)
+        slot = _next(slot, len(ids.slots))
     return int(-1 - (left if left >= 0 else slot))
 
 
@@ -316,10 +323,10 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
         if slot >= 0:
             found[i] = ids.slots[slot]
         elif add:
-            row = ids.at[3]
+            row = ids.at[_LOWEST]
             while ids.length[row] != FREE:
                 row += 1
-            ids.at[3] = row + 1
+            ids.at[_LOWEST] = row + 1
             found[i] = row
             _set(ids, row, utf8, offsets[i], offsets[i + 1], -1 - slot)
 
@@ -328,7 +335,7 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
 def _free(ids: Ids, count: int) -> Rows:
     """The rows that the next new ids get; there is room for them."""
     found = np.empty(count, np.int64)
-    row = ids.at[3]
+    row = ids.at[_LOWEST]
     for k in range(count):
         while ids.length[row] != FREE:
             row += 1
@@ -339,26 +346,26 @@ def _free(ids: Ids, count: int) -> Rows:
 
 @njit_borrowing
 def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> None:
-    end = ids.at[0]
+    end = ids.at[_END]
     ids.start[row] = end
     ids.length[row] = stop - start
     for k in range(stop - start):
         ids.arena[end + k] = utf8[start + k]
-    ids.at[0] += stop - start
-    ids.at[1] += 1
-    ids.at[2] += ids.slots[slot] == _EMPTY
+    ids.at[_END] += stop - start
+    ids.at[_USED] += 1
+    ids.at[_FILLED] += ids.slots[slot] == _EMPTY
     ids.slots[slot] = row
 
 
 @njit_borrowing
 def _insert_all(ids: Ids, rows: Rows) -> None:
     """Fill an empty hash table with rows that have ids."""
-    ids.at[2] = len(rows)
+    ids.at[_FILLED] = len(rows)
     for row in rows:
         start = ids.start[row]
         slot = _home(hash_of(ids.arena, start, start + ids.length[row]), len(ids.slots))
         while ids.slots[slot] != _EMPTY:
-            slot = slot + np.int64(1) if slot + 1 < len(ids.slots) else np.int64(0)
+            slot = _next(slot, len(ids.slots))
         ids.slots[slot] = row
 
 
@@ -368,16 +375,16 @@ def _forget_all(ids: Ids, rows: Rows, length: int) -> None:
         start = ids.start[row]
         ids.slots[_slot(ids, ids.arena, start, start + ids.length[row])] = _LEFT
         ids.length[row] = length
-        ids.at[1] -= 1
+        ids.at[_USED] -= 1
         if length == FREE:
-            ids.at[3] = min(ids.at[3], row)
+            ids.at[_LOWEST] = min(ids.at[_LOWEST], row)
 
 
 @njit_borrowing
 def _give_back(ids: Ids, rows: Rows) -> None:
     for row in rows:
         ids.length[row] = FREE
-        ids.at[3] = min(ids.at[3], row)
+        ids.at[_LOWEST] = min(ids.at[_LOWEST], row)
 
 
 @njit_borrowing
@@ -399,7 +406,7 @@ def _copy_in(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> No
         slot = _slot(ids, utf8, start, start + length[i])
         if slot >= 0:  # another row had it, whose own news have not come yet
             ids.length[ids.slots[slot]] = FREE
-            ids.at[1] -= 1
+            ids.at[_USED] -= 1
             slot = -1 - slot
         _set(ids, rows[i], utf8, start, start + length[i], -1 - slot)
         start += length[i]

@@ -170,13 +170,13 @@ class Eviction(RuleBasedStateMachine):
         assert set(users.ids) == set(slow.last["users"])
         assert set(items.ids) == set(slow.last["items"])
         assert set(learner.state.categories["item"]["brand"].ids) == set(slow.last["item.brand"])
-        for row, user in users:
+        for row, user in zip(users.used.tolist(), users.ids, strict=True):
             history = learner.state.recent.of(np.array([row]))
             columns = zip(*(column[0].tolist() for column in history), strict=True)
             found = [[items.id_of(item), *rest] for item, *rest in columns if item >= 0]
             assert found == slow.recent[user]
             assert {items.id_of(item) for item in learner.state.seen.of(row)} == slow.seen[user]
-        for row, item in items:
+        for row, item in zip(items.used.tolist(), items.ids, strict=True):
             neighbours = {
                 items.id_of(other): weight
                 for other, weight in learner.state.candidate_features.co_occurrence.of(row).items()

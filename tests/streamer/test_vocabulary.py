@@ -56,7 +56,8 @@ class AgainstDictionary(RuleBasedStateMachine):
 
     @invariant()
     def same(self):
-        assert dict(self.vocabulary) == {row: raw for raw, row in self.rows.items()}
+        found = zip(self.vocabulary.used.tolist(), self.vocabulary.ids, strict=True)
+        assert dict(found) == {row: raw for raw, row in self.rows.items()}
         assert len(self.vocabulary) == len(self.rows)
         assert all(self.vocabulary.row_of(raw) == row for raw, row in self.rows.items())
         assert self.vocabulary.row_of("an id that never came") is None
