@@ -184,21 +184,15 @@ class Checkpointer:
         return self._capture is not None
 
     def is_safe(self, events: int) -> bool:
-        """Return whether the newest safe checkpoint holds all of the `events` that are
-        consumed.
-        """
+        """Return whether the newest safe checkpoint holds all consumed `events`."""
         return events == self._safe_events
 
     def tried(self, events: int) -> bool:
-        """Return whether a checkpoint that holds all of the `events` is saved, or on
-        its way.
-        """
+        """Return whether a checkpoint of all `events` is saved, or on its way."""
         return self.begun and events == self._tried_events
 
     def postpone(self, events: int, problem: str) -> None:
-        """Wait until a checkpoint is due again, because of a problem with the one that
-        was due.
-        """
+        """Skip the checkpoint that is due, because of a problem with it."""
         self._tried_at = self._clock()
         self._tried_events = events
         self.begun = True
@@ -283,9 +277,7 @@ class Checkpointer:
         return chunks
 
     def advance(self, *, idle: bool = False) -> None:
-        """Copy some of the rows that the save under way waits for; to be called between
-        two batches, often.
-        """
+        """Copy some of the rows to save; to be called between two batches, often."""
         capture = self._capture
         if capture is None:
             return
@@ -295,9 +287,7 @@ class Checkpointer:
             self._let_go()
 
     def finish(self) -> None:
-        """Copy all rows that the save under way waits for: somebody waits for the
-        checkpoint.
-        """
+        """Copy all rows to save at once: somebody waits for the checkpoint."""
         if self._capture is not None:
             self._capture.finish()
             self._let_go()
