@@ -103,7 +103,7 @@ def test_it_ends_well_when_it_is_asked_to(tmp_path, number):
     write_log(tmp_path, 1, records(500))
     store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
     with Command(["run", "--data-dir", tmp_path, *FOLLOW], tmp_path / "log") as run:
-        run.wait_until(store.list)
+        run.wait_until(store.paths)
         run.process.send_signal(number)
         code, out = run.ended()
     assert code == 0, run.said()
