@@ -35,7 +35,7 @@ LONGER = 1.5
 """Times the timeout: who was alone for longer was not waiting for others, but slept."""
 
 
-class Share(NamedTuple):
+class PartialSum(NamedTuple):
     """What some parts of a step add to its sums.
 
     Args:
@@ -145,11 +145,11 @@ class Group:
 
     def total(
         self,
-        shares: Mapping[int, Share],
+        shares: Mapping[int, PartialSum],
         touched: Callable[[Sequence[int]], Rows],
         shape: tuple[int, int],
         size: int,
-    ) -> Share:
+    ) -> PartialSum:
         """The sum of the shares of all parts, in the order of the tree.
 
         Args:
@@ -199,7 +199,7 @@ class Group:
         return self.size if self.parts % self.size == 0 else self.parts
 
     def _exchange(
-        self, sums: list[Share | None], touched: list[Rows], dim: int, size: int
+        self, sums: list[PartialSum | None], touched: list[Rows], dim: int, size: int
     ) -> None:
         """Fill in the sums of the other ranks; a branch that touches no row has no
         events.
@@ -233,7 +233,7 @@ class Group:
                     rows, vector = np.split(
                         received[at : at + numbers[k]], [numbers[k] - size]
                     )
-                    sums[k] = Share(rows.reshape(-1, dim), vector, touched[k])
+                    sums[k] = PartialSum(rows.reshape(-1, dim), vector, touched[k])
                     at = at + numbers[k]
 
     def close(self) -> None:
@@ -245,7 +245,9 @@ class Group:
             torch.distributed.destroy_process_group()
 
 
-def tree_sum(values: Sequence[Share | None], shape: tuple[int, int]) -> Share | None:
+def tree_sum(
+    values: Sequence[PartialSum | None], shape: tuple[int, int]
+) -> PartialSum | None:
     """The sum of a power of two of shares, k and k + n/2 first; None counts as zero.
     May change the first ones.
     """
@@ -256,7 +258,9 @@ def tree_sum(values: Sequence[Share | None], shape: tuple[int, int]) -> Share | 
     return left[0]
 
 
-def _plus(a: Share | None, b: Share | None, shape: tuple[int, int]) -> Share | None:
+def _plus(
+    a: PartialSum | None, b: PartialSum | None, shape: tuple[int, int]
+) -> PartialSum | None:
     if a is None or b is None:
         return b if a is None else a
     if a.at is not None and b.at is None:
@@ -270,13 +274,13 @@ def _plus(a: Share | None, b: Share | None, shape: tuple[int, int]) -> Share | N
     return a
 
 
-def _dense(share: Share, shape: tuple[int, int]) -> Share:
+def _dense(share: PartialSum, shape: tuple[int, int]) -> PartialSum:
     """The same with all rows."""
     if share.at is None:
         return share
     rows = np.zeros(shape, np.float32)
     rows[share.at] = share.rows
-    return Share(rows, share.vector.copy())
+    return PartialSum(rows, share.vector.copy())
 
 
 @njit_borrowing

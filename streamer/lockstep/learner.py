@@ -23,7 +23,7 @@ from streamer.lockstep.events import (
     gather_rows,
     gather_values,
 )
-from streamer.lockstep.group import Group, Share
+from streamer.lockstep.group import Group, PartialSum
 from streamer.lockstep.key_check import KeyCheck, sample_new_users
 from streamer.model.batch import Batch, Rows, StreamState
 from streamer.model.ranking.candidates import Candidates
@@ -219,7 +219,7 @@ class LockstepLearner(Learner):
             if part in candidates_of and len(candidates_of[part]):
                 ranked = state.ranker.gradients(candidates_of[part])
             vector = np.append(share.vector.cpu().numpy(), ranked)
-            shares[part] = Share(share.rows.cpu().numpy(), vector)
+            shares[part] = PartialSum(share.rows.cpu().numpy(), vector)
 
         def touched(parts: Sequence[int]) -> Rows:
             return prepared.touched_by(step.events_of(parts))

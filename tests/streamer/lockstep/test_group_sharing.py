@@ -20,7 +20,7 @@ from streamer.lockstep.learner import LockstepLearner
 from streamer.lockstep.sharing import GroupSharing, NoStore
 from streamer.model.settings import LearnerSettings
 from streamer.sharing.sharing import StoreSharing
-from streamer.snapshot.store import with_users
+from streamer.snapshot.chain import with_users
 from streamer.sources.base import Partition
 from tests.streamer.lockstep.ranks import run_ranks
 from tests.streamer.lockstep.test_lockstep_learner import PARTITIONS, PARTS, differences, own_batch, steps
