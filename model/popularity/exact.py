@@ -33,7 +33,7 @@ class ExactPopularity(ByRows):
 
     Args:
         half_life_events: None keeps every event for ever.
-        baseline: an item counts as at least this many events of today; keeps the logarithm
+        min_count: an item counts as at least this many events of today; keeps the logarithm
             finite.
 
     Raises:
@@ -47,12 +47,12 @@ class ExactPopularity(ByRows):
     """
 
     def __init__(
-        self, half_life_events: float | None = None, baseline: float = 1.0
+        self, half_life_events: float | None = None, min_count: float = 1.0
     ) -> None:
-        if problems := _problems(half_life_events, baseline):
+        if problems := _problems(half_life_events, min_count):
             raise ValueError("; ".join(problems))
         self.half_life_events = half_life_events
-        self.baseline = baseline
+        self.min_count = min_count
         self._counts: NDArray[Any] = np.zeros(
             0, np.uint32 if half_life_events is None else np.float64
         )
@@ -157,11 +157,11 @@ class ExactPopularity(ByRows):
         return self._total * self._today
 
     def log_pop(self, rows: Rows) -> Floats:
-        """log of each item's share of the events; an item counts as seen `baseline` times
+        """log of each item's share of the events; an item counts as seen `min_count` times
         at least.
         """
-        counts = np.maximum(self.counts(rows), self.baseline)
-        share = counts / max(self.total, self.baseline)
+        counts = np.maximum(self.counts(rows), self.min_count)
+        share = counts / max(self.total, self.min_count)
         return np.log(share).astype(np.float32)
 
     def forget(self, rows: Rows) -> None:
@@ -198,7 +198,7 @@ class ExactPopularity(ByRows):
         self._period = int(period) if self.half_life_events is not None else 0
 
     def clear(self) -> None:
-        self.__init__(self.half_life_events, self.baseline)  # type: ignore[misc]
+        self.__init__(self.half_life_events, self.min_count)  # type: ignore[misc]
 
 
 @njit_borrowing
@@ -221,14 +221,14 @@ def _add_weights(
     return total
 
 
-def _problems(half_life_events: float | None, baseline: float) -> list[str]:
+def _problems(half_life_events: float | None, min_count: float) -> list[str]:
     found = []
     if half_life_events is not None and not half_life_events > 0:
         found.append(
             f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing"
         )
-    if not baseline > 0:
+    if not min_count > 0:
         found.append(
-            f"baseline is {baseline}: choose a positive number, so that no item's logarithm is infinite"
+            f"min_count is {min_count}: choose a positive number, so that no item's logarithm is infinite"
         )
     return found

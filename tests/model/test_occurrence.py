@@ -76,6 +76,24 @@ class TestCounts:
         assert o.total() == pytest.approx(sum(slow.values()), rel=1e-12)
         assert_sums_fit(o)
 
+    def test_item_of_both_candidate_sets_counts_twice(self) -> None:
+        assert values(occurrence_of({}), 3) == [0.0]
+        o = Occurrence()
+        add(o, [(3, 2.0), (4, 1.0), (3, 5.0)])
+        assert values(o, 3, 4) == [7.0, 1.0]
+
+    def test_nothing_to_add_is_no_error(self) -> None:
+        o = Occurrence()
+        add(o, [])
+        assert (o.size, o.total()) == (0, 0.0)
+
+    @pytest.mark.parametrize("size", [1024, 1025, 4096, 4097, 262_145])
+    def test_counts_survive_growth(self, size: int) -> None:
+        o = occurrence_of({0: 1.0, 1000: 2.0})
+        add(o, [(size - 1, 3.0)])
+        assert values(o, 0, 1000, size - 1) == [1.0, 2.0, 3.0]
+        assert_sums_fit(o)
+
 
 class TestDraw:
     def test_follows_the_counts(self):
@@ -186,6 +204,27 @@ class TestHalfLife:
     def test_half_life_must_be_positive(self, half_life):
         with pytest.raises(ValueError, match=r"half_life_steps is .* choose a positive number"):
             Occurrence(half_life)
+
+    @pytest.mark.parametrize("half_life", [1, 7, 100])
+    def test_count_halves_after_so_many_steps(self, half_life: int) -> None:
+        o = occurrence_of({1: 8.0}, half_life)
+        for _ in range(half_life):
+            o.step()
+        add(o, [(2, 8.0)])
+        assert values(o, 1, 2) == pytest.approx([4.0, 8.0], rel=1e-12)
+        assert o.total() == pytest.approx(12.0, rel=1e-12)
+
+    def test_long_streams_stay_finite(self) -> None:
+        o = Occurrence(half_life_steps=0.5)
+        for _ in range(1000):
+            add(o, [(1, 3.0)])
+            o.step()
+        assert values(o, 1) == pytest.approx([1.0])  # 3 (1/4 + 1/16 + ..)
+
+    def test_without_half_life_steps_change_nothing(self) -> None:
+        o = occurrence_of({1: 8.0})
+        o.step()
+        assert values(o, 1) == [8.0]
 
 
 class TestForget:

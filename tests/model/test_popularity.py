@@ -217,7 +217,7 @@ class TestExact:
         )
 
     def test_item_never_seen_counts_as_the_floor(self):
-        popularity = ExactPopularity(baseline=0.5)
+        popularity = ExactPopularity(min_count=0.5)
         popularity.observe(np.array([0, 0, 1, 0]))
         assert shares(popularity, [0, 1, 2, 10**9]) == pytest.approx([0.75, 0.25, 0.125, 0.125], rel=1e-6)
 
@@ -267,10 +267,24 @@ class TestExact:
         popularity.forget(np.arange(100))
         assert np.isfinite(popularity.log_pop(np.arange(100))).all()
 
-    @pytest.mark.parametrize("wrong", [{"half_life_events": 0}, {"half_life_events": -1.0}, {"baseline": 0}])
+    @pytest.mark.parametrize("wrong", [{"half_life_events": 0}, {"half_life_events": -1.0}, {"min_count": 0}])
     def test_numbers_must_be_positive(self, wrong):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .* choose a positive number"):
             ExactPopularity(**wrong)
+
+    def test_shares_sum_to_one(self) -> None:
+        popularity = observed(ExactPopularity(), stream_of(zipf_shares(100), 20_000))
+        assert shares(popularity, np.arange(100)).sum() == pytest.approx(1, rel=1e-5)
+
+    def test_event_counts_half_after_as_many_further_events_as_the_half_life(self) -> None:
+        popularity = ExactPopularity(half_life_events=64)
+        popularity.observe(np.array([5] + [6] * 64))
+        assert popularity.counts(np.array([5]))[0] == pytest.approx(0.5, rel=1e-12)
+
+    def test_newest_event_counts_one(self) -> None:
+        popularity = ExactPopularity(half_life_events=1)
+        popularity.observe(np.array([6, 6, 5]))
+        assert popularity.counts(np.array([5, 6])).tolist() == pytest.approx([1.0, 0.75])
 
 
 class SlowGaps:
@@ -340,6 +354,14 @@ class TestHashOnAStationaryStream:
         assert ratio.mean() == pytest.approx(1, abs=4 * expected / math.sqrt(len(ratio)))
         assert ratio.std() == pytest.approx(expected, rel=0.2)
 
+    def test_regular_stream_is_estimated_exactly(self) -> None:
+        popularity = observed(HashPopularity(), np.tile([0, 1, 0, 2, 0, 3, 0, 4], 500))
+        assert shares(popularity, range(5)) == pytest.approx([0.5] + [0.125] * 4, rel=1e-5)
+
+    def test_item_never_seen_counts_as_seen_once(self) -> None:
+        popularity = observed(HashPopularity(), stream_of(zipf_shares(20), 5000))
+        assert shares(popularity, [999])[0] == pytest.approx(1 / 5000, rel=1e-5)
+
 
 class TestHashOnAChangingStream:
     def test_item_that_becomes_popular_is_found_out(self):
@@ -349,6 +371,17 @@ class TestHashOnAChangingStream:
         stream[::10] = 7  # its gap falls from 400 to 10
         observed(popularity, stream[:4000])  # 400 gaps: 390 x 0.98^400 = 0.1 is left of the old one
         assert shares(popularity, [7])[0] == pytest.approx(0.1025, rel=4 * deviation_of(0.02))
+
+    def test_item_that_vanishes_fades_with_its_absence(self) -> None:
+        popularity = observed(HashPopularity(), np.tile([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], 500))
+        assert shares(popularity, [7])[0] == pytest.approx(0.1, rel=1e-4)
+        observed(popularity, np.arange(100, 2091))  # the last event of 7 is 2,000 events ago
+        assert shares(popularity, [7])[0] == pytest.approx(1 / 2000, rel=1e-4)
+
+    def test_short_absence_is_no_vanishing(self) -> None:
+        popularity = observed(HashPopularity(), np.tile([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], 500))
+        observed(popularity, np.arange(100, 129))  # just less than four gaps
+        assert shares(popularity, [7])[0] == pytest.approx(0.1, rel=1e-4)
 
 
 class TestCollisions:
@@ -406,6 +439,10 @@ class TestClocks:
         rare = np.flatnonzero(truth * batch < 0.05)  # at most 2.5% of their events share a batch with another
         ratio = truth[rare] / shares(popularity, rare)
         assert np.median(ratio) == pytest.approx(1, abs=0.025 + 5 * deviation_of(0.02) / math.sqrt(len(rare)))
+
+    def test_item_never_seen_counts_as_one_event_by_the_batch_clock(self) -> None:
+        popularity = observed(HashPopularity(clock="batch"), self.batches(), batch=8)
+        assert shares(popularity, [999])[0] == pytest.approx(1 / 8000, rel=1e-5)
 
 
 class TestHashState:
