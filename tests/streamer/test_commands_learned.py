@@ -655,7 +655,7 @@ def test_inspect_shows_the_chain(chain):
     points = {Path(point["path"]).name: point for point in report["checkpoints"]}
     assert {point["kind"] for point in points.values()} == {"base", "delta"}
     for before, after in itertools.pairwise(needed):
-        assert points[after.path.name]["after"] == before.link.number
+        assert points[after.path.name]["after"] == before.end.number
 
 
 def test_verify_names_what_is_corrupt_and_fails(chain):

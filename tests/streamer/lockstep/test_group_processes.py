@@ -109,7 +109,7 @@ def test_without_its_manifest_a_checkpoint_counts_for_nothing(forker, log, undis
     part.write_bytes(part.read_bytes()[:-10])
     again = Ranks(forker, log, checkpoints, 2, *often)
     assert again.wait_all() == [0, 0]
-    assert "cannot be used" in again.errors(0)
+    assert "unusable" in again.errors(0)
     assert model(checkpoints) == undisturbed
 
 
