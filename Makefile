@@ -35,6 +35,7 @@ format: $(VENV)/.installed-dev ## format the sources and fix what ruff can fix
 
 docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/walks.py
 
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/python benchmarks/step.py

@@ -34,8 +34,7 @@ from streamer.errors import StreamerError
 from streamer.event import EventDecoder, encode
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.reader import Reader
-from streamer.ingest.stop_condition import StopCondition
+from streamer.ingest.reader import Reader, StopCondition
 from streamer.learner import Learner
 from streamer.metrics.observer import Observer
 from streamer.settings import RunSettings

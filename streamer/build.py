@@ -111,8 +111,7 @@ def assemble(
     """
     from streamer.ingest.batcher import Batcher
     from streamer.ingest.ingest import Ingest
-    from streamer.ingest.reader import Reader
-    from streamer.ingest.stop_condition import StopCondition
+    from streamer.ingest.reader import Reader, StopCondition
     from streamer.pipeline import Pipeline
     from streamer.progress import Progress
     from streamer.sharing.sharing import Sharing, StoreSharing
@@ -144,8 +143,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     others to come.
     """
     from streamer.event import EventDecoder
-    from streamer.ingest.reader import Reader
-    from streamer.ingest.stop_condition import StopCondition
+    from streamer.ingest.reader import Reader, StopCondition
     from streamer.lockstep.checkpoint import RankCheckpointer, rank_store
     from streamer.lockstep.group import connect
     from streamer.lockstep.ingest import LockstepIngest

@@ -109,7 +109,7 @@ class DelayedLearner(Learner):
             return super().learn_batch(batch, evaluator, counted)
         # 1.
         self.due = self.delay.due(batch.timestamps_s)
-        times_s = self.state.event_times(batch)
+        times_s = self.state.event_times(batch.timestamps_s, len(batch))
         users = self.state.rows_of("users", batch.users)
         items = self.state.rows_of("items", batch.items)
         history = self._live.observe(users, items, times_s)

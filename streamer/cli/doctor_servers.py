@@ -107,7 +107,7 @@ def check_keys(settings: RunSettings) -> Iterator[Finding]:
     from streamer.ingest.batcher import Batcher
     from streamer.ingest.handover import Handover
     from streamer.ingest.ingest import Ingest
-    from streamer.ingest.stop_condition import StopCondition
+    from streamer.ingest.reader import StopCondition
 
     sources = rank_sources(dataclasses.replace(settings, start="earliest"))
     partitions = sources.partitions()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from streamer.ingest.ingest import Ingest
-from streamer.ingest.stop_condition import StopCondition
 from streamer.sources.base import Partition, Positions
+
+if TYPE_CHECKING:
+    from streamer.ingest.reader import StopCondition
 
 logger = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ class Features:
         described = [k for k, given in enumerate(features) if given]
         if not described:
             return
-        state.clock.tick(state.event_times(batch))
+        state.clock.tick(state.event_times(batch.timestamps_s, len(batch)))
         rows = state.rows_of("items", [batch.items[k] for k in described])
         state.mark_seen("items", rows)
         given = [features[k] or {} for k in described]

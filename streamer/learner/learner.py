@@ -308,7 +308,7 @@ class Learner:
         the clock ticks.
         """
         users = self.state.rows_of("users", batch.users)
-        times_s = self.state.event_times(batch)
+        times_s = self.state.event_times(batch.timestamps_s, len(batch))
         self.state.clock.tick(times_s)
         items = self.state.rows_of("items", batch.items)
         return StepEvents(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.admission import Admission
 from streamer.errors import IncompatibleCheckpoint, SettingsError
-from streamer.ingest.batcher import MicroBatch, Origin
+from streamer.ingest.batcher import Origin
 from streamer.learner.titles import Titles
 from streamer.limits import Limits, limits_of
 from streamer.model.batch import Rows
@@ -136,13 +136,13 @@ class State:
         self.changes.mark(kind, rows)
         self.by_kind[kind]["recency"].mark_seen(rows, self.clock.step)
 
-    def event_times(self, batch: MicroBatch) -> Rows:
+    def event_times(self, timestamps_s: list[float], size: int) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one
         before.
         """
-        if batch.timestamps_s:
-            return np.clip(batch.timestamps_s, 0, LAST_S).astype(np.int64)
-        return self.candidate_features.windows.now_s + 1 + np.arange(len(batch))
+        if timestamps_s:
+            return np.clip(timestamps_s, 0, LAST_S).astype(np.int64)
+        return self.candidate_features.windows.now_s + 1 + np.arange(size)
 
     def admit(self, kind: str, ids: Sequence[str]) -> NDArray[np.bool_]:
         """Count an event of each of these new ids; returns which may get a row."""

@@ -128,14 +128,16 @@ class LockstepLearner(Learner):
         )
         catalogue = []
         if batch.of_catalogue is not None:
-            times_s = state.event_times(batch.of_catalogue)
+            times_s = state.event_times(
+                batch.of_catalogue.timestamps_s, len(batch.of_catalogue)
+            )
             catalogue = _catalogue_events(batch.of_catalogue, times_s)
         return gather_events(
             self.group,
             spans,
             batch.items,
             state.items.known(batch.items),
-            state.event_times(batch),
+            state.event_times(batch.timestamps_s, len(batch)),
             batch.item_features if self.features.are_used("item") else None,
             catalogue,
             sample,

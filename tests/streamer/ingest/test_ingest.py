@@ -20,8 +20,7 @@ from streamer.ingest import handover
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest, Owner, SingleTrainer
 from streamer.ingest.offsets import OffsetLedger
-from streamer.ingest.reader import Reader
-from streamer.ingest.stop_condition import StopCondition
+from streamer.ingest.reader import Reader, StopCondition
 from streamer.sources.base import Chunk, Partition, RebalanceListener
 from streamer.sources.memory import MemoryLog, MemorySource
 

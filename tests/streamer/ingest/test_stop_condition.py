@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.event import EventDecoder, encode
-from streamer.ingest.stop_condition import StopCondition
+from streamer.ingest.reader import StopCondition
 from streamer.sources.base import Chunk, Partition, Positions
 
 A, B = Partition("t", 0), Partition("t", 1)
