@@ -108,10 +108,11 @@ def test_classes_and_methods_that_the_architecture_names_exist():
 
 
 @pytest.mark.slow
-def test_a_record_passes_the_files_that_the_architecture_lists_and_at_most_fifteen():
+@pytest.mark.parametrize(("name", "most"), [("record", 15), ("request", 12)])
+def test_a_record_and_a_request_pass_the_files_that_the_architecture_lists(name, most):
     sys.path.insert(0, str(ROOT / "docs"))
     import walks
 
-    passed = walks.record_files()
-    assert set(passed) == set(walks.documented_files(ARCHITECTURE)), "run `make docs`"
-    assert len(passed) <= 15
+    passed = walks.WALKS[name]().files
+    assert set(passed) == set(walks.documented_files(ARCHITECTURE, name)), "run `make docs`"
+    assert len(passed) <= most
