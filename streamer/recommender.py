@@ -144,7 +144,7 @@ class Recommender:
         length = state.recent.length
         if not length:
             raise StreamerError(
-                "this model does not use recent items: ask for a user, or train with --recent-items above 0"
+                "this model does not use recent items: ask for a user, or train with --set recent_items=10"
             )
         given = None
         if features:

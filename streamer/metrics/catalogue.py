@@ -196,7 +196,7 @@ streamer_prequential_best_baseline_hit_rate{baseline, k}: Hit rate over the same
 streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
 streamer_ranker_influence_share{history, evidence}: What decides the ranking, by kind of evidence and by the number of
     the user's recent items: share in what tells the candidates of the latest ranked events apart.
-streamer_recommended_untouched_share: Share of items that nobody has had yet, and that the catalogue describes, among
+streamer_recommended_cold_share: Share of items that nobody has had yet, and that the catalogue describes, among
     the first k of the latest ranked lists.
 streamer_cold_items: Items that the catalogue describes and nobody has had yet.
 streamer_prequential_events_total: Events that were ranked before they were trained.

@@ -259,7 +259,7 @@ class Monitor(Observer):
                     str(p.k),
                 )
             if (share := p.watch.cold_share) is not None:
-                i.set("streamer_recommended_untouched_share", share)
+                i.set("streamer_recommended_cold_share", share)
             if (baseline := p.best_baseline()) is not None:
                 i.replace(
                     "streamer_prequential_best_baseline_hit_rate",

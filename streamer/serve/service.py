@@ -177,8 +177,8 @@ class Service:
         if self.replica is None:
             return Verdict(
                 False,
-                "waiting for a base: has the trainer been started with "
-                "--publish-dir or --publish-topic?",
+                "Waiting for a first snapshot: does the trainer publish (--publish-dir, "
+                "--publish-topic) or save checkpoints where this server looks?",
             )
         if not self.caught_up:
             return Verdict(False, "deltas are being applied")

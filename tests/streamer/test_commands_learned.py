@@ -256,7 +256,7 @@ def test_a_session_of_unknown_items_only_gets_what_an_unknown_user_gets(trained)
 def test_a_session_needs_a_model_of_recent_items(towers_alone):
     result = invoke("recommend", "--data-dir", towers_alone.data_dir, "--recent", "ï2")
     assert isinstance(result.exception, StreamerError)
-    assert "--recent-items" in str(result.exception)
+    assert "--set recent_items=10" in str(result.exception)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--user", "u1", "--recent", "ï2"]])

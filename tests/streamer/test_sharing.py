@@ -31,6 +31,7 @@ from streamer.event import EventDecoder
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learned, Learner
+from streamer.learner.cache import refresh_cache
 from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import LearnPart, Sharing, StoreSharing
@@ -919,7 +920,7 @@ def draw_again(trainer: Trainer) -> None:
     trainer.positions[partition] += 1
     trainer.exchange()
     rows = trainer.learner.state.items.rows(batch.items)
-    trainer.learner._refresh_cache(*nothing, True)
+    refresh_cache(trainer.learner.state, *nothing, True)
     trainer.sharing.contribute(LearnPart(batch, True), Learned(rows, rows, 0, 0, None, nothing))  # type: ignore[arg-type]
     trainer.store.exchange()
 
