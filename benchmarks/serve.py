@@ -32,7 +32,7 @@ from processes import (
     wait_for,
 )
 from streamer.learner import Learner
-from streamer.settings import ServeSettings
+from streamer.serve.settings import ServeSettings
 from streamer.snapshot import pack_strings
 from streamer.snapshot.places import DirectoryPlace
 from streamer.snapshot.publisher import LINES, Publisher

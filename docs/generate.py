@@ -14,7 +14,8 @@ from streamer.metrics.catalogue import GROUPS, Label, Metric
 from streamer.model.setting import Setting, Settings
 from streamer.replay.evaluation.settings import OfflineSettings, PrequentialSettings
 from streamer.replay.settings import EvaluationSettings, ReplaySettings
-from streamer.settings import RunSettings, ServeSettings
+from streamer.serve.settings import ServeSettings
+from streamer.settings import RunSettings
 
 DOCS = Path(__file__).parent
 

@@ -20,6 +20,7 @@ whatever thread, is counted as well, and is a larger number.
 from __future__ import annotations
 
 import ast
+import gc
 import http.client
 import inspect
 import json
@@ -48,7 +49,8 @@ from streamer.learner import Learner
 from streamer.pipeline import Pipeline
 from streamer.recommender import Recommendation, RecommendQuery
 from streamer.serve.service import RecommendRequest
-from streamer.settings import RunSettings, ServeSettings
+from streamer.serve.settings import ServeSettings
+from streamer.settings import RunSettings
 from streamer.sharing.sharing import LearnPart
 from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Chunk, Partition, Positions
@@ -262,6 +264,7 @@ def request_walk() -> Walk:
                     seen.is_on = False
             finally:
                 seen.remove()
+    gc.unfreeze()  # a server froze what was imported
     return seen.walk()
 
 

@@ -9,7 +9,6 @@ text becomes one: `streamer.model.setting`.
 from __future__ import annotations
 
 import datetime
-import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ FIELDS = (
     "user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating", "title", "deleted",
 )  # fmt: skip
 """The fields of an event by our own names; the last two are those of catalogue events."""
-MIN_TOKEN = 16
 MAX_RECORD_BYTES = 1 << 24
 """No record can be allowed to be larger: more of a compressed one is never in memory."""
 
@@ -96,21 +94,17 @@ class StreamSettings(Settings):
         Raises:
             ValueError: it is not a valid time.
         """
-        return (
-            None
-            if self.start_timestamp is None
-            else _milliseconds(self.start_timestamp)
-        )
+        if self.start_timestamp is None:
+            return None
+        return _milliseconds(self.start_timestamp)
 
     def described(self) -> str:
         """Where events come from, for a person."""
         if self.source:
             return "standard input" if self.source == "-" else self.source
-        where = (
-            f"at {self.bootstrap_servers}"
-            if self.bootstrap_servers
-            else f"in the embedded log {self.data_dir}"
-        )
+        where = f"in the embedded log {self.data_dir}"
+        if self.bootstrap_servers:
+            where = f"at {self.bootstrap_servers}"
         return f"{', '.join(self.all_topics)} {where}"
 
     def problems(self) -> list[str]:
@@ -142,9 +136,9 @@ def _milliseconds(time: str) -> int:
         number = float(time)
     except ValueError:
         moment = datetime.datetime.fromisoformat(time)
-        number = (
-            moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-        ).timestamp()
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
+        number = moment.timestamp()
     return int(number if abs(number) >= 1e11 else number * 1000)
 
 
@@ -374,84 +368,10 @@ class PublishSettings(Settings):
     )
 
     def problems(self) -> list[str]:
-        both = self.publish_dir is not None and self.publish_topic is not None
-        return super().problems() + (
-            ["publish-dir and publish-topic: give one of them"] if both else []
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeSettings(EventSettings, StreamSettings):
-    """All settings of `streamer serve`."""
-
-    from_dir: Path | None = setting(
-        None, "Directory that the trainer publishes to.", option="from"
-    )
-    publish_topic: str | None = setting(
-        None, "Instead: Kafka topic that it publishes to.", metavar="TOPIC"
-    )
-    checkpoint_dir: Path | None = setting(
-        None, "Instead: directory of its checkpoints, which are older."
-    )
-    tail: bool = setting(
-        True,
-        "Read the events themselves, too, so that a user's latest ones count at once.",
-    )
-    host: str = setting(
-        "127.0.0.1",
-        "Address to listen on; another than this machine's own needs a token.",
-    )
-    port: int = setting(
-        8080, "Port to listen on; 0 for any free one.", at_least=0, at_most=65_535
-    )
-    token: str | None = setting(
-        None, "Requests must carry it: `Authorization: Bearer TOKEN`."
-    )
-    hidden_file: Path | None = setting(
-        None,
-        "File of the items that are never recommended.",
-        if_none="<data-dir>/hidden.json",
-    )
-    exact_items: int = setting(
-        200_000,
-        "Up to this many items, all are scored at every request; above, an index of faiss.",
-        at_least=0,
-    )
-    clicks: bool = setting(
-        False,
-        "Let visitors of the page write events to the topic by clicking on items.",
-    )
-    max_connections: int = setting(
-        256, "Connections at a time; more are refused.", at_least=1
-    )
-
-    def problems(self) -> list[str]:
         found = super().problems()
-        places = (self.from_dir, self.publish_topic, self.checkpoint_dir)
-        if sum(place is not None for place in places) != 1:
-            found.append(
-                "from, publish-topic and checkpoint-dir: give one of them, as `streamer "
-                "run` publishes or saves"
-            )
-        if self.publish_topic is not None and not self.bootstrap_servers:
-            found.append("publish-topic needs bootstrap-servers")
-        if self.token is not None and len(self.token) < MIN_TOKEN:
-            found.append(
-                f"token has {len(self.token)} characters: give at least {MIN_TOKEN}"
-            )
-        if self.token is None and not is_loopback(self.host):
-            found.append(
-                f"host is {self.host!r}: without a token only this machine may ask; give a token"
-            )
+        if self.publish_dir is not None and self.publish_topic is not None:
+            found.append("publish-dir and publish-topic: give one of them")
         return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is for this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from streamer.learner import Learner
 from streamer.recommender import Recommender
 from streamer.serve.follower import Follower
 from streamer.serve.service import RecommendRequest, Service
-from streamer.settings import ServeSettings
+from streamer.serve.settings import ServeSettings
 from streamer.snapshot.places import DirectoryPlace, DirectoryReader, Place, SnapshotReader
 from streamer.snapshot.publisher import Publisher
 from streamer.sources.base import Partition

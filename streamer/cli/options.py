@@ -24,7 +24,8 @@ from streamer.model.setting import (
     parse_pairs,
     parse_values,
 )
-from streamer.settings import RunSettings, ServeSettings
+from streamer.serve.settings import ServeSettings
+from streamer.settings import RunSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 

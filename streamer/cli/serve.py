@@ -7,7 +7,7 @@ import logging
 import click
 
 from streamer.cli.options import GroupedCommand, settings_options
-from streamer.settings import ServeSettings
+from streamer.serve.settings import ServeSettings
 
 
 @click.command(cls=GroupedCommand)

@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 
 from streamer.metrics.monitor import Monitor
-from streamer.settings import is_loopback
+from streamer.serve.settings import is_loopback
 from streamer.web.app import (
     Access,
     Guard,

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import torch
 
-from streamer.build import event_tail, event_writer, snapshot_reader
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
+from streamer.serve.build import event_tail, event_writer, snapshot_reader
 from streamer.serve.follower import Follower, Tail
 from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
 from streamer.serve.metrics import ServerMetrics
 from streamer.serve.service import Service
-from streamer.settings import ServeSettings, is_loopback
+from streamer.serve.settings import ServeSettings, is_loopback
 from streamer.web.app import (
     Access,
     Guard,

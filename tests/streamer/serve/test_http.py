@@ -19,7 +19,7 @@ from serve_harness import Client, Trainer, said, wait_until
 from streamer.errors import SettingsError, StreamerError
 from streamer.event import encode
 from streamer.serve.service import RecommendRequest, Service
-from streamer.settings import ServeSettings
+from streamer.serve.settings import ServeSettings
 from streamer.sources.base import Partition
 from streamer.sources.embedded.log import EmbeddedLog
 from streamer.web.recommendations import MAX_BATCH, RequestBatcher

@@ -1,0 +1,110 @@
+"""From settings to the parts of a server: where it reads what its trainer has learned,
+and the events themselves.
+
+Heavy modules are imported where they are needed, as in `streamer.build`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from streamer.build import kafka_settings
+from streamer.serve.settings import ServeSettings
+from streamer.settings import FIELDS
+from streamer.sources.base import Source
+
+if TYPE_CHECKING:
+    from streamer.snapshot.places import SnapshotReader
+
+
+def snapshot_reader(settings: ServeSettings) -> SnapshotReader:
+    """Where a server reads the states of its trainer."""
+    directory = settings.from_dir or settings.checkpoint_dir
+    if directory is not None:
+        from streamer.snapshot.places import DirectoryReader
+
+        return DirectoryReader(directory)
+    from streamer.snapshot.topic import TopicReader
+    from streamer.sources.kafka.tail import KafkaTail
+
+    kafka = kafka_settings(settings)
+    topic = settings.publish_topic
+    assert kafka is not None
+    assert topic is not None
+    ours = replace(
+        kafka, topics=topic, auto_offset_reset="earliest", start_timestamp_ms=None
+    )
+    return TopicReader(lambda: KafkaTail(ours))
+
+
+def event_tail(settings: ServeSettings) -> Callable[[], Source]:
+    """Makes the source with which a server reads all events, whoever else reads them."""
+    if (kafka := kafka_settings(settings)) is not None:
+        from streamer.sources.kafka.tail import KafkaTail
+
+        # a server has no positions to insist on
+        start = "latest" if settings.start == "latest" else "earliest"
+        ours = replace(kafka, auto_offset_reset=start)
+        return lambda: KafkaTail(ours)
+    from streamer.sources.embedded.source import EmbeddedSource
+
+    return lambda: EmbeddedSource(
+        settings.data_dir, settings.all_topics, wait_for_topic=True, group=None
+    )
+
+
+def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:
+    """Writes an event of a user and an item, which happened now, to the stream that a
+    server tails.
+
+    It connects when it is used for the first time. It may raise `SourceError`.
+    """
+    topic = settings.topics[0]
+    names = {ours: settings.name_of(ours) for ours in FIELDS}
+    kind = (
+        {names["event_type"]: settings.event_types[0]} if settings.event_types else {}
+    )
+    append: Callable[[bytes, bytes], None] | None = None
+
+    def write(user: str, item: str) -> None:
+        nonlocal append
+        append = append or _appender(settings, topic)
+        event = {
+            names["user_id"]: user,
+            names["item_id"]: item,
+            names["timestamp"]: time.time(),
+        }
+        append(user.encode(), msgspec.json.encode(event | kind))
+
+    return write
+
+
+def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], None]:
+    """Appends a record of key and value to a topic."""
+    if (kafka := kafka_settings(settings)) is not None:
+        from kafka import KafkaProducer
+
+        from streamer.sources.kafka.client import connect, to_streamer_error
+
+        producer = connect(
+            KafkaProducer, {"max_block_ms": 5_000} | kafka.producer_config()
+        )
+
+        def send(key: bytes, value: bytes) -> None:
+            with to_streamer_error(f"topic {topic!r} of Kafka"):
+                producer.send(topic, value, key).get(timeout=5)
+
+        return send
+    from streamer.sources.embedded.log import EmbeddedLog
+
+    log = EmbeddedLog(settings.data_dir)
+
+    def append(key: bytes, value: bytes) -> None:
+        log.append(topic, [(key, value, round(1000 * time.time()))])
+
+    return append
