@@ -309,7 +309,7 @@ class TestErrors:
         with CheckpointStore(tmp_path / "checkpoints"):
             assert zygote.run(["run", "--data-dir", tmp_path, *QUICK]) == 1
         assert "another process (pid " in only_line(zygote)
-        assert "choose another checkpoint directory" in only_line(zygote)
+        assert "Stop it, or choose another directory" in only_line(zygote)
 
     def test_a_checkpoint_of_other_settings(self, zygote, tmp_path):
         write_log(tmp_path, values_of(events(100)))
