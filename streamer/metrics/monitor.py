@@ -21,26 +21,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from streamer.metrics.catalogue import (
-    BANDS,
-    DECILES,
-    MEMORY,
-    PARTS,
-    PHASES,
-    SIDES,
-    STORE_ERRORS,
-    TOP_RANKS,
-    WHY_EVICTED,
-)
+from streamer.metrics.catalogue import BANDS, PHASES
 from streamer.metrics.health import Health
 from streamer.metrics.history import Timeline
 from streamer.metrics.instruments import Instruments
+from streamer.metrics.learner_metrics import (
+    set_draws,
+    set_limits,
+    set_memory,
+    set_prequential,
+    set_sampler_report,
+)
 from streamer.metrics.observer import Observer
+from streamer.metrics.storage_metrics import (
+    set_checkpoints,
+    set_members,
+    set_publishing,
+    set_store,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from streamer.cache_store.state import StoreStatus
     from streamer.dead_letters.base import DeadLetter
     from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
@@ -112,11 +112,9 @@ class Monitor(Observer):
         self._prequential = prequential
         self._reporter = SamplerReporter(learner, self._clock)
         self._ranked_s = prequential.seconds if prequential is not None else 0.0
-        names = (
-            [f"hit_rate {name}" for name in prequential.names]
-            if prequential is not None
-            else []
-        )
+        names = []
+        if prequential is not None:
+            names = [f"hit_rate {name}" for name in prequential.names]
         self.timeline = Timeline([*_COLUMNS, *names])
         self.build = {
             "version": metadata.version("streamer"),
@@ -179,27 +177,29 @@ class Monitor(Observer):
 
     def refreshed(self, status: Status) -> None:
         started = time.perf_counter()
-        self.status = dataclasses.replace(
-            status
-        )  # a copy: read by other threads while the run goes on
+        # a copy: read by other threads while the run goes on
+        self.status = dataclasses.replace(status)
         self.health.partitions = len(status.partitions)
         self.health.lag = sum(status.lag.values())
         self.health.unread = list(status.partitions.values()).count(None)
-        store_problem = (
-            None
-            if status.store.live
-            else status.store.problem or "the store does not respond"
-        )
+        store_problem = None
+        if not status.store.live:
+            store_problem = status.store.problem or "the store does not respond"
         problems = (status.source_problem, store_problem, status.saves.problem)
         self.health.problems = [problem for problem in problems if problem is not None]
         self._set_stream(status)
         self._set_learning(status)
-        self._set_limits()
-        self._set_sampler()
-        self._set_store(status.store)
-        self._set_members(status)
-        self._set_checkpoints(status)
-        self._set_publishing(status)
+        i = self.instruments
+        if self._prequential is not None:
+            set_prequential(i, self._prequential, status.influence)
+        if self._learner is not None:
+            set_limits(i, self._learner)
+        if self._learned is not None:
+            set_draws(i, self._learned)
+        set_store(i, status.store)
+        set_members(i, status)
+        set_checkpoints(i, status.saves)
+        set_publishing(i, status.publishing, self._wall())
         if self._clock() >= self._look_at:
             self._look_closely()
         self.timeline.add(self._moment(status))
@@ -244,165 +244,6 @@ class Monitor(Observer):
         i.set("streamer_users", status.users)
         i.set("streamer_items", status.items)
         i.set("streamer_model_events", status.accounting.get("consumed", 0))
-        if (p := self._prequential) is not None:
-            for name in p.names:
-                i.set(
-                    "streamer_prequential_hit_rate",
-                    p.figure(name).recent,
-                    name,
-                    str(p.k),
-                )
-                i.set(
-                    "streamer_prequential_ndcg",
-                    p.figure(name, metric="ndcg").recent,
-                    name,
-                    str(p.k),
-                )
-            if (share := p.watch.cold_share) is not None:
-                i.set("streamer_recommended_cold_share", share)
-            if (baseline := p.best_baseline()) is not None:
-                i.replace(
-                    "streamer_prequential_best_baseline_hit_rate",
-                    {(baseline.name, str(p.k)): baseline.hit_rate},
-                )
-            for history, shares in status.influence.items():
-                for evidence, share in shares.items():
-                    i.set("streamer_ranker_influence_share", share, history, evidence)
-            i.rise("streamer_prequential_events_total", p.model.events)
-
-    def _set_limits(self) -> None:
-        i = self.instruments
-        learner = self._learner
-        if learner is None:
-            return
-        i.set("streamer_cold_items", len(learner.state.cold_items))
-        limits = learner.state.limits._asdict()
-        for side in SIDES:
-            i.set("streamer_ids_limit", limits[side], side)
-            i.set("streamer_oldest_age_seconds", learner.state.age_s(side), side)
-            i.set(
-                "streamer_evicted_age_seconds",
-                learner.eviction.evicted_age_s.get(side),
-                side,
-            )
-            for reason in WHY_EVICTED:
-                i.rise(
-                    "streamer_evicted_total",
-                    learner.eviction.evicted[side, reason],
-                    side,
-                    reason,
-                )
-        i.set("streamer_young_age_seconds", learner.settings.young_age_s)
-
-    def _set_memory(self) -> None:
-        assert self._learner is not None
-        sizes: Counter[str] = Counter()
-        for kind, parts in self._learner.state.memory().items():
-            of = "items" if kind == "pairs" else kind if kind in SIDES else "other"
-            sizes["categories" if of == "other" and "ids" in parts else of] += sum(
-                parts.values()
-            )
-        for part in MEMORY:
-            self.instruments.set("streamer_memory_bytes", sizes[part], part)
-
-    def _set_sampler(self) -> None:
-        """What the draws of the latest step looked like; the line has waited for the
-        device already, for the loss.
-        """
-        if self._learned is None:
-            return
-        i = self.instruments
-        step = self._learned.step
-        users = max(len(self._learned.users), 1)
-        for name in PARTS:
-            part = step.parts.get(name)
-            if part is None:
-                continue
-            draws = float(_array(part.counts).sum()) / users
-            distinct = float(_array(part.distinct))
-            i.set("streamer_loss_part", float(_array(part.loss)), name)
-            i.set(
-                "streamer_sampler_effective_size", float(_array(part.effective)), name
-            )
-            i.set("streamer_sampler_distinct_negatives", distinct, name)
-            i.set(
-                "streamer_sampler_distinct_share",
-                distinct / draws if draws else 0.0,
-                name,
-            )
-            i.set("streamer_sampler_own_share", float(_array(part.own_share)), name)
-
-    def _set_members(self, status: Status) -> None:
-        i = self.instruments
-        i.set("streamer_group_trainers", len(status.members))
-        i.set("streamer_group_spread_users", status.spread_users)
-        for number, member in enumerate(status.members):
-            name = str(number)
-            waiting_s = member.waiting_ms / 1000
-            exchange_s = member.exchange_ms / 1000
-            i.set("streamer_group_partitions", len(member.partitions), name)
-            i.rise("streamer_group_waiting_seconds_total", waiting_s, name)
-            i.rise("streamer_group_exchange_seconds_total", exchange_s, name)
-            i.rise("streamer_group_sent_bytes_total", member.sent_bytes, name)
-
-    def _set_store(self, store: StoreStatus) -> None:
-        i = self.instruments
-        i.set("streamer_store_live", float(store.live))
-        i.set("streamer_store_round_trip_seconds", store.round_trip_s)
-        i.set("streamer_store_staleness_seconds", store.staleness_s)
-        i.set("streamer_store_backlog_contributions", store.backlog_contributions)
-        i.set("streamer_store_backlog_events", store.backlog_events)
-        i.set("streamer_store_log_entries", store.log_length)
-        i.rise("streamer_store_exchanges_total", store.exchanges)
-        i.rise("streamer_store_exchange_cpu_seconds_total", store.exchange_cpu_s)
-        i.rise("streamer_store_sent_bytes_total", store.sent_bytes)
-        i.rise("streamer_store_received_bytes_total", store.received_bytes)
-        i.rise("streamer_store_refused_events_total", store.refused_events)
-        i.rise("streamer_store_duplicate_events_total", store.duplicate_events)
-        i.rise("streamer_store_retired_events_total", store.retired_events)
-        i.rise("streamer_store_joins_total", store.joins)
-        i.rise("streamer_store_seeds_total", store.seeds)
-        i.rise("streamer_store_snapshots_total", store.snapshots)
-        errors: Counter[str] = Counter()
-        for reason, count in store.errors.items():
-            errors[reason if reason in STORE_ERRORS else "other"] += count
-        for reason, count in errors.items():
-            i.rise("streamer_store_errors_total", count, reason)
-
-    def _set_checkpoints(self, status: Status) -> None:
-        i = self.instruments
-        saves = status.saves
-        i.set("streamer_checkpoint_writable", float(saves.problem is None))
-        i.set("streamer_checkpoint_unsaved_events", saves.unsaved_events)
-        i.set("streamer_checkpoint_duration_seconds", saves.seconds)
-        i.set("streamer_checkpoint_longest_pause_seconds", saves.longest_pause_s)
-        i.set("streamer_checkpoint_size_bytes", saves.size_bytes)
-        i.set("streamer_checkpoint_base_bytes", saves.base_bytes)
-        i.set("streamer_checkpoint_deltas", saves.deltas)
-        i.set("streamer_checkpoint_delta_bytes", saves.delta_bytes)
-        i.rise("streamer_checkpoints_total", saves.saved, "saved")
-        i.rise("streamer_checkpoints_total", saves.failed, "failed")
-
-    def _set_publishing(self, status: Status) -> None:
-        i = self.instruments
-        published = status.publishing
-        i.set(
-            "streamer_publish_live",
-            float(published is None or published.problem is None),
-        )
-        i.rise(
-            "streamer_published_points_total",
-            published.snapshots if published is not None else 0,
-        )
-        i.rise(
-            "streamer_published_bytes_total",
-            published.written_bytes if published is not None else 0,
-        )
-        at_s = published.at_s if published is not None else None
-        i.set(
-            "streamer_published_age_seconds",
-            self._wall() - at_s if at_s is not None else None,
-        )
 
     def _moment(self, status: Status) -> dict[str, float]:
         """A point of the timeline."""
@@ -433,37 +274,11 @@ class Monitor(Observer):
         self.sampler_report = self._reporter.report(
             self._caches[0], self._learned.items
         )
-        self._set_sampler_report(self.sampler_report)
-        self._set_memory()
+        set_sampler_report(self.instruments, self.sampler_report)
+        assert self._learner is not None
+        set_memory(self.instruments, self._learner)
         took = 0.0 if first else time.perf_counter() - started
         self._look_at = self._clock() + max(LOOK_PAUSE * took, MIN_LOOK_PAUSE_S)
-
-    def _set_sampler_report(self, report: SamplerReport) -> None:
-        i = self.instruments
-        i.set("streamer_cache_slots", report.slots)
-        i.set("streamer_cache_distinct_items", report.distinct)
-        i.set("streamer_cache_entropy_nats", report.entropy)
-        i.set("streamer_cache_turnover_share", report.turnover)
-        i.set("streamer_cache_entry_age_seconds", report.age_s)
-        i.set("streamer_cache_batch_overlap_share", report.overlap)
-        for band, slots, drawn in zip(
-            BANDS, report.slot_bands, report.occurrence_bands, strict=True
-        ):
-            i.set("streamer_cache_slot_share", slots, band)
-            i.set("streamer_occurrence_share", drawn, band)
-        for decile, slots, drawn in zip(
-            DECILES, report.slot_deciles, report.occurrence_deciles, strict=True
-        ):
-            i.set("streamer_cache_slot_share_decile", slots, decile)
-            i.set("streamer_occurrence_share_decile", drawn, decile)
-        shares = [top.share for top in report.top] + [0.0] * len(TOP_RANKS)
-        for rank, share in zip(TOP_RANKS, shares, strict=False):
-            i.set("streamer_cache_top_slot_share", share, rank)
-        for part, value in report.divergence.items():
-            i.set("streamer_popularity_divergence_nats", value, part)
-        i.set("streamer_popularity_items", report.items)
-        i.set("streamer_popularity_hash_log_error", report.hash_error)
-        i.set("streamer_popularity_hash_collision_share", report.collision_share)
 
     # for other threads ------------------------------------------------------------------------------------------------
 
@@ -478,13 +293,6 @@ class Monitor(Observer):
         """The latest dead letters and when they came, the newest first."""
         with self._letters_lock:
             return list(reversed(self._letters))
-
-
-def _array(tensor: Tensor) -> Any:
-    """What a tensor holds. On the host without a call that lets other threads run
-    first: they may take their time.
-    """
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
 class _Timer:
