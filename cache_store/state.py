@@ -330,13 +330,13 @@ class TrainerState:
         for span in contribution.spans:
             self.partitions.count(span.partition, span.stop)
 
-    def retire(self, items: Rows, *, anyway: bool) -> None:
-        """Retire items by our rows with the next exchange; unless `anyway`, not if
+    def retire(self, items: Rows, *, force: bool) -> None:
+        """Retire items by our rows with the next exchange; unless `force`, not if
         others have had events of them.
         """
         chosen = set(items.tolist()).difference(self.inbox.retired)
         self._to_correct -= chosen
-        self.retiring |= dict.fromkeys(sorted(chosen), anyway)
+        self.retiring |= dict.fromkeys(sorted(chosen), force)
 
     def _keep(self, items: Rows, *, others: bool = False) -> None:
         """Do not retire those of some of our rows that were to be."""
@@ -362,9 +362,7 @@ class TrainerState:
         self.inbox = Received(retired=self.inbox.retired)
         self.reset_due = True
         self._note_retired(self._missing(replica, ids))
-        self.retiring = {
-            item: anyway for item, anyway in self.retiring.items() if anyway
-        }
+        self.retiring = {item: force for item, force in self.retiring.items() if force}
         self.inbox.retired_rows = []
         self.replica = replica
         self.row_map.reset(ids, np.flatnonzero(replica.retired))
@@ -525,8 +523,8 @@ class TrainerState:
         self.replica = replica
         self.row_map.restore(own_ids, own, values.get("fingerprint", ""))
         self.retiring = {
-            item: bool(anyway)
-            for item, anyway in arrays.get("retiring", np.empty((0, 2))).tolist()
+            item: bool(force)
+            for item, force in arrays.get("retiring", np.empty((0, 2))).tolist()
         }
         for k, spans in enumerate(values["waiting"]):
             prefix = f"waiting.{k}."

@@ -199,17 +199,16 @@ class CacheStore:
             state.row_map.own_ids = ids
             state.contribute(contribution)
 
-    def retire(self, items: Rows, ids: Sequence[str], *, anyway: bool = False) -> None:
+    def retire(self, items: Rows, ids: Sequence[str], *, force: bool = False) -> None:
         """Retire items by the trainer's rows with the next exchange, for all trainers;
         `ids` as in `contribute`.
 
         An item that we contribute to before that stays. So does one that others have
-        had events of, unless it is to be retired `anyway`. What of it stays comes as
-        `Received.corrected`.
+        had events of, unless `force`. What of it stays comes as `Received.corrected`.
         """
         with self.state.lock:
             self.state.row_map.own_ids = ids
-            self.state.retire(items, anyway=anyway)
+            self.state.retire(items, force=force)
 
     def used_items(self) -> Rows:
         """The trainer's rows of items that have a row of the store, or are on their way

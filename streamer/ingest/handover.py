@@ -37,20 +37,20 @@ class Handover:
         at_most = self._ingest.owner.claim(new)
         with self._ingest.changed:
             self._ingest.rebalances += 1
-            self._ingest.at_end = self._ingest.others_at_end = self._ingest.finished = (
-                False
-            )
+            self._ingest.at_end = False
+            self._ingest.others_at_end = False
+            self._ingest.finished = False
             earlier = {p.topic for p in self._ingest.offsets.snapshot().positions}
             trained = self._ingest.offsets.assign(new, at_most)
         if earlier and (other := {p.topic for p in new} - earlier):
             logger.warning(
-                "reading %s; trained so far on %s",
+                "Reading topic %s; the model was trained on %s so far.",
                 ", ".join(sorted(other)),
                 ", ".join(sorted(earlier)),
             )
         logger.info(
-            "assigned: %s",
-            ", ".join(_named(p, trained.get(p)) for p in sorted(new)) or "no partition",
+            "Assigned partitions: %s",
+            ", ".join(_named(p, trained.get(p)) for p in sorted(new)) or "none",
         )
         return trained
 
@@ -69,9 +69,10 @@ class Handover:
         # 1.
         with ingest.changed:
             self._stop_condition.count(-ingest.batcher.drop(gone))
-            ingest.at_end = ingest.others_at_end = ingest.finished = (
-                False  # what was dropped is to be read again
-            )
+            # what was dropped is to be read again
+            ingest.at_end = False
+            ingest.others_at_end = False
+            ingest.finished = False
             ingest.changed.wait_for(
                 lambda: ingest.stopping or not ingest.in_training & gone
             )
@@ -90,22 +91,22 @@ class Handover:
                     _named(p, at) for p, at in sorted(offsets.releasing().items())
                 )
                 logger.warning(
-                    "not saved in %.0f s, others train again from the last commit on: %s",
+                    "Revoked partitions were not saved within %.0f s; their next owners "
+                    "resume at the last commit: %s",
                     HANDOVER_S,
                     late,
                 )
             ingest.handover_wanted = False
             offsets.release(gone)
         logger.info(
-            "revoked: %s", ", ".join(_named(p, trained.get(p)) for p in sorted(gone))
+            "Revoked partitions: %s",
+            ", ".join(_named(p, trained.get(p)) for p in sorted(gone)),
         )
         # 4.
         ingest.owner.release(gone)
 
 
 def _named(partition: Partition, trained: int | None) -> str:
-    return (
-        f"{partition} (new)"
-        if trained is None
-        else f"{partition} (trained up to offset {trained:,})"
-    )
+    if trained is None:
+        return f"{partition} (new)"
+    return f"{partition} (trained up to offset {trained:,})"

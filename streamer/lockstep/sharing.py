@@ -36,7 +36,7 @@ class NoStore:
     def contribute(self, *_: object) -> None:
         """See `CacheStore.contribute`."""
 
-    def retire(self, *_: object, anyway: bool) -> None:
+    def retire(self, *_: object, force: bool) -> None:
         """See `CacheStore.retire`."""
 
     def restore(self, *_: object) -> None:

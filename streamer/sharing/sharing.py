@@ -259,9 +259,7 @@ class StoreSharing(Sharing):
             numbers = numbers[numbers >= 0]
             self._row_of[numbers] = -1
             self._number_of[rows] = -1
-            self._store.retire(
-                numbers, self._numbers.by_row, anyway=reason == "deleted"
-            )
+            self._store.retire(numbers, self._numbers.by_row, force=reason == "deleted")
 
     def _follow(self, numbers: Rows) -> None:
         """Others have retired items: so does the learner, of those that it has."""

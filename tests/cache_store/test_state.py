@@ -15,7 +15,7 @@ def test_an_item_that_is_kept_counts_what_waits_while_its_row_was_only_just_assi
     state.add_ids(["known"], "")
     state.row_map.assign([0, 1], [0, 1])
     state.replica.counts[0] = 5
-    state.retire(np.array([0, 1]), anyway=False)
+    state.retire(np.array([0, 1]), force=False)
     three = Contribution((OffsetSpan("t[0]", 0, 3),), np.zeros(3, np.int32), [0, 1, 2], np.array([1, 0, 1]))
     state.contribute(three)
     corrected = state.take_received().corrected

@@ -204,7 +204,7 @@ class StoreContract:
         assert item in ada.ids
         ben.train({Q: 7}, signed=False)
         late = (events_before({Q: 14}) - events_before({Q: 7}))[item]
-        ada.retire(item, anyway=True)
+        ada.retire(item, force=True)
         if on_the_way:
             ben.store._server.script.append(ada.store.exchange)
         else:
@@ -221,8 +221,8 @@ class StoreContract:
         assert now().counts == ada.view()[0] == ben.view()[0] == expected + again, "what comes now is of a new item"
         assert ben.store.status().retired_events == late
 
-    @pytest.mark.parametrize("anyway", [False, True])
-    def test_an_old_item_that_others_have_had_since_stays_and_a_deleted_one_does_not(self, trainer, now, anyway):
+    @pytest.mark.parametrize("force", [False, True])
+    def test_an_old_item_that_others_have_had_since_stays_and_a_deleted_one_does_not(self, trainer, now, force):
         ada, ben = trainer("ada"), trainer("ben")
         ada.claim(P, timeout_s=0)
         ada.train({P: 7}, signed=False)
@@ -230,11 +230,11 @@ class StoreContract:
         ada.train({P: 7}, signed=False)
         ada.store.exchange()
         item = item_at(P, 7)
-        ben.retire(item, anyway=anyway)
+        ben.retire(item, force=force)
         assert ben.view()[0][item] == 0
         settle(ben, ada)
         expected = events_before({P: 14})
-        if anyway:
+        if force:
             del expected[item]
         assert now().counts == ada.view()[0] == ben.view()[0] == expected
 
@@ -243,7 +243,7 @@ class StoreContract:
         ada.claim(P, timeout_s=0)
         ada.train({P: 7}, signed=False)
         settle(ada, ben)
-        ada.retire(item_at(P, 7), anyway=True)
+        ada.retire(item_at(P, 7), force=True)
         ada.train({P: 7}, signed=False)
         settle(ada, ben)
         assert now().counts == ada.view()[0] == ben.view()[0] == events_before({P: 14})
@@ -305,7 +305,7 @@ class StoreContract:
         ada.claim(P, timeout_s=0)
         ada.train({P: 9}, signed=False)
         settle(ada, ben)
-        ada.retire(item_at(P, 0), anyway=True)
+        ada.retire(item_at(P, 0), force=True)
         again = trainer("ada", saved=ada.checkpoint())
         settle(again, ben)
         again.receive()

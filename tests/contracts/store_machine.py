@@ -228,13 +228,13 @@ class StoreMachine(RuleBasedStateMachine):
         for span in contribution.spans:
             yield from ((span.partition, offset) for offset in range(span.start, span.stop))
 
-    @rule(name=names, items=st.sets(st.integers(0, ITEMS - 1), min_size=1, max_size=3), anyway=st.booleans())
-    def retire(self, name: str, items: set[int], anyway: bool) -> None:
+    @rule(name=names, items=st.sets(st.integers(0, ITEMS - 1), min_size=1, max_size=3), force=st.booleans())
+    def retire(self, name: str, items: set[int], force: bool) -> None:
         trainer = self.world.living.get(name)
         if trainer is not None:
             chosen = [f"item-{k}" for k in items]
             self.world.retired.update(chosen)
-            trainer.retire(*chosen, anyway=anyway)
+            trainer.retire(*chosen, force=force)
 
     @rule(name=names, script=happenings)
     def exchange(self, name: str, script: list[str]) -> None:

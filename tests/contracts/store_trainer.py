@@ -102,12 +102,12 @@ class Trainer:
         store.restore(saved.arrays, saved.values, saved.ids, own)
         return cls(store, name, saved.ids, saved.own, saved.positions, saved.counts, saved.drawn)
 
-    def retire(self, *ids: str, anyway: bool = False) -> None:
+    def retire(self, *ids: str, force: bool = False) -> None:
         """Retire items; those that it does not know are passed over."""
         known = [raw for raw in ids if raw in self.ids]
         for raw in known:
             self.counts.pop(raw, None), self.drawn.pop(raw, None)
-        self.store.retire(self.rows(known), self.ids, anyway=anyway)
+        self.store.retire(self.rows(known), self.ids, force=force)
 
     def checkpoint(self) -> Checkpoint:
         arrays, values, received = self.store.save()

@@ -58,7 +58,7 @@ def test_a_trainer_that_comes_back_begins_after_what_others_have_trained(
             topic.append(records(2_000))
             b.wait_until(lambda: trained_up_to(kafka, topic))
             assert ended(b)["consumed"] == 2_000
-            assert "assigned: " in b.said()
+            assert "Assigned partitions: " in b.said()
     topic.append(records(1_000))
     again = zygote.summary(topic.run("a", "--until-end"))
     assert again["events_this_run"] == 1_000
@@ -156,7 +156,7 @@ def test_new_partitions_are_read_from_their_beginning_also_after_a_restart(
         a.process.kill()
         a.ended()
     with Command(arguments, tmp_path / "second.log") as a:
-        a.wait_until(lambda: "assigned: " in a.said())
+        a.wait_until(lambda: "Assigned partitions: " in a.said())
         with kafka.server.admin() as admin:
             admin.create_partitions({topic.name: 2})
             admin.wait_for_topics([topic.name])

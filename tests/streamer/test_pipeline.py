@@ -463,7 +463,7 @@ class TestRestart:
         line.run()
         assert "The setting seed was 1 in ckpt-00000000000000000001.base, and is 2 now" in caplog.text
         assert caplog.text.count("The setting") == 1
-        assert f"reading other; trained so far on {TOPIC}" in caplog.text
+        assert f"Reading topic other; the model was trained on {TOPIC} so far." in caplog.text
 
     def test_a_corrupt_checkpoint_is_passed_over_and_its_events_are_trained_again(self, tmp_path, caplog):
         values = values_of(events(480))

@@ -464,7 +464,7 @@ class TestRevocation:
         with started(line):
             until(lambda: line.step() is not None)
             source.revoke([P0])
-            until(lambda: "on: interactions[0] (trained up to offset 10)" in caplog.text)
+            until(lambda: "the last commit: interactions[0] (trained up to offset 10)" in caplog.text)
             polls = source.polls.total()
             until(lambda: source.polls.total() > polls)
             assert line.ingest.take_snapshot() == ({P0: 10}, {})
