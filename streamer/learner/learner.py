@@ -225,9 +225,8 @@ class Learner:
         state.mark_seen("users", users)
         state.mark_seen("items", items)
         state.observe_partitions(users, batch.origins)
-        state.changes.mark(
-            "items", state.candidate_features.windows.leaving(len(items))
-        )
+        leaving = state.candidate_features.windows.leaving(len(items))
+        state.changes.mark("items", leaving)
         self._set_user_features(events, batch.user_features)
         self.features.set("item", items, item_features)
 
@@ -311,9 +310,8 @@ class Learner:
         times_s = self.state.event_times(batch.timestamps_s, len(batch))
         self.state.clock.tick(times_s)
         items = self.state.rows_of("items", batch.items)
-        return StepEvents(
-            users, np.arange(len(batch)), items, times_s, batch.item_features
-        )
+        own = np.arange(len(batch))
+        return StepEvents(users, own, items, times_s, batch.item_features)
 
     def _set_user_features(
         self, events: StepEvents, features: FeatureColumn | None
