@@ -122,10 +122,8 @@ class GroupPublisher(Publisher):
     def _finished(self, dense: Dense) -> Dense:
         return replace(dense, arrays=with_users(dense.arrays, self._base_users))
 
-    def _dense(self, positions: Positions, *, changed: bool) -> Dense:
-        if not self._is_lead:
-            return Dense({}, {})
-        return super()._dense(positions, changed=changed)
+    def _dense(self, positions: Positions) -> Dense:
+        return super()._dense(positions) if self._is_lead else Dense({}, {})
 
     # users ----------------------------------------------------------------------------
 

@@ -65,8 +65,8 @@ class Replica:
     def apply(self, delta: ReadDelta) -> None:
         """Take a delta over, all of it."""
         self._put(delta.end, delta.chunks, delta.arrays)
-        if delta.end.meta["learner"] is None:
-            return  # nothing has changed
+        if not delta.chunks:
+            return  # a sign of life: nothing has changed
         rows: list[Rows] = [c.rows for c in delta.chunks if c.kind == "items"]
         changed = np.concatenate([*rows, np.empty(0, np.int64)])
         self.learner.state.find_cold_items(changed)
@@ -79,9 +79,7 @@ class Replica:
             for chunk in chunks:
                 if is_served(chunk.kind):
                     self.learner.state.put(chunk.kind, chunk.rows, self._fitting(chunk))
-            values = end.meta["learner"]
-            if values is not None:
-                self.learner.state.load_dense(arrays, values)
+            self.learner.state.load_dense(arrays, end.meta["learner"])
         except (KeyError, ValueError) as error:
             raise CorruptCheckpoint(
                 f"{end.id} does not fit its settings: {error}"

@@ -258,7 +258,7 @@ class Publisher:
         self._delta_at = now + self._every_s
         self._heartbeat_at = now + self._heartbeat_s
         chunks = self._copied(changed)
-        dense = self._dense(positions(), changed=count > 0)
+        dense = self._dense(positions())
         self._number += 1
         return Delta(self._number, chunks, dense)
 
@@ -298,7 +298,7 @@ class Publisher:
         if repeats is None:
             for kind in self._kinds:
                 self._changed.take(kind)  # the base has all that a delta would say
-        dense = self._dense(positions, changed=True)
+        dense = self._dense(positions)
         self._base = self._capture()
         self._submit_base(self._base, repeats, dense)
 
@@ -354,15 +354,11 @@ class Publisher:
 
     # both -----------------------------------------------------------------------------
 
-    def _dense(self, positions: Positions, *, changed: bool) -> Dense:
-        """What belongs to no row; without arrays if nothing has changed."""
-        arrays: Arrays = {}
-        values: dict[str, Any] | None = None
-        if changed:
-            arrays, values = self._state.dense()
-        meta = checkpoint_meta(self._state.settings, values or {})
+    def _dense(self, positions: Positions) -> Dense:
+        """What belongs to no row: whole in every snapshot, as the last one says it."""
+        arrays, values = self._state.dense()
+        meta = checkpoint_meta(self._state.settings, values)
         meta |= {
-            "learner": values,
             "positions": positions_to_json(positions),
             "step": self._state.trainer.steps,
         }

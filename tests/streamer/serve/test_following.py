@@ -17,6 +17,7 @@ from streamer.learner import Learner
 from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
 from streamer.snapshot.directory import SnapshotDirectory, number_of
+from streamer.snapshot.publisher import Due
 from streamer.sources.memory import MemoryLog, MemorySource
 from tests.streamer.snapshot.test_checkpointer import Run
 
@@ -66,12 +67,14 @@ def test_a_server_that_comes_later_starts_from_the_base_and_its_deltas(pair, tmp
         trainer.learn(STREAM[part : part + 300])
     trainer.base()
     trainer.learn(events(64, seed=5))
+    trainer.publisher.step(lambda: trainer.positions, due=Due.DELTA | Due.HEARTBEAT)  # nothing has changed
+    assert trainer.publisher.flush()
     later = Server(tmp_path / "points")
     later.reach(trainer)
     first.reach(trainer)
     assert_equal(later.service, trainer.learner)
     assert_equal(first.service, trainer.learner)
-    assert len(SnapshotDirectory(tmp_path / "points").load().chain) == 2
+    assert len(SnapshotDirectory(tmp_path / "points").load().chain) == 3
     assert (first.service.bases, later.service.bases) == (1, 1)
     later.close()
 
