@@ -54,9 +54,10 @@ def keep_journal(path: str) -> None:
         nonlocal begun
         if not begun:
             begun = True
-            every = np.arange(len(self.items))
-            counts = by_id(Increments(every, self.item_counts.counts(every).astype(np.int64)), self.items.ids)
-            note({"first": True, "counts": counts, "cache": [self.items.id_of(row) for row in self.cache]})
+            state = self.state
+            every = np.arange(len(state.items))
+            counts = by_id(Increments(every, state.item_counts.counts(every).astype(np.int64)), state.items.ids)
+            note({"first": True, "counts": counts, "cache": [state.items.id_of(row) for row in state.cache]})
         return learn(self, *arguments)
 
     Learner.learn_batch = noting_learn  # type: ignore[method-assign]

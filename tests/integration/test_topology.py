@@ -33,7 +33,7 @@ EVENTS, MORE_EVENTS, BAD = 6_000, 2_000, 5
 PATIENCE_S = 150.0
 """When to give up on what should happen; no test waits this long unless it fails."""
 
-MAY_BE_EMPTY = {"Dead letters by reason", "Errors by reason", "Alerts that fire or are about to"}
+MAY_BE_EMPTY = {"Dead letters by reason", "Errors of Redis by reason", "Alerts that fire or are about to"}
 """Panels that show trouble only."""
 IN_LOCKSTEP = {"Trainers in lockstep", "Partitions of each", "Waiting for others", "Time in exchanges", "Bytes sent"}
 """Panels of a group, which these trainers are not."""

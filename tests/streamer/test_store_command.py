@@ -263,12 +263,10 @@ def test_reset_refuses_while_a_trainer_is_active(place):
     trainer.close()
 
 
-def test_a_model_is_free_as_soon_as_its_trainers_were_stopped(place, tmp_path):
+def test_a_model_is_free_as_soon_as_its_trainers_were_stopped(place):
     trainer = filled(place)
-    output("export", "--out", tmp_path / "a.npz", *place.options())
     trainer.close()
     assert answer("list", *place.options())["models"][0]["trainers"] == 0
-    output("import", "--replace", "--yes", "--path", tmp_path / "a.npz", *place.options())
     output("reset", "--yes", *place.options())
     assert place.keys("shop") == set()
 
