@@ -117,7 +117,7 @@ def test_without_its_manifest_a_checkpoint_counts_for_nothing(forker, log, undis
 def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(forker, log, tmp_path):
     ranks = Ranks(forker, log, tmp_path / "checkpoints", 2, "--group-timeout", "2", "--max-age", "0")
     deadline = time.monotonic() + PATIENCE_S
-    while "assigned" not in ranks.errors(0):
+    while "Assigned" not in ranks.errors(0):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(ranks.pids[1], signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_a_group_whose_directory_another_one_uses_does_not_start(forker, log, tm
     idle = ["--trainers", "1", "--group-timeout", "5", "--start", "latest", "--dead-letters"]
     living = Ranks(forker, log, tmp_path / "checkpoints", 1, *idle, str(tmp_path / "living.jsonl"), "--no-until-end")
     deadline = time.monotonic() + PATIENCE_S
-    while "assigned" not in living.errors(0):
+    while "Assigned" not in living.errors(0):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     letters = str(tmp_path / "second.jsonl")
