@@ -1,4 +1,4 @@
-"""The line that a micro-batch goes along, run for ever.
+"""The line that a micro-batch goes along.
 
     poll -> decode -> batch -> receive -> rank -> learn -> contribute -> dead letters ->
     account -> (save -> commit)
