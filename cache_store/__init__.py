@@ -1,9 +1,10 @@
-"""What the trainers of one model share: counts, occurrence vector and cache, as a log
-of deltas on a server and a replica in each trainer. Start at `store.CacheStore`;
-`server.Server` is what a server does, in memory or in Redis.
+"""What the trainers of one model share: counts, draws and the cache, as entries that a
+server keeps and every trainer has a copy of. Start at `change.Change`, then
+`table.Table` and `store.CacheStore`; `server.StoreServer` is what a server does, in
+memory or in Redis.
 
-Belongs here: rows, counts, offsets and epochs. Tensors and micro-batches do not.
-May import: numpy, msgspec and redis-py; nothing else of Streamer.
+Belongs here: names, versions, rows and numbers. Tensors and micro-batches do not.
+May import: numpy, numba and redis-py; nothing else of Streamer.
 """
 
 if (

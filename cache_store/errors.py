@@ -2,9 +2,7 @@
 
 StoreError
 ├── StoreRefused        the server responds and will never do what is asked: password, permissions, foreign contents
-│   └── Damaged         the keys of a model hold something that no trainer wrote, or some of it is missing
-├── StoreUnavailable    the server does not respond now, or cannot write now; a retry may help
-└── Fenced              another trainer has claimed one of our partitions
+└── StoreUnavailable    the server does not respond now, or cannot write now; a retry may help
 """
 
 from __future__ import annotations
@@ -23,12 +21,6 @@ class StoreRefused(StoreError):  # noqa: N818  (reads as a state, like Connectio
     reason = "refused"
 
 
-class Damaged(StoreRefused):
-    """The keys of a model hold something that no trainer wrote, or some of it is
-    missing.
-    """
-
-
 class StoreUnavailable(StoreError):  # noqa: N818
     """The server does not respond now, or cannot write now.
 
@@ -41,11 +33,3 @@ class StoreUnavailable(StoreError):  # noqa: N818
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
         super().__init__(message)
-
-
-class Fenced(StoreError):  # noqa: N818
-    """Another trainer has claimed one of our partitions: this process is a zombie and
-    must stop.
-    """
-
-    reason = "fenced"

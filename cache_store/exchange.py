@@ -1,600 +1,310 @@
-"""The exchange of a trainer with a server:
-
-    join (if we have not) -> claim -> push what waits, and pull what has come -> compact
-    or snapshot (if it is due)
-
-Usually that is a single round trip: the server adds what we push, if it has lost
-nothing of what we have, and returns what others have added. Otherwise it adds nothing,
-and a pull shows what has happened: it was emptied, it has lost entries, it has started
-another generation, or we were too slow.
-"""
+"""One trainer's exchange with a server: what each of them lacks goes to the other."""
 
 from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
 
 import numpy as np
 
-from streamer.cache_store.codec import (
-    MalformedEntry,
-    StoreDelta,
-    fingerprint,
-    pack_delta,
-    pack_rows,
-    unpack_delta,
-    unpack_rows,
-)
-from streamer.cache_store.contribution import (
-    NO_ROWS,
-    Counts,
-    Increments,
+from streamer.cache_store.change import (
+    CACHE,
+    COUNTS,
+    DRAWN,
+    NOTHING,
+    Change,
+    Hashes,
     Rows,
-    merged_spans,
-    summed,
+    Version,
+    dtype_of,
+    whole,
 )
-from streamer.cache_store.errors import StoreUnavailable
-from streamer.cache_store.outbox import Waiting
-from streamer.cache_store.replica import LogPosition, StoreReplica
-from streamer.cache_store.server import (
-    ENTRIES_AT_ONCE,
-    IDS_AT_ONCE,
-    Cursor,
-    LogEntry,
-    LogHead,
-    Pulled,
-    Push,
-    PushOutcome,
-    PushResult,
-    Seed,
-    StoreServer,
-    ids_between,
-)
-from streamer.cache_store.state import TrainerState
+from streamer.cache_store.server import Answer, Request, StoreServer
+from streamer.cache_store.table import Piece, Table
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 2.0
-MAX_JOINS = 8
-"""How often an exchange joins again because the server lacks what we left there."""
-MAX_DIVERGED = 4
-"""How often an exchange pushes again after it pulled what it lacked; the last two times
-it retires nothing.
-"""
-NEW_GENERATION = "it has started a new generation"
-
-
-class _Rejoin(Exception):  # noqa: N818
-    """The server lacks what we left there: join again. Never leaves this module."""
+MAX_ROUNDS = 4
+"""Questions and answers of one exchange."""
+PIECE_ROWS = 8192
+"""That are applied between two steps."""
+MAX_WAITING_ROWS = 4_000_000
+"""Rows of others that may wait for the training thread; no more are read then."""
 
 
 class Exchange:
-    """Keeps a trainer's state and a server in step. Not for several threads at once."""
+    """What a trainer knows of its server, and what has come from it.
 
-    def __init__(self, server: StoreServer, state: TrainerState) -> None:
-        self._server = server
-        self._state = state
-        self.joined = False
-        self._cache_chain = ""
-        self._last_push: dict[str, StoreDelta] = {}  # by its chain
-        self._to_retire: list[
-            int
-        ] = []  # our rows of items that this exchange is to retire
-        self._caught_up = False  # whether the replica held all of the log when the server last responded
-        self._heartbeat_at = -np.inf
+    `run` is for one thread at a time, the rest for any.
 
-    def run(self) -> None:
-        """Exchange once; join again and start over if the server lacks what we left
-        there.
+    Args:
+        server: where others are met.
+        trainer: its name, the same after a restart.
+    """
+
+    def __init__(self, server: StoreServer, trainer: str) -> None:
+        self.server = server
+        self.process = f"{trainer}:{secrets.token_hex(2)}"
+        self.table = Table(f"{DRAWN}{trainer}")
+        self.owned: set[str] = set()
+        """Names of the partitions' counts that we add to now."""
+        self.drawn_cache: Hashes | None = None
+        """The cache that we drew last; sent with the next exchange."""
+        self._newest_cache: Hashes | None = None
+        self.waiting_rows = 0
+        """Rows that have come and are not applied."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.wholes = 0
+        self._tops: dict[str, Version] = {}
+        self._beat = 0
+        self._acknowledged = 0
+        self._cache_version = NOTHING
+        self._is_replaced = False
+        self._lock = threading.Lock()
+        self._pieces: deque[Piece] = deque()
+        self._waiting: Counter[str] = Counter()  # pieces of each entry
+        self._queued: dict[str, Version] = {}
+        self._is_begun = False  # the change whose pieces come next
+
+    def run(self, with_draws: bool = True) -> bool:
+        """Exchange once; returns whether the server has all that we had counted.
+
+        1. pack what the server lacks, by what it had the last time; nothing, if we do
+           not know what it has;
+        2. send the names of new items, which it must have before;
+        3. send and receive;
+        4. again, if the server or we still lack something.
 
         Raises:
             StoreError: the server cannot be used now, or not at all.
         """
-        with self._measured():
-            for _ in range(MAX_JOINS):
-                try:
-                    return self._run_once()
-                except _Rejoin as reason:
-                    logger.info("Joining the store again: %s", reason)
-                    self.joined = False
-            raise StoreUnavailable(
-                "broken",
-                f"the store has changed {MAX_JOINS} times during one exchange: it is damaged, or another program writes"
-                " to it; `streamer store reset` removes the model",
+        is_sent = False
+        for _ in range(MAX_ROUNDS):
+            # 1.
+            is_known = self._acknowledged > 0
+            changes = self._pack(with_draws) if is_known else []
+            # 2.
+            if is_known and self._send_names():
+                continue
+            # 3.
+            self._note(self._ask(changes), changes)
+            # 4.
+            has_arrived = all(self.top(one.name) >= one.to for one in changes)
+            is_sent |= has_arrived and is_known
+            if is_sent and (self.is_caught_up or self._is_full):
+                break
+        return is_sent
+
+    # what is where --------------------------------------------------------------------
+
+    def top(self, name: str) -> Version:
+        """The version of an entry that the server had last."""
+        return self._tops.get(name, NOTHING)
+
+    def newest(self, name: str) -> Version:
+        """The version of our copy of an entry when all that waits is applied."""
+        if name == CACHE:
+            return self._cache_version
+        return max(self._queued.get(name, NOTHING), self.table.version(name))
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether we have read all that the server has."""
+        return not any(map(self.is_behind, list(self._tops)))
+
+    def is_behind(self, name: str) -> bool:
+        """Whether the server has a version of an entry that we have not read."""
+        return name != self.table.own and self.newest(name) < self.top(name)
+
+    # sending --------------------------------------------------------------------------
+
+    def _pack(self, with_draws: bool) -> list[Change]:
+        found = []
+        may_send_draws = with_draws and not self._is_replaced
+        for name in list(self.table.entries):
+            is_own = name == self.table.own
+            if name.startswith(COUNTS) or (is_own and may_send_draws):
+                change = self.table.pack(name, self.top(name))
+                if change is not None:
+                    found.append(change)
+                    self.wholes += change.since > self.top(name)
+        cache = self.drawn_cache
+        self.drawn_cache = None
+        if cache is not None:
+            number = 1 + max(self._cache_version, self.top(CACHE))[0]
+            items, slots = np.unique(cache, return_counts=True)
+            values = slots.astype(dtype_of(CACHE))
+            found.append(whole(CACHE, (number, 0), items, values))
+        return found
+
+    def _send_names(self) -> bool:
+        """Returns whether the server has refused any."""
+        is_refused = False
+        while (names := self.table.unsent_names()) is not None:
+            refused = self.server.name(*names)
+            self.table.names_sent(refused)
+            is_refused |= len(refused) > 0
+        return is_refused
+
+    @property
+    def _is_full(self) -> bool:
+        return self.waiting_rows > MAX_WAITING_ROWS
+
+    def _ask(self, changes: list[Change]) -> Answer:
+        reading = {}
+        for name in self._tops:
+            if name != self.table.own and not self._is_full:
+                reading[name] = self.newest(name)
+        self._beat += 1
+        self.sent_bytes += sum(change.nbytes for change in changes)
+        return self.server.exchange(
+            Request(
+                self.process,
+                self._beat,
+                self._acknowledged,
+                sorted(self.owned),
+                changes,
+                reading,
             )
-
-    def _run_once(self) -> None:
-        try:
-            # 1. join
-            if not self.joined:
-                self._join()
-            # 2. claim our partitions
-            self._claim()
-            # 3. push what waits; that pulls, too
-            self._push_all()
-            # 4. pull what others have added
-            if not self._caught_up:
-                self._pull_all()
-            self._drop_duplicates()
-            # 5. remove retired rows, or write a snapshot
-            self._compact_if_due()
-            self._snapshot_if_due()
-            self._heartbeat()
-        except Exception:
-            with self._state.lock:
-                self._state.row_map.forget_unconfirmed()
-            raise
-
-    @contextmanager
-    def _measured(self) -> Iterator[None]:
-        state = self._state
-        status = self._state.status
-        started = state.clock()
-        cpu = time.thread_time()
-        with state.lock:
-            waited = state.outbox.events if status.problem is not None else 0
-        try:
-            yield
-            with state.changed:
-                if status.problem is not None:
-                    logger.warning(
-                        "The store responds again; %s events had waited for it",
-                        f"{waited:,}",
-                    )
-                status.problem = None
-                status.exchanges += 1
-                status.round_trip_s = state.clock() - started
-                state.changed.notify_all()
-        finally:
-            status.exchange_cpu_s += time.thread_time() - cpu
-
-    # 1. join ----------------------------------------------------------------------------------------------------------
-
-    def _join(self) -> None:
-        """Continue from our replica if it is of this generation; else load the server's
-        state, or seed the server.
-        """
-        state = self._state
-        head = self._server.pull(state.replica.position, 0, self._cache_chain).head
-        if head is not None and not state.generation:
-            self._load()
-        elif head is None or head.generation != state.generation:
-            self._seed()
-        self._pull_all()
-        with state.lock:
-            state.partitions.claim_again()
-            self.joined = True
-            state.status.joins += 1
-
-    def _seed(self, replaces: str = "", head: str = "") -> None:
-        """Seed the server with our state, without retired rows; load the server's state
-        if that is to stay.
-
-        With `head`, the server has all that we have, and only if that is the chain of
-        its newest entry.
-        """
-        state = self._state
-        beginning = LogPosition.beginning(secrets.token_hex(8))
-        replica = state.replica
-        origin = replica.position if state.generation else None
-        next_offsets = replica.next_offsets
-        epochs = state.partitions.epochs
-        with state.lock:
-            compact = replica.without_retired(beginning)
-            ids = [raw for raw in state.row_map.ids if raw is not None]
-            packed = compact.pack()
-        state_of = (
-            beginning.generation,
-            packed,
-            ids,
-            next_offsets,
-            epochs,
-            origin,
-            replaces,
-            replica.events,
         )
-        if not self._server.seed(Seed(*state_of, head)):
-            self._load()
-            return
-        with state.lock:
-            if replica.retired.any():
-                state.load(compact, ids)
-                state.status.seeds += 1
-                return
-            replica.position = beginning
-            state.row_map.forget_unconfirmed()
-            state.status.seeds += 1
-            for waiting in state.outbox.waiting:
-                waiting.attempts = 0
-                waiting.accepted = False
-        if origin is not None:
-            logger.warning(
-                "The store was empty or had lost entries: seeded it with %s events",
-                f"{replica.events:,}",
-            )
 
-    def _load(self) -> None:
-        """Load the server's state; what it lacks of ours is sent again."""
-        packed = self._server.snapshot()
-        if packed is None:
-            raise StoreUnavailable(
-                "broken",
-                "the store has no snapshot; `streamer store reset` removes the model",
-            )
-        try:
-            replica = StoreReplica.unpack(packed)
-        except MalformedEntry as error:
-            raise StoreUnavailable(
-                "broken", f"the snapshot in the store cannot be read: {error}"
-            ) from error
-        head = self._server.pull(replica.position, 0, "").head
-        if (
-            head is None
-            or head.generation != replica.position.generation
-            or head.items < replica.size
-        ):
-            raise _Rejoin(NEW_GENERATION)
-        ids = self._ids_from(0, head)
-        with self._state.lock:
-            self._state.load(replica, ids)
-            self._cache_chain = ""
+    # receiving ------------------------------------------------------------------------
 
-    # 2. claim ---------------------------------------------------------------------------------------------------------
+    def _note(self, answer: Answer, changes: list[Change]) -> None:
+        """See what the server has, and queue what is new."""
+        self._tops = dict(answer.tops)
+        has_lost = answer.beat < self._acknowledged
+        self._acknowledged = 0 if has_lost else self._beat
+        if has_lost:
+            self.table.send_names_again()
+        self._introduce()
+        for change in changes:
+            if change.name != CACHE and self.top(change.name) >= change.to:
+                self.table.acknowledge(change)
+        # counts before draws: only items that are counted get a row
+        for change in sorted(answer.changes, key=lambda change: change.name):
+            self.received_bytes += change.nbytes
+            if change.fits(self.newest(change.name)):
+                self._receive(change)
+        self._drop_gone()
 
-    def _claim(self) -> None:
-        state = self._state
-        unclaimed = self._state.partitions.unclaimed
-        with state.lock:
-            requests = dict(unclaimed)
-        if not requests:
-            return
-        claims = self._server.claim(state.generation, state.trainer, requests)
-        if claims is None:
-            raise _Rejoin(NEW_GENERATION)
-        with state.changed:
-            for name, claim in claims.items():
-                if unclaimed.get(name) is not requests[name]:
-                    continue  # it was released or assigned again meanwhile
-                if not claim.ours:
-                    raise state.fence(name)
-                state.claimed(name, claim)
-            state.changed.notify_all()
-
-    # 3. push ----------------------------------------------------------------------------------------------------------
-
-    def _push_all(self) -> None:
-        """Push what was sent before and did not come back, one by one as it was; then
-        all the rest in one entry.
+    def _introduce(self) -> None:
+        """Our own entry on the server is of an earlier start of ours: the first time,
+        ours takes its place. Later, one with a larger incarnation is of a later start,
+        which takes ours.
         """
-        state = self._state
-        diverged = 0
-        self._caught_up = False
-        with state.lock:
-            upto = (
-                state.outbox.last_number
-            )  # what comes meanwhile goes with the next exchange
-            for waiting in state.outbox.waiting:
-                waiting.accepted = (
-                    False  # the server may have lost it since an earlier exchange
+        incarnation = self.top(self.table.own)[0]
+        if not self.table.incarnation:
+            now_us = time.time_ns() // 1000
+            self.table.begin_draws(max(now_us, incarnation + 1))
+        elif incarnation > self.table.incarnation and not self._is_replaced:
+            self._is_replaced = True
+            logger.warning(
+                "Another trainer %s was started: what this one draws is not shared",
+                self.table.own.removeprefix(DRAWN),
+            )
+
+    def _receive(self, change: Change) -> None:
+        if change.name == CACHE:
+            self._cache_version = change.to
+            self._newest_cache = np.repeat(change.hashes, change.values)
+            return
+        change = change.after(self.newest(change.name))
+        rows = self.table.rows_of(change.hashes)
+        ids = self._new_ids(change, rows)
+        if ids is None or (change.is_whole and self._waiting[change.name]):
+            return  # it is read again with the next exchange
+        if change.is_whole:
+            self.wholes += 1
+            change, rows = self._with_zeros(change, rows)
+        self._queue(change, rows, ids)
+
+    def _new_ids(self, change: Change, rows: Rows) -> dict[int, str] | None:
+        """The ids of items that are counted and new here; None if the server does not
+        know one.
+        """
+        if not change.name.startswith(COUNTS):
+            return {}
+        new = change.hashes[(rows < 0) & (change.values != 0)]
+        ids = self.server.ids(new) if len(new) else []
+        found = {}
+        for h, raw in zip(new.tolist(), ids, strict=True):
+            if raw is None:
+                return None
+            found[h] = raw
+        return found
+
+    def _with_zeros(self, change: Change, rows: Rows) -> tuple[Change, Rows]:
+        """A whole, with zeros for what it lacks."""
+        gone = self.table.lacking_in(change, rows)
+        hashes = np.concatenate([change.hashes, self.table.names.of(gone)])
+        zeros = np.zeros(len(gone), change.values.dtype)
+        values = np.concatenate([change.values, zeros])
+        found = whole(change.name, change.to, hashes, values)
+        return found, np.concatenate([rows, gone])
+
+    def _drop_gone(self) -> None:
+        """Draws of trainers that the server has forgotten count no more."""
+        for name in list(self.table.entries):
+            is_gone = name.startswith(DRAWN) and name not in self._tops
+            if not is_gone or name == self.table.own or self._waiting[name]:
+                continue
+            if self.table.version(name) > NOTHING:
+                nothing = np.empty(0, np.uint64)
+                empty = whole(name, NOTHING, nothing, nothing.astype(dtype_of(name)))
+                self._queue(*self._with_zeros(empty, nothing.astype(np.int64)), {})
+
+    # on the way to the training thread ------------------------------------------------
+
+    def _queue(self, change: Change, rows: Rows, ids: dict[int, str]) -> None:
+        """Cut a change into pieces."""
+        pieces = []
+        for start in range(0, max(1, len(rows)), PIECE_ROWS):
+            some = slice(start, start + PIECE_ROWS)
+            hashes = change.hashes[some]
+            is_last = start + PIECE_ROWS >= len(rows)
+            known = {h: ids[h] for h in hashes.tolist() if h in ids} if ids else {}
+            values = change.values[some]
+            pieces.append(
+                Piece(
+                    change.name, change.to, is_last, rows[some], hashes, values, known
                 )
-            self._to_retire = list(state.retiring)[:IDS_AT_ONCE]
-        while (chosen := self._next_to_send(upto)) or self._to_retire:
-            try:
-                push = self._packed(chosen)
-            except Exception:
-                self._not_sent(chosen)
-                raise
-            result = self._server.push(push)
-            diverged += result.outcome is PushOutcome.DIVERGED
-            if 2 * diverged >= MAX_DIVERGED:
-                self._to_retire = []
-            if not self._handle(result, chosen) or diverged == MAX_DIVERGED:
-                return
+            )
+        with self._lock:
+            self._pieces += pieces
+            self._waiting[change.name] += len(pieces)
+            self._queued[change.name] = change.to
+            self.waiting_rows += len(rows)
 
-    def _next_to_send(self, upto: int) -> list[Waiting]:
-        with self._state.lock:
-            self._to_retire = [
-                item for item in self._to_retire if item in self._state.retiring
-            ]
-            waiting = self._state.outbox.waiting
-            doubtful = [w for w in waiting if w.attempts and not w.accepted]
-            chosen = doubtful[:1] or [
-                w for w in waiting if not w.attempts and w.number <= upto
-            ]
-            for one in chosen:
-                one.attempts += 1
-            return chosen
+    def take_cache(self) -> Hashes | None:
+        """The newest cache that anybody drew, if it was not taken yet."""
+        cache = self._newest_cache
+        self._newest_cache = None
+        return cache
 
-    def _not_sent(self, waiting: list[Waiting]) -> None:
-        """Note that nothing of it has arrived this time; an earlier time it may have."""
-        with self._state.lock:
-            for one in waiting:
-                one.attempts -= 1
-
-    def _packed(self, waiting: list[Waiting]) -> Push:
-        """One entry for several contributions: they are added up, and our rows become
-        the store's.
-
-        With the last of them go the items that are to be retired, once all that we
-        contributed to them is in the log.
+    def take(self, max_rows: int | None = None) -> list[Piece]:
+        """The next pieces to apply, of about `PIECE_ROWS`; with `max_rows` 0, the rest
+        of the change that was begun. A change of an entry that we add to is not
+        divided.
         """
-        state = self._state
-        row_map = self._state.row_map
-        retire = [] if waiting and waiting[0].attempts > 1 else self._to_retire
-        self._assign_missing(waiting, retire)
-        with state.lock:
-            contributions = [w.contribution for w in waiting]
-            items = summed([c.item_counts for c in contributions])
-            drawn = summed([c.drawn for c in contributions])
-            cache = next(
-                (c.cache for c in reversed(contributions) if c.cache is not None),
-                NO_ROWS,
-            )
-            cache = row_map.rows_of(cache)
-            cache = cache[cache >= 0]
-            retiring = np.array(
-                [item for item in retire if item in state.retiring], np.int64
-            )
-            retired = np.unique(row_map.rows_of(retiring))
-            retired_ids = [row_map.own_ids[item] for item in retiring.tolist()]
-            items, drawn = (
-                _ascending(row_map.rows_of(part.rows), part.counts)
-                for part in (items, drawn)
-            )
-        spans = merged_spans(span for c in contributions for span in c.spans)
-        last = waiting[-1].number if waiting else 0
-        delta = StoreDelta(
-            state.trainer, last, int(items.counts.sum()), spans, items, drawn, retired
-        )
-        with state.lock:
-            epochs = [
-                (span, state.partitions.epochs.get(span.partition, 0)) for span in spans
-            ]
-            known = (
-                len(state.row_map.ids),
-                state.row_map.fingerprint,
-                self._cache_chain,
-            )
-        cursor = Cursor(state.replica.position, *known, ENTRIES_AT_ONCE)
-        size = 1 + max(
-            int(r.max(initial=-1)) for r in (items.rows, drawn.rows, cache, retired)
-        )
-        packed = pack_delta(delta)
-        packed_cache = pack_rows(cache) if len(cache) else None
-        push = Push(
-            state.generation,
-            cursor,
-            secrets.token_hex(8),
-            packed,
-            epochs,
-            packed_cache,
-            size,
-            retired_ids,
-        )
-        self._last_push = {push.chain: delta}
-        state.status.sent_bytes += len(packed) + len(packed_cache or b"")
-        return push
-
-    def _assign_missing(self, waiting: list[Waiting], retire: Sequence[int]) -> None:
-        """Have the server assign the store's rows of ours that have none yet."""
-        state = self._state
-        row_map = self._state.row_map
-        if not self._without_row(waiting, retire):
-            return
-        self._pull_all()  # only a server that has lost nothing assigns rows that will last
-        unknown = self._without_row(
-            waiting, retire
-        )  # of what others have retired nothing waits any more
-        for start in range(0, len(unknown), IDS_AT_ONCE):
-            some = unknown[start : start + IDS_AT_ONCE]
-            assigned = self._server.assign(
-                state.generation, [row_map.own_ids[row] for row in some]
-            )
-            if assigned is None:
-                raise _Rejoin(NEW_GENERATION)
-            with state.lock:
-                row_map.assign(some, assigned)
-
-    def _without_row(self, waiting: list[Waiting], retire: Sequence[int]) -> list[int]:
-        """Our rows of items that have no row of the store yet."""
-        state = self._state
-        with state.lock:
-            parts = [
-                part
-                for w in waiting
-                for part in (w.contribution.items, w.contribution.drawn.rows)
-            ]
-            parts += [
-                w.contribution.cache
-                for w in waiting[-1:]
-                if w.contribution.cache is not None
-            ]
-            parts.append(
-                np.array([item for item in retire if item in state.retiring], np.int64)
-            )
-            own = np.unique(np.concatenate(parts))
-            found: list[int] = own[state.row_map.rows_of(own) < 0].tolist()
-            return found
-
-    def _handle(self, result: PushResult, waiting: list[Waiting]) -> bool:
-        """Act on the outcome of a push; returns whether there may be more to push."""
-        state = self._state
-        partition = result.partition
-        self._caught_up = False
-        state.status.log_length = result.length or state.status.log_length
-        match result.outcome:
-            case PushOutcome.ADDED | PushOutcome.DUPLICATE:
-                with state.lock:
-                    for one in waiting:
-                        one.accepted = True
-                if result.pulled is not None:
-                    self._apply(result.pulled)
-            case PushOutcome.OVERLAP:
-                with state.lock:
-                    state.cut(
-                        waiting, lambda contribution: contribution.since(result.next)
-                    )
-            case PushOutcome.FENCED:
-                with state.lock:
-                    if state.partitions.is_claimed(partition):
-                        raise state.fence(partition)
-                    state.drop_refused(waiting, partition)
-            case PushOutcome.LOG_FULL:
-                self._not_sent(waiting)
-                return False
-            case PushOutcome.DIVERGED:
-                self._not_sent(waiting)
-                self._pull_all()
-            case PushOutcome.EMPTY:
-                raise _Rejoin("it is empty")
-            case PushOutcome.WRONG_GENERATION:
-                raise _Rejoin(NEW_GENERATION)
-        return True
-
-    def _drop_duplicates(self) -> None:
-        """Drop what the server has accepted without adding it to its log: others have
-        contributed the same events.
-        """
-        with self._state.lock:
-            duplicates = [w for w in self._state.outbox.waiting if w.accepted]
-            if duplicates:
-                self._state.cut(duplicates, lambda _: None)
-
-    # 4. pull ----------------------------------------------------------------------------------------------------------
-
-    def _pull_all(self) -> None:
-        """Pull up to the head of the log."""
-        self._caught_up = False
-        while not self._caught_up:
-            pulled = self._server.pull(
-                self._state.replica.position, ENTRIES_AT_ONCE, self._cache_chain
-            )
-            if pulled.head is None:
-                raise _Rejoin("it is empty")
-            if pulled.head.generation != self._state.generation:
-                raise _Rejoin(NEW_GENERATION)
-            self._apply(pulled)
-
-    def _apply(self, pulled: Pulled) -> None:
-        """Add the entries that follow on ours, new item ids and the newest cache."""
-        state = self._state
-        head = pulled.head
-        assert head is not None
-        self._check_chain(pulled, head)
-        ids = self._ids_from(len(state.row_map.ids), head)
-        new_fingerprint = fingerprint(ids, state.row_map.fingerprint)
-        if new_fingerprint != head.fingerprint:
-            self._load()
-            raise _Rejoin("it has lost items, and given their rows to others")
-        items = len(state.row_map.ids) + len(ids)
-        deltas = [
-            (self._delta(entry, items), entry.position) for entry in pulled.entries
-        ]
-        cache = None
-        try:
-            cache = (
-                unpack_rows(pulled.cache, items) if pulled.cache is not None else None
-            )
-        except MalformedEntry as error:  # the next that a trainer sends takes its place
-            logger.warning(
-                "Ignored the cache in the store, which cannot be read: %s", error
-            )
-        received = sum(len(entry.packed) for entry in pulled.entries)
-        if pulled.cache is not None and pulled.cache_chain not in self._last_push:
-            received += len(pulled.cache)
-        with state.lock:
-            state.status.received_bytes += received
-            state.add_ids(ids, new_fingerprint)
-            for delta, position in deltas:
-                state.apply(delta, position)
-            if pulled.cache is not None:
-                state.inbox.cache = cache
-                self._cache_chain = pulled.cache_chain
-            state.status.log_length = head.length
-            self._caught_up = state.replica.position.number >= head.number
-            if self._caught_up:
-                state.caught_up_at = state.clock()
-
-    def _check_chain(self, pulled: Pulled, head: LogHead) -> None:
-        """Raise `_Rejoin` if something is missing between what we have and what was
-        pulled: the server has lost what we have, and was seeded; or the log was
-        trimmed, and we have loaded."""
-        _, number, chain, _ = self._state.replica.position
-        first = pulled.entries[0] if pulled.entries else None
-        lost = head.number < number or (head.number == number and head.chain != chain)
-        lost |= head.items < len(self._state.row_map.ids)
-        if first is not None and first.position.number <= number + 1:
-            lost |= first.previous_chain != chain
-        if lost:
-            self._seed(replaces=head.generation)
-            raise _Rejoin("it had lost what we still have")
-        if head.number > number and (
-            first is None or first.position.number > number + 1
-        ):
-            self._load()
-            raise _Rejoin("the log was trimmed before we read it")
-
-    def _delta(self, entry: LogEntry, items: int) -> StoreDelta:
-        try:
-            return self._last_push.get(entry.position.chain) or unpack_delta(
-                entry.packed, items
-            )
-        except MalformedEntry as error:
-            place = f"entry {entry.position.stream_id} of the store's log"
-            advice = "do all trainers have the same version? `streamer store reset` removes the model"
-            raise StoreUnavailable(
-                "broken", f"{place} cannot be read: {error}; {advice}"
-            ) from error
-
-    def _ids_from(self, first: int, head: LogHead) -> list[str]:
-        ids = ids_between(self._server, head.generation, first, head.items)
-        if ids is None:
-            raise _Rejoin("it has lost items, or started a new generation")
-        return ids
-
-    # 5. snapshot ------------------------------------------------------------------------------------------------------
-
-    def _compact_if_due(self) -> None:
-        """Begin a generation without the retired rows, when they are more than those
-        that have an item.
-
-        Meanwhile nothing is added to the log, so that nothing is lost: what waits in
-        the trainers is sent afterwards.
-        """
-        state = self._state
-        retired = int(self._state.replica.retired.sum())
-        if retired <= max(state.settings.retired_rows, state.replica.size // 2):
-            return
-        if self._server.pause(state.trainer):
-            self._pull_all()
-            self._seed(state.generation, state.replica.position.chain)
-            raise _Rejoin("its retired rows are removed")
-
-    def _snapshot_if_due(self) -> None:
-        state = self._state
-        replica = self._state.replica
-        due = state.status.log_length >= state.settings.soft_log_length
-        if due and self._server.may_snapshot(state.trainer):
-            with state.lock:
-                packed = replica.pack()
-            state.status.snapshots += self._server.save_snapshot(
-                state.trainer, replica.position, packed
-            )
-            state.status.log_length = 0
-
-    def _heartbeat(self) -> None:
-        if self._state.clock() - self._heartbeat_at >= HEARTBEAT_S:
-            self._heartbeat_at = self._state.clock()
-            self._server.heartbeat(
-                self._state.trainer, ", ".join(sorted(self._state.partitions.owned))
-            )
-
-
-def _ascending(rows: Rows, counts: Counts) -> Increments:
-    order = np.argsort(
-        rows, kind="stable"
-    )  # quick where they ascend already, as most do
-    return Increments(rows[order], counts[order])
+        max_rows = PIECE_ROWS if max_rows is None else max_rows
+        found: list[Piece] = []
+        rows = 0
+        with self._lock:
+            while self._pieces:
+                piece = self._pieces[0]
+                is_urgent = max_rows == 0 or piece.name in self.owned
+                if rows >= max_rows and not (self._is_begun and is_urgent):
+                    break
+                self._pieces.popleft()
+                self._is_begun = not piece.is_last
+                self._waiting[piece.name] -= 1
+                self.waiting_rows -= len(piece.rows)
+                if piece.to > self.table.version(piece.name) or piece.to == NOTHING:
+                    rows += len(piece.rows)
+                    found.append(piece)
+        return found

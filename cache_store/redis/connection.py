@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import redis
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode, RedisCluster
-from redis.connection import URL_QUERY_ARGUMENT_PARSERS
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -31,9 +31,10 @@ from streamer.cache_store.errors import StoreError, StoreRefused, StoreUnavailab
 
 ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """Everything that redis-py raises."""
-PLAIN = ("redis", "rediss", "unix")
 SCHEMES = (
-    *PLAIN,
+    "redis",
+    "rediss",
+    "unix",
     "redis+sentinel",
     "redis+sentinels",
     "redis+cluster",
@@ -42,6 +43,7 @@ SCHEMES = (
 ENCODE = "write host:port, and percent-encode special characters of the password (@ as %40, / as %2F, # as %23)"
 PERMISSIONS = "the keys ~{<namespace>:<model>}:* and ~{<namespace>}:models, and the commands +@all -@admin -@dangerous"
 """That a user of Redis needs."""
+UNREACHABLE = "cannot be reached: {}; is it running, and is the URL right?"
 
 
 def connect(url: str, timeout_s: float) -> Any:
@@ -57,14 +59,13 @@ def connect(url: str, timeout_s: float) -> Any:
         "retry": Retry(NoBackoff(), 0),
     }
     try:
-        parts = _parts(url)
-        if "cluster" in parts.scheme:
-            return _cluster(parts, options)
-        client = (
-            redis.Redis.from_url(url, **options)
-            if parts.scheme in PLAIN
-            else _sentinel(parts, options)
-        )
+        scheme, account, hosts, rest = _parts(url)
+        if scheme.startswith("redis+cluster"):
+            return _cluster(hosts, options | _options(scheme, account, rest))
+        if scheme.startswith("redis+sentinel"):
+            client = _sentinel(scheme, account, hosts, rest, options)
+        else:
+            client = redis.Redis.from_url(url, **options)
         client.connection_pool.make_connection()  # does not connect, but checks the options
         return client
     except (ValueError, TypeError) as error:
@@ -75,9 +76,9 @@ def connect(url: str, timeout_s: float) -> Any:
         raise as_store_error(error, without_passwords(url)) from error
 
 
-def _parts(url: str) -> SplitResult:
-    """The parts of a URL. An error does not quote urllib's, which may hold a part of a
-    password.
+def _parts(url: str) -> tuple[str, str, list[str], str]:
+    """Scheme, account with its `@`, hosts with their ports, and what follows. An error
+    does not quote urllib's, which may hold a part of a password.
 
     Raises:
         ValueError: the URL cannot be read, or a password has characters that cut it
@@ -86,83 +87,59 @@ def _parts(url: str) -> SplitResult:
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise ValueError(f"begin with one of {', '.join(s + '://' for s in SCHEMES)}")
+    place = re.split("[/?#]", rest, maxsplit=1)[0]
+    rest = rest.removeprefix(place)
+    account, at, named = place.rpartition("@")
+    hosts = named.split(",")
     try:
-        place = re.split("[/?#]", rest, maxsplit=1)[
-            0
-        ]  # newer Pythons refuse [::1] among several hosts
-        account = place.removesuffix(place.rpartition("@")[2])
-        parts = urlsplit(f"{scheme}://{rest.removeprefix(place)}")._replace(
-            netloc=place
-        )
-        for text in _hosts(parts):
-            _ = urlsplit(f"//{account}{text}").port
+        for host in hosts:
+            _ = urlsplit(f"//{account}{at}{host}").port
     except ValueError:
         raise ValueError(f"host and port cannot be read; {ENCODE}") from None
-    names = [option.partition("=")[0] for option in parts.query.split("&")]
-    if parts.fragment or "@" in "".join(names) or (parts.netloc and "@" in parts.path):
+    path, _, query = rest.partition("?")
+    options = [option.partition("=")[0] for option in query.split("&")]
+    if "#" in rest or "@" in "".join(options) or (place and "@" in path):
         raise ValueError(f"it has an @ or # where none is allowed; {ENCODE}")
-    return parts
+    return scheme, account + at, hosts, rest
 
 
-def _sentinel(parts: SplitResult, options: dict[str, Any]) -> Any:
-    name, _, db = parts.path.strip("/").partition("/")
+def _options(scheme: str, account: str, rest: str) -> dict[str, Any]:
+    """User, password, database and options, as redis-py reads them from its own URLs."""
+    found: dict[str, Any] = parse_url(f"redis://{account}host{rest}")  # type: ignore[no-untyped-call]
+    found.pop("host")
+    return found | ({"ssl": True} if scheme.endswith("s") else {})
+
+
+def _sentinel(
+    scheme: str, account: str, hosts: list[str], rest: str, options: dict[str, Any]
+) -> Any:
+    path, _, query = rest.partition("?")
+    name, _, db = path.strip("/").partition("/")
     if not name:
         raise ValueError("name the master: redis+sentinel://host:26379/NAME")
     if db and not db.isdecimal():
         raise ValueError(
             "only the number of a database may follow the name of the master"
         )
-    account = (
-        _account(parts) | options | _options(parts) | ({"db": int(db)} if db else {})
-    )
-    sentinel_options = {
-        k: v for k, v in account.items() if k not in ("username", "password", "db")
-    }
-    hosts = [_host(text, 26379) for text in _hosts(parts)]
-    sentinel = Sentinel(hosts, sentinel_kwargs=sentinel_options, **account)  # type: ignore[no-untyped-call]
+    options = options | _options(scheme, account, f"/{db}?{query}")
+    of_sentinels = dict(options)
+    for name_of_option in ("username", "password", "db"):
+        of_sentinels.pop(name_of_option, None)
+    places = [_place(host, 26379) for host in hosts]
+    sentinel = Sentinel(places, sentinel_kwargs=of_sentinels, **options)  # type: ignore[no-untyped-call]
     return sentinel.master_for(name)  # type: ignore[no-untyped-call]
 
 
-def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
-    given = _options(parts)
-    unknown = given.keys() - {
-        *REDIS_ALLOWED_KEYS,
-        *URL_QUERY_ARGUMENT_PARSERS,
-    } | given.keys() & {"db"}
-    if unknown:  # redis-py would ignore it silently
+def _cluster(hosts: list[str], options: dict[str, Any]) -> Any:
+    known = {*REDIS_ALLOWED_KEYS, *URL_QUERY_ARGUMENT_PARSERS, "ssl"} - {"db"}
+    if unknown := options.keys() - known:  # redis-py would ignore it silently
         raise ValueError(f"a cluster has no option {', '.join(sorted(unknown))}")
-    nodes = [ClusterNode(*_host(text, 6379)) for text in _hosts(parts)]  # type: ignore[no-untyped-call]
-    return RedisCluster(startup_nodes=nodes, **_account(parts) | options | given)
+    nodes = [ClusterNode(*_place(host, 6379)) for host in hosts]  # type: ignore[no-untyped-call]
+    return RedisCluster(startup_nodes=nodes, **options)
 
 
-def _options(parts: SplitResult) -> dict[str, Any]:
-    """The options after the `?`, read as redis-py reads them from the URLs that it
-    knows.
-    """
-    found: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query):
-        parse: Any = URL_QUERY_ARGUMENT_PARSERS.get(name, str)
-        try:
-            found[name] = parse(value)
-        except (ValueError, TypeError):
-            raise ValueError(f"the option {name} cannot be {value!r}") from None
-    return found
-
-
-def _account(parts: SplitResult) -> dict[str, Any]:
-    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    found: dict[str, Any] = {"ssl": True} if parts.scheme.endswith("s") else {}
-    found |= {"username": unquote(user)} if user else {}
-    return found | ({"password": unquote(password)} if password else {})
-
-
-def _hosts(parts: SplitResult) -> list[str]:
-    """Each with its port, if it has one."""
-    return parts.netloc.rpartition("@")[2].split(",")
-
-
-def _host(text: str, port: int) -> tuple[str, int]:
-    address = urlsplit(f"//{text}")
+def _place(host: str, port: int) -> tuple[str, int]:
+    address = urlsplit(f"//{host}")
     if not address.hostname:
         raise ValueError(f"a host is missing; {ENCODE}")
     return address.hostname, address.port or port
@@ -186,11 +163,8 @@ def without_passwords(url: str) -> str:
 def as_store_error(error: Exception, where: str) -> StoreError:
     """The error of the store that an error of Redis means, with what to try."""
     text = str(error).rstrip(". ")
-    if (
-        isinstance(error, exceptions.NoPermissionError)
-        or "NOPERM" in text
-        or "The user executing the script" in text
-    ):
+    has_no_permission = isinstance(error, exceptions.NoPermissionError)
+    if has_no_permission or "NOPERM" in text or "The user executing" in text:
         return StoreRefused(
             f"{where} accepts our user, which lacks a permission: {text}. It needs {PERMISSIONS}"
         )
@@ -198,33 +172,33 @@ def as_store_error(error: Exception, where: str) -> StoreError:
         return StoreRefused(
             f"{where} refused to log us in: {text}. Check user and password in --redis-url"
         )
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
-        return StoreUnavailable(
-            "full",
-            f"{where} is full ({text}): raise its maxmemory or remove other keys",
-        )
-    if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
-        return StoreUnavailable(
-            "read-only", f"{where} is read-only: is it a replica? ({text})"
-        )
-    if isinstance(error, exceptions.BusyLoadingError) or "LOADING" in text:
-        return StoreUnavailable("loading", f"{where} is loading its data")
-    if isinstance(error, exceptions.TimeoutError):
-        return StoreUnavailable("slow", f"{where} did not respond in time: {text}")
-    if isinstance(
-        error,
-        (
-            exceptions.ConnectionError,
-            exceptions.ClusterDownError,
-            exceptions.RedisClusterException,
-        ),
-    ):
-        message = (
-            f"{where} cannot be reached: {text}; is it running, and is the URL right?"
-        )
-        return StoreUnavailable("unreachable", message)
     if "WRONGTYPE" in text:
         return StoreRefused(
             f"{where} has a key of another type under our names: {text}"
         )
+    for kind, word, reason, message in MEANINGS:
+        if isinstance(error, kind) or (word and word in text):
+            return StoreUnavailable(reason, f"{where} {message.format(text)}")
     return StoreUnavailable("broken", f"{where} returned an error: {text}")
+
+
+MEANINGS: tuple[tuple[type[Exception], str, str, str], ...] = (
+    (
+        exceptions.OutOfMemoryError,
+        "OOM",
+        "full",
+        "is full ({}): raise its maxmemory or remove other keys",
+    ),
+    (
+        exceptions.ReadOnlyError,
+        "READONLY",
+        "read-only",
+        "is read-only: is it a replica? ({})",
+    ),
+    (exceptions.BusyLoadingError, "LOADING", "loading", "is loading its data"),
+    (exceptions.TimeoutError, "", "slow", "did not respond in time: {}"),
+    (exceptions.ConnectionError, "", "unreachable", UNREACHABLE),
+    (exceptions.ClusterDownError, "", "unreachable", UNREACHABLE),
+    (exceptions.RedisClusterException, "", "unreachable", UNREACHABLE),
+)
+"""Class of an error, a word of its text, the reason, and what we say of the server."""

@@ -3,49 +3,37 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from streamer.cache_store.codec import FORMAT, fingerprint
-from streamer.cache_store.errors import Damaged, StoreRefused, StoreUnavailable
-from streamer.cache_store.redis import schema
+import numpy as np
+
+from streamer.cache_store.change import DRAWN, Change, Hashes, Version, dtype_of
+from streamer.cache_store.errors import StoreRefused, StoreUnavailable
 from streamer.cache_store.redis.connection import (
     ERRORS,
     as_store_error,
     connect,
     without_passwords,
 )
-from streamer.cache_store.redis.schema import Keys
-from streamer.cache_store.replica import LogPosition
-from streamer.cache_store.server import (
-    HARD_LOG_LENGTH,
-    PAUSE_S,
-    RESEED_S,
-    Claim,
-    ClaimRequest,
-    LogEntry,
-    LogHead,
-    Pulled,
-    Push,
-    PushOutcome,
-    PushResult,
-    Seed,
+from streamer.cache_store.redis.schema import (
+    EXCHANGE,
+    FORMAT,
+    FORMAT_FIELD,
+    KEEP_DRAWN_S,
+    NAME,
+    Keys,
 )
+from streamer.cache_store.server import Answer, Request
 
 logger = logging.getLogger(__name__)
 
-LEASE_MS = 30_000
-FORGET_TRAINERS_S = 3600
-NEW_KEYS_S = 300
-PART_BYTES = 1 << 19
-"""Of a snapshot, written by one command: a server takes 512 MB by default, 1 MB at
-least (proto-max-bulk-len).
-"""
-IDS_PER_COMMAND = 1000
-"""More arguments of one command would make other clients wait."""
+FORGET_PROCESSES_S = 3600
+"""Processes that were silent for longer are not listed any more."""
+IDS_AT_ONCE = 2048
+"""More of them in one command would make other clients wait."""
 
 
 class RedisServer:
@@ -55,239 +43,116 @@ class RedisServer:
 
     kind = "redis"
 
-    def __init__(
-        self,
-        url: str,
-        keys: Keys,
-        timeout_s: float = 5.0,
-        hard_log_length: int = HARD_LOG_LENGTH,
-    ) -> None:
+    def __init__(self, url: str, keys: Keys, timeout_s: float = 5.0) -> None:
         self.url = without_passwords(url)
         self.keys = keys
-        self._hard = hard_log_length
         self._connect: Callable[[], Any] = partial(connect, url, timeout_s)
         self._client: Any = None
-        self._scripts: dict[str, Any] = {}
-        self._checked_policy = False
+        self._is_checked = False
         with suppress(StoreUnavailable):  # of a cluster: it may respond later
             self._connected()
 
-    def assign(self, generation: str, ids: Sequence[str]) -> list[int] | None:
-        rows: list[int] = []
-        for start in range(0, len(ids), IDS_PER_COMMAND):
-            part = ids[start : start + IDS_PER_COMMAND]
-            found = self.run(
-                schema.ASSIGN, ("meta", "rows", "items"), [generation, *part]
-            )
-            if found == [-1]:
-                return None
-            rows += found
-        return rows
+    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> Hashes:
+        """See `StoreServer.name`."""
+        pairs: list[bytes] = []
+        for h, raw in zip(hashes, ids, strict=True):
+            pairs += [h.tobytes(), raw]
+        refused: list[bytes] = []
+        for k in range(0, len(pairs), 2 * IDS_AT_ONCE):
+            some = pairs[k : k + 2 * IDS_AT_ONCE]
+            refused += self.call("eval", NAME, 1, self.keys.ids, *some)
+        return np.frombuffer(b"".join(refused), np.uint64)
 
-    def ids(self, generation: str, first: int, count: int) -> list[str] | None:
-        found = self.run(
-            schema.IDS, ("meta", "items"), [generation, first, first + count - 1]
-        )
-        return None if found == -1 else [raw.decode() for raw in found]
+    def ids(self, hashes: Hashes) -> list[str | None]:
+        """See `StoreServer.ids`."""
+        found: list[str | None] = []
+        for k in range(0, len(hashes), IDS_AT_ONCE):
+            names = [h.tobytes() for h in hashes[k : k + IDS_AT_ONCE]]
+            try:
+                for raw in self.call("hmget", self.keys.ids, names):
+                    found.append(raw.decode(errors="surrogatepass") if raw else None)
+            except UnicodeDecodeError as error:
+                raise self._damaged(f"an id is no text: {error!r}") from error
+        return found
 
-    def claim(
-        self, generation: str, trainer: str, requests: Mapping[str, ClaimRequest]
-    ) -> dict[str, Claim] | None:
-        arguments: list[Any] = [generation, trainer]
-        for name, (epoch, end, assigned) in requests.items():
-            arguments += [name, epoch, -1 if end is None else end, int(assigned)]
-        found = self.run(schema.CLAIM, ("meta", "epochs", "next", "owners"), arguments)
-        if found == [-1]:
-            return None
-        claims = zip(requests, found[::3], found[1::3], found[2::3], strict=True)
-        return {
-            name: Claim(epoch, None if at < 0 else at, bool(ours))
-            for name, epoch, at, ours in claims
-        }
+    def exchange(self, request: Request) -> Answer:
+        """See `StoreServer.exchange`."""
+        if not self._is_checked:
+            self._check()
+        keys = [self.keys.tops, self.keys.trainers]
+        arguments: list[Any] = [request.process, request.beat, request.acknowledged]
+        arguments += [" ".join(request.owned), 1000 * KEEP_DRAWN_S]
+        for change in request.changes:
+            keys.append(self.keys.changes(change.name))
+            arguments += [change.name, _text(change.since), _text(change.to)]
+            arguments += [change.hashes.tobytes(), change.values.tobytes()]
+            arguments.append("" if change.changed is None else change.changed)
+        pipeline = self._connected().pipeline(transaction=False)
+        pipeline.execute_command("EVAL", EXCHANGE, len(keys), *keys, *arguments)
+        if request.reading:
+            pipeline.xread(self._reading(request.reading))
+        (beat, tops), *streams = self._translated(pipeline.execute)
+        if beat < request.acknowledged:
+            self._is_checked = False  # it was emptied, or is another server
+        try:
+            changes = self._decoded(streams[0]) if streams else []
+            versions = _versions(dict(zip(tops[::2], tops[1::2], strict=True)))
+        except ValueError as error:
+            raise self._damaged(f"a version cannot be read: {error!r}") from error
+        return Answer(beat, versions, changes)
 
-    def push(self, push: Push) -> PushResult:
-        arguments: list[Any] = [
-            push.generation,
-            push.chain,
-            push.packed,
-            push.cache or b"",
-            self._hard,
-            push.items,
-        ]
-        arguments += [
-            push.cursor.position.stream_id,
-            push.cursor.position.chain,
-            *push.cursor[1:],
-        ]
-        arguments += [len(push.retired), *push.retired]
-        for span, epoch in push.spans:
-            arguments += [span.partition, epoch, span.start, span.stop]
-        keys = ("meta", "log", "next", "epochs", "cache", "items", "rows", "paused")
-        name, length, *more = self.run(schema.PUSH, keys, arguments)
-        outcome = PushOutcome(name.decode())
-        if outcome is PushOutcome.OVERLAP:
-            following = zip(more[::2], more[1::2], strict=True)
-            return PushResult(
-                outcome,
-                next={partition.decode(): int(at) for partition, at in following},
-            )
-        if outcome is PushOutcome.FENCED:
-            return PushResult(outcome, partition=more[0].decode())
-        return PushResult(
-            outcome,
-            length=length,
-            pulled=_pulled_by(push, length, more) if more else None,
-        )
+    def tops(self) -> dict[str, Version]:
+        """The version of every entry."""
+        return _versions(self.call("hgetall", self.keys.tops))
 
-    def pull(self, after: LogPosition, count: int, cache_chain: str) -> Pulled:
-        arguments = [after.generation, after.stream_id, count, cache_chain]
-        found = self.run(schema.PULL, ("meta", "log", "items", "cache"), arguments)
-        if not found:
-            return Pulled(None, [])
-        generation, number, chain, items, length, names, entries, cache, newest = found
-        head = LogHead(
-            generation.decode(), number, chain.decode(), items, length, names.decode()
-        )
-        return Pulled(
-            head,
-            [_entry(head.generation, *one) for one in entries],
-            cache or None,
-            newest.decode(),
-        )
+    def changes_after(self, reading: Mapping[str, Version]) -> list[Change]:
+        """All changes of entries after these versions."""
+        return self._decoded(self.call("xread", self._reading(reading)))
 
-    def snapshot(self) -> bytes | None:
-        self._check_policy()
-        self._check_format()
-        return b"".join(self.call("lrange", self.keys.snapshot, 0, -1)) or None
+    def _reading(self, versions: Mapping[str, Version]) -> dict[str, str]:
+        found = {}
+        for name, version in versions.items():
+            found[self.keys.changes(name)] = _text(version)
+        return found
 
-    def save_snapshot(self, trainer: str, position: LogPosition, packed: bytes) -> bool:
-        new = self.keys.new("snapshot", secrets.token_hex(8))
-        parts = self._put_parts(new, packed)
-        arguments = [
-            position.generation,
-            position.number,
-            position.stream_id,
-            parts,
-            trainer,
-            position.chain,
-        ]
-        return bool(
-            self.run(
-                schema.SAVE_SNAPSHOT,
-                ("meta", "log", "snapshot", "lease", new),
-                arguments,
-            )
-        )
+    def _decoded(self, streams: Any) -> list[Change]:
+        """What XREAD returns: of each stream, its elements."""
+        changes: list[Change] = []
+        for key, elements in streams:
+            name = key.decode().removeprefix(self.keys.changes(""))
+            for to, fields in elements:
+                changes.append(self._change(name, _version(to), fields))
+        return changes
 
-    def _put_parts(self, key: str, packed: bytes) -> int:
-        """Write a snapshot under a new key; returns the number of parts."""
-        starts = range(0, len(packed), PART_BYTES)
-        for start in starts:
-            self.call("rpush", key, packed[start : start + PART_BYTES])
-            self.call("expire", key, NEW_KEYS_S)
-        return len(starts)
+    def _change(self, name: str, to: Version, fields: Mapping[bytes, bytes]) -> Change:
+        try:
+            since = _version(fields[b"since"])
+            hashes = np.frombuffer(fields[b"hashes"], np.uint64)
+            values = np.frombuffer(fields[b"values"], dtype_of(name))
+            changed = int(fields[b"changed"]) if fields[b"changed"] else None
+            if len(hashes) != len(values):
+                raise ValueError(f"{len(values)} values of {len(hashes)} items")
+        except (KeyError, ValueError) as error:
+            raise self._damaged(f"{name} cannot be read: {error!r}") from error
+        return Change(name, since, to, hashes, values, changed)
 
-    def may_snapshot(self, trainer: str) -> bool:
-        return bool(self.call("set", self.keys.lease, trainer, nx=True, px=LEASE_MS))
+    def now_s(self) -> float:
+        """The server's time, in seconds since the epoch."""
+        found = self.call("time")
+        if isinstance(found, dict):  # of the nodes of a cluster
+            found = next(iter(found.values()))
+        return float(found[0]) + float(found[1]) / 1e6
 
-    def pause(self, trainer: str) -> bool:
-        paused = self.call(
-            "set", self.keys.paused, trainer, nx=True, px=int(1000 * PAUSE_S)
-        )
-        return bool(paused) or self.call("get", self.keys.paused) == trainer.encode()
-
-    def seed(self, seed: Seed) -> bool:
-        """Write items beside those that are there, which they replace when the
-        generation begins; then begin it.
-        """
-        self.check_types()
-        self._check_format()
-        self._check_policy()
-        items = self.keys.new("items", seed.generation)
-        rows = self.keys.new("rows", seed.generation)
-        snapshot = self.keys.new("snapshot", seed.generation)
-        parts = -(-len(seed.snapshot) // PART_BYTES)
-        origin = seed.origin or LogPosition("", 0, "", "")
-        arguments: list[Any] = [
-            seed.generation,
-            parts,
-            origin.generation,
-            origin.number,
-            seed.replaces,
-        ]
-        arguments += [
-            RESEED_S,
-            FORMAT,
-            len(seed.ids),
-            fingerprint(seed.ids),
-            len(seed.next),
-            seed.events,
-            seed.head,
-        ]
-        arguments += [
-            part for pair in (*seed.next.items(), *seed.epochs.items()) for part in pair
-        ]
-        keys = (
-            "meta",
-            "log",
-            "snapshot",
-            "items",
-            "rows",
-            "next",
-            "cache",
-            "paused",
-            "epochs",
-            "owners",
-        )
-        if self.run(schema.SEED, (*keys, items, rows, snapshot), arguments) == 0:
-            return False  # before everything is written
-        self._put_items(items, rows, seed.ids)
-        self._put_parts(snapshot, seed.snapshot)
-        seeded = self.run(schema.SEED, (*keys, items, rows, snapshot), arguments)
-        self.call("unlink", items, rows, snapshot)
-        if seeded < 0:
-            raise StoreUnavailable(
-                "broken",
-                f"{self.url} lost items while it was seeded; it will be retried",
-            )
-        if seeded:
-            self.call("sadd", self.keys.models, self.keys.model)
-        return bool(seeded)
-
-    def _put_items(self, items: str, rows: str, ids: Sequence[str]) -> None:
-        for start in range(0, len(ids), IDS_PER_COMMAND):
-            part = ids[start : start + IDS_PER_COMMAND]
-            self.call("rpush", items, *part)
-            self.call(
-                "hset", rows, mapping={raw: start + k for k, raw in enumerate(part)}
-            )
-            for key in (items, rows):
-                self.call("expire", key, NEW_KEYS_S)
-
-    def heartbeat(self, trainer: str, partitions: str) -> None:
-        self.run(
-            schema.HEARTBEAT, ("trainers",), [trainer, partitions, FORGET_TRAINERS_S]
-        )
-
-    def leave(self, trainer: str) -> None:
-        self.call("hdel", self.keys.trainers, trainer)
+    def leave(self, process: str) -> None:
+        """See `StoreServer.leave`."""
+        self.call("hdel", self.keys.trainers, process)
 
     def close(self) -> None:
+        """See `StoreServer.close`."""
         if self._client is not None:
             self._client.close()
 
-    # calls ------------------------------------------------------------------------------------------------------------
-
-    def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """The result of a script; keys by their names in `schema.TYPES`, or as they
-        are.
-        """
-        if script not in self._scripts:
-            self._scripts[script] = self._connected().register_script(script)
-        named = [
-            getattr(self.keys, key) if key in schema.TYPES else key for key in keys
-        ]
-        return self._translated(lambda: self._scripts[script](named, list(arguments)))
+    # calls ----------------------------------------------------------------------------
 
     def call(self, command: str, *arguments: Any, **options: Any) -> Any:
         """The result of a command, by its name in redis-py.
@@ -316,16 +181,26 @@ class RedisServer:
             return call()
         except ERRORS as error:
             if "WRONGTYPE" in str(error):
-                self.check_types()
+                raise self._damaged(f"a key has another type ({error})") from error
             raise as_store_error(error, self.url) from error
 
-    # checks -----------------------------------------------------------------------------------------------------------
+    # checks ---------------------------------------------------------------------------
 
-    def _check_policy(self) -> None:
-        """Warn once if the server may evict our keys, as far as it says."""
-        if self._checked_policy:
-            return
-        self._checked_policy = True
+    def _check(self) -> None:
+        """The first time, see that we can read what there is, note the model, forget
+        what has expired, and warn if the server may evict our keys.
+        """
+        self.check_format()
+        self.call("hset", self.keys.tops, FORMAT_FIELD, FORMAT)
+        self.call("sadd", self.keys.models, self.keys.model)
+        forgotten_s = self.now_s() - FORGET_PROCESSES_S
+        for process, heartbeat in self.call("hgetall", self.keys.trainers).items():
+            if float(heartbeat.split(b" ")[0]) < forgotten_s:
+                self.leave(process)
+        for name in self.tops():
+            is_drawn = name.startswith(DRAWN)
+            if is_drawn and not self.call("exists", self.keys.changes(name)):
+                self.call("hdel", self.keys.tops, name)
         with suppress(*ERRORS, AttributeError, TypeError):
             policy = str(self._connected().info("memory").get("maxmemory_policy", ""))
             if policy.startswith("allkeys"):
@@ -335,70 +210,36 @@ class RedisServer:
                     self.url,
                     policy,
                 )
+        self._is_checked = True
 
-    def check_types(self) -> None:
-        """Raise `Damaged`, with every key of ours that has another type than we write."""
-        wrong = []
-        for key, expected in self.keys.types().items():
-            found = self.call("type", key).decode()
-            if found not in ("none", expected):
-                wrong.append(f"{key} is a {found}, not a {expected}")
-        if wrong:
-            raise Damaged(
-                f"{self.url} holds keys of another program under our names: {'; '.join(wrong)}. "
-                "Choose another --model or --redis-namespace, or remove them (`streamer store reset` removes a model)"
+    def check_format(self) -> None:
+        """Raise `StoreRefused` if another version wrote the model."""
+        found = self.call("hget", self.keys.tops, FORMAT_FIELD)
+        old = self.call("exists", f"{self.keys.tag}:meta")
+        if found not in (None, b"%d" % FORMAT) or old:
+            written = "1" if old else found.decode(errors="replace")
+            raise StoreRefused(
+                f"the model {self.keys.model!r} in {self.url} has format {written}, this version reads {FORMAT}: "
+                "choose another --model, or remove it (`streamer store reset`)"
             )
 
-    def _check_format(self) -> None:
-        found = self.call("hget", self.keys.meta, "format")
-        check_format(
-            (found or b"1").decode(errors="replace"),
-            f"the model {self.keys.model!r} in {self.url}",
+    def _damaged(self, problem: str) -> StoreRefused:
+        return StoreRefused(
+            f"the model {self.keys.model!r} in {self.url} is damaged: {problem}. Choose another --model or "
+            "--redis-namespace, or remove it (`streamer store reset`)"
         )
 
 
-def check_format(found: str, which: str) -> None:
-    """Raise `StoreRefused` if a newer version wrote a model of this format, `Damaged`
-    if none writes that.
-    """
-    if not found.isdecimal():
-        raise Damaged(
-            f"{which} is damaged: its format is {found!r}, not a number. `streamer store reset` removes it"
-        )
-    if int(found) > FORMAT:
-        raise StoreRefused(
-            f"{which} has format {found}, this version reads {FORMAT}: install a newer one, or choose another --model"
-        )
+def _versions(tops: Mapping[bytes, bytes]) -> dict[str, Version]:
+    found = {name.decode(): _version(top) for name, top in tops.items()}
+    found.pop(FORMAT_FIELD, None)
+    return found
 
 
-def _pulled_by(push: Push, length: int, more: list[Any]) -> Pulled:
-    """What came since the cursor, and the entry that was pushed, unless that is one
-    more than the trainer takes.
-    """
-    number, stream_id, items, names, before, cache, newest = more
-    head = LogHead(push.generation, number, push.chain, items, length, names.decode())
-    entries = [_entry(push.generation, *one) for one in before]
-    if len(entries) < push.cursor.max_entries:
-        previous = entries[-1].position.chain if entries else push.cursor.position.chain
-        entries.append(
-            LogEntry(
-                LogPosition(push.generation, number, push.chain, stream_id.decode()),
-                previous,
-                b"",
-            )
-        )
-    return Pulled(head, entries, push.cache or cache or None, newest.decode())
+def _text(version: Version) -> str:
+    return f"{version[0]}-{version[1]}"
 
 
-def _entry(generation: str, stream_id: bytes, fields: list[bytes]) -> LogEntry:
-    found = dict(zip(fields[::2], fields[1::2], strict=True))
-    try:
-        position = LogPosition(
-            generation, int(found[b"n"]), found[b"c"].decode(), stream_id.decode()
-        )
-        return LogEntry(position, found[b"b"].decode(), found[b"d"])
-    except (KeyError, ValueError) as error:
-        problem = f"entry {stream_id.decode()} of the store's log is not a trainer's: {error!r}"
-        raise StoreUnavailable(
-            "broken", f"{problem}; `streamer store reset` removes the model"
-        ) from error
+def _version(text: bytes) -> Version:
+    major, _, minor = text.partition(b"-")
+    return int(major or 0), int(minor or 0)

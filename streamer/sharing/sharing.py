@@ -1,5 +1,4 @@
-"""Between a learner and the store that trainers of a model share: rows are translated,
-counts are sent and applied.
+"""Between a learner and the store that trainers of a model share.
 
 The learner counts and draws as if it were alone. What others count and draw is added to
 the same counters between two micro-batches, and the cache that it trains with is the
@@ -9,7 +8,8 @@ newest that any trainer has drawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,31 +17,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.contribution import (
-    Contribution,
-    Increments,
-    OffsetSpan,
-    merged_spans,
-)
+from streamer.cache_store.change import BEFORE, COUNTS, Hashes, Version, counts_of
 from streamer.cache_store.errors import StoreError
-from streamer.cache_store.state import Received, StoreStatus
-from streamer.cache_store.store import CacheStore
+from streamer.cache_store.store import CacheStore, StoreStatus
+from streamer.cache_store.table import Piece
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch
-from streamer.ingest.ingest import SingleTrainer
+from streamer.ingest.ingest import Owner
 from streamer.learner import Learned, Learner
 from streamer.model.batch import Rows
-from streamer.model.rows.growing import grown
 from streamer.sources.base import Partition, Positions
-from streamer.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
-FIRST_NUMBERS = 4096
-"""Ids that have a number before those that nothing refers to any more are given back;
-later twice those that stay.
-"""
+CLAIM_S = 30.0
+"""How long a partition that we know nothing of waits for the store to respond."""
+ENTRIES_S = 4
+"""How many exchanges it waits for counts that somebody must have, as it was read."""
+
+Additions = list[tuple[str, Rows, NDArray[np.int64] | None]]
 
 
 class LearnPart(NamedTuple):
@@ -49,10 +44,10 @@ class LearnPart(NamedTuple):
 
     batch: MicroBatch
     counted: bool
-    """Whether they are to be counted; False if the store has counted them before."""
+    """Whether they are to be counted; False if others have counted them before."""
 
 
-class Sharing(SingleTrainer):
+class Sharing(Owner):
     """What a trainer does that shares nothing; and the interface of `StoreSharing`. For
     the training thread.
     """
@@ -65,43 +60,30 @@ class Sharing(SingleTrainer):
         """
 
     def receive(self) -> None:
-        """Apply what others have added; never waits.
+        """Apply some of what others have added; never waits."""
 
-        Raises:
-            SharingError: another trainer has claimed one of our partitions.
-        """
-
-    def parts(
-        self, batch: MicroBatch, ends: Callable[[], Positions]
-    ) -> list[LearnPart]:
-        """The batch, cut in two where the store has counted some of its events: after a
+    def parts(self, batch: MicroBatch) -> list[LearnPart]:
+        """The batch, cut in two where some of its events are counted already: after a
         crash they come again.
-
-        `ends` returns the offset after the last record of each partition, as far as it
-        is known.
         """
         return [LearnPart(batch, True)]
 
     def contribute(self, part: LearnPart, learned: Learned) -> None:
-        """Send what a part of a batch has counted and drawn; never waits."""
+        """Note what a part of a batch has counted and drawn."""
+
+    def advance(self, batch: MicroBatch) -> None:
+        """A batch is trained: what was contributed is shared, up to its positions."""
 
     def before_save(self) -> None:
-        """Agree with the other ranks of a group on what is saved; all call it, whether
-        or not each can save then.
+        """Bring what is saved into one state, with the other ranks of a group; all call
+        it, whether or not each can save then.
         """
 
-    def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Arrays and values that a restart needs. Call it before the learner is copied:
-        it applies what has come.
-        """
-        return {}, {}
+    def save(self) -> dict[str, Any]:
+        """Values that a restart needs, besides what is kept by rows of the learner."""
+        return {}
 
-    def restore(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        values: dict[str, Any],
-        positions: Positions,
-    ) -> None:
+    def restore(self, values: dict[str, Any], positions: Positions) -> None:
         """Continue from what `save` returned, before `start`; the learner is restored
         already, up to the positions.
 
@@ -118,290 +100,251 @@ class Sharing(SingleTrainer):
 
 class StoreSharing(Sharing):
     """One learner's part in what trainers share through a store, which is closed with
-    this.
-
-    The learner's rows are those of other items after some were retired. Towards the
-    store every id therefore has a number, which is used again when nothing refers to it
-    any more. What the learner retires is retired in the store, and what others have
-    retired there is retired here.
+    this. The store's table is one of the parts that the learner keeps by item rows.
     """
 
     def __init__(self, learner: Learner, store: CacheStore) -> None:
         self._learner = learner
         self._store = store
-        self._numbers = Vocabulary()
-        self._row_of = np.empty(
-            0, np.int64
-        )  # the learner's row of each number, -1 if it has none
-        self._number_of = np.empty(
-            0, np.int64
-        )  # the number of each of the learner's rows, -1 if it has none
-        self._own = np.empty(0, np.int64)  # the number of each of the store's rows
-        self._mapped = 0  # how many rows of the store are in it
-        self._most_numbers = FIRST_NUMBERS
+        self._shared = store.shared
+        self._table = store.table
+        self._table.ids_of = learner.state.items.take
+        # the table comes first: a retired row loses its name before its id
+        parts = learner.state.by_kind["items"]
+        others = dict(parts)
+        parts.clear()
+        parts["shared"] = store.table
+        parts.update(others)
         learner.eviction.on_retire.append(self._retire)
+        self._names: dict[Partition, str] = {}
+        self._starts: dict[str, int] = {}
+        self._additions: Additions = []
         self._cache: Rows | None = None
         self._duplicate_events = 0
         self._logged_duplicates: set[str] = set()
 
     def start(self) -> None:
-        with _as_sharing_error():
+        self._table.name_rows(self._learner.state.items.used)
+        with as_sharing_error():
             self._store.start()
-        self.receive()
+        self._apply_all(self._shared.take())
+        while self._shared.waiting_rows:
+            self._apply_all(self._shared.take())
 
-    # along the line ---------------------------------------------------------------------------------------------------
+    # along the line -------------------------------------------------------------------
 
     def receive(self) -> None:
-        with _as_sharing_error():
-            self._apply(self._store.receive())
+        self._apply_all(self._shared.take())
+        self._use_cache(self._shared.take_cache(), self._store.is_live)
 
-    def parts(
-        self, batch: MicroBatch, ends: Callable[[], Positions]
-    ) -> list[LearnPart]:
-        spans, sources = _spans(batch)
-        if all(
-            span.start >= self._store.counted_until(span.partition) for span in spans
-        ):
+    def _apply_all(self, pieces: list[Piece]) -> None:
+        if pieces:
+            # what others have seen, they saw after our last step
+            self._learner.state.clock.tick(np.empty(0, np.int64))
+        for piece in pieces:
+            self._apply(piece)
+
+    def _use_cache(self, cache: Hashes | None, is_live: bool) -> None:
+        """Train with the newest cache, which may be this one."""
+        state = self._learner.state
+        if cache is not None:
+            rows = self._table.names.rows_of(cache)
+            self._cache = rows[state.items.is_used(rows)]
+        has_cache = state.trainer.method.extra == "cache"
+        if is_live and has_cache and self._cache is not None:
+            state.cache = self._cache
+
+    def _apply(self, piece: Piece) -> None:
+        """Put some numbers of others in the place of older ones."""
+        state = self._learner.state
+        rows = self._adopt(piece)
+        values = piece.values
+        if (rows < 0).any():
+            values = values[rows >= 0]
+            rows = rows[rows >= 0]
+        state.changes.mark("items", rows)
+        grown = self._table.apply(piece, rows, values)
+        is_more = grown > 0
+        if not is_more.all():
+            self._take_back(piece.name, rows[grown < 0], grown[grown < 0])
+            rows = rows[is_more]
+            grown = grown[is_more]
+        if not piece.name.startswith(COUNTS):
+            state.occurrence.add(rows, grown)
+            return
+        counts = grown.astype(np.float64)
+        state.mark_seen("items", rows)
+        state.item_counts.add(rows, counts)
+        state.decayed_popularity.add(rows, counts)
+        state.remove_cold_items(rows)
+
+    def _take_back(self, name: str, rows: Rows, grown: NDArray[np.int64]) -> None:
+        """Numbers of others have become smaller. Items that others have retired, and
+        that we never counted, we retire too.
+        """
+        state = self._learner.state
+        if not len(rows):
+            return
+        if not name.startswith(COUNTS):
+            left = state.occurrence.values(rows) + grown
+            state.occurrence.forget(rows)
+            state.occurrence.add(rows, np.maximum(left, 0.0))
+            return
+        left = state.item_counts.counts(rows) + grown
+        state.item_counts.forget(rows)
+        state.item_counts.add(rows, np.maximum(left, 0.0))
+        uncounted = rows[left <= 0]
+        has_features = state.trainer.model.item.features.are_known(uncounted)
+        self._learner.eviction.retire("items", uncounted[~has_features], "shared")
+
+    def _adopt(self, piece: Piece) -> Rows:
+        """The rows of a piece; items that others count get one, -1 has what stays
+        unknown.
+        """
+        rows = self._table.names.verified(piece.rows, piece.hashes)
+        if not piece.ids:
+            return rows
+        new = []
+        ids = []
+        for place in np.flatnonzero(rows < 0).tolist():
+            raw = piece.ids.get(int(piece.hashes[place]))
+            if raw is not None:
+                new.append(place)
+                ids.append(raw)
+        rows[new] = self._learner.state.rows_of("items", ids)
+        self._table.name_rows(rows[new])
+        return rows
+
+    def parts(self, batch: MicroBatch) -> list[LearnPart]:
+        new = self._are_new(batch)
+        if new.all():
             return [LearnPart(batch, True)]
-        self._claim_recreated(spans, ends())
-        counted_until = np.array(
-            [self._store.counted_until(span.partition) for span in spans]
-        )
-        new = np.array(batch.offsets) >= counted_until[sources]
-        self._note_duplicates([spans[k].partition for k in sources[~new].tolist()])
-        at = np.flatnonzero(new).tolist(), np.flatnonzero(~new).tolist()
         parts = [
-            LearnPart(batch.only(at[1]), False),
-            LearnPart(batch.only(at[0]), True),
+            LearnPart(batch.only(np.flatnonzero(~new).tolist()), False),
+            LearnPart(batch.only(np.flatnonzero(new).tolist()), True),
         ]
         return [part for part in parts if len(part.batch)]
 
-    def _claim_recreated(self, spans: Iterable[OffsetSpan], ends: Positions) -> None:
-        """Claim partitions again that end before what the store has counted: they were
-        deleted and recreated.
+    def _are_new(self, batch: MicroBatch) -> NDArray[np.bool_]:
+        """[B] whether nobody has counted each event; the others are counted as
+        duplicates.
         """
-        known = {str(partition): end for partition, end in ends.items()}
-        recreated = {}
-        for name in (span.partition for span in spans):
-            if name in known and self._store.counted_until(name) > known[name]:
-                recreated[name] = known[name]
-        if recreated:
-            self._store.claim(recreated, FLUSH_S)
+        new = np.ones(len(batch), np.bool_)
+        for partition, start, stop in batch.origins:
+            until, _ = self._table.version(self._name(partition))
+            if batch.offsets[start] >= until:
+                continue
+            new[start:stop] = np.array(batch.offsets[start:stop]) >= until
+            self._duplicate_events += int((~new[start:stop]).sum())
+            self._log_duplicates(str(partition), until)
+        return new
 
-    def _note_duplicates(self, partitions: list[str]) -> None:
-        """Log once what is not counted: after a crash that is right, with another input
-        of the same name it is not.
-        """
-        self._duplicate_events += len(partitions)
-        for name in set(partitions) - self._logged_duplicates:
-            self._logged_duplicates.add(name)
-            offset = f"{self._counted_until(name):,}"
+    def _log_duplicates(self, partition: str, until: int) -> None:
+        """After a crash that is right, with another input of the same name it is not."""
+        if partition not in self._logged_duplicates:
+            self._logged_duplicates.add(partition)
             logger.info(
-                "The store has counted %s up to offset %s: these events are trained, not counted",
-                name,
-                offset,
+                "%s is counted up to offset %s: events before it are trained, not counted",
+                partition,
+                f"{until:,}",
             )
 
-    def _counted_until(self, partition: str) -> int:
-        return self._store.counted_until(partition)
+    def _name(self, partition: Partition) -> str:
+        return self._names.get(partition) or counts_of(str(partition))
 
     def contribute(self, part: LearnPart, learned: Learned) -> None:
-        if not part.counted or not part.batch.origins:
+        if not part.counted or not len(learned.items):
             return
-        spans, sources = _spans(part.batch)
-        self._contribute(spans, sources, part.batch.offsets, learned)
+        for partition, start, stop in part.batch.origins:
+            rows = learned.items[start:stop]
+            self._additions.append((self._name(partition), rows, None))
+        self._add_drawn(learned)
 
-    def _contribute(
-        self,
-        spans: tuple[OffsetSpan, ...],
-        sources: NDArray[np.int32],
-        offsets: Sequence[int],
-        learned: Learned,
-    ) -> None:
-        numbers = self._numbers_of
-        drawn = Increments(
-            numbers(learned.drawn[0]), np.rint(learned.drawn[1]).astype(np.int64)
-        )
-        cache = (
-            numbers(self._learner.state.cache)
-            if self._learner.state.trainer.method.extra == "cache"
-            else None
-        )
-        contribution = Contribution(
-            spans, sources, offsets, numbers(learned.items), drawn, cache
-        )
-        self._store.contribute(contribution, self._numbers.by_row)
+    def _add_drawn(self, learned: Learned) -> None:
+        rows, counts = learned.drawn
+        if len(rows):
+            amounts = np.rint(counts).astype(np.int64)
+            self._additions.append((self._table.own, rows, amounts))
 
-    def _numbers_of(self, rows: Rows) -> Rows:
-        """Of rows that have an item."""
-        self._number_of = grown(self._number_of, self._learner.state.items.size, -1)
-        new = np.unique(rows[self._number_of[rows] < 0])
-        if len(new):
-            self._note(
-                [self._learner.state.items.id_of(row) for row in new.tolist()], new
-            )
-        return self._number_of[rows]
+    def advance(self, batch: MicroBatch) -> None:
+        positions = {self._name(p): at for p, at in batch.positions.items()}
+        self._record(positions)
 
-    def _note(self, ids: Sequence[str], rows: Rows) -> Rows:
-        """Items have these rows now; returns their numbers."""
-        numbers = self._numbers.rows(ids)
-        self._row_of = grown(self._row_of, self._numbers.size, -1)
-        self._number_of = grown(self._number_of, self._learner.state.items.size, -1)
-        self._row_of[numbers] = rows
-        self._number_of[rows] = numbers
-        return numbers
+    def _record(self, positions: Mapping[str, int]) -> None:
+        """Put what was contributed into our entries; all that the partitions have
+        before these positions is in it.
+        """
+        state = self._learner.state
+        versions: dict[str, Version] = {n: (int(at), 0) for n, at in positions.items()}
+        for name, rows, amounts in self._additions:
+            state.changes.mark("items", rows)
+            self._table.name_rows(rows)
+            if name == self._table.own:
+                versions[name] = self._table.next_draw()
+            if amounts is None:
+                self._store.counted_events += len(rows)
+        self._table.record(self._additions, versions)
+        self._additions = []
+        if state.trainer.method.extra == "cache":
+            names = self._table.names.of(state.cache)
+            self._shared.drawn_cache = names[names != 0]
 
     def _retire(self, kind: str, rows: Rows, reason: str) -> None:
-        """The learner retires rows: so does the store, of those that it knows."""
-        if kind == "items":
-            rows = rows[rows < len(self._number_of)]
-            numbers = self._number_of[rows]
-            numbers = numbers[numbers >= 0]
-            self._row_of[numbers] = -1
-            self._number_of[rows] = -1
-            self._store.retire(numbers, self._numbers.by_row, force=reason == "deleted")
+        if kind == "items" and self._cache is not None:
+            self._cache = self._cache[~np.isin(self._cache, rows)]
 
-    def _follow(self, numbers: Rows) -> None:
-        """Others have retired items: so does the learner, of those that it has."""
-        rows, _ = self._rows_of(numbers)
-        self._row_of[numbers] = -1
-        self._number_of[rows] = -1
-        self._learner.eviction.retire("items", rows, "shared")
-        self._give_back_numbers()
+    # the owner of partitions, on the reading thread -------------------------------------
 
-    def _give_back_numbers(self) -> None:
-        if len(self._numbers) > self._most_numbers:
-            used = np.union1d(
-                self._store.used_items(), self._number_of[self._number_of >= 0]
-            )
-            self._numbers.forget(np.setdiff1d(self._numbers.used, used))
-            self._most_numbers = max(2 * len(self._numbers), FIRST_NUMBERS)
+    def claim(self, starts: Positions) -> Positions:
+        self._note_names(starts)
+        names = [self._names[p] for p, at in starts.items() if at > 0]
+        now = time.monotonic()
+        has_answered = False
+        answer_by = now + CLAIM_S
+        entries_by = now + ENTRIES_S * self._store.every_s
+        while True:
+            has_answered |= self._store.try_exchange()
+            if all(self._known_offset(name) for name in names):
+                break
+            # a server that was just emptied gets its entries back from other trainers
+            if time.monotonic() >= (entries_by if has_answered else answer_by):
+                break
+            time.sleep(self._store.every_s / 4)
+        allowed = {}
+        for partition, at in starts.items():
+            name = self._names[partition]
+            known = self._known_offset(name)
+            is_new = has_answered and not known and not self._shared.is_behind(name)
+            allowed[partition] = at if is_new else min(at, known)
+            # what nobody has counted before the start, nobody is going to acknowledge
+            self._starts[name] = 0 if known else int(allowed[partition])
+        return allowed
 
-    def _adopt(self, numbers: Rows) -> Rows:
-        """The learner's rows of items; those that have none get one."""
-        new = numbers[self._row_of[numbers] < 0]
-        if len(new):
-            ids = [self._numbers.id_of(number) for number in new.tolist()]
-            self._note(ids, self._learner.state.rows_of("items", ids))
-        self._learner.state.mark_seen("items", self._row_of[numbers])
-        return self._row_of[numbers]
+    def _known_offset(self, name: str) -> int:
+        """Up to which offset a partition is counted in our copy, when all that has come
+        is applied.
+        """
+        return self._shared.newest(name)[0]
 
-    def _rows_of(self, numbers: Rows) -> tuple[Rows, NDArray[np.bool_]]:
-        """The learner's rows of those that have one, and which these are."""
-        rows = (
-            np.where(numbers >= 0, self._row_of[numbers], -1)
-            if len(self._row_of)
-            else np.full(len(numbers), -1)
-        )
-        kept = self._learner.state.items.is_used(rows)
-        return rows[kept], kept
+    def _note_names(self, starts: Positions) -> None:
+        for partition, at in starts.items():
+            name = counts_of(str(partition), getattr(at, "topic_id", ""))
+            self._names[partition] = name
+            self._shared.owned.add(name)
+            self._logged_duplicates.discard(str(partition))
 
-    # from others ------------------------------------------------------------------------------------------------------
-
-    def _apply(self, received: Received) -> None:
-        learner = self._learner
-        reset = received.reset
-        learner.state.clock.tick(
-            np.empty(0, np.int64)
-        )  # what others have seen, they saw after our last step
-        # 1. items that were retired, and rows of the others
-        if received.retired:
-            self._follow(np.unique(received.retired))
-        if reset is not None:
-            self._mapped = 0
-        if received.ids:
-            self._map(received)
-        self._own[received.retired_rows] = -1
-        # 2. totals, if they replace everything
-        if reset is not None:
-            rows, kept = self._rows_of(self._own[: len(reset.counts)])
-            counts = reset.counts[kept].astype(np.float64)
-            learner.state.changes.mark("items", np.arange(learner.state.items.size))
-            learner.state.item_counts.replace(rows, counts)
-            learner.state.occurrence.replace(rows, reset.drawn[kept].astype(np.float64))
-            if not learner.state.decayed_popularity.total:
-                learner.state.decayed_popularity.add(rows, counts)
-            for pending in reset.pending:
-                self._adopt(np.union1d(pending.items, pending.drawn.rows))
-                self._add(
-                    learner.state.item_counts.add,
-                    pending.items,
-                    pending.item_counts.counts.astype(np.float64),
-                )
-                self._add(learner.state.occurrence.add, *pending.drawn)
-        # 3. what was added since
-        for delta in received.deltas:
-            items = self._own[delta.items.rows]
-            counts = delta.items.counts.astype(np.float64)
-            rows, kept = self._rows_of(items)
-            learner.state.mark_seen("items", rows)
-            learner.state.item_counts.add(rows, counts[kept])
-            learner.state.decayed_popularity.add(rows, counts[kept])
-            self._add(
-                learner.state.occurrence.add,
-                self._own[delta.drawn.rows],
-                delta.drawn.counts,
-            )
-        # 4. what we had retired, and is to stay
-        if received.corrected is not None:
-            rows = self._adopt(received.corrected.items)
-            learner.state.item_counts.forget(rows)
-            learner.state.item_counts.add(
-                rows, received.corrected.counts.astype(np.float64)
-            )
-            learner.state.occurrence.forget(rows)
-            learner.state.occurrence.add(rows, received.corrected.drawn)
-        # 5. the newest cache
-        if received.cache is not None:
-            self._cache = self._own[received.cache]
-        if (
-            received.live
-            and self._cache is not None
-            and learner.state.trainer.method.extra == "cache"
-        ):
-            learner.state.cache = self._rows_of(self._cache)[0]
-
-    def _add(
-        self,
-        add: Callable[[Rows, NDArray[Any]], None],
-        numbers: Rows,
-        counts: NDArray[Any],
-    ) -> None:
-        """Add counts of numbers to those of the learner's rows."""
-        rows, kept = self._rows_of(numbers)
-        self._learner.state.changes.mark("items", rows)
-        add(rows, counts[kept])
-
-    def _map(self, received: Received) -> None:
-        first = self._mapped
-        ids = [raw for raw in received.ids if raw is not None]
-        rows = self._learner.state.rows_of("items", ids)
-        self._learner.state.mark_seen("items", rows)
-        numbers = np.full(len(received.ids), -1)
-        numbers[[raw is not None for raw in received.ids]] = self._note(ids, rows)
-        self._mapped += len(numbers)
-        self._own = grown(self._own, self._mapped)
-        self._own[first : self._mapped] = numbers
-        self._store.map_rows(received.row_version, first, numbers)
-
-    # the owner of partitions, on the reading thread -------------------------------------------------------------------
-
-    def claim(self, partitions: Iterable[Partition]) -> Positions:
-        names = {str(p): p for p in partitions}
-        self._store.claim(dict.fromkeys(names), FLUSH_S)
-        refused = {name: self._store.pop_refused(name) for name in names}
-        return {
-            names[n]: max(at, self._store.counted_until(n))
-            for n, at in refused.items()
-            if at is not None
-        }
+    def release(self, partitions: Iterable[Partition]) -> None:
+        self._shared.owned -= {self._name(partition) for partition in partitions}
 
     def acknowledged(self, positions: Positions) -> Positions:
-        first = {p: self._store.first_unacknowledged(str(p)) for p in positions}
-        return {
-            p: at if (waits := first[p]) is None else min(waits, at)
-            for p, at in positions.items()
-        }
+        found = {}
+        for partition, at in positions.items():
+            name = self._name(partition)
+            top = self._shared.top(name)
+            if self._table.version(name) > top:
+                at = min(at, max(top[0], self._starts.get(name, 0)))
+            found[partition] = at
+        return found
 
     def flush(self) -> None:
         if not self._store.flush(FLUSH_S):
@@ -413,60 +356,36 @@ class StoreSharing(Sharing):
                 why,
             )
 
-    def release(self, partitions: Iterable[Partition]) -> None:
-        names = [str(p) for p in partitions]
-        self._logged_duplicates.difference_update(names)
-        self._store.release(names)
+    # checkpoints, and the end -----------------------------------------------------------
 
-    # checkpoints, and the end -----------------------------------------------------------------------------------------
+    def before_save(self) -> None:
+        self._apply_all(self._shared.take(0))
 
-    def save(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        arrays, values, received = self._store.save()
-        self._apply(received)
-        return arrays | self._numbering(), values
+    def save(self) -> dict[str, Any]:
+        return {"entries": self._table.save()}
 
-    def _numbering(self) -> dict[str, NDArray[Any]]:
-        """The numbers of all ids."""
-        ids = {
-            f"numbers.{name}": array for name, array in self._numbers.state().items()
-        }
-        return ids | {"own": self._own[: self._mapped].copy()}
-
-    def restore(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        values: dict[str, Any],
-        positions: Positions,
-    ) -> None:
-        learner = self._learner
+    def restore(self, values: dict[str, Any], positions: Positions) -> None:
         if values:
-            prefix = "numbers."
-            own = np.array(arrays["own"])
-            self._numbers.load_state(
-                {
-                    n.removeprefix(prefix): a
-                    for n, a in arrays.items()
-                    if n.startswith(prefix)
-                }
-            )
-            self._store.restore(arrays, values, self._numbers.by_row, own)
-        else:  # it shared nothing so far: what it has counted seeds an empty store
-            rows = learner.state.items.used
-            next_offsets = {
-                str(partition): offset for partition, offset in positions.items()
-            }
-            own = self._numbers.rows(learner.state.items.ids)
-            counts = np.rint(learner.state.item_counts.counts(rows)).astype(np.int64)
-            drawn = np.rint(learner.state.occurrence.values(rows)).astype(np.int64)
-            self._store.begin_with(counts, drawn, next_offsets, self._numbers.by_row)
-        self._row_of = np.full(self._numbers.size, -1)
-        self._number_of = np.full(learner.state.items.size, -1)
-        self._row_of[self._numbers.used] = learner.state.items.known(self._numbers.ids)
-        self._number_of[self._row_of[self._row_of >= 0]] = np.flatnonzero(
-            self._row_of >= 0
-        )
-        self._own = own
-        self._mapped = len(own)
+            self._table.restore(values["entries"])
+            return
+        self._table.restore([])
+        state = self._learner.state
+        rows = state.items.used
+        counts = np.rint(state.item_counts.counts(rows)).astype(np.int64)
+        drawn = np.rint(state.occurrence.values(rows)).astype(np.int64)
+        before = f"{BEFORE}{self._store.trainer}"
+        additions: Additions = [
+            (before, rows, counts),
+            (self._table.own, rows, drawn),
+        ]
+        versions: dict[str, Version] = {
+            before: (1, 0),
+            self._table.own: self._table.next_draw(),
+        }
+        for partition, at in positions.items():
+            name = counts_of(str(partition), getattr(at, "topic_id", ""))
+            versions[name] = (int(at), 0)
+        self._table.record(additions, versions)
 
     def status(self) -> StoreStatus:
         return replace(self._store.status(), duplicate_events=self._duplicate_events)
@@ -476,23 +395,9 @@ class StoreSharing(Sharing):
 
 
 @contextmanager
-def _as_sharing_error() -> Iterator[None]:
+def as_sharing_error() -> Iterator[None]:
+    """Turn errors of the store into one that ends a run."""
     try:
         yield
     except StoreError as error:
         raise SharingError(str(error)) from error
-
-
-def _spans(batch: MicroBatch) -> tuple[tuple[OffsetSpan, ...], NDArray[np.int32]]:
-    """Spans of a batch's events, one for each partition, and [B] the index of each
-    event's span.
-    """
-    spans = merged_spans(
-        OffsetSpan(str(p), batch.offsets[a], batch.offsets[b - 1] + 1)
-        for p, a, b in batch.origins
-    )
-    index = {span.partition: k for k, span in enumerate(spans)}
-    sources = np.array(
-        [index[str(origin.partition)] for origin in batch.origins], np.int32
-    )
-    return spans, np.repeat(sources, [stop - start for _, start, stop in batch.origins])

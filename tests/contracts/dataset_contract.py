@@ -12,10 +12,7 @@ class TestMyFormat(DatasetContract):
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +27,7 @@ from streamer.replay.events import Events
 Row = tuple[str, str, float | None]
 """User, item and time of an event."""
 Write = Callable[[str, str | bytes], Path]
-COMPRESSED = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+COMPRESSED = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 def rows_of(log: Log, **arguments: Any) -> list[Row]:
@@ -74,15 +71,10 @@ class FormatContract:
         if self.renamed:
             self.check(write(f"renamed/{self.renamed}", self.sample))
 
-    def test_directory_or_archive_with_other_files_is_read(self, write: Write):
+    def test_directory_with_other_files_is_read(self, write: Write):
         path = write(self.file, self.sample)
         write("README.md", "hello")
         self.check(path.parent)
-        with zipfile.ZipFile(path.parent / "log.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(f"deep/{self.file}", self.sample)
-            archive.writestr(f"__MACOSX/deep/._{self.file}", "")
-            archive.writestr("deep/README.md", "hello")
-        self.check(path.parent / "log.zip")
 
     def test_help_is_a_sentence(self):
         assert DATASETS[self.name].name == self.name
@@ -98,12 +90,11 @@ class DatasetContract(FormatContract):
     def raw(self) -> bytes:
         return self.sample.encode() if isinstance(self.sample, str) else self.sample
 
-    @pytest.mark.parametrize("suffix", COMPRESSED)
-    @pytest.mark.parametrize("is_named_so", [True, False])
-    def test_compressed_file_is_read_whatever_its_name(self, tmp_path: Path, suffix: str, is_named_so: bool):
-        path = tmp_path / (self.file + (suffix if is_named_so else ""))
-        path.write_bytes(COMPRESSED[suffix](self.raw()))
-        self.check(path)
+    def test_compressed_file_is_read_whatever_its_name(self, tmp_path: Path):
+        for suffix, compress in COMPRESSED.items():
+            for path in (tmp_path / self.file, tmp_path / (self.file + suffix)):
+                path.write_bytes(compress(self.raw()))
+                self.check(path)
 
     def test_lines_may_end_as_in_windows_or_be_empty_and_the_last_needs_no_end(self, write: Write):
         self.check(write(self.file, self.raw().replace(b"\n", b"\r\n")))
@@ -118,7 +109,7 @@ class DatasetContract(FormatContract):
             number = len(self.raw().splitlines()) + 1
             assert log.malformed.examples[0].startswith(f"line {number}: {self.reason}: ")
 
-    @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
-    def test_empty_file_is_reported(self, write: Write, content: bytes):
-        with pytest.raises(SourceError, match="empty"):
-            open_log(write(self.file, content), self.name)
+    def test_empty_file_is_reported(self, write: Write):
+        for content in (b"", b"\n\n", b"\xef\xbb\xbf"):
+            with pytest.raises(SourceError, match="empty"):
+                open_log(write(self.file, content), self.name)

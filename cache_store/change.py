@@ -1,0 +1,98 @@
+"""Entries, their versions, and changes of them: all that trainers send each other.
+
+An entry has a name, a version that only grows, and a number for each item:
+
+| entry                        | numbers                                                | version             |
+|------------------------------|--------------------------------------------------------|---------------------|
+| counts:<partition>[@<topic>] | events of each item in the partition before the offset | (offset, 0)         |
+| counts:before:<trainer>      | events that a trainer had counted before it shared     | (1, 0)              |
+| drawn:<trainer>              | how often the trainer has resampled each item          | (incarnation, step) |
+| cache                        | how often each item is in the newest cache             | (number, 0)         |
+
+Counts are a function of the stream, so of two copies the one with the larger offset is
+right, whoever made it. Draws belong to their trainer, which alone writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Version = tuple[int, int]
+NOTHING: Version = (0, 0)
+"""The version of an entry that nobody has written."""
+
+Rows = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Values = NDArray[Any]
+
+COUNTS = "counts:"
+BEFORE = "counts:before:"
+DRAWN = "drawn:"
+CACHE = "cache"
+
+
+def counts_of(partition: str, topic_id: str = "") -> str:
+    """The name of a partition's counts; a topic that was recreated has another id."""
+    return f"{COUNTS}{partition}@{topic_id}" if topic_id else f"{COUNTS}{partition}"
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The type of an entry's numbers."""
+    return np.dtype(np.int64 if name.startswith(DRAWN) else np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The numbers at version `to` of every item whose number has changed after `since`.
+
+    A *whole* has all other items too, behind these; items that it lacks are zero. Any
+    copy of the entry may take in any change that fits it, any number of times.
+
+    Args:
+        name: of the entry.
+        since: the version that it begins with.
+        to: the version that it leads to.
+        hashes: names of items.
+        values: their numbers.
+        changed: of a whole, how many of its first items have changed after `since`.
+    """
+
+    name: str
+    since: Version
+    to: Version
+    hashes: Hashes
+    values: Values
+    changed: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether items that are missing are zero."""
+        return self.changed is not None
+
+    def fits(self, version: Version) -> bool:
+        """Whether it is newer than a copy of this version, and leaves out nothing that
+        lies between.
+        """
+        return version < self.to and (self.is_whole or self.since <= version)
+
+    def after(self, version: Version) -> Change:
+        """What a copy of this version, which it fits, has to take in."""
+        if not self.is_whole or self.since > version:
+            return self
+        hashes = self.hashes[: self.changed]
+        values = self.values[: self.changed]
+        return Change(self.name, self.since, self.to, hashes, values)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size on the wire."""
+        return self.hashes.nbytes + self.values.nbytes
+
+
+def whole(name: str, to: Version, hashes: Hashes, values: Values) -> Change:
+    """All of an entry."""
+    return Change(name, NOTHING, to, hashes, values, len(hashes))
