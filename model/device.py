@@ -20,11 +20,9 @@ def in_host_memory(tensor: Tensor) -> bool:
 
 def to_device(value: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     """An array or a host tensor on a device; the copy to a GPU does not wait for it."""
-    host = (
-        value
-        if isinstance(value, Tensor)
-        else torch.from_numpy(np.ascontiguousarray(value))
-    )
+    host = value
+    if not isinstance(host, Tensor):
+        host = torch.from_numpy(np.ascontiguousarray(host))
     if device.type != "cuda":
         return host
     if torch.cuda.is_available():
@@ -43,10 +41,10 @@ def resolve_device(name: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", name):
         raise ValueError(f"no device {name!r}; choose auto, cpu, cuda or cuda:N")
     kind, _, number = name.partition(":")
-    if kind == "cuda":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if found <= int(number or 0):
-            raise ValueError(
-                f"{name} was asked for, but torch sees {found} GPUs; try auto or cpu"
-            )
-    return torch.device(kind, int(number)) if number else torch.device(kind)
+    device = torch.device(kind, int(number)) if number else torch.device(kind)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and found <= (device.index or 0):
+        raise ValueError(
+            f"{name} was asked for, but torch sees {found} GPUs; try auto or cpu"
+        )
+    return device

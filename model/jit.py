@@ -7,15 +7,34 @@ time, so results are repeatable bit for bit.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import config, njit
 
 F = TypeVar("F", bound=Callable[..., object])
 
+
+def _cache_directory() -> Path:
+    """Where compiled loops are kept, by the text of all of them: numba itself looks
+    only at the file of a loop, not at those of the functions and types that it uses.
+    """
+    room = Path(__file__).resolve().parent
+    text = hashlib.blake2b(digest_size=8)
+    for source in sorted(room.rglob("*.py")):
+        text.update(source.read_bytes())
+    return room / "__pycache__" / f"loops-{text.hexdigest()}"
+
+
+if not config.CACHE_DIR:  # type: ignore[attr-defined]
+    with contextlib.suppress(OSError):  # numba then finds a place of the user's
+        _directory = _cache_directory()
+        _directory.mkdir(parents=True, exist_ok=True)
+        config.CACHE_DIR = str(_directory)  # type: ignore[attr-defined]
 
 _OPTIONS: dict[str, Any] = {
     "fastmath": {"contract", "nsz", "arcp", "reassoc"},
@@ -36,7 +55,7 @@ def njit_borrowing(function: F) -> F:
 
 
 def njit_allocating(function: F) -> F:
-    """As `compiled`, for a loop that makes, sorts or returns an array."""
+    """As `njit_borrowing`, for a loop that makes, sorts or returns an array."""
     return cast(F, njit(**_OPTIONS)(function))
 
 
@@ -51,25 +70,3 @@ def mixed(x: np.uint64) -> np.uint64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-@intrinsic
-def float32_from_bits(typing_context, bits):  # type: ignore[no-untyped-def]
-    """Read the 32 bits of an integer as a float."""
-    from llvmlite import ir
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def bits_of_float32(typing_context, value):  # type: ignore[no-untyped-def]
-    """The 32 bits of a float, as an integer."""
-    from llvmlite import ir
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate

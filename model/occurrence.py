@@ -53,9 +53,9 @@ class Occurrence(ByRows):
                 f"half_life_steps is {half_life_steps}: choose a positive number, or None for no ageing"
             )
         self.half_life_steps = half_life_steps
-        self._growth = (
-            1.0 if half_life_steps is None else 2.0 ** (1.0 / half_life_steps)
-        )
+        self._growth = 1.0
+        if half_life_steps is not None:
+            self._growth = 2.0 ** (1.0 / half_life_steps)
         self.before_rescaling: Callable[[], None] = lambda: None
         """Called when all rows are about to be written at once."""
         self._weight = 1.0  # of an increment that comes now
@@ -98,7 +98,8 @@ class Occurrence(ByRows):
         if self._tree[-1] <= 0:
             return rng.integers(0, known_items, count)
         rows = np.empty(count, np.int64)
-        _descend(self._tree, self._starts, np.sort(rng.random(count)), rows)
+        uniform = np.sort(rng.random(count))
+        _descend(self._tree, self._starts, uniform, rows)
         return rows
 
     def draw_among(self, rows: Rows, count: int, rng: np.random.Generator) -> Rows:
@@ -112,13 +113,15 @@ class Occurrence(ByRows):
         touched = np.unique(rows)
         bounds = np.cumsum(self.values(touched) + 1.0)
         uniform = rng.random(count) * bounds[-1]
-        drawn: Rows = touched[np.searchsorted(bounds, uniform, side="right")]
+        places = np.searchsorted(bounds, uniform, side="right")
+        drawn: Rows = touched[places]
         return drawn
 
     def values(self, rows: Rows) -> Doubles:
         """o_j of these items, in counts of today."""
         known = rows < self.size
-        weighted = np.where(known, self._leaves[np.where(known, rows, 0)], 0.0)
+        places = np.where(known, rows, 0)
+        weighted = np.where(known, self._leaves[places], 0.0)
         return weighted / self._weight
 
     def log_pop(self, rows: Rows) -> Floats:
@@ -126,7 +129,8 @@ class Occurrence(ByRows):
         also where o_j is 0.
         """
         values = np.maximum(self.values(rows), _LEAST)
-        return np.log(values / max(self.total(), _LEAST)).astype(np.float32)
+        shares = values / max(self.total(), _LEAST)
+        return np.log(shares).astype(np.float32)
 
     def total(self) -> float:
         """Sum of all o_j, in counts of today."""
@@ -165,8 +169,10 @@ class Occurrence(ByRows):
 
     def dense(self) -> Arrays:
         """The sums too, so that a restart draws the same to the last bit."""
-        sums = self._tree[self._starts[1] :].copy()
-        return super().dense() | {"sums": sums, "weight": np.array([self._weight])}
+        found = super().dense()
+        found["sums"] = self._tree[self._starts[1] :].copy()
+        found["weight"] = np.array([self._weight])
+        return found
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
@@ -176,11 +182,7 @@ class Occurrence(ByRows):
             leaves = np.zeros(capacity)
             leaves[: self.size] = take_or_fill(self._leaves, np.arange(self.size))
             self._tree, self._starts = _tree_of(leaves)
-        above = self._tree[self._starts[1] :]
-        if len(arrays["sums"]) == len(above):
-            above[:] = arrays["sums"]
-        else:
-            self._tree, self._starts = _tree_of(self._leaves.copy())
+        self._tree[self._starts[1] :] = arrays["sums"]
 
     def clear(self) -> None:
         self.size = 0
@@ -197,15 +199,18 @@ def _tree_of(leaves: Doubles) -> tuple[Doubles, Rows]:
     tree = np.zeros(starts[-1])
     tree[: len(leaves)] = leaves
     for below, start, end in zip(starts, starts[1:], starts[2:], strict=False):
-        tree[start:end] = np.add.reduceat(
-            tree[below:start], np.arange(0, start - below, _FAN)
-        )
+        firsts = np.arange(0, start - below, _FAN)
+        tree[start:end] = np.add.reduceat(tree[below:start], firsts)
     return tree, starts
 
 
 @njit_borrowing
 def _add(
-    tree: Doubles, starts: Rows, rows: Rows, counts: Doubles, weight: float
+    tree: Doubles,
+    starts: Rows,
+    rows: Rows,
+    counts: Doubles,
+    weight: float,
 ) -> None:
     """What comes in a row under one node is added up before it is carried on; rows in
     ascending order are the best.
@@ -223,7 +228,12 @@ def _add(
 
 
 @njit_borrowing
-def _carry(tree: Doubles, starts: Rows, node: int, weight: float) -> None:
+def _carry(
+    tree: Doubles,
+    starts: Rows,
+    node: int,
+    weight: float,
+) -> None:
     """Add to a node of the second level, and to all above it."""
     if node >= 0:
         for level in range(1, len(starts) - 1):
@@ -246,7 +256,12 @@ def _sum_up(tree: Doubles, starts: Rows, rows: Rows) -> None:
 
 
 @njit_borrowing
-def _descend(tree: Doubles, starts: Rows, uniform: Doubles, out: Rows) -> None:
+def _descend(
+    tree: Doubles,
+    starts: Rows,
+    uniform: Doubles,
+    out: Rows,
+) -> None:
     """For each uniform number, the leaf at that share of the total; never a leaf of
     weight zero.
     """

@@ -4,9 +4,8 @@ touched.
 | name            | state a row | cost a step  | for                                                                |
 |-----------------|-------------|--------------|--------------------------------------------------------------------|
 | `adagrad`       | 1 vector    | touched rows | streams (default): new rows move fast, frequent ones settle        |
-| `row-adagrad`   | 1 number    | touched rows | the same with one rate a row: half the memory of a row             |
 | `adam`          | 2 vectors   | touched rows | streams: moments of untouched rows stay                            |
-| `sgd`           | none        | touched rows | the plainest alternative                                           |
+| `sgd`           | none        | touched rows | servers, which never train: no state                               |
 | `dense-adam`    | 2 vectors   | all rows     | the paper's protocol: Adam with L2 on the whole table              |
 
 `streamer compare --set optimizer=...` compares them on a log.
@@ -15,7 +14,7 @@ touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,12 +22,17 @@ from torch import Tensor
 
 from streamer.model.batch import Floats, Rows
 from streamer.model.device import in_host_memory
-from streamer.model.jit import njit_allocating, njit_borrowing
+from streamer.model.jit import inlined, njit_allocating, njit_borrowing
 from streamer.model.rows.tables import EmbeddingTable
 
 BETA1 = 0.9
 BETA2 = 0.999
+# rounded once: 1 - float32(0.999) is off by 1e-5
+_ONE_LESS_BETA1 = np.float32(1 - BETA1)
+_ONE_LESS_BETA2 = np.float32(1 - BETA2)
 EPSILON = 1e-8
+MEMORY = 10_000.0
+"""Updates of a row after which a square counts 1 / e in Adagrad."""
 MAX_NORM = 10.0
 """Of the gradients of all parameters that are no tables, together; usually it is below
 1.
@@ -57,23 +61,36 @@ class RowOptimizer:
 
     slots: int
     """Vectors of state a row needs."""
-    numbers: int
+    numbers = 0
     """Single numbers of state a row needs."""
 
     def apply(
-        self, table: EmbeddingTable, rows: Tensor, gradient: Tensor, rate: float
+        self,
+        table: EmbeddingTable,
+        rows: Tensor,
+        gradient: Tensor,
+        rate: float,
     ) -> None:
         """Update `rows` (distinct) of the table by their gradients [len(rows), dim]."""
         if in_host_memory(table.lines):
             lines = table.lines.numpy()
-            self._update_rows(lines, rows.numpy(), gradient.contiguous().numpy(), rate)
+            self._update_rows(
+                lines,
+                rows.numpy(),
+                gradient.contiguous().numpy(),
+                rate,
+            )
         else:
             gathered = table.lines.index_select(0, rows)  # [T, width]
             self._update_gathered(gathered, gradient, rate)
             table.lines.index_copy_(0, rows, gathered)
 
     def _update_rows(
-        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+        self,
+        lines: Floats,
+        rows: Rows,
+        gradient: Floats,
+        rate: float,
     ) -> None:
         """Update some rows of all lines."""
         raise NotImplementedError
@@ -95,23 +112,62 @@ class Adam(RowOptimizer):
     numbers = 1  # how often a row was updated
 
     def _update_rows(
-        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+        self,
+        lines: Floats,
+        rows: Rows,
+        gradient: Floats,
+        rate: float,
     ) -> None:
         _adam_rows(lines, rows, gradient, rate, _CORRECTIONS)
 
     def _update_gathered(self, lines: Tensor, gradient: Tensor, rate: float) -> None:
         d = gradient.shape[1]
-        w = lines[:, :d]
-        m = lines[:, d : 2 * d]
-        v = lines[:, 2 * d : 3 * d]
         t = lines[:, -1:]
         t.add_(1)
-        m.lerp_(gradient, 1 - BETA1)
-        v.lerp_(gradient * gradient, 1 - BETA2)
         # 1 - beta^t, exact also for the first updates
-        unbiased = v / -torch.expm1(t * math.log(BETA2))
         step = rate / -torch.expm1(t * math.log(BETA1))
-        w.sub_(step * m / (unbiased.sqrt_().add_(EPSILON)))
+        unbias = (-torch.expm1(t * math.log(BETA2))).sqrt()
+        moments = (lines[:, d : 2 * d], lines[:, 2 * d : 3 * d])
+        _adam(
+            lines[:, :d],
+            moments,
+            gradient,
+            step,
+            unbias,
+        )
+
+
+def _adam(
+    weights: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    step: Tensor | float,
+    unbias: Tensor | float,
+) -> None:
+    """Adam on any device; `step` is the rate over 1 - beta1^t, `unbias` the root of 1 -
+    beta2^t.
+    """
+    m, v = moments
+    m.lerp_(gradient, 1 - BETA1)
+    v.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    weights.addcdiv_(m * -step, (v.sqrt() / unbias).add_(EPSILON))
+
+
+@inlined
+def _adam_number(
+    line: Floats,
+    d: int,
+    k: int,
+    g: np.float32,
+    step: np.float32,
+    unbias: np.float32,
+) -> None:
+    """Adam on one number of a line, whose weights have d."""
+    m = np.float32(BETA1) * line[d + k] + _ONE_LESS_BETA1 * g
+    v = np.float32(BETA2) * line[2 * d + k] + _ONE_LESS_BETA2 * g * g
+    line[d + k] = m
+    line[2 * d + k] = v
+    line[k] -= step * m / (np.sqrt(v) * unbias + np.float32(EPSILON))
 
 
 @njit_borrowing
@@ -123,28 +179,20 @@ def _adam_rows(
     corrections: Floats,
 ) -> None:
     d = gradient.shape[1]
-    b1 = np.float32(BETA1)
-    b2 = np.float32(BETA2)
-    one = np.float32(1)
-    # rounded once: 1 - float32(0.999) is off by 1e-5
-    a1 = np.float32(1 - BETA1)
-    a2 = np.float32(1 - BETA2)
-    eps = np.float32(EPSILON)
-    last = lines.shape[1] - 1
     for i in range(len(rows)):
-        row = rows[i]
-        t = lines[row, last] + one
-        lines[row, last] = t
-        known = min(int(t), len(corrections) - 1)
+        line = lines[rows[i]]
+        line[-1] += np.float32(1)
+        known = min(int(line[-1]), len(corrections) - 1)
         step = np.float32(rate) * corrections[known, 0]
-        unbias = corrections[known, 1]
         for k in range(d):
-            g = gradient[i, k]
-            m = b1 * lines[row, d + k] + a1 * g
-            v = b2 * lines[row, 2 * d + k] + a2 * g * g
-            lines[row, d + k] = m
-            lines[row, 2 * d + k] = v
-            lines[row, k] -= step * m / (np.sqrt(v) * unbias + eps)
+            _adam_number(
+                line,
+                d,
+                k,
+                gradient[i, k],
+                step,
+                corrections[known, 1],
+            )
 
 
 class Adagrad(RowOptimizer):
@@ -155,19 +203,18 @@ class Adagrad(RowOptimizer):
     over a stream needs. On an endless stream the rate must not fall to zero, so the
     squares fade: G = (1 - 1 / memory) G + g^2, and a row that is updated for ever keeps
     at least rate / sqrt(memory). Without fading it is torch's Adagrad.
-
-    Args:
-        memory: updates of a row after which a square counts 1 / e; None never forgets.
     """
 
     slots = 1
-    numbers = 0
 
-    def __init__(self, memory: float | None = 10_000.0) -> None:
-        self.keep = 1.0 if memory is None else 1.0 - 1.0 / memory
+    keep = 1.0 - 1.0 / MEMORY
 
     def _update_rows(
-        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
+        self,
+        lines: Floats,
+        rows: Rows,
+        gradient: Floats,
+        rate: float,
     ) -> None:
         _adagrad_rows(lines, rows, gradient, rate, self.keep)
 
@@ -200,61 +247,17 @@ def _adagrad_rows(
             lines[row, k] -= step * g / (np.sqrt(v) + eps)
 
 
-class RowAdagrad(Adagrad):
-    """Adagrad with one sum of squares a row, the mean over its coordinates: all of them
-    have the same rate.
-
-    What FBGEMM and TorchRec call exact row-wise Adagrad; the squares fade as those of
-    `Adagrad` do.
-    """
-
-    slots = 0
-    numbers = 1
-
-    def _update_rows(
-        self, lines: Floats, rows: Rows, gradient: Floats, rate: float
-    ) -> None:
-        _row_adagrad_rows(lines, rows, gradient, rate, self.keep)
-
-    def _update_gathered(self, lines: Tensor, gradient: Tensor, rate: float) -> None:
-        w = lines[:, : gradient.shape[1]]
-        v = lines[:, -1:]
-        v.mul_(self.keep).add_(gradient.square().mean(1, keepdim=True))
-        w.sub_(rate * gradient / (v.sqrt() + EPSILON))
-
-
-@njit_borrowing
-def _row_adagrad_rows(
-    lines: Floats,
-    rows: Rows,
-    gradient: Floats,
-    rate: float,
-    keep: float,
-) -> None:
-    d = gradient.shape[1]
-    kept = np.float32(keep)
-    eps = np.float32(EPSILON)
-    last = lines.shape[1] - 1
-    for i in range(len(rows)):
-        row = rows[i]
-        squares = np.float32(0)
-        for k in range(d):
-            squares += gradient[i, k] * gradient[i, k]
-        v = kept * lines[row, last] + squares / np.float32(d)
-        lines[row, last] = v
-        step = np.float32(rate) / (np.sqrt(v) + eps)
-        for k in range(d):
-            lines[row, k] -= step * gradient[i, k]
-
-
 class Sgd(RowOptimizer):
     """Plain gradient steps on touched rows."""
 
     slots = 0
-    numbers = 0
 
     def apply(
-        self, table: EmbeddingTable, rows: Tensor, gradient: Tensor, rate: float
+        self,
+        table: EmbeddingTable,
+        rows: Tensor,
+        gradient: Tensor,
+        rate: float,
     ) -> None:
         table.weight.index_add_(0, rows, gradient, alpha=-rate)
 
@@ -270,42 +273,40 @@ class DenseAdam(RowOptimizer):
     """
 
     slots = 2
-    numbers = 0
 
     def __init__(self, l2: float = 0.0) -> None:
         self.l2 = l2
 
     def apply(
-        self, table: EmbeddingTable, rows: Tensor, gradient: Tensor, rate: float
+        self,
+        table: EmbeddingTable,
+        rows: Tensor,
+        gradient: Tensor,
+        rate: float,
     ) -> None:
         table.steps += 1  # counted on the host: never read from the device
         step = rate / (1 - BETA1**table.steps)
-        unbias = 1 / math.sqrt(1 - BETA2**table.steps)
+        unbias = math.sqrt(1 - BETA2**table.steps)
         if in_host_memory(table.lines):
             lines = table.lines[: table.size].numpy()
             gradients = gradient.contiguous().numpy()
-            _dense_adam(lines, rows.numpy(), gradients, step, unbias, self.l2)
+            _dense_adam(
+                lines,
+                rows.numpy(),
+                gradients,
+                step,
+                1 / unbias,
+                self.l2,
+            )
         else:
-            _dense_adam_whole(table, rows, gradient, step, unbias, self.l2)
-
-
-def _dense_adam_whole(
-    table: EmbeddingTable,
-    rows: Tensor,
-    gradient: Tensor,
-    step: float,
-    unbias: float,
-    l2: float,
-) -> None:
-    """On any device: one operation after another, each on the whole table."""
-    w = table.weight
-    m = table.slot(0)
-    v = table.slot(1)
-    full = w * l2
-    full.index_add_(0, rows, gradient)
-    m.lerp_(full, 1 - BETA1)
-    v.mul_(BETA2).addcmul_(full, full, value=1 - BETA2)
-    w.addcdiv_(m, (v.sqrt() * unbias).add_(EPSILON), value=-step)
+            full = (table.weight * self.l2).index_add_(0, rows, gradient)
+            _adam(
+                table.weight,
+                (table.slot(0), table.slot(1)),
+                full,
+                step,
+                unbias,
+            )
 
 
 @njit_allocating
@@ -321,18 +322,11 @@ def _dense_adam(
     distinct.
     """
     d = gradient.shape[1]
-    b1 = np.float32(BETA1)
-    b2 = np.float32(BETA2)
-    a1 = np.float32(1 - BETA1)
-    a2 = np.float32(1 - BETA2)
     decay = np.float32(l2)
-    rate = np.float32(step)
-    factor = np.float32(unbias)
-    eps = np.float32(EPSILON)
+    full = np.empty(d, np.float32)
     place = np.full(len(lines), -1, np.int64)
     for i in range(len(rows)):
         place[rows[i]] = i
-    full = np.empty(d, np.float32)
     for row in range(len(lines)):
         i = place[row]
         for k in range(d):
@@ -340,11 +334,14 @@ def _dense_adam(
             full[k] = decay * lines[row, k] + own
         for k in range(d):
             g = full[k]
-            m = b1 * lines[row, d + k] + a1 * g
-            v = b2 * lines[row, 2 * d + k] + a2 * g * g
-            lines[row, d + k] = m
-            lines[row, 2 * d + k] = v
-            lines[row, k] -= rate * m / (np.sqrt(v) * factor + eps)
+            _adam_number(
+                lines[row],
+                d,
+                k,
+                g,
+                np.float32(step),
+                np.float32(unbias),
+            )
 
 
 class ParameterAdam:
@@ -381,20 +378,27 @@ class ParameterAdam:
             g = parameter.grad
             if g is None:
                 continue
-            m, v = self.moments[name]
-            m.lerp_(g, 1 - BETA1)
-            v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-            parameter.addcdiv_(m, (v.sqrt() / unbias).add_(EPSILON), value=-step)
+            _adam(
+                parameter,
+                self.moments[name],
+                g,
+                step,
+                unbias,
+            )
 
     def _clip(self) -> None:
         """Scale the gradients down to `MAX_NORM`, to zero if one is not finite. A GPU
         is not waited for.
         """
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        gradients = []
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
         total = sum_of_squares(gradients)
         if total is not None and total <= MAX_NORM**2:
             return
-        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        norms = [gradient.norm() for gradient in gradients]
+        norm = torch.stack(norms).norm()
         scale = (MAX_NORM / norm).clamp(max=1).nan_to_num()
         for gradient in gradients:
             gradient.nan_to_num_(0, 0, 0).mul_(scale)
@@ -433,18 +437,11 @@ def _squares(numbers: Floats) -> float:
 
 
 def make_optimizer(name: str, l2: float = 0.0) -> RowOptimizer:
-    """The optimizer of that name.
-
-    Raises:
-        ValueError: there is none; the message lists those that exist.
-    """
-    kinds: dict[str, Callable[[], RowOptimizer]] = {
-        "adam": Adam,
-        "adagrad": Adagrad,
-        "row-adagrad": RowAdagrad,
-        "sgd": Sgd,
-        "dense-adam": lambda: DenseAdam(l2),
+    """The optimizer of that name."""
+    kinds = {
+        "adam": Adam(),
+        "adagrad": Adagrad(),
+        "sgd": Sgd(),
+        "dense-adam": DenseAdam(l2),
     }
-    if name not in kinds:
-        raise ValueError(f"no optimizer {name!r}; there are {', '.join(kinds)}")
-    return kinds[name]()
+    return kinds[name]

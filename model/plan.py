@@ -35,11 +35,15 @@ class CandidateSet:
 
     def take(self, values: NDArray[Any]) -> NDArray[Any]:
         """Per-item values [T], by candidate [K]."""
-        return values[: len(self.count)] if self.at is None else values[self.at]
+        if self.at is None:
+            return values[: len(self.count)]
+        return values[self.at]
 
     def places(self) -> Rows:
         """[K] place of each candidate in `Plan.items`."""
-        return np.arange(len(self.count)) if self.at is None else self.at
+        if self.at is None:
+            return np.arange(len(self.count))
+        return self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,7 @@ class Plan:
     def batch_candidates(self) -> CandidateSet:
         """The positives of the batch."""
         times = np.bincount(self.positive, minlength=self.in_batch)
-        return CandidateSet(
-            None, times.astype(np.float32), self.positive.astype(np.int32)
-        )
+        return self._with_positives(times)
 
     def extra_candidates(self) -> CandidateSet:
         """The extra items alone."""
@@ -76,17 +78,22 @@ class Plan:
         at = np.flatnonzero(times)
         column = np.full(len(self.items), -1, np.int32)
         column[at] = np.arange(len(at), dtype=np.int32)
-        return CandidateSet(at, times[at].astype(np.float32), column[self.positive])
+        count = times[at].astype(np.float32)
+        own = column[self.positive]
+        return CandidateSet(at, count, own)
 
     def all_candidates(self, *, once: bool = False) -> CandidateSet:
         """Batch and extra items in one set; `once` forgets how often each occurs."""
-        times = np.bincount(self.positive, minlength=self.in_pools)
-        times += np.bincount(self.extra, minlength=self.in_pools)
+        both = np.concatenate([self.positive, self.extra])
+        times = np.bincount(both, minlength=self.in_pools)
         if once:
             times = np.minimum(times, 1)
-        return CandidateSet(
-            None, times.astype(np.float32), self.positive.astype(np.int32)
-        )
+        return self._with_positives(times)
+
+    def _with_positives(self, times: Rows) -> CandidateSet:
+        own = self.positive.astype(np.int32)
+        count = times.astype(np.float32)
+        return CandidateSet(None, count, own)
 
 
 class Planner:
@@ -109,11 +116,18 @@ class Planner:
         if recent is None:
             recent = np.empty((len(batch), 0), np.int32)
         plan = Plan(*_lay_out(batch.items, extra, recent, self._place))
-        return plan if batch.recent is not None else replace(plan, recent=None)
+        if batch.recent is None:
+            return replace(plan, recent=None)
+        return plan
 
 
 @inlined
-def _number(item: int, place: Ints, items: Rows, n: int) -> int:
+def _number(
+    item: int,
+    place: Ints,
+    items: Rows,
+    n: int,
+) -> int:
     """Give an item the next place, if it has none yet; returns how many have one."""
     if place[item] < 0:
         place[item] = n
@@ -124,7 +138,10 @@ def _number(item: int, place: Ints, items: Rows, n: int) -> int:
 
 @njit_allocating
 def _lay_out(
-    positives: Rows, extra: Rows, recent: Recent, place: Ints
+    positives: Rows,
+    extra: Rows,
+    recent: Recent,
+    place: Ints,
 ) -> tuple[Rows, int, int, Rows, Rows, Ints]:
     """Number the distinct items in order of appearance; `place` is all -1 before and
     after.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,36 +58,6 @@ class Items:
         return len(self.vectors)
 
 
-class Excluded(NamedTuple):
-    """Items left out of each user's ranking, side by side.
-
-    Args:
-        first: [B + 1] user b's items are `items[first[b]:first[b + 1]]`.
-        items: item rows, each once a user.
-    """
-
-    first: Rows
-    items: NDArray[np.integer[Any]]
-
-    @classmethod
-    def of(cls, excluded: Sequence[Rows]) -> Excluded:
-        """The items of each user, given one by one."""
-        first = np.cumsum([0, *map(len, excluded)])
-        return cls(first, np.concatenate([*excluded, np.empty(0, np.int64)]))
-
-    def only(self, users: Rows) -> Excluded:
-        """The items of some users alone."""
-        rows, items = self.of_users(users)
-        return Excluded(np.searchsorted(rows, np.arange(len(users) + 1)), items)
-
-    def of_users(self, users: Rows) -> tuple[Rows, NDArray[np.integer[Any]]]:
-        """The items of some users, and for each the place of its user among those."""
-        sizes = self.first[users + 1] - self.first[users]
-        rows = np.repeat(np.arange(len(users)), sizes)
-        moved = self.first[users] - (np.cumsum(sizes) - sizes)
-        return rows, self.items[np.arange(len(rows)) + moved[rows]]
-
-
 class Retriever:
     """Scores users against items with a trainer's current weights.
 
@@ -97,7 +67,9 @@ class Retriever:
     """
 
     def __init__(
-        self, trainer: Trainer, unused: Callable[[], Rows] | None = None
+        self,
+        trainer: Trainer,
+        unused: Callable[[], Rows] | None = None,
     ) -> None:
         self.trainer = trainer
         self._unused = unused
@@ -109,14 +81,19 @@ class Retriever:
         """The vectors of all known items, or of the first `size`; the memory is used
         again by the next call.
         """
-        size = self.trainer.model.item.size if size is None else size
+        if size is None:
+            size = self.trainer.model.item.size
         if self._vectors is None or len(self._vectors) < size:
-            shape = (capacity_for(size, 0), self.trainer.settings.item_tower.out_dim)
+            dim = self.trainer.settings.item_tower.out_dim
+            shape = (capacity_for(size, 0), dim)
             self._vectors = torch.empty(shape, device=self.trainer.device)
         for start in range(0, size, CHUNK_ITEMS):
-            rows = np.arange(start, min(start + CHUNK_ITEMS, size))
-            self._vectors[start : start + len(rows)] = self._item_vectors(rows)
-        unused = self._unused() if self._unused is not None else np.empty(0, np.int64)
+            stop = min(start + CHUNK_ITEMS, size)
+            rows = np.arange(start, stop)
+            self._vectors[start:stop] = self._item_vectors(rows)
+        unused = np.empty(0, np.int64)
+        if self._unused is not None:
+            unused = self._unused()
         return Items(self._vectors[:size], unused[unused < size])
 
     def _item_vectors(self, rows: Rows) -> Tensor:
@@ -137,50 +114,65 @@ class Retriever:
         model = self.trainer.model
         touched = TouchedRows(self.trainer.device)
         model.user.grow(int(users.max(initial=-1)) + 1)
-        distinct, place = np.unique(users, return_inverse=True)
-        if recent is None or model.recency is None:
-            return model.queries(
-                touched, distinct, self._to_device(place), torch.empty(0), None
-            )
-        used, at = np.unique(
-            recent[:, : model.settings.recent_items], return_inverse=True
-        )
-        offset = int(len(used) > 0 and used[0] == -1)
-        vectors = self._item_vectors(used[offset:].astype(np.int64))
-        at = (at.reshape(len(users), -1) - offset).astype(np.int32)
+        distinct, at_user = np.unique(users, return_inverse=True)
+        vectors = torch.empty(0)
+        places = None
+        if recent is not None and model.recency is not None:
+            latest = recent[:, : model.settings.recent_items]
+            vectors, at = self._vectors_at(latest)
+            places = self._to_device(at.astype(np.int32))
         return model.queries(
-            touched, distinct, self._to_device(place), vectors, self._to_device(at)
+            touched,
+            distinct,
+            self._to_device(at_user),
+            vectors,
+            places,
         )
+
+    def _vectors_at(self, items: Ints) -> tuple[Tensor, Rows]:
+        """The vectors of distinct items, and the place of each item among them; -1
+        stays -1.
+        """
+        distinct, at = np.unique(items, return_inverse=True)
+        none = int(len(distinct) > 0 and distinct[0] == -1)
+        vectors = self._item_vectors(distinct[none:].astype(np.int64))
+        return vectors, at.reshape(items.shape) - none
 
     @torch.no_grad()
     def nearest_among(
-        self, items: Rows, users: Rows, recent: Recent | None, count: int
+        self,
+        items: Rows,
+        users: Rows,
+        recent: Recent | None,
+        count: int,
     ) -> Rows:
         """[B, min(count, N)] those of some items that are nearest to each user, nearest
         first.
         """
-        scores = torch.mm(self.queries(users, recent), self._item_vectors(items).T)
-        best: Rows = items[
-            scores.topk(min(count, len(items)), dim=1).indices.cpu().numpy()
-        ]
-        return best
+        queries = self.queries(users, recent)
+        scores = torch.mm(queries, self._item_vectors(items).T)
+        best = scores.topk(min(count, len(items)), dim=1)
+        nearest: Rows = items[best.indices.cpu().numpy()]
+        return nearest
 
     @torch.no_grad()
     def similarities(
-        self, users: Rows, recent: Recent | None, first: Rows, items: Ints
+        self,
+        users: Rows,
+        recent: Recent | None,
+        first: Rows,
+        items: Ints,
     ) -> Floats:
         """[c, 3] of each user and the items from `first[k]` to `first[k + 1]`: see
         `compare`.
         """
         queries = self.queries(users, recent).cpu().numpy()
-        recent = np.empty((len(users), 0), np.int32) if recent is None else recent
-        rows, at = np.unique(
-            np.concatenate([items, recent.reshape(-1)]), return_inverse=True
-        )
-        none = int(len(rows) > 0 and rows[0] == -1)
-        vectors = self._item_vectors(rows[none:].astype(np.int64)).cpu().numpy()
+        if recent is None:
+            recent = np.empty((len(users), 0), np.int32)
+        found_vectors, at = self._vectors_at(np.append(items, recent))
+        vectors = found_vectors.cpu().numpy()
+        of_items, of_recent = np.split(at, [len(items)])
         found = np.empty((len(items), len(Similarity)), np.float32)
-        of_items, of_recent = np.split(at - none, [len(items)])
         compare(
             queries,
             vectors,
@@ -199,7 +191,7 @@ class Retriever:
         users: Rows,
         targets: Rows,
         recent: Recent | None = None,
-        left_out: Excluded | None = None,
+        left_out: Sequence[Ints] | None = None,
     ) -> tuple[Rows, Rows]:
         """The ranks among all known items, and among them without some, from the same
         scores.
@@ -223,11 +215,13 @@ class Retriever:
             recent = recent[known]
         for part, scores in self._blocks(items, users[known], recent):
             rows = known[part]
-            own = scores.gather(1, _at(targets[rows], scores).unsqueeze(1))  # [R, 1]
-            found = _not_below(scores, own)
+            columns = _at(targets[rows], scores)
+            own = scores.gather(1, columns.unsqueeze(1))  # [R, 1]
+            found = (scores >= own).sum(1).cpu().numpy()
             with_all[rows] = np.maximum(found, 1)
             if left_out is not None:
-                found = found - _not_below_among(scores, own, left_out, rows)
+                others = [left_out[row] for row in rows.tolist()]
+                found -= _not_below_among(scores, own, others)
             without[rows] = np.maximum(found, 1)
         return with_all, without
 
@@ -238,21 +232,17 @@ class Retriever:
         users: Rows,
         count: int,
         recent: Recent | None = None,
-        excluded: list[Rows] | None = None,
+        *,
+        exact: bool = False,
     ) -> tuple[Rows, Floats]:
-        """The best items of each user and their scores, [B, min(count, N)]; what is
-        excluded has the score -inf.
+        """The best items of each user and their scores, [B, min(count, N)]; rows that
+        have no item score -inf. Here they are always exact.
         """
         count = min(count, len(items))
         rows = np.empty((len(users), count), np.int64)
         values = np.empty((len(users), count), np.float32)
-        left_out = None if excluded is None else Excluded.of(excluded)
         most_inserted = min(len(items) // RUN, MAX_INSERTED)
         for part, scores in self._blocks(items, users, recent):
-            if left_out is not None:
-                some = np.arange(part.start, part.stop)
-                cells = _cells(scores, *left_out.of_users(some))
-                scores.view(-1)[cells] = -torch.inf
             if scores.device.type == "cpu" and count <= most_inserted:
                 _top(scores.numpy(), rows[part], values[part])
                 continue
@@ -262,7 +252,10 @@ class Retriever:
         return rows, values
 
     def _blocks(
-        self, items: Items, users: Rows, recent: Recent | None
+        self,
+        items: Items,
+        users: Rows,
+        recent: Recent | None,
     ) -> Iterator[tuple[slice, Tensor]]:
         """Scores of some users at a time, [R, N]; a block is overwritten by the next."""
         if not len(users):
@@ -274,7 +267,9 @@ class Retriever:
         for start in range(0, len(users), size):
             part = slice(start, min(start + size, len(users)))
             scores = torch.mm(
-                queries[part], items.vectors.T, out=block[: part.stop - start]
+                queries[part],
+                items.vectors.T,
+                out=block[: part.stop - start],
             )
             if len(items.unused):
                 scores[:, _at(items.unused, scores)] = -torch.inf
@@ -291,35 +286,17 @@ def _at(rows: Rows, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows)).to(like.device)
 
 
-def _cells(scores: Tensor, rows: Rows, items: NDArray[np.integer[Any]]) -> Tensor:
-    """Places in the flat block; items that are not known have none."""
+def _not_below_among(scores: Tensor, own: Tensor, others: Sequence[Ints]) -> Rows:
+    """[R] how many of some known items of each row score at least as much as its own."""
+    lengths = [len(of_row) for of_row in others]
+    rows = np.repeat(np.arange(len(others)), lengths)
+    items = np.concatenate([*others, np.empty(0, np.int64)])
     known = items < scores.shape[1]
-    return _at(rows[known] * scores.shape[1] + items[known], scores)
-
-
-def _not_below(scores: Tensor, own: Tensor) -> Rows:
-    """[R] how many items of each row score at least as much as its own."""
-    if scores.device.type != "cpu":
-        return (scores >= own).sum(1).cpu().numpy()
-    found = np.empty(len(scores), np.int64)
-    _count_not_below(scores.numpy(), own.numpy()[:, 0], found)
-    return found
-
-
-def _not_below_among(
-    scores: Tensor, own: Tensor, left_out: Excluded, users: Rows
-) -> Rows:
-    """[R] the same of what is left out."""
-    if scores.device.type != "cpu":
-        cells = _cells(scores, *left_out.of_users(users))
-        rows = cells // scores.shape[1]
-        before = scores.view(-1)[cells] >= own.view(-1)[rows]
-        return torch.bincount(rows[before], minlength=len(scores)).cpu().numpy()
-    found = np.empty(len(scores), np.int64)
-    _count_not_below_among(
-        scores.numpy(), own.numpy()[:, 0], left_out.first, left_out.items, users, found
-    )
-    return found
+    at = _at(rows[known], scores)
+    columns = _at(items[known], scores)
+    before = scores[at, columns] >= own[at, 0]
+    found = torch.bincount(at[before], minlength=len(scores))
+    return found.cpu().numpy()
 
 
 @njit_allocating
@@ -351,33 +328,6 @@ def _top(scores: Floats, rows: Rows, values: Floats) -> None:
                     at -= 1
                 rows[b, at] = item
                 values[b, at] = score
-
-
-@njit_borrowing
-def _count_not_below(scores: Floats, own: Floats, found: Rows) -> None:
-    for row in range(len(scores)):
-        count = 0
-        for score in scores[row]:
-            count += score >= own[row]
-        found[row] = count
-
-
-@njit_borrowing
-def _count_not_below_among(
-    scores: Floats,
-    own: Floats,
-    first: Rows,
-    items: NDArray[Any],
-    users: Rows,
-    found: Rows,
-) -> None:
-    known = scores.shape[1]
-    for row in range(len(scores)):
-        count = 0
-        for place in range(first[users[row]], first[users[row] + 1]):
-            item = items[place]
-            count += item < known and scores[row, item] >= own[row]
-        found[row] = count
 
 
 @njit_allocating
@@ -434,4 +384,6 @@ def _length(a: Floats) -> np.float32:
 
 @inlined
 def _bounded(x: np.float32) -> np.float32:
-    return min(max(x, -LARGEST_PRODUCT), LARGEST_PRODUCT) if x == x else np.float32(0)
+    if x != x:
+        return np.float32(0)
+    return min(max(x, -LARGEST_PRODUCT), LARGEST_PRODUCT)

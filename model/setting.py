@@ -22,6 +22,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -36,85 +37,73 @@ import msgspec
 
 T = TypeVar("T", bound="Settings")
 
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+}
 
-class _About(NamedTuple):
+
+class About(NamedTuple):
+    """What a setting is for and which values it takes."""
+
     help: str
-    at_least: float | None
-    above: float | None
-    at_most: float | None
-    unit: str
-    if_none: str
-    option: str
-    also: str
-    metavar: str
-    fixed: bool
-    common: bool
-    expert: bool
+    """One sentence."""
+    at_least: float | None = None
+    """Smallest value, of each element if there are several."""
+    above: float | None = None
+    """Every value is larger than this."""
+    at_most: float | None = None
+    """Largest value."""
+    unit: str = ""
+    """What the number counts, for help and documentation."""
+    if_none: str = ""
+    """What None stands for."""
+    option: str = ""
+    """Its name outside of Python, if that is not the field's without `_s` (seconds) or
+    a plural's `s`.
+    """
+    also: str = ""
+    """A second name on the command line."""
+    metavar: str = ""
+    """What help shows in place of a value."""
+    fixed: bool = False
+    """Whether a checkpoint cannot be continued with another value."""
+    common: bool = False
+    """Whether help shows it first."""
+    expert: bool = False
+    """Whether it has no option of its own, only `--set NAME=VALUE`."""
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    unit: str = "",
-    if_none: str = "",
-    option: str = "",
-    also: str = "",
-    metavar: str = "",
-    fixed: bool = False,
-    common: bool = False,
-    expert: bool = False,
-) -> Any:
+def setting(default: Any, help: str, **about: Any) -> Any:
     """A dataclass field that is a setting.
 
     Args:
         default: its default; choices are given by the field's type, `Literal[...]`.
         help: one sentence.
-        at_least: smallest value, of each element if there are several.
-        above: every value is larger than this.
-        at_most: largest value.
-        unit: what the number counts, for help and documentation.
-        if_none: what None stands for.
-        option: its name outside of Python, if that is not the field's without `_s`
-            (seconds) or a plural's `s`.
-        also: a second name on the command line.
-        metavar: what help shows in place of a value.
-        fixed: whether a checkpoint cannot be continued with another value.
-        common: whether help shows it first.
-        expert: whether it has no option of its own, only `--set NAME=VALUE`.
+        about: further attributes, see `About`.
     """
-    about = _About(
-        help=help,
-        at_least=at_least,
-        above=above,
-        at_most=at_most,
-        unit=unit,
-        if_none=if_none,
-        option=option,
-        also=also,
-        metavar=metavar,
-        fixed=fixed,
-        common=common,
-        expert=expert,
-    )
-    return _field(default, about)
+    return _field(default, About(help, **about))
 
 
-def _field(default: Any, about: _About) -> Any:
-    if isinstance(default, dict):
-        return dataclasses.field(
-            default_factory=lambda: dict(default), metadata={"about": about}
-        )
-    return dataclasses.field(default=default, metadata={"about": about})
+def expert_setting(default: Any, help: str, **about: Any) -> Any:
+    """A setting without an option of its own: `--set NAME=VALUE` gives it."""
+    return setting(default, help, expert=True, **about)
 
 
 def changed(settings: type[Settings], name: str, default: Any, help: str = "") -> Any:
     """The field of another class with another default, and another help if it is given."""
     about = settings.all()[name].about
     return _field(default, about._replace(help=help or about.help))
+
+
+def _field(default: Any, about: About) -> Any:
+    metadata = {"about": about}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Setting:
@@ -127,28 +116,45 @@ class Setting:
     """
 
     def __init__(self, field: dataclasses.Field[Any], type_: Any, heading: str) -> None:
-        about: _About = field.metadata["about"]
+        about: About = field.metadata["about"]
         self.name = field.name
-        self.type = type_
         self.heading = heading
         self.about = about
         self.default: Any = field.default
         if callable(field.default_factory):
             self.default = field.default_factory()
 
-        self.base = _without_none(type_)
+        self.base = type_
+        if get_origin(type_) in (Union, types.UnionType):  # with None
+            self.base = get_args(type_)[0]
         origin = get_origin(self.base)
         self.is_list = origin is tuple
         self.is_mapping = origin is Mapping
-        self.choices: tuple[str, ...] = ()
-        if origin is Literal:
-            self.choices = get_args(self.base)
+        self.choices: tuple[str, ...] = get_args(self.base) if origin is Literal else ()
+        self.element = get_args(self.base)[0] if self.is_list else self.base
+        """Type of the value, or of one of several."""
+        self.is_repeated = self.is_mapping or (self.is_list and self.element is str)
+        self._may_be_none = self.base is not type_
+        self._checked_type = self._with_bounds()
+        self.option = about.option or self._option_name()
 
-        is_repeated = self.is_list and self._element() is str
-        self.option = about.option or _option_name(field.name, plural=is_repeated)
+    def _with_bounds(self) -> Any:
+        about = self.about
+        kind = self.base
+        if self.element in (int, float):
+            bounds: Any = {"ge": about.at_least, "gt": about.above, "le": about.at_most}
+            annotated: Any = Annotated
+            kind = annotated[self.element, msgspec.Meta(**bounds)]
+            if self.is_list:
+                kind = types.GenericAlias(tuple, (kind, ...))
+        return Union[kind, None] if self._may_be_none else kind  # noqa: UP007
 
-    def _element(self) -> Any:
-        return get_args(self.base)[0] if self.is_list else self.base
+    def _option_name(self) -> str:
+        """`max_age_s` is max-age, `topics` is topic: it is repeated for several."""
+        name = self.name.removesuffix("_s")
+        if self.is_list and self.is_repeated:
+            name = name.removesuffix("s")
+        return name.replace("_", "-")
 
     def parse(self, value: Any) -> Any:
         """A value of the setting's type from text, a file or Python; text may hold
@@ -157,48 +163,43 @@ class Setting:
         Raises:
             ValueError: it is not such a value; the message says what is wanted.
         """
-        may_be_none = self.type is not self.base
-        if may_be_none and isinstance(value, str) and value.lower() == "none":
-            return None
-        if self.is_mapping and not isinstance(value, Mapping):
-            value = parse_pairs([value] if isinstance(value, str) else value)
-        if self.is_list and isinstance(value, str):
-            parts = value.split(",") if value.strip() else []
-            value = [part.strip() for part in parts]
-        try:
-            found = msgspec.convert(value, self.type, strict=False, dec_hook=_converted)
-        except (msgspec.ValidationError, TypeError) as error:
-            raise ValueError(self.wanted()) from error
-        if problem := self.problem(found):
-            raise ValueError(problem)
-        return found
+        if isinstance(value, str):
+            if self._may_be_none and value.lower() == "none":
+                return None
+            if self.is_mapping:
+                value = [value]
+            if self.is_list:
+                parts = value.split(",") if value.strip() else []
+                value = [part.strip() for part in parts]
+        if self.is_mapping:
+            if isinstance(value, Mapping):
+                value = [f"{name}={of_name}" for name, of_name in value.items()]
+            value = parse_pairs(value)
+        return self._checked(value, strict=False)
 
     def problem(self, value: Any) -> str:
         """What is wrong with a value; empty if nothing is."""
-        if value is None and self.type is not self.base:
-            return ""
-        if self.choices:
-            return "" if value in self.choices else self.wanted()
-        if self.is_list and not isinstance(value, tuple | list):
-            return self.wanted()
-        values = value if self.is_list else (value,)
-        return "" if all(self._fits(v) for v in values) else self.wanted()
+        try:
+            self._checked(value, strict=True)
+        except ValueError as error:
+            return str(error)
+        return ""
 
-    def _fits(self, value: Any) -> bool:
-        kind = self._element()
-        about = self.about
-        if kind not in (int, float):
-            return not (kind is str and not isinstance(value, str))
-        wanted = int if kind is int else int | float
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            return False
-        if not math.isfinite(value):
-            return False
-        if about.at_least is not None and value < about.at_least:
-            return False
-        if about.above is not None and value <= about.above:
-            return False
-        return about.at_most is None or value <= about.at_most
+    def _checked(self, value: Any, strict: bool) -> Any:
+        try:
+            found = msgspec.convert(
+                value,
+                self._checked_type,
+                strict=strict,
+                dec_hook=lambda kind, given: kind(given),
+            )
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ValueError(self.wanted()) from error
+        numbers = found if self.is_list else (found,)
+        for number in numbers or ():
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(self.wanted())
+        return found
 
     def wanted(self) -> str:
         """What a value must be, as the end of a message: `it must be a whole number of
@@ -208,23 +209,8 @@ class Setting:
             return f"choose {', '.join(self.choices[:-1])} or {self.choices[-1]}"
         if self.is_mapping:
             return "write NAME=VALUE"
-        kinds = {
-            int: "a whole number",
-            float: "a number",
-            bool: "true or false",
-            str: "text",
-            Path: "a path",
-        }
         several = "each must be" if self.is_list else "it must be"
-        return " ".join(
-            part
-            for part in (
-                several,
-                kinds.get(self._element(), "another value"),
-                self.range(),
-            )
-            if part
-        )
+        return f"{several} {KINDS[self.element]} {self.range()}".rstrip()
 
     def range(self) -> str:
         """Its range in words; empty if there is none."""
@@ -264,36 +250,34 @@ class Settings:
         """
         hints = typing.get_type_hints(cls)
         headings: dict[str, str] = {}
-        for owner in reversed(
-            cls.__mro__
-        ):  # the first class that has a field gives its heading
-            headings |= {
-                n: getattr(owner, "heading", "")
-                for n in inspect.get_annotations(owner)
-                if n not in headings
-            }
-        return {
-            f.name: Setting(f, hints[f.name], headings[f.name])
-            for f in dataclasses.fields(cls)  # type: ignore[arg-type]
-        }
+        for owner in reversed(cls.__mro__):
+            for name in inspect.get_annotations(owner):
+                # the first class that has a field gives its heading
+                headings.setdefault(name, getattr(owner, "heading", ""))
+        found = {}
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            name = field.name
+            found[name] = Setting(field, hints[name], headings[name])
+        return found
 
     @classmethod
     def named(cls, name: str) -> Setting | None:
         """The setting of a name in Python or outside of it; None if there is none."""
         names = (name, name.replace("_", "-"))
-        return next(
-            (s for s in cls.all().values() if s.name in names or s.option in names),
-            None,
-        )
+        for setting_ in cls.all().values():
+            if setting_.name in names or setting_.option in names:
+                return setting_
+        return None
 
     def problems(self) -> list[str]:
         """What is wrong with these settings, a sentence each; empty if nothing is."""
-        values = [(s, getattr(self, s.name)) for s in self.all().values()]
-        return [
-            f"{s.option} is {value!r}: {problem}"
-            for s, value in values
-            if (problem := s.problem(value))
-        ]
+        found = []
+        for name, setting_ in self.all().items():
+            value = getattr(self, name)
+            problem = setting_.problem(value)
+            if problem:
+                found.append(f"{setting_.option} is {value!r}: {problem}")
+        return found
 
     def only(self, kind: type[T]) -> T:
         """Those of these settings that a base class has."""
@@ -301,13 +285,12 @@ class Settings:
 
     def fixed(self) -> dict[str, Any]:
         """What may not change between a checkpoint and the run that continues it."""
-        found = {
-            name: getattr(self, name) for name, s in self.all().items() if s.about.fixed
-        }
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in found.items()
-        }
+        found = {}
+        for name, setting_ in self.all().items():
+            if setting_.about.fixed:
+                value = getattr(self, name)
+                found[name] = list(value) if isinstance(value, tuple) else value
+        return found
 
 
 def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
@@ -321,12 +304,7 @@ def parse_settings(kind: type[T], given: Mapping[str, Any], **fixed: Any) -> T:
     Raises:
         ValueError: with a list of every problem as its argument.
     """
-    return kind(**(fixed | parse_values(kind, given)))
-
-
-def parse_values(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of some settings, by field; otherwise as `parse_settings`."""
-    values = {}
+    values = fixed
     problems = []
     for name, value in given.items():
         setting_ = kind.named(name)
@@ -336,10 +314,10 @@ def parse_values(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, An
         try:
             values[setting_.name] = setting_.parse(value)
         except ValueError as error:
-            problems.append(f"{name} is {value!r}: {error}")
+            problems.append(f"{setting_.option} is {value!r}: {error}")
     if problems:
         raise ValueError(problems)
-    return values
+    return kind(**values)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -348,25 +326,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f": did you mean {found[0]}?" if found else ". docs/settings.md lists all"
 
 
-def _converted(kind: Any, given: Any) -> Any:
-    """A value of a type that msgspec does not know."""
-    return kind(given)
-
-
-def _without_none(kind: Any) -> Any:
-    """The type without `| None`."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    return next(inner for inner in get_args(kind) if inner is not types.NoneType)
-
-
-def _option_name(field: str, plural: bool) -> str:
-    """`max_age_s` is max-age, `topics` is topic: it is repeated for several."""
-    name = field.removesuffix("_s")
-    return (name.removesuffix("s") if plural else name).replace("_", "-")
-
-
-def parse_pairs(pairs: Any) -> dict[str, str]:
+def parse_pairs(pairs: Iterable[Any]) -> dict[str, str]:
     """NAME=VALUE texts as a dictionary.
 
     Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from streamer.model.setting import Settings, setting
+from streamer.model.setting import Settings, expert_setting, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,20 @@ class ModelSettings(Settings):
     heading: ClassVar[str] = "Model"
 
     dim: int = setting(64, "Size of the embeddings.", at_least=1, fixed=True)
-    recent_items: int = setting(
+    recent_items: int = expert_setting(
         10,
         "Number of a user's last distinct items that make up the user's vector.",
         at_least=0,
         fixed=True,
-        expert=True,
     )
-    user_ids: bool = setting(
-        False,
-        "Give each user an embedding of its own in addition.",
-        fixed=True,
-        expert=True,
+    user_ids: bool = expert_setting(
+        False, "Give each user an embedding of its own in addition.", fixed=True
     )
-    item_ids: bool = setting(
-        True,
-        "Give each item an embedding of its own.",
-        fixed=True,
-        expert=True,
+    item_ids: bool = expert_setting(
+        True, "Give each item an embedding of its own.", fixed=True
     )
-    init_std: float = setting(
-        0.03, "Standard deviation of new embeddings.", above=0, expert=True
+    init_std: float = expert_setting(
+        0.03, "Standard deviation of new embeddings.", above=0
     )
     item_features: tuple[str, ...] = setting(
         (),
@@ -80,21 +73,19 @@ class ModelSettings(Settings):
     user_numeric_features: tuple[str, ...] = setting(
         (), "Numeric user feature to use; repeat it for several.", fixed=True
     )
-    item_layers: tuple[int, ...] = setting(
+    item_layers: tuple[int, ...] = expert_setting(
         (),
         "Fully connected layers of the item tower, e.g. 32,16.",
         at_least=1,
         metavar="UNITS",
         fixed=True,
-        expert=True,
     )
-    user_layers: tuple[int, ...] = setting(
+    user_layers: tuple[int, ...] = expert_setting(
         (),
         "Fully connected layers of the user tower.",
         at_least=1,
         metavar="UNITS",
         fixed=True,
-        expert=True,
     )
     seed: int = setting(0, "Seed of all initial weights and draws.", at_least=0)
 
@@ -159,84 +150,61 @@ class MethodSettings(Settings):
     cache_weight: float = setting(
         0.05, "Lambda: the cache's share of the loss (xir).", at_least=0, at_most=1
     )
-    cache_correction: Literal["occurrence", "popularity"] = setting(
+    cache_correction: Literal["occurrence", "popularity"] = expert_setting(
         "occurrence",
         "Correct cached items by the probability with which they were drawn, or by popularity as in the paper (xir).",
-        expert=True,
     )
-    cache_scope: Literal["all", "touched"] = setting(
+    cache_scope: Literal["all", "touched"] = expert_setting(
         "all",
         "Draw the cache among all items, or among those touched in the step as the authors' code does (xir).",
-        expert=True,
     )
-    draws: int | None = setting(
+    draws: int | None = expert_setting(
         None,
         "|R_u|: number of negatives that a query draws (bir, xir).",
         at_least=1,
         if_none="the batch size",
-        expert=True,
     )
-    uniform_negatives: int | None = setting(
+    uniform_negatives: int | None = expert_setting(
         None,
         "Number of uniformly drawn items in addition to the batch (mns).",
         at_least=0,
         if_none="the batch size",
-        expert=True,
     )
-    resampler: Literal["systematic", "multinomial"] = setting(
-        "systematic",
-        "How negatives are drawn; multinomial as in the paper (bir, xir).",
-        expert=True,
+    resampler: Literal["systematic", "multinomial"] = expert_setting(
+        "systematic", "How negatives are drawn; multinomial as in the paper (bir, xir)."
     )
-    negatives: Literal["global", "local"] = setting(
+    negatives: Literal["global", "local"] = expert_setting(
         "global",
         "Whether an event's in-batch negatives come from the whole batch, or only from the events that one trainer of "
         "a group computes together with it: cheaper, the more trainers there are.",
-        expert=True,
     )
-    mask_positive: bool = setting(
-        False,
-        "Remove a query's own positive from its candidates.",
-        expert=True,
+    mask_positive: bool = expert_setting(
+        False, "Remove a query's own positive from its candidates."
     )
-    occurrence_half_life: float = setting(
+    occurrence_half_life: float = expert_setting(
         0.0,
         "After this many steps a draw counts half; 0: never (xir).",
         at_least=0,
         unit="steps",
-        expert=True,
     )
-    popularity: Literal["auto", "exact", "hash"] = setting(
+    popularity: Literal["auto", "exact", "hash"] = expert_setting(
         "auto",
         "Estimate of popularity that corrects the sampling bias; auto: the method's own.",
-        expert=True,
     )
-    popularity_half_life: float = setting(
+    popularity_half_life: float = expert_setting(
         5000.0,
         "After this many events an event counts half in the correction; 0: never.",
         at_least=0,
         unit="events",
-        expert=True,
     )
-    hash_slots: int = setting(
-        1 << 18,
-        "Size of each of G-Tower's five hash arrays.",
-        at_least=1,
-        fixed=True,
-        expert=True,
+    hash_slots: int = expert_setting(
+        1 << 18, "Size of each of G-Tower's five hash arrays.", at_least=1, fixed=True
     )
-    hash_alpha: float = setting(
-        0.02,
-        "Weight of the newest gap in G-Tower's estimate.",
-        above=0,
-        at_most=1,
-        expert=True,
+    hash_alpha: float = expert_setting(
+        0.02, "Weight of the newest gap in G-Tower's estimate.", above=0, at_most=1
     )
-    hash_clock: Literal["event", "batch"] = setting(
-        "event",
-        "Unit in which G-Tower counts gaps; batch as in the paper.",
-        fixed=True,
-        expert=True,
+    hash_clock: Literal["event", "batch"] = expert_setting(
+        "event", "Unit in which G-Tower counts gaps; batch as in the paper.", fixed=True
     )
 
 
@@ -246,43 +214,34 @@ class RankingSettings(Settings):
 
     heading: ClassVar[str] = "Ranking"
 
-    rerank: bool = setting(
+    rerank: bool = expert_setting(
         True,
         "Whether a small learned ranker orders the candidates, by what was counted and by the towers' inner product; "
         "without it the inner product alone decides.",
         fixed=True,
-        expert=True,
     )
-    history: int = setting(
+    history: int = expert_setting(
         30,
         "How many of a user's last distinct items bring up candidates.",
         at_least=1,
         at_most=255,
         fixed=True,
-        expert=True,
     )
-    co_occurring_items: int = setting(
+    co_occurring_items: int = expert_setting(
         200,
         "How many items that users had shortly before or after it are kept for each item, at most.",
         at_least=0,
         at_most=4096,
         fixed=True,
-        expert=True,
     )
-    retrieved_items: int = setting(
-        50,
-        "How many items nearest by the towers are candidates.",
-        at_least=0,
-        expert=True,
+    retrieved_items: int = expert_setting(
+        50, "How many items nearest by the towers are candidates.", at_least=0
     )
-    ranker_events: int = setting(
-        512,
-        "Events of a batch that the ranker learns from, at most.",
-        at_least=1,
-        expert=True,
+    ranker_events: int = expert_setting(
+        512, "Events of a batch that the ranker learns from, at most.", at_least=1
     )
-    ranker_learning_rate: float = setting(
-        0.3, "Learning rate of the ranker.", above=0, expert=True
+    ranker_learning_rate: float = expert_setting(
+        0.3, "Learning rate of the ranker.", above=0
     )
 
 
@@ -292,37 +251,31 @@ class LearningSettings(Settings):
 
     heading: ClassVar[str] = "Learning"
 
-    optimizer: Literal["adagrad", "row-adagrad", "adam", "sgd", "dense-adam"] = setting(
+    optimizer: Literal["adagrad", "adam", "sgd", "dense-adam"] = expert_setting(
         "adagrad",
         "Optimizer of the embedding tables; dense-adam moves all rows at every step.",
         fixed=True,
-        expert=True,
     )
     learning_rate: float = setting(
         0.2, "Learning rate of the embedding tables.", above=0
     )
-    dense_learning_rate: float = setting(
-        0.02,
-        "Learning rate of everything else: layers and recency weights.",
-        above=0,
-        expert=True,
+    dense_learning_rate: float = expert_setting(
+        0.02, "Learning rate of everything else: layers and recency weights.", above=0
     )
-    learning_rate_decay: float = setting(
+    learning_rate_decay: float = expert_setting(
         1.0,
         "Factor for both learning rates after every `decay-every` steps.",
         above=0,
         at_most=1,
-        expert=True,
     )
-    decay_every: int = setting(
+    decay_every: int = expert_setting(
         0,
         "Steps between decays of the learning rates; 0: never.",
         at_least=0,
         unit="steps",
-        expert=True,
     )
-    l2: float = setting(
-        0.0, "L2 coefficient of the tables (dense-adam).", at_least=0, expert=True
+    l2: float = expert_setting(
+        0.0, "L2 coefficient of the tables (dense-adam).", at_least=0
     )
     device: str = setting("auto", "Device to train on: auto, cpu, cuda or cuda:N.")
 
@@ -347,11 +300,8 @@ class LimitSettings(Settings):
         at_least=1,
         if_none="what fits the machine's memory",
     )
-    max_categories: int = setting(
-        100_000,
-        "Categories that are kept of each feature, at most.",
-        at_least=1,
-        expert=True,
+    max_categories: int = expert_setting(
+        100_000, "Categories that are kept of each feature, at most.", at_least=1
     )
     user_ttl_s: float = setting(
         0.0,
@@ -371,12 +321,11 @@ class LimitSettings(Settings):
         at_least=1,
         at_most=255,
     )
-    young_age_s: float = setting(
+    young_age_s: float = expert_setting(
         86_400.0,
         "A limit that makes ids go that were seen less than this time ago, by event time, is too low: an alert.",
         at_least=0,
         unit="seconds",
-        expert=True,
     )
 
 

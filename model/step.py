@@ -11,7 +11,7 @@ from torch import Tensor
 
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.device import to_device
-from streamer.model.kernels import LossOutcome, Sampling, SparseScores, sampled_softmax
+from streamer.model.kernels import LossOutcome
 from streamer.model.losses import LossTerm, Method, Proposals
 from streamer.model.plan import Plan, Planner
 from streamer.model.rows.by_rows import Arrays
@@ -23,27 +23,6 @@ FIGURES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RowGradient:
-    """The gradient of a table's touched rows."""
-
-    table: str
-    rows: Tensor  # [T] distinct
-    gradient: Tensor  # [T, dim]
-    on_host: Rows
-    """The rows, where no device must be waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resampled:
-    """How often each candidate was drawn in a step: the increments of the occurrence
-    vector.
-    """
-
-    items: Rows  # [K] item rows, distinct
-    counts: Tensor  # [K]
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step did. Tensors stay on the device: reading them is what waits for it.
 
@@ -51,14 +30,14 @@ class StepResult:
         loss: the loss that was minimised, [].
         parts: what each candidate set contributed, by name (`batch`, `cache`).
         resampled: increments of the occurrence vector, one for each candidate set that
-            was drawn from.
-        gradients: gradients of the touched rows, before they were applied.
+            was drawn from: distinct item rows [K], and how often each was [K].
+        gradients: the touched rows with their gradients, before they were applied.
     """
 
     loss: Tensor
     parts: dict[str, LossOutcome]
-    resampled: list[Resampled]
-    gradients: list[RowGradient]
+    resampled: list[tuple[Rows, Tensor]]
+    gradients: list[TouchedTable]
 
     @classmethod
     def empty(cls) -> StepResult:
@@ -71,8 +50,9 @@ class StepResult:
         """
         if not self.resampled:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        items = np.concatenate([r.items for r in self.resampled])
-        return items, np.concatenate([r.counts.cpu().numpy() for r in self.resampled])
+        items, counts = zip(*self.resampled, strict=True)
+        on_host = torch.cat(counts).cpu()
+        return np.concatenate(items), on_host.numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +70,11 @@ class PartCandidates:
     own: Rows
 
     def spread(
-        self, counts: Tensor, term: LossTerm, whole: LossTerm, plan: Plan
+        self,
+        counts: Tensor,
+        term: LossTerm,
+        whole: LossTerm,
+        plan: Plan,
     ) -> Tensor:
         """Draws from a term of this part, by the candidates of the whole batch."""
         if self.items is None:
@@ -99,7 +83,8 @@ class PartCandidates:
         by_place = torch.zeros(len(plan.items), device=device)  # [T]
         mine = self.items[term.candidates.places()]
         by_place[to_device(mine, device)] = counts
-        return by_place[to_device(whole.candidates.places(), device)]
+        wanted = whole.candidates.places()
+        return by_place[to_device(wanted, device)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +103,24 @@ class Prepared:
     """Whether an event competes with its own part of the batch, instead of all of it."""
 
     def candidates_of(
-        self, part: Rows, planner: Planner, method: Method, settings: MethodSettings
+        self,
+        part: Rows,
+        planner: Planner,
+        method: Method,
+        settings: MethodSettings,
     ) -> PartCandidates:
         """Whom the events of a part compete with: the whole batch, or the part alone."""
         plan = self.plan
         if not self.local or len(part) == len(self.batch):
             terms = [term.only(part) for term in self.terms]
             return PartCandidates(terms, None, plan.positive[part])
-        recent = plan.recent[part] if plan.recent is not None else None
+        recent = None
+        if plan.recent is not None:
+            recent = plan.recent[part]
         own = Batch(self.batch.users[part], plan.positive[part], recent)
         local = planner.plan(own, plan.extra, len(plan.items))
-        terms = method.terms(local, self.proposals.only(local.items), settings)
+        proposals = self.proposals.only(local.items)
+        terms = method.terms(local, proposals, settings)
         return PartCandidates(terms, local.items, local.positive)
 
     def touched_by(self, events: Rows) -> Rows:
@@ -195,47 +187,8 @@ class RandomDraws:
     def load_state(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Take over what `state` returned."""
         self.items.bit_generator.state = values["host_draws"]
-        self.offsets.set_state(torch.from_numpy(np.array(arrays["draws"])))
+        offsets = torch.from_numpy(np.array(arrays["draws"]))
+        self.offsets.set_state(offsets)
         if "device_draws" in arrays and self.on_device is not None:
             state = torch.from_numpy(np.array(arrays["device_draws"]))
             self.on_device.set_state(state)
-
-
-def term_loss(
-    term: LossTerm,
-    queries: Tensor,
-    vectors: Tensor,
-    positive: Tensor,
-    offsets: Tensor | None,
-    settings: MethodSettings,
-    generator: torch.Generator | None,
-) -> LossOutcome:
-    """The loss of one term.
-
-    Args:
-        term: its candidates, and how they are weighted and drawn.
-        queries: [b, d].
-        vectors: [t, d] of the items that the term refers to.
-        positive: [b] score of each query's positive.
-        offsets: [b] one uniform number of each query, if they are drawn by it.
-        settings: options.
-        generator: of other draws.
-    """
-    device = queries.device
-    candidates = term.candidates
-    if candidates.at is None:
-        items = vectors[: len(candidates.count)]
-    else:
-        items = vectors.index_select(0, to_device(candidates.at, device))
-    masked = settings.mask_positive
-    sampling = Sampling(
-        log_weight=to_device(term.log_weight(), device),
-        draws=term.draws,
-        add_positive=masked or term.draws is not None,
-        own=to_device(candidates.own, device),
-        offsets=None if offsets is None else to_device(offsets, device),
-        resampler=settings.resampler,
-        generator=generator,
-    )
-    masks = SparseScores.masking(candidates.own, queries) if masked else None
-    return sampled_softmax(queries, items, positive, sampling, masks)

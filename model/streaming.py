@@ -41,7 +41,10 @@ class StreamingPopularity:
     """
 
     def __init__(
-        self, half_life: float = 0.0, hash_slots: int = 0, seed: int = 0
+        self,
+        half_life: float = 0.0,
+        hash_slots: int = 0,
+        seed: int = 0,
     ) -> None:
         self._estimate: PopularityEstimate = ExactPopularity(half_life or None)
         if hash_slots:
@@ -55,20 +58,20 @@ class StreamingPopularity:
         """log of each item's share of the events, on the device of the ids; finite for
         every id, seen or not.
         """
-        return torch.from_numpy(self._estimate.log_pop(_rows(ids))).to(ids.device)
+        found = self._estimate.log_pop(_rows(ids))
+        return torch.from_numpy(found).to(ids.device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors."""
-        return {
-            name: torch.from_numpy(np.array(value))
-            for name, value in self._estimate.state().items()
-        }
+        found = {}
+        for name, value in self._estimate.state().items():
+            found[name] = torch.from_numpy(np.array(value))
+        return found
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._estimate.load_state(
-            {name: value.cpu().numpy() for name, value in state.items()}
-        )
+        arrays = {name: value.cpu().numpy() for name, value in state.items()}
+        self._estimate.load_state(arrays)
 
 
 class OccurrenceCache:
@@ -105,15 +108,16 @@ class OccurrenceCache:
         """Count what a step has drawn, and draw the next cache."""
         self._occurrence.step()
         ids = _rows(draws.ids)
-        self._occurrence.add(ids, draws.counts.detach().cpu().numpy())
+        counts = draws.counts.detach().cpu().numpy()
+        self._occurrence.add(ids, counts)
         known = max(self._occurrence.size, int(ids.max(initial=-1)) + 1)
-        self.ids = torch.from_numpy(
-            self._occurrence.draw(self.size, self._rng, known)
-        ).to(draws.ids.device)
+        drawn = self._occurrence.draw(self.size, self._rng, known)
+        self.ids = torch.from_numpy(drawn).to(draws.ids.device)
 
     def log_probability(self, ids: Tensor) -> Tensor:
         """log of the probability with which each item is drawn into the cache."""
-        return torch.from_numpy(self._occurrence.log_pop(_rows(ids))).to(ids.device)
+        found = self._occurrence.log_pop(_rows(ids))
+        return torch.from_numpy(found).to(ids.device)
 
     def sample(self, item_tower: Callable[[Tensor], Tensor]) -> Cached:
         """The cache as candidates for `xir_loss`; the tower turns ids into vectors."""

@@ -5,6 +5,7 @@ score.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +26,22 @@ class TouchedTable:
     autograd graph.
     """
 
-    name: str
+    table: str
     rows: Tensor  # [T]
-    on_host: Rows  # the same
+    on_host: Rows  # the same, where no device must be waited for
     weight: Tensor  # [T, dim]
+
+    @property
+    def gradient(self) -> Tensor:
+        """[T, dim]."""
+        return gradient_of(self.weight)
+
+
+def gradient_of(leaf: Tensor) -> Tensor:
+    """What a backward pass has left; zeros if it did not reach the leaf."""
+    if leaf.grad is None:
+        leaf.grad = torch.zeros_like(leaf)
+    return leaf.grad
 
 
 class TouchedRows:
@@ -48,36 +61,13 @@ class TouchedRows:
         return weight
 
 
-@dataclass(frozen=True, slots=True)
-class TableSpec:
-    """What all tables of a model have in common.
-
-    Args:
-        slots: vectors of optimizer state that a row needs.
-        numbers: single numbers of optimizer state that a row needs.
-        std: standard deviation of new embeddings.
-        device: where the tables live.
-    """
-
-    slots: int
-    numbers: int
-    std: float
-    device: torch.device
-
-    def table(self, dim: int, seed: int) -> EmbeddingTable:
-        """A new table; the seed determines its rows."""
-        return EmbeddingTable(
-            dim, self.slots, self.std, seed, self.device, self.numbers
-        )
-
-
 class Tower(nn.Module):
     """id embedding, feature embeddings, numeric features and an optional MLP.
 
     Args:
         name: prefix of its tables' names.
         settings: shape.
-        spec: of its tables.
+        table: makes one of a size, from a seed.
         seed: determines all initial weights.
         extra: size of a further input that the caller passes to `combine`; 0 for none.
     """
@@ -86,8 +76,9 @@ class Tower(nn.Module):
         self,
         name: str,
         settings: TowerShape,
-        spec: TableSpec,
+        table: Callable[[int, int], EmbeddingTable],
         seed: int,
+        device: torch.device,
         extra: int = 0,
     ) -> None:
         super().__init__()
@@ -96,9 +87,9 @@ class Tower(nn.Module):
         self.features = FeatureStore(settings.categorical, settings.numeric)
         self.tables: dict[str, EmbeddingTable] = {}
         if settings.ids:
-            self.tables[f"{name}.id"] = spec.table(settings.dim, seed)
+            self.tables[f"{name}.id"] = table(settings.dim, seed)
         for k, feature in enumerate(settings.categorical):
-            self.tables[f"{name}.{feature}"] = spec.table(settings.dim, seed + 101 + k)
+            self.tables[f"{name}.{feature}"] = table(settings.dim, seed + 101 + k)
 
         generator = torch.Generator().manual_seed(seed + 7)
         parts = len(self.tables)
@@ -106,11 +97,11 @@ class Tower(nn.Module):
         if settings.numeric:
             parts += 1
             self.numeric = _linear(
-                len(settings.numeric), settings.dim, generator, spec.device
+                len(settings.numeric), settings.dim, generator, device
             )
         widths = (settings.dim * parts + extra, *settings.layers)
         self.layers = nn.ModuleList(
-            _linear(inputs, outputs, generator, spec.device)
+            _linear(inputs, outputs, generator, device)
             for inputs, outputs in itertools.pairwise(widths)
         )
 
@@ -139,7 +130,9 @@ class Tower(nn.Module):
         found = {}
         for k, feature in enumerate(self.settings.categorical):
             name = f"{self.name}.{feature}"
-            self._take_categories(touched, name, np.unique(codes[:, k]))
+            rows = np.unique(codes[:, k])
+            self.tables[name].grow(int(rows.max(initial=-1)) + 1)
+            touched.take(name, self.tables[name], rows)
             found[name] = touched.tables[-1]
         return found
 
@@ -147,40 +140,31 @@ class Tower(nn.Module):
         self,
         touched: TouchedRows,
         rows: Rows,
-        categories: dict[str, tuple[Rows, Tensor]] | None = None,
+        categories: dict[str, TouchedTable] | None = None,
     ) -> list[Tensor]:
         """The embeddings of distinct rows, one [T, dim] tensor for each source.
 
         Args:
             touched: takes note of them.
             rows: [T] distinct.
-            categories: rows of the tables of categories, ascending, and their weights,
-                if these are taken already.
+            categories: what `categories` returned of these rows and maybe others, if
+                they are taken already.
         """
         found = []
         if self.settings.ids:
             name = f"{self.name}.id"
             found.append(touched.take(name, self.tables[name], rows))
-        for k, feature in enumerate(self.settings.categorical):
-            name = f"{self.name}.{feature}"
-            codes = self.features.codes(rows, k)
-            if categories is None:
-                distinct = np.unique(codes)
-                weight = self._take_categories(touched, name, distinct)
-            else:
-                distinct, weight = categories[name]
-            place = np.searchsorted(distinct, codes)
-            found.append(weight.index_select(0, to_device(place, touched.device)))
+        codes = self.codes(rows)
+        if categories is None:
+            categories = self.categories(touched, codes)
+        for table, of_rows in zip(categories.values(), codes.T, strict=True):
+            place = np.searchsorted(table.on_host, of_rows)
+            at = to_device(place, touched.device)
+            found.append(table.weight.index_select(0, at))
         if self.numeric is not None:
             numbers = to_device(self.features.numbers(rows), touched.device)
             found.append(self.numeric(numbers))
         return found
-
-    def _take_categories(self, touched: TouchedRows, name: str, rows: Rows) -> Tensor:
-        """The weights of distinct categories, ascending."""
-        table = self.tables[name]
-        table.grow(int(rows[-1]) + 1 if len(rows) else 0)
-        return touched.take(name, table, rows)
 
     def combine(self, parts: list[Tensor]) -> Tensor:
         """From embeddings to vectors, [T, out_dim]."""
@@ -226,9 +210,14 @@ class TwoTower(nn.Module):
         length = settings.recent_items
         history = settings.item_tower.out_dim if length else 0
         seed = settings.seed * 10_007
-        spec = TableSpec(slots, numbers, settings.init_std, device)
-        self.user = Tower("user", settings.user_tower, spec, seed + 1, history)
-        self.item = Tower("item", settings.item_tower, spec, seed + 2)
+        std = settings.init_std
+
+        def table(dim: int, seed: int) -> EmbeddingTable:
+            return EmbeddingTable(dim, slots, std, seed, device, numbers)
+
+        shape = settings.user_tower
+        self.user = Tower("user", shape, table, seed + 1, device, history)
+        self.item = Tower("item", settings.item_tower, table, seed + 2, device)
         self.recency: nn.Parameter | None = None
         self.scale: nn.Parameter | None = None
         if length:
@@ -258,7 +247,7 @@ class TwoTower(nn.Module):
         place: Tensor,
         items: Tensor,
         recent: Tensor | None,
-        categories: dict[str, tuple[Rows, Tensor]] | None = None,
+        categories: dict[str, TouchedTable] | None = None,
     ) -> Tensor:
         """Vectors of B events' users, [B, d].
 

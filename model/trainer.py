@@ -5,6 +5,7 @@ report out. No I/O.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from streamer.model.batch import Batch, Floats, LogPopularity, Rows, StreamState
 from streamer.model.device import to_device
 from streamer.model.kernels import LossOutcome
-from streamer.model.losses import Proposals, method_named
+from streamer.model.losses import METHODS, Proposals
 from streamer.model.optim import ParameterAdam, make_optimizer, sum_of_squares
 from streamer.model.plan import Plan, Planner
 from streamer.model.rows.by_rows import Arrays
@@ -26,12 +27,9 @@ from streamer.model.step import (
     GradientShare,
     Prepared,
     RandomDraws,
-    Resampled,
-    RowGradient,
     StepResult,
-    term_loss,
 )
-from streamer.model.towers import TouchedRows, TwoTower
+from streamer.model.towers import TouchedRows, TouchedTable, TwoTower, gradient_of
 
 KINDS = {"user.id": "users", "item.id": "items"}
 """Of the rows of a table."""
@@ -57,7 +55,7 @@ class Trainer:
             raise ValueError("; ".join(problems))
         self.settings = settings
         self.device = device
-        self.method = method_named(settings.method)
+        self.method = METHODS[settings.method]
         self.optimizer = make_optimizer(settings.optimizer, settings.l2)
         self.model = TwoTower(
             settings, self.optimizer.slots, device, self.optimizer.numbers
@@ -136,7 +134,8 @@ class Trainer:
         vectors = prepared.vectors.detach().requires_grad_()  # [T, d]
         categories = {}
         for name, table in prepared.categories.items():
-            categories[name] = (table.on_host, table.weight.detach().requires_grad_())
+            leaf = table.weight.detach().requires_grad_()
+            categories[name] = replace(table, weight=leaf)
         users, place = np.unique(prepared.batch.users[part], return_inverse=True)
         recent = self._to_device(plan.recent[part]) if plan.recent is not None else None
         queries = self.model.queries(  # [b, d]
@@ -154,14 +153,13 @@ class Trainer:
             items = vectors.index_select(0, self._to_device(candidates.items))
         outcomes = []
         for term in candidates.terms:
-            score = positive
-            if term.draws is None:
-                score = positive - self._to_device(term.log_proposal[candidates.own])
             offsets = prepared.offsets.get(term.name)
             if offsets is not None:
                 offsets = offsets[torch.from_numpy(part)]
             outcomes.append(
-                term_loss(term, queries, items, score, offsets, settings, draws)
+                term.loss(
+                    queries, items, positive, candidates.own, settings, offsets, draws
+                )
             )
         weight = len(part) / len(prepared.batch)
         terms = zip(outcomes, candidates.terms, strict=True)
@@ -169,8 +167,11 @@ class Trainer:
         self.dense_adam.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
 
-        leaves = [*self._user_parameters(), *(leaf for _, leaf in categories.values())]
-        pieces = [_gradient(leaf).reshape(-1) for leaf in leaves]
+        leaves = [
+            *self._user_parameters(),
+            *(table.weight for table in categories.values()),
+        ]
+        pieces = [gradient_of(leaf).reshape(-1) for leaf in leaves]
         figures = [loss.detach()]
         for outcome, term, whole in zip(
             outcomes, candidates.terms, prepared.terms, strict=True
@@ -180,7 +181,7 @@ class Trainer:
         vector = torch.cat(
             [piece.detach() for piece in [*pieces, torch.stack(figures)]]
         )
-        return GradientShare(_gradient(vectors), vector)
+        return GradientShare(gradient_of(vectors), vector)
 
     def finish(self, prepared: Prepared, rows: Tensor, vector: Tensor) -> StepResult:
         """Step 3 for what the shares add up to.
@@ -199,11 +200,6 @@ class Trainer:
         for leaf, gradient in zip(leaves, pieces, strict=False):
             leaf.grad = gradient.view_as(leaf)
         prepared.vectors.backward(rows)  # type: ignore[no-untyped-call]
-        gradients = [
-            RowGradient(t.name, t.rows, _gradient(t.weight), t.on_host)
-            for t in prepared.touched.tables
-        ]
-
         parts = {}
         resampled = []
         by_term = figures[1:].view(len(prepared.terms), -1)
@@ -214,8 +210,8 @@ class Trainer:
             parts[term.name] = LossOutcome(loss, drawn, *others)
             if term.draws:
                 items = term.candidates.take(prepared.plan.items)
-                resampled.append(Resampled(items, drawn))
-        return StepResult(figures[0], parts, resampled, gradients)
+                resampled.append((items, drawn))
+        return StepResult(figures[0], parts, resampled, prepared.touched.tables)
 
     def vector_size(self, prepared: Prepared) -> int:
         """Numbers in the vector of a share."""
@@ -235,7 +231,7 @@ class Trainer:
         parameters = self.dense_adam.parameters.items()
         return [p for name, p in parameters if not name.startswith("item.")]
 
-    def apply(self, gradients: list[RowGradient]) -> None:
+    def apply(self, gradients: list[TouchedTable]) -> None:
         """Step 4: update touched rows and dense parameters, but for what is not finite."""
         settings = self.settings
         decay = 1.0
@@ -249,14 +245,15 @@ class Trainer:
             self.changes.mark(KINDS.get(g.table, g.table), rows)
         total = sum_of_squares([g.gradient for g in gradients])
         if total is None or not math.isfinite(total):
-            gradients = [self._finite(g) for g in gradients]
+            for g in gradients:
+                self._make_finite(g)
         rate = settings.learning_rate * decay
         for g in gradients:
             self.optimizer.apply(tables[g.table], g.rows, g.gradient, rate)
         self.dense_adam.step(settings.dense_learning_rate * decay)
         self.steps += 1
 
-    def _finite(self, g: RowGradient) -> RowGradient:
+    def _make_finite(self, g: TouchedTable) -> None:
         """A row whose gradient is not finite gets none; one whose weights are not,
         begins anew at zero.
         """
@@ -266,8 +263,7 @@ class Trainer:
         usable = g.gradient.square().sum(1).isfinite()  # [T]
         lines.index_copy_(0, g.rows, torch.where(sound[:, None], touched, 0.0))
         self.not_finite += (~(sound & usable)).sum()
-        gradient = torch.where(usable[:, None], g.gradient, 0.0)
-        return RowGradient(g.table, g.rows, gradient, g.on_host)
+        g.weight.grad = torch.where(usable[:, None], g.gradient, 0.0)
 
     def dense(self) -> tuple[Arrays, dict[str, Any]]:
         """A copy of what belongs to no row and of random states: arrays, and a few
@@ -346,10 +342,6 @@ def _of_candidates(plan: Plan, source: LogPopularity | None) -> Floats:
     if source is not None:
         values[: plan.in_pools] = source.log_pop(plan.items[: plan.in_pools])
     return values
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
 
 
 def _figures(outcome: LossOutcome) -> list[Tensor]:

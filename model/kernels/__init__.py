@@ -6,11 +6,7 @@ plain formula. May import: `model.device`, `model.jit`, `model.resampling`; no t
 towers or methods.
 """
 
-from streamer.model.kernels.sampled_softmax import (
-    LossOutcome,
-    Sampling,
-    SparseScores,
-    sampled_softmax,
-)
+from streamer.model.kernels.sampled_softmax import sampled_softmax
+from streamer.model.kernels.spec import LossOutcome, Sampling
 
-__all__ = ["LossOutcome", "Sampling", "SparseScores", "sampled_softmax"]
+__all__ = ["LossOutcome", "Sampling", "sampled_softmax"]

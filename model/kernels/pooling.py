@@ -27,8 +27,8 @@ def pooled(items: Tensor, at: Tensor, weight: Tensor) -> Tensor:
     if in_host_memory(items) and items.dtype == torch.float32:
         result: Tensor = _Pooled.apply(items, at, weight)  # type: ignore[no-untyped-call]
         return result
-    # [B, L, d]
-    chosen = items.index_select(0, at.clamp(min=0).view(-1).long()).view(*at.shape, -1)
+    places = at.clamp(min=0).view(-1).long()
+    chosen = items.index_select(0, places).view(*at.shape, -1)  # [B, L, d]
     return torch.einsum("bl,bld->bd", weight, chosen)
 
 
@@ -62,7 +62,12 @@ class _Pooled(torch.autograd.Function):
 
 
 @njit_borrowing
-def _gather(items: Floats, at: Ints, weight: Floats, out: Floats) -> None:
+def _gather(
+    items: Floats,
+    at: Ints,
+    weight: Floats,
+    out: Floats,
+) -> None:
     for b in range(at.shape[0]):
         for k in range(at.shape[1]):
             if at[b, k] >= 0:

@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from streamer.model.kernels import blocks_numba, blocks_torch
-from streamer.model.kernels.spec import Computed, LossOutcome, Sampling, SparseScores
-
-__all__ = ["LossOutcome", "Sampling", "SparseScores", "sampled_softmax"]
+from streamer.model.kernels.spec import LossOutcome, Sampling
 
 
 def sampled_softmax(
@@ -31,7 +29,6 @@ def sampled_softmax(
     items: Tensor,
     positive: Tensor,
     sampling: Sampling,
-    entries: SparseScores | None = None,
 ) -> LossOutcome:
     """Mean loss of B queries over K candidates.
 
@@ -41,27 +38,20 @@ def sampled_softmax(
         positive: [B] score of each query's own positive (corrected, if nothing is
             drawn).
         sampling: correction and draws.
-        entries: sparse terms of the score matrix.
     """
-    values = entries.values if entries is not None else None
     loss, counts, effective, distinct, own_share = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
-        queries, items, positive, values, sampling, entries
+        queries,
+        items,
+        positive,
+        sampling,
     )
     return LossOutcome(
-        loss, counts, effective.mean(), distinct.mean(), own_share.mean()
+        loss,
+        counts,
+        effective.mean(),
+        distinct.mean(),
+        own_share.mean(),
     )
-
-
-def _compute(
-    Q: Tensor,
-    E: Tensor,
-    positive: Tensor,
-    sampling: Sampling,
-    entries: SparseScores | None,
-) -> Computed:
-    if blocks_numba.fits(Q, sampling):
-        return blocks_numba.compute(Q, E, positive, sampling, entries)
-    return blocks_torch.compute(Q, E, positive, sampling, entries)
 
 
 class _SampledSoftmax(torch.autograd.Function):
@@ -71,18 +61,21 @@ class _SampledSoftmax(torch.autograd.Function):
         queries: Tensor,
         items: Tensor,
         positive: Tensor,
-        values: Tensor | None,
         sampling: Sampling,
-        entries: SparseScores | None,
     ) -> tuple[Tensor, ...]:
-        rows = _compute(
-            queries.detach(), items.detach(), positive.detach(), sampling, entries
+        compute = blocks_torch.compute
+        if blocks_numba.fits(queries, sampling):
+            compute = blocks_numba.compute
+        rows = compute(
+            queries.detach(),
+            items.detach(),
+            positive.detach(),
+            sampling,
         )
         ctx.save_for_backward(
             rows.query_gradient,
             rows.item_gradient,
             rows.positive_gradient,
-            rows.entry_gradient,
         )
         extras = (rows.counts, rows.effective, rows.distinct, rows.own_share)
         ctx.mark_non_differentiable(*extras)
@@ -91,12 +84,5 @@ class _SampledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         scale = outputs[0]
-        query, item, positive, entry = ctx.saved_tensors
-        return (
-            query * scale,
-            item * scale,
-            positive * scale,
-            entry * scale if entry is not None else None,
-            None,
-            None,
-        )
+        query, item, positive = ctx.saved_tensors
+        return query * scale, item * scale, positive * scale, None

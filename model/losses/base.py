@@ -13,16 +13,17 @@ of its query, all copies of it, and only the positive term of the loss remains.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from streamer.model.batch import Floats, Rows
+from streamer.model.device import to_device
+from streamer.model.kernels import LossOutcome, Sampling, sampled_softmax
 from streamer.model.plan import CandidateSet, Plan
 from streamer.model.settings import MethodSettings
-
-Extra = Literal["none", "cache", "uniform", "all"]
-"""Where candidates from outside the batch come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,13 @@ class LossTerm:
     name: str
     candidates: CandidateSet
     log_proposal: Floats
-    draws: int | None
-    weight: float
+    draws: int | None = None
+    weight: float = 1.0
 
     def log_weight(self) -> Floats:
         """[K] log multiplicity - log proposal."""
-        weight: Floats = np.log(self.candidates.count) - self.candidates.take(
-            self.log_proposal
-        )
-        return weight
+        proposal: Floats = self.candidates.take(self.log_proposal)
+        return np.log(self.candidates.count) - proposal
 
     def only(self, events: Rows) -> LossTerm:
         """The same candidates, of some of the events."""
@@ -81,21 +80,56 @@ class LossTerm:
             self, candidates=replace(self.candidates, own=self.candidates.own[events])
         )
 
+    def loss(
+        self,
+        queries: Tensor,
+        vectors: Tensor,
+        positive: Tensor,
+        places: Rows,
+        settings: MethodSettings,
+        offsets: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> LossOutcome:
+        """The loss of this term.
 
-class Method(Protocol):
-    """A way to train the towers.
+        Args:
+            queries: [b, d].
+            vectors: [t, d] of the items that the term refers to.
+            positive: [b] score of each query's positive.
+            places: [b] of the positives among those items.
+            settings: options.
+            offsets: [b] one uniform number of each query, if they are drawn by it.
+            generator: of other draws.
+        """
+        device = queries.device
+        items = vectors[: len(self.candidates.count)]
+        if self.candidates.at is not None:
+            items = vectors.index_select(0, to_device(self.candidates.at, device))
+        if self.draws is None:
+            positive = positive - to_device(self.log_proposal[places], device)
+        sampling = Sampling(
+            to_device(self.log_weight(), device),
+            self.draws,
+            to_device(self.candidates.own, device),
+            settings.mask_positive,
+            None if offsets is None else to_device(offsets, device),
+            settings.resampler,
+            generator,
+        )
+        return sampled_softmax(queries, items, positive, sampling)
 
-    Attributes:
-        name: how users call it.
-        extra: where candidates from outside the batch come from.
-        popularity: which estimate corrects it; `none` if it corrects nothing.
-        resamples: whether it has draws, and so an occurrence vector.
-    """
+
+class Method:
+    """A way to train the towers."""
 
     name: str
-    extra: Extra
-    popularity: Literal["none", "exact", "hash"]
-    resamples: bool
+    """How users call it."""
+    extra: Literal["none", "cache", "uniform", "all"] = "none"
+    """Where candidates from outside the batch come from."""
+    popularity: Literal["none", "exact", "hash"] = "exact"
+    """Which estimate corrects it; `none` if it corrects nothing."""
+    resamples = False
+    """Whether it has draws, and so an occurrence vector."""
 
     def terms(
         self, plan: Plan, proposals: Proposals, settings: MethodSettings
@@ -107,4 +141,4 @@ class Method(Protocol):
             proposals: how likely each of them became one.
             settings: options.
         """
-        ...
+        raise NotImplementedError

@@ -14,12 +14,18 @@ docs/method.md; `streamer.model.streaming` has the popularity and the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from streamer.model.kernels import Sampling, SparseScores, sampled_softmax
+from streamer.model.batch import Batch, Rows
+from streamer.model.device import to_device
+from streamer.model.losses.base import Proposals
+from streamer.model.losses.methods import METHODS
+from streamer.model.plan import Planner
 from streamer.model.settings import MethodSettings
 
 
@@ -68,12 +74,8 @@ def ssl_loss(
         mask_positive: remove a query's own positive from its candidates; only the
             positive term of the loss remains.
     """
-    return _loss(
-        queries,
-        items,
-        [_in_batch(items, ids, torch.zeros_like(ids, dtype=items.dtype), None)],
-        mask_positive,
-    )
+    zeros = torch.zeros_like(ids, dtype=items.dtype)
+    return _loss("ssl", queries, items, ids, zeros, mask_positive=mask_positive)
 
 
 def ssl_pop_loss(
@@ -95,7 +97,7 @@ def ssl_pop_loss(
         mask_positive: as in `ssl_loss`.
     """
     return _loss(
-        queries, items, [_in_batch(items, ids, log_popularity, None)], mask_positive
+        "ssl-pop", queries, items, ids, log_popularity, mask_positive=mask_positive
     )
 
 
@@ -123,19 +125,16 @@ def mns_loss(
         mask_positive: as in `ssl_loss`.
     """
     vectors, others = uniform
-    share = len(ids) / (len(ids) + len(others))
-    # [B + U]
-    log_proposal = (
-        share * log_popularity.exp() + (1 - share) / max(known_items, 1)
-    ).log()
-    term = _candidates(
-        torch.cat([items, vectors]), torch.cat([ids, others]), log_proposal, None, ids
-    )
+    extra = Cached(vectors, others, log_popularity[len(ids) :])
     return _loss(
+        "mns",
         queries,
         items,
-        [term._replace(log_proposal=log_proposal[: len(ids)])],
-        mask_positive,
+        ids,
+        log_popularity,
+        extra,
+        known_items=known_items,
+        mask_positive=mask_positive,
     )
 
 
@@ -163,8 +162,17 @@ def bir_loss(
         generator: source of randomness, on the device of the vectors.
         mask_positive: as in `ssl_loss`.
     """
-    batch = _in_batch(items, ids, log_popularity, draws or len(queries))
-    return _loss(queries, items, [batch], mask_positive, resampler, generator)
+    return _loss(
+        "bir",
+        queries,
+        items,
+        ids,
+        log_popularity,
+        generator=generator,
+        draws=draws,
+        resampler=resampler,
+        mask_positive=mask_positive,
+    )
 
 
 def xir_loss(
@@ -201,113 +209,90 @@ def xir_loss(
     """
     if not 0 <= cache_weight <= 1:
         raise ValueError(f"cache_weight is {cache_weight}: choose a number from 0 to 1")
-    half = max(1, (draws or len(queries)) // 2)
-    batch = _in_batch(items, ids, log_popularity, half)
-    if cache is None or not len(cache[1]):
-        return _loss(queries, items, [batch], mask_positive, resampler, generator)
-    cached = Cached(*cache)
-    terms = [
-        batch._replace(weight=1 - cache_weight),
-        _candidates(
-            cached.vectors, cached.ids, cached.log_probability, half, ids
-        )._replace(weight=cache_weight),
-    ]
-    return _loss(queries, items, terms, mask_positive, resampler, generator)
-
-
-class _Candidates(NamedTuple):
-    """One candidate set, each id once."""
-
-    vectors: Tensor  # [K, d]
-    ids: Tensor  # [K]
-    log_weight: Tensor  # [K] log multiplicity - log proposal probability
-    own: (
-        Tensor  # [B] int32 column of each query's positive, -1 if it is not a candidate
-    )
-    log_proposal: Tensor  # [B] of each query's positive, for sets without draws
-    draws: int | None
-    weight: float
-
-
-def _in_batch(
-    items: Tensor, ids: Tensor, log_proposal: Tensor, draws: int | None
-) -> _Candidates:
-    return _candidates(items, ids, log_proposal, draws, ids)._replace(
-        log_proposal=log_proposal.to(items.dtype)
-    )
-
-
-def _candidates(
-    vectors: Tensor,
-    ids: Tensor,
-    log_proposal: Tensor,
-    draws: int | None,
-    positives: Tensor,
-) -> _Candidates:
-    """Merge equal ids: their vectors are averaged (they are equal unless the tower is
-    random), their copies counted.
-    """
-    # sorted
-    distinct, place, count = torch.unique(ids, return_inverse=True, return_counts=True)
-    scale = 1.0 / count.to(vectors.dtype)
-    merged = torch.zeros(
-        len(distinct), vectors.shape[1], dtype=vectors.dtype, device=vectors.device
-    )
-    merged = merged.index_add(0, place, vectors * scale[place].unsqueeze(1))
-    proposal = torch.zeros_like(scale).index_add(
-        0, place, log_proposal.detach().to(vectors.dtype) * scale[place]
-    )
-    column = torch.searchsorted(distinct, positives).clamp(max=len(distinct) - 1)
-    own = torch.where(distinct[column] == positives, column, -1).to(torch.int32)
-    log_weight = count.to(vectors.dtype).log() - proposal
-    return _Candidates(
-        merged,
-        distinct,
-        log_weight,
-        own,
-        torch.zeros_like(positives, dtype=vectors.dtype),
-        draws,
-        1.0,
+    return _loss(
+        "xir",
+        queries,
+        items,
+        ids,
+        log_popularity,
+        None if cache is None else Cached(*cache),
+        generator=generator,
+        draws=draws,
+        resampler=resampler,
+        cache_weight=cache_weight,
+        mask_positive=mask_positive,
     )
 
 
 def _loss(
+    method: str,
     queries: Tensor,
     items: Tensor,
-    terms: Sequence[_Candidates],
-    mask_positive: bool,
-    resampler: str = "systematic",
+    ids: Tensor,
+    log_popularity: Tensor,
+    extra: Cached | None = None,
+    *,
     generator: torch.Generator | None = None,
+    known_items: int = 0,
+    **options: Any,
 ) -> SampledLoss:
+    """The loss of a method, as the trainer computes it; ids become rows of a plan."""
+    if extra is None:
+        extra = Cached(items[:0], ids[:0], log_popularity[:0])
+    settings = MethodSettings(**options)
+    all_ids = torch.cat([ids, extra.ids]).cpu().numpy()
+    distinct, rows = np.unique(all_ids, return_inverse=True)
+    batch, others = np.split(rows, [len(ids)])
+    plan = Planner().plan(Batch(batch, batch), others, len(distinct))
+    count = len(plan.items)
+
+    # 1. what stands for each item: the mean of its copies
+    vectors = {
+        "batch": _means(items, plan.positive, count),
+        "cache": _means(extra.vectors, plan.extra, count),
+    }
+    places = plan.positive
+    if METHODS[method].extra == "uniform":
+        places = np.concatenate([plan.positive, plan.extra])
+        vectors["batch"] = _means(torch.cat([items, extra.vectors]), places, count)
+    log_pop = _means(log_popularity.to(queries), places, count)
+    log_cache = _means(extra.log_probability.to(queries), plan.extra, count)
+    proposals = Proposals(_numpy(log_pop), _numpy(log_cache), known_items)
+
+    # 2. the loss of each candidate set
     positive = (queries * items).sum(1)  # [B]
     total = queries.new_zeros(())
-    ids = []
-    counts = []
-    for term in terms:
-        drawn = term.draws is not None
-        offsets = (
-            torch.rand(len(queries), generator=generator, device=queries.device)
-            if drawn
-            else None
+    drawn_ids = [ids[:0]]
+    counts = [queries.new_zeros(0)]
+    for term in METHODS[method].terms(plan, proposals, settings):
+        offsets = None
+        if term.draws is not None:
+            offsets = torch.rand(len(ids), generator=generator, device=queries.device)
+        outcome = term.loss(
+            queries,
+            vectors[term.name],
+            positive,
+            plan.positive,
+            settings,
+            offsets,
+            generator,
         )
-        sampling = Sampling(
-            log_weight=term.log_weight,
-            draws=term.draws,
-            add_positive=mask_positive or drawn,
-            own=term.own,
-            offsets=offsets,
-            resampler=resampler,
-            generator=generator,
-        )
-        score = positive if drawn else positive - term.log_proposal
-        masks = None
-        if mask_positive:
-            masks = SparseScores.masking(term.own.cpu().numpy(), queries)
-        outcome = sampled_softmax(queries, term.vectors, score, sampling, masks)
         total = total + term.weight * outcome.loss
-        if drawn:
-            ids.append(term.ids)
+        if term.draws is not None:
+            drawn = distinct[term.candidates.take(plan.items)]
+            drawn_ids.append(to_device(drawn, ids.device))
             counts.append(outcome.counts.detach())
-    if not ids:
-        return SampledLoss(total, Draws(terms[0].ids[:0], queries.new_zeros(0)))
-    return SampledLoss(total, Draws(torch.cat(ids), torch.cat(counts)))
+    return SampledLoss(total, Draws(torch.cat(drawn_ids), torch.cat(counts)))
+
+
+def _means(values: Tensor, places: Rows, count: int) -> Tensor:
+    """[count, ...] the mean of the values at each place; zero where there are none."""
+    copies = np.maximum(np.bincount(places, minlength=count), 1)
+    at = to_device(places, values.device)
+    scale = to_device(1.0 / copies[places], values.device).to(values)
+    scaled = values * scale.view(-1, *[1] * (values.dim() - 1))
+    return values.new_zeros(count, *values.shape[1:]).index_add(0, at, scaled)
+
+
+def _numpy(values: Tensor) -> NDArray[Any]:
+    return values.detach().cpu().numpy()

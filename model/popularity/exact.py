@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Doubles, Floats, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
-from streamer.model.rows.growing import grown
+from streamer.model.rows.by_rows import Arrays, Columns
 
 MAX_EVENTS = 2**32 - 1
 """Of an item that are counted without a half-life, in 32 bits; it counts as that many
@@ -21,7 +20,7 @@ _PERIOD = 512
 """Half-lives after which weights begin anew at one."""
 
 
-class ExactPopularity(ByRows):
+class ExactPopularity(Columns):
     """Counts every event of every item.
 
     With a half-life, an event counts half as much once that many further events have
@@ -33,11 +32,9 @@ class ExactPopularity(ByRows):
 
     Args:
         half_life_events: None keeps every event for ever.
-        min_count: an item counts as at least this many events of today; keeps the logarithm
-            finite.
 
     Raises:
-        ValueError: a number is not positive; the message lists every problem.
+        ValueError: the half-life is not positive.
 
     Examples:
         >>> popularity = ExactPopularity()
@@ -46,22 +43,28 @@ class ExactPopularity(ByRows):
         array([0.75, 0.25], dtype=float32)
     """
 
-    def __init__(
-        self, half_life_events: float | None = None, min_count: float = 1.0
-    ) -> None:
-        if problems := _problems(half_life_events, min_count):
-            raise ValueError("; ".join(problems))
+    def __init__(self, half_life_events: float | None = None) -> None:
+        if half_life_events is not None and not half_life_events > 0:
+            raise ValueError(
+                f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing"
+            )
         self.half_life_events = half_life_events
-        self.min_count = min_count
-        self._counts: NDArray[Any] = np.zeros(
-            0, np.uint32 if half_life_events is None else np.float64
-        )
+        if half_life_events is None:
+            super().__init__({}, counts=np.zeros(0, np.uint32))
+        else:  # and the period in which each count was written
+            periods = np.zeros(0, np.int32)
+            super().__init__({}, counts=np.zeros(0), periods=periods)
+        self.clear()
+
+    def clear(self) -> None:
+        super().clear()
         self._total = 0.0
-        # when each count was written; now
-        self._periods = np.zeros(0, np.int32)
-        self._period = 0
+        self._period = 0  # now
         self._log2_weight = 0.0  # of the newest event
-        self.size = 0
+
+    @property
+    def _counts(self) -> NDArray[Any]:
+        return self.columns["counts"]
 
     def observe(self, items: Rows) -> None:
         """Take in a micro-batch of events, in order."""
@@ -71,10 +74,12 @@ class ExactPopularity(ByRows):
         """Take in events (`counts` None), or `counts` events of each row at once, as if
         evenly mixed.
         """
-        events = float(len(rows)) if counts is None else float(counts.sum())
+        events = float(len(rows))
+        if counts is not None:
+            events = float(counts.sum())
         if not events:
             return
-        self._grow(int(rows.max()) + 1)
+        self.grow(int(rows.max()) + 1)
         self._age(events)
         if counts is None:
             weights = self._weights(len(rows))
@@ -84,8 +89,10 @@ class ExactPopularity(ByRows):
             scale = self._mean_weight(events)
         if self._period:
             self._counts[rows] = self._of_this_period(rows)
-            self._periods[rows] = self._period
-        most = MAX_EVENTS if self.half_life_events is None else math.inf
+            self.columns["periods"][rows] = self._period
+        most = math.inf
+        if self.half_life_events is None:
+            most = MAX_EVENTS
         self._total += _add_weights(self._counts, rows, weights, scale, most)
 
     def replace(self, rows: Rows, counts: Doubles) -> None:
@@ -94,7 +101,7 @@ class ExactPopularity(ByRows):
         """
         self.clear()
         if len(rows):
-            self._grow(int(rows.max()) + 1)
+            self.grow(int(rows.max()) + 1)
             self.add(rows, counts)
 
     def _age(self, events: float) -> None:
@@ -114,7 +121,7 @@ class ExactPopularity(ByRows):
         """What the counts of rows, which are known, weigh in this period."""
         if not self._period:
             return self._counts[rows].astype(np.float64, copy=False)
-        ago = self._period - self._periods[rows]
+        ago = self._period - self.columns["periods"][rows]
         found: Doubles = np.ldexp(self._counts[rows], -_PERIOD * ago)
         return found
 
@@ -137,12 +144,6 @@ class ExactPopularity(ByRows):
         """Times a weight: in events of today."""
         return float(2.0**-self._log2_weight)
 
-    def _grow(self, size: int) -> None:
-        self._counts = grown(self._counts, size)
-        if self.half_life_events is not None:
-            self._periods = grown(self._periods, size)
-        self.size = max(self.size, size)
-
     def counts(self, rows: Rows) -> Doubles:
         """Events of each item, in events of today."""
         if not self.size:
@@ -157,11 +158,11 @@ class ExactPopularity(ByRows):
         return self._total * self._today
 
     def log_pop(self, rows: Rows) -> Floats:
-        """log of each item's share of the events; an item counts as seen `min_count` times
-        at least.
+        """log of each item's share of the events; an item counts as seen once at
+        least.
         """
-        counts = np.maximum(self.counts(rows), self.min_count)
-        share = counts / max(self.total, self.min_count)
+        counts = np.maximum(self.counts(rows), 1.0)
+        share = counts / max(self.total, 1.0)
         return np.log(share).astype(np.float32)
 
     def forget(self, rows: Rows) -> None:
@@ -170,22 +171,9 @@ class ExactPopularity(ByRows):
         self._total -= float(self._of_this_period(rows).sum())
         self._counts[rows] = 0
 
-    @property
-    def nbytes(self) -> int:
-        periods = 0 if self.half_life_events is None else self._periods.itemsize
-        return (self._counts.itemsize + periods) * self.size
-
-    def take(self, rows: Rows) -> Arrays:
-        found = {"counts": take_or_fill(self._counts, rows)}
-        if self.half_life_events is not None:
-            found["periods"] = take_or_fill(self._periods, rows)
-        return found
-
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        self._grow(int(rows.max(initial=-1)) + 1)
-        self._counts[rows] = arrays["counts"]
-        if self.half_life_events is not None:
-            self._periods[rows] = arrays.get("periods", 0)
+        without_periods = {"periods": np.zeros(len(rows), np.int32)}
+        super().put(rows, without_periods | arrays)
 
     def dense(self) -> Arrays:
         scalars = np.array([self._total, self._log2_weight, self._period])
@@ -193,12 +181,10 @@ class ExactPopularity(ByRows):
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
-        self._grow(self.size)
         self._total, self._log2_weight, period = arrays["scalars"].tolist()
-        self._period = int(period) if self.half_life_events is not None else 0
-
-    def clear(self) -> None:
-        self.__init__(self.half_life_events, self.min_count)  # type: ignore[misc]
+        self._period = 0
+        if self.half_life_events is not None:
+            self._period = int(period)
 
 
 @njit_borrowing
@@ -219,16 +205,3 @@ def _add_weights(
         counts[rows[k]] = after
         total += after - before
     return total
-
-
-def _problems(half_life_events: float | None, min_count: float) -> list[str]:
-    found = []
-    if half_life_events is not None and not half_life_events > 0:
-        found.append(
-            f"half_life_events is {half_life_events}: choose a positive number, or None for no ageing"
-        )
-    if not min_count > 0:
-        found.append(
-            f"min_count is {min_count}: choose a positive number, so that no item's logarithm is infinite"
-        )
-    return found

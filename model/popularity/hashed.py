@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Doubles, Floats, Ints, Rows
 from streamer.model.jit import inlined, mixed, njit_allocating, njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows
+from streamer.model.rows.by_rows import Arrays, Columns
 
 _STALE = 4.0
 """An item that has been away for this many of its gaps is estimated by its absence:
@@ -22,15 +22,15 @@ _MAX_HITS = 1 << 30
 
 
 class HashArrays(NamedTuple):
-    """H arrays of slots, and the seed of each one's hash function."""
+    """H arrays of slots one after the other, and the seed of each one's hash function."""
 
+    last: Rows  # [H * slots] tick of the last hit
+    gap: Doubles  # [H * slots] average gap, in ticks
+    hits: Ints  # [H * slots]
     seeds: NDArray[np.uint64]  # [H]
-    last: Rows  # [H, slots] tick of the last hit
-    gap: Doubles  # [H, slots] average gap, in ticks
-    hits: Ints  # [H, slots]
 
 
-class HashPopularity(ByRows):
+class HashPopularity(Columns):
     """Streaming frequency estimation (Yi et al., RecSys 2019): popularity = 1 / average
     gap between an item's events.
 
@@ -50,9 +50,6 @@ class HashPopularity(ByRows):
             once.
         seed: chooses the hash functions.
 
-    Raises:
-        ValueError: an argument is out of range; the message lists every problem.
-
     Examples:
         >>> popularity = HashPopularity()
         >>> popularity.observe(np.array([0, 1, 0, 2] * 100))
@@ -68,20 +65,29 @@ class HashPopularity(ByRows):
         clock: str = "event",
         seed: int = 0,
     ) -> None:
-        if problems := _problems(hashes, slots, alpha, clock):
-            raise ValueError("; ".join(problems))
         self.alpha = alpha
         self.clock = clock
         self.slots = slots
-        shape = (hashes, slots)
-        self._arrays = HashArrays(
-            np.random.default_rng(seed).integers(1, 2**63, hashes, dtype=np.uint64),
-            np.zeros(shape, np.int64),
-            np.zeros(shape),
-            np.zeros(shape, np.int32),
+        rng = np.random.default_rng(seed)
+        self._seeds = rng.integers(1, 2**63, hashes, dtype=np.uint64)
+        super().__init__(
+            {},
+            last=np.zeros(hashes * slots, np.int64),
+            gap=np.zeros(hashes * slots),
+            hits=np.zeros(hashes * slots, np.int32),
         )
+        self.clear()
+
+    def clear(self) -> None:
+        for column in self.columns.values():
+            column[:] = 0
+        self.size = len(self._seeds) * self.slots
         self._ticks = 0
         self._events = 0
+
+    @property
+    def _arrays(self) -> HashArrays:
+        return HashArrays(**self.columns, seeds=self._seeds)
 
     def observe(self, items: Rows) -> None:
         """Take in a micro-batch of events, in order."""
@@ -89,7 +95,13 @@ class HashPopularity(ByRows):
             _hit(self._arrays, items, self._ticks, 1, self.alpha)
             self._ticks += len(items)
         elif len(items):
-            _hit(self._arrays, np.unique(items), self._ticks, 0, self.alpha)
+            _hit(
+                self._arrays,
+                np.unique(items),
+                self._ticks,
+                0,
+                self.alpha,
+            )
             self._ticks += 1
         self._events += len(items)
 
@@ -104,7 +116,9 @@ class HashPopularity(ByRows):
 
     def collision_share(self) -> float:
         """How likely a new item meets a used slot in all of its hashes."""
-        return float(np.prod((self._arrays.hits > 0).mean(axis=1)))
+        hits = self.columns["hits"].reshape(-1, self.slots)
+        used_shares = (hits > 0).mean(axis=1)
+        return float(np.prod(used_shares))
 
     def forget(self, rows: Rows) -> None:
         """Retire items. Slots are shared, so nothing is cleared; a slot that is no
@@ -115,119 +129,86 @@ class HashPopularity(ByRows):
         """[n * H] the slots of items, numbered through all arrays: the rows of this
         part.
         """
-        found = np.empty((len(items), len(self._arrays.seeds)), np.int64)
-        _slots(items, self._arrays.seeds, self.slots, found)
+        found = np.empty((len(items), len(self._seeds)), np.int64)
+        _slots(self._arrays, items, found)
         return found.ravel()
 
     def rows(self) -> Rows:
         """Slots that were hit: most are empty while there are few items."""
-        return np.flatnonzero(self._arrays.hits)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._by_slot().values())
-
-    def take(self, rows: Rows) -> Arrays:
-        return {name: array.ravel()[rows] for name, array in self._by_slot().items()}
-
-    def put(self, rows: Rows, arrays: Arrays) -> None:
-        for name, array in self._by_slot().items():
-            array.ravel()[rows] = arrays[name]
+        return np.flatnonzero(self.columns["hits"])
 
     def dense(self) -> Arrays:
         return {
-            "shape": np.array(self._arrays.hits.shape),
-            "seeds": self._arrays.seeds.view(np.int64).copy(),
+            "shape": np.array([len(self._seeds), self.slots]),
+            "seeds": self._seeds.view(np.int64).copy(),
             "clock": np.array([self._ticks, self._events, _CLOCKS.index(self.clock)]),
         }
 
     def load_dense(self, arrays: Arrays) -> None:
+        """Take over what `dense` returned.
+
+        Raises:
+            ValueError: the arrays have another shape, or the clock ticks otherwise.
+        """
         ticks, events, clock = arrays["clock"].tolist()
-        if _CLOCKS[clock] != self.clock:
+        shape = tuple(arrays["shape"].tolist())
+        own = (len(self._seeds), self.slots)
+        if shape != own or _CLOCKS[clock] != self.clock:
             raise ValueError(
-                f"gaps of the {_CLOCKS[clock]} clock do not fit the {self.clock} clock"
+                f"hash arrays of {shape} with the {_CLOCKS[clock]} clock do not fit {own} with the {self.clock} clock"
             )
-        seeds = arrays["seeds"].copy().view(np.uint64)
-        self._arrays = self._arrays._replace(seeds=seeds)
+        self._seeds = arrays["seeds"].copy().view(np.uint64)
         self._ticks = ticks
         self._events = events
 
-    def clear(self) -> None:
-        for array in self._by_slot().values():
-            array[:] = 0
-        self._ticks = self._events = 0
-
-    def load_state(self, state: Arrays) -> None:
-        """Take over what `state` returned.
-
-        Raises:
-            ValueError: its arrays have another shape, or its clock ticks otherwise.
-        """
-        shape = tuple(state["shape"].tolist())
-        own = self._arrays.hits.shape
-        if shape != own:
-            raise ValueError(
-                f"hash arrays of {shape} do not fit {own}: hashes or slots differ"
-            )
-        super().load_state(state)
-
-    def _by_slot(self) -> Arrays:
-        arrays = self._arrays
-        return {"last": arrays.last, "gap": arrays.gap, "hits": arrays.hits}
-
-
-def _problems(hashes: int, slots: int, alpha: float, clock: str) -> list[str]:
-    found = []
-    if hashes < 1 or slots < 1:
-        found.append(
-            f"there are {hashes} hashes of {slots} slots: choose at least one of each"
-        )
-    if not 0 <= alpha <= 1:
-        found.append(f"alpha is {alpha}: choose a number from 0 to 1")
-    if clock not in _CLOCKS:
-        found.append(f"no clock {clock!r}; there are {' and '.join(_CLOCKS)}")
-    return found
-
 
 @inlined
-def _slot(item: int, seed: np.uint64, slots: int) -> np.int64:
-    """By splitmix64 of the item, keyed by the seed."""
-    return np.int64(mixed(np.uint64(item) + seed) % np.uint64(slots))
+def _slot(arrays: HashArrays, h: int, item: int) -> np.int64:
+    """Of an item in array h: by splitmix64 of the item, keyed by the seed."""
+    slots = len(arrays.hits) // len(arrays.seeds)
+    place = mixed(np.uint64(item) + arrays.seeds[h]) % np.uint64(slots)
+    return np.int64(h * slots) + np.int64(place)
 
 
 @njit_borrowing
-def _slots(items: Rows, seeds: NDArray[np.uint64], slots: int, found: Rows) -> None:
+def _slots(arrays: HashArrays, items: Rows, found: Rows) -> None:
     for i in range(len(items)):
-        for h in range(len(seeds)):
-            found[i, h] = h * slots + _slot(items[i], seeds[h], slots)
+        for h in range(len(arrays.seeds)):
+            found[i, h] = _slot(arrays, h, items[i])
 
 
 @njit_borrowing
-def _hit(arrays: HashArrays, items: Rows, tick: int, step: int, alpha: float) -> None:
+def _hit(
+    arrays: HashArrays,
+    items: Rows,
+    tick: int,
+    step: int,
+    alpha: float,
+) -> None:
     """Take in events; the clock goes on by `step` at each."""
-    slots = arrays.last.shape[1]
     for i in range(len(items)):
         tick += step
         now = tick + 1 - step
         for h in range(len(arrays.seeds)):
-            s = _slot(items[i], arrays.seeds[h], slots)
-            arrays.hits[h, s] = min(arrays.hits[h, s] + 1, _MAX_HITS)
-            rate = max(alpha, 1.0 / arrays.hits[h, s])
-            newest = now - arrays.last[h, s]
-            arrays.gap[h, s] += rate * (newest - arrays.gap[h, s])
-            arrays.last[h, s] = now
+            s = _slot(arrays, h, items[i])
+            arrays.hits[s] = min(arrays.hits[s] + 1, _MAX_HITS)
+            rate = max(alpha, 1.0 / arrays.hits[s])
+            newest = now - arrays.last[s]
+            arrays.gap[s] += rate * (newest - arrays.gap[s])
+            arrays.last[s] = now
 
 
 @njit_allocating
 def _gaps(arrays: HashArrays, rows: Rows, tick: int) -> Doubles:
     """The largest of each item's estimates: those that share a slot are too short."""
-    slots = arrays.last.shape[1]
     out = np.zeros(len(rows))
     for i in range(len(rows)):
         for h in range(len(arrays.seeds)):
-            s = _slot(rows[i], arrays.seeds[h], slots)
-            estimate = arrays.gap[h, s] if arrays.hits[h, s] else float(tick)
-            away = tick - arrays.last[h, s]
+            s = _slot(arrays, h, rows[i])
+            estimate = float(tick)
+            if arrays.hits[s]:
+                estimate = arrays.gap[s]
+            away = tick - arrays.last[s]
             if away > _STALE * estimate:
                 estimate = float(away)
             out[i] = max(out[i], estimate)

@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 
 from streamer.model.batch import Floats, Recent
-from streamer.model.jit import bits_of_float32, float32_from_bits, inlined
+from streamer.model.jit import inlined
 from streamer.model.ranking.co_occurrence import GAP_S
 from streamer.model.ranking.windows import ItemEvents
 from streamer.model.rows.recent_items import UserHistory
@@ -55,6 +55,10 @@ class Feature(IntEnum):
     NEAR_SUPPORT = CO_OCCURRENCE
     IS_NEAR = CO_OCCURRENCE
 
+    # how often it came next after the user's last item, lately
+    NEXT_LOG = CO_OCCURRENCE
+    NEXT_SHARE = CO_OCCURRENCE
+
     # events of the item
     EVENTS_LOG = POPULARITY
     EVENTS_LONG_WINDOW = POPULARITY
@@ -70,6 +74,10 @@ class Feature(IntEnum):
     RECENT_TIMES = OWN_HISTORY
     RECENT_HOURS = OWN_HISTORY
     RECENT_AGAIN = OWN_HISTORY
+    RECENT_IS_LAST = OWN_HISTORY
+    RECENT_DISTINCT = OWN_HISTORY
+    RECENT_REPEATS = OWN_HISTORY
+    RECENT_LAST_WAS_REPEAT = OWN_HISTORY
 
     # of those that the user has seen, but not among the recent items
     SEEN_BEFORE = OWN_HISTORY
@@ -82,7 +90,7 @@ class Feature(IntEnum):
 
 FEATURES = tuple(feature.name.lower().replace("_", " ") for feature in Feature)
 KINDS = {
-    kind: tuple(int(feature) for feature in Feature if feature.kind == kind)
+    kind: [int(feature) for feature in Feature if feature.kind == kind]
     for kind in (CO_OCCURRENCE, POPULARITY, OWN_HISTORY, TWO_TOWERS)
 }
 """Columns by the kind of evidence that they come from."""
@@ -107,6 +115,7 @@ class Near(IntEnum):
     OF_11_TO_30 = 5
     MOST = 6
     SUPPORT = 7
+    NEXT = 8
 
 
 @inlined
@@ -134,6 +143,13 @@ def describe_nearness(
 
 
 @inlined
+def describe_next(x: Floats, came_next: np.float32, of_all: np.float32) -> None:
+    """Fill in how often a candidate, and all of them, came next after the last item."""
+    x[Feature.NEXT_LOG] = _log(1 + came_next)
+    x[Feature.NEXT_SHARE] = np.sqrt(came_next / (1 + of_all))
+
+
+@inlined
 def describe_popularity(x: Floats, counts: ItemEvents, item: int, time_s: int) -> None:
     """Fill in the events of an item, as of a time."""
     x[Feature.EVENTS_LOG] = _log(np.float32(1 + counts.ever[item]))
@@ -158,6 +174,12 @@ def describe_recent(
     rank = k
     while rank > 0 and history.times_s[event, rank] == history.times_s[event, rank - 1]:
         rank -= 1
+    distinct = 0
+    times = 0
+    while distinct < history.items.shape[1] and history.items[event, distinct] >= 0:
+        times += history.counts[event, distinct]
+        distinct += 1
+    repeats = np.float32(times - distinct) / np.float32(times)
     x[Feature.IS_RECENT] = 1
     x[Feature.RECENT_RANK] = np.float32(1) / np.float32(rank + 1)
     x[Feature.RECENT_GAP] = np.exp(-np.float32(max(time_s - last_s, 0)) / GAP_S)
@@ -166,6 +188,10 @@ def describe_recent(
     x[Feature.RECENT_HOURS] = _log_hours(time_s - last_s)
     again = np.float32(counts.again[item] + 0.5)
     x[Feature.RECENT_AGAIN] = again / np.float32(counts.ever[item] + 1)
+    x[Feature.RECENT_IS_LAST] = rank == 0
+    x[Feature.RECENT_DISTINCT] = _log(np.float32(distinct))
+    x[Feature.RECENT_REPEATS] = repeats
+    x[Feature.RECENT_LAST_WAS_REPEAT] = history.counts[event, 0] > 1
 
 
 @inlined
@@ -189,8 +215,9 @@ def _log_hours(seconds: int) -> np.float32:
 @inlined
 def _log(y: np.float32) -> np.float32:
     """log of y >= 1 within 1e-5: the exponent's bits, and a polynomial of the mantissa."""
-    bits = bits_of_float32(np.float32(y))  # type: ignore[call-arg,var-annotated]
-    f = float32_from_bits((bits & 0x7FFFFF) | 0x3F800000) - np.float32(1)
+    bits = np.float32(y).view(np.int32)
+    mantissa = np.int32((bits & 0x7FFFFF) | 0x3F800000)
+    f = mantissa.view(np.float32) - np.float32(1)
     p = np.float32(0.09488474) + f * np.float32(-0.02172218)
     p = np.float32(-0.20321429) + f * p
     p = np.float32(0.32195188) + f * p

@@ -10,6 +10,7 @@ user never had, and is trained on such events alone, against such candidates alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,16 +44,38 @@ _NEGLIGIBLE = np.float32(1e-5)
 
 
 class Weights(NamedTuple):
-    """What is learned for one purpose; also the shape of its gradients."""
+    """What is learned for one purpose, as views of one vector; also the shape of its
+    gradients.
+    """
 
     linear: Floats  # [buckets, features]
     hidden: Floats  # [hidden, features]
     bias: Floats  # [buckets, hidden]
     out: Floats  # [hidden]
 
-    def zeros(self) -> Weights:
-        """The same shapes, empty."""
-        return Weights(*(np.zeros_like(part) for part in self))
+
+_SHAPES = (
+    (len(BUCKETS), len(FEATURES)),
+    (HIDDEN, len(FEATURES)),
+    (len(BUCKETS), HIDDEN),
+    (HIDDEN,),
+)
+_ENDS = np.cumsum([math.prod(shape) for shape in _SHAPES])
+_SIZE = int(_ENDS[-1])
+_RATES = np.full(_SIZE, HIDDEN_RATE)
+_RATES[: _ENDS[0]] = 1.0
+
+
+def _views(vector: Floats) -> Weights:
+    parts = np.split(vector, _ENDS[:-1])
+    return Weights(*(p.reshape(s) for p, s in zip(parts, _SHAPES, strict=True)))
+
+
+def _matrix(vector: Floats) -> Floats:
+    """[buckets + hidden, features] everything that features are multiplied with; a
+    view.
+    """
+    return vector[: _ENDS[1]].reshape(-1, len(FEATURES))
 
 
 class Ranker:
@@ -66,11 +89,9 @@ class Ranker:
     def __init__(self, learning_rate: float = 0.3, seed: int = 0) -> None:
         self.learning_rate = learning_rate
         rng = np.random.default_rng([seed, 3])
-        self.weights = [_first_weights(rng) for _ in (ALL, DISCOVERY)]
-        self._squares = [
-            Weights(*(part + np.float32(1e-6) for part in w.zeros()))
-            for w in self.weights
-        ]
+        self._vectors = [_first_weights(rng) for _ in (ALL, DISCOVERY)]
+        self._squares = [np.full(_SIZE, 1e-6, np.float32) for _ in (ALL, DISCOVERY)]
+        self.weights = [_views(vector) for vector in self._vectors]
 
     def scores(
         self, candidates: Candidates, purpose: int = ALL, without: Sequence[int] = ()
@@ -78,9 +99,8 @@ class Ranker:
         """[c] of all candidates, as if the features `without` were zero."""
         weights = self.weights[purpose]
         found = np.empty(len(candidates.items), np.float32)
-        matrix = _matrix(weights)
-        if without:
-            matrix[:, list(without)] = 0
+        matrix = _matrix(self._vectors[purpose]).copy()
+        matrix[:, list(without)] = 0
         products = _product(candidates.features, matrix.T)
         _scores(weights, products, candidates.first, candidates.bucket, found)
         return found
@@ -95,11 +115,11 @@ class Ranker:
         """
         found = []
         for purpose, weights in enumerate(self.weights):
-            gradient = weights.zeros()
+            gradient = np.zeros(_SIZE, np.float32)
             counts = np.zeros(len(BUCKETS), np.float32)
             some = candidates if purpose == ALL else candidates.discoveries()
             # [c, buckets + hidden]
-            products = _product(some.features, _matrix(weights).T)
+            products = _product(some.features, _matrix(self._vectors[purpose]).T)
             derivatives = np.zeros_like(products)
             described = (some.first, some.bucket, some.target, some.seen)
             _derive(
@@ -108,55 +128,34 @@ class Ranker:
                 *described,
                 purpose == DISCOVERY,
                 derivatives,
-                gradient,
+                _views(gradient),
                 counts,
             )
-            sums = _product(derivatives.T, some.features)
-            found += [sums.reshape(-1), gradient.bias.reshape(-1), gradient.out, counts]
+            _matrix(gradient)[:] = _product(derivatives.T, some.features)
+            found += [gradient, counts]
         return np.concatenate(found)
 
     @property
     def gradient_size(self) -> int:
         """Numbers that `gradients` returns."""
-        return sum(part.size for weights in self.weights for part in weights) + 2 * len(
-            BUCKETS
-        )
+        return len(self.weights) * (_SIZE + len(BUCKETS))
 
     def apply(self, gradients: Floats) -> None:
         """Learn from what `gradients` returned, of all events of a step."""
         for weights, squares, sums in zip(
-            self.weights, self._squares, np.split(gradients, 2), strict=True
+            self._vectors, self._squares, np.split(gradients, 2), strict=True
         ):
-            ends = np.cumsum(
-                [
-                    weights.linear.size,
-                    weights.hidden.size,
-                    weights.bias.size,
-                    weights.out.size,
-                ]
-            )
-            linear, hidden, bias, out, counts = np.split(sums, ends)
+            gradient, counts = np.split(sums, [_SIZE])
             total = np.float32(max(counts.sum(), 1))
             by_bucket: Floats = np.maximum(counts, np.float32(1))[:, None]
-            self._update(
-                weights.linear,
-                squares.linear,
-                linear.reshape(weights.linear.shape) / by_bucket,
-                1.0,
-            )
-            self._update(
-                weights.hidden,
-                squares.hidden,
-                hidden.reshape(weights.hidden.shape) / total,
-                HIDDEN_RATE,
-            )
-            self._update(
-                weights.bias,
-                squares.bias,
-                bias.reshape(weights.bias.shape) / by_bucket,
-                HIDDEN_RATE,
-            )
-            self._update(weights.out, squares.out, out / total, HIDDEN_RATE)
+            linear, hidden, bias, out = _views(gradient)
+            linear /= by_bucket
+            hidden /= total
+            bias /= by_bucket
+            out /= total
+            squares += gradient**2
+            rates = (_RATES * self.learning_rate).astype(np.float32)
+            weights -= rates * gradient / np.sqrt(squares)
 
     def influence(self, candidates: Candidates, purpose: int = ALL) -> Doubles:
         """[buckets, kinds] how much of what tells a user's candidates apart comes from
@@ -186,29 +185,19 @@ class Ranker:
         slopes = weights.linear[bucket] + _product(
             (active * weights.out).astype(np.float32), weights.hidden
         )
-        return np.stack(
-            [
-                (slopes[:, kind] * x[:, kind]).sum(1)
-                for kind in map(list, KINDS.values())
-            ],
-            axis=1,
-        )
-
-    def _update(
-        self, weights: Floats, squares: Floats, gradient: Floats, rate: float
-    ) -> None:
-        squares += gradient**2
-        weights -= np.float32(rate * self.learning_rate) * gradient / np.sqrt(squares)
+        of_kinds = [(slopes[:, kind] * x[:, kind]).sum(1) for kind in KINDS.values()]
+        return np.stack(of_kinds, axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Weights and optimizer state."""
-        both = {"weights": self.weights, "squares": self._squares}
-        return {
-            f"{purpose}.{kind}.{name}": array
-            for kind, parts in both.items()
-            for purpose, part in zip(("all", "discovery"), parts, strict=True)
-            for name, array in part._asdict().items()
-        }
+        found = {}
+        for purpose, name in enumerate(("all", "discovery")):
+            squares = _views(self._squares[purpose])
+            for part in Weights._fields:
+                weights = getattr(self.weights[purpose], part)
+                found[f"{name}.weights.{part}"] = weights
+                found[f"{name}.squares.{part}"] = getattr(squares, part)
+        return found
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Take over what `state` returned.
@@ -235,25 +224,14 @@ def influence_by_name(influence: Doubles) -> dict[str, dict[str, float]]:
     }
 
 
-def _first_weights(rng: np.random.Generator) -> Weights:
-    linear = np.array(
-        [_FIRST_WEIGHTS.get(feature, 0.0) for feature in Feature], np.float32
-    )
-    hidden = rng.standard_normal((HIDDEN, len(FEATURES)), np.float32) / np.float32(
-        len(FEATURES) ** 0.5
-    )
-    shape = (len(BUCKETS), HIDDEN)
-    return Weights(
-        np.tile(linear, (len(BUCKETS), 1)),
-        hidden,
-        np.zeros(shape, np.float32),
-        np.zeros(HIDDEN, np.float32),
-    )
-
-
-def _matrix(weights: Weights) -> Floats:
-    """[buckets + hidden, features] everything that features are multiplied with."""
-    return np.concatenate([weights.linear, weights.hidden])
+def _first_weights(rng: np.random.Generator) -> Floats:
+    vector = np.zeros(_SIZE, np.float32)
+    weights = _views(vector)
+    for feature, weight in _FIRST_WEIGHTS.items():
+        weights.linear[:, feature] = weight
+    hidden = rng.standard_normal(_SHAPES[1], np.float32)
+    weights.hidden[:] = hidden / np.float32(len(FEATURES) ** 0.5)
+    return vector
 
 
 def _product(a: Floats, b: Floats) -> Floats:

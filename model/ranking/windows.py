@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +10,7 @@ from numpy.typing import NDArray
 
 from streamer.model.batch import Doubles, Ints, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
-from streamer.model.rows.growing import grown
+from streamer.model.rows.by_rows import Arrays, Columns, take_or_fill
 
 LONG_WINDOW = 5000
 SHORT_WINDOW = 500
@@ -32,22 +32,28 @@ class ItemEvents(NamedTuple):
     last_s: Ints  # time of its latest event
 
 
-class Windows(ByRows):
+class Windows(Columns):
     """Counts events of items, and keeps the items of the latest events."""
 
     def __init__(self) -> None:
+        long = np.zeros(0, np.int32)
+        short = np.zeros(0, np.uint16)
+        counts = ItemEvents(long, long, short, short, long, long)
+        super().__init__({}, **counts._asdict())
         self.clear()
 
     def clear(self) -> None:
-        self.size = 0
+        super().clear()
         self.events = 0
         self.now_s = 0
-        long = np.zeros(0, np.int32)
-        short = np.zeros(0, np.uint16)
-        self.counts = ItemEvents(long, long, short, short, long, long)
         self.latest = np.full(LONG_WINDOW, -1, np.int32)
         """Items of the latest events: event n at n % LONG_WINDOW."""
         self._popular: Ints | None = None  # of the windows as they are
+
+    @property
+    def counts(self) -> ItemEvents:
+        """Events of each item."""
+        return ItemEvents(**self.columns)
 
     def advance(self, events: int, now_s: int) -> None:
         """Events were counted by `count_event`, the latest of them at this time."""
@@ -57,7 +63,7 @@ class Windows(ByRows):
 
     def share_in_long_window(self, items: Rows) -> Doubles:
         """Share of each item in the events of the long window."""
-        counts = take_or_fill(self.counts.long_window, items)
+        counts = take_or_fill(self.columns["long_window"], items)
         return counts / max(min(self.events, LONG_WINDOW), 1)
 
     def popular(self) -> Ints:
@@ -86,29 +92,10 @@ class Windows(ByRows):
         rows: Rows = self.latest[places].astype(np.int64)
         return rows[rows >= 0]
 
-    def reserve(self, size: int) -> None:
-        """Make room for this many items."""
-        self.counts = ItemEvents(*(grown(column, size) for column in self.counts))
-        self.size = max(self.size, size)
-
-    def forget(self, items: Rows) -> None:
-        for column in self.counts:
-            column[items[items < self.size]] = 0
-        self.latest[np.isin(self.latest, items)] = -1
+    def forget(self, rows: Rows) -> None:
+        super().forget(rows)
+        self.latest[np.isin(self.latest, rows)] = -1
         self._popular = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(column.itemsize for column in self.counts) * self.size
-
-    def take(self, rows: Rows) -> Arrays:
-        columns = self.counts._asdict().items()
-        return {name: take_or_fill(column, rows) for name, column in columns}
-
-    def put(self, rows: Rows, arrays: Arrays) -> None:
-        self.reserve(int(rows.max(initial=-1)) + 1)
-        for name, column in self.counts._asdict().items():
-            column[rows] = arrays[name]
 
     def dense(self) -> Arrays:
         clock = np.array([self.events, self.now_s])
@@ -116,7 +103,6 @@ class Windows(ByRows):
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
-        self.reserve(self.size)
         self.latest = np.array(arrays["latest"], np.int32)
         self._popular = None
         self.events, self.now_s = arrays["clock"].tolist()
@@ -153,3 +139,45 @@ def count_event(
     counts.last_s[item] = time_s
     for other in recent:
         counts.again[item] += other == item
+
+
+class BeforeEvent(IntEnum):
+    """Columns of what is noted before an event is counted that is to be taken back."""
+
+    EVER = 0
+    AGAIN = 1
+    FIRST_S = 2
+    LAST_S = 3
+    LEAVES_LONG = 4
+
+
+@njit_borrowing
+def note_event(counts: ItemEvents, latest: Ints, n: int, item: int, note: Rows) -> None:
+    """Note what `count_event` is about to change, for `take_back_event`."""
+    note[BeforeEvent.EVER] = counts.ever[item]
+    note[BeforeEvent.AGAIN] = counts.again[item]
+    note[BeforeEvent.FIRST_S] = counts.first_s[item]
+    note[BeforeEvent.LAST_S] = counts.last_s[item]
+    note[BeforeEvent.LEAVES_LONG] = latest[n % LONG_WINDOW]
+
+
+@njit_borrowing
+def take_back_event(counts: ItemEvents, latest: Ints, n: int, note: Rows) -> None:
+    """Undo `count_event`; of several events, the latest first."""
+    # 1. the one that came
+    item = latest[n % LONG_WINDOW]
+    counts.long_window[item] -= 1
+    counts.short_window[item] -= 1
+    counts.ever[item] = note[BeforeEvent.EVER]
+    counts.again[item] = note[BeforeEvent.AGAIN]
+    counts.first_s[item] = note[BeforeEvent.FIRST_S]
+    counts.last_s[item] = note[BeforeEvent.LAST_S]
+
+    # 2. those that left the windows
+    leaves_long = note[BeforeEvent.LEAVES_LONG]
+    latest[n % LONG_WINDOW] = leaves_long
+    leaves_short = latest[(n - SHORT_WINDOW) % LONG_WINDOW]
+    if leaves_long >= 0:
+        counts.long_window[leaves_long] += 1
+    if n >= SHORT_WINDOW and leaves_short >= 0:
+        counts.short_window[leaves_short] += 1

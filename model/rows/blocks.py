@@ -24,9 +24,8 @@ class Blocks(NamedTuple):
 
     start: Ints  # [R] where it begins
     bits: NDArray[np.int8]  # [R] log2 of its size; 0 if the row has none
-    free: (
-        Rows  # [40] by log2 of the size, where an unused block begins; -1 if none does
-    )
+    # [40] by log2 of the size, where an unused block begins; -1 if none does
+    free: Rows
     end: Rows  # [1] the first place of the pool that was never part of a block
 
     @classmethod
@@ -41,7 +40,9 @@ class Blocks(NamedTuple):
 
     def reserve(self, rows: int) -> Blocks:
         """The same with room for this many rows."""
-        return self._replace(start=grown(self.start, rows), bits=grown(self.bits, rows))
+        start = grown(self.start, rows)
+        bits = grown(self.bits, rows)
+        return self._replace(start=start, bits=bits)
 
 
 @inlined
@@ -72,7 +73,12 @@ def take_block(blocks: Blocks, pool: Ints, bits: int) -> int:
 
 
 @njit_borrowing
-def free_block(blocks: Blocks, pool: Ints, start: int, bits: int) -> None:
+def free_block(
+    blocks: Blocks,
+    pool: Ints,
+    start: int,
+    bits: int,
+) -> None:
     """A block, if it has any places, may be taken by others."""
     if bits > 0:
         pool[start] = blocks.free[bits]

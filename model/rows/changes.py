@@ -47,8 +47,9 @@ class RowChanges:
         for hook in self.before_write:
             hook(kind, rows)
         if self._readers:
-            flags = self._flags[kind] = grown(self._flags[kind], int(rows.max()) + 1)
+            flags = grown(self._flags[kind], int(rows.max()) + 1)
             flags[rows] = 0xFF
+            self._flags[kind] = flags
 
     def reader(self) -> ChangedRows:
         """A new reader, for which nothing has changed yet."""
@@ -71,7 +72,12 @@ class ChangedRows:
         """The rows of a kind that were marked since the last call, ascending."""
         flags = self._flags[kind]
         rows = np.empty(_count(flags, self._bit), np.int64)
-        _take(flags, flags[: len(flags) // 8 * 8].view(np.uint64), self._bit, rows)
+        _take(
+            flags,
+            flags[: len(flags) // 8 * 8].view(np.uint64),
+            self._bit,
+            rows,
+        )
         return rows
 
     def put_back(self, kind: str, rows: Rows) -> None:
@@ -92,7 +98,10 @@ def _count(flags: NDArray[np.uint8], bit: np.uint8) -> int:
 
 @njit_borrowing
 def _take(
-    flags: NDArray[np.uint8], eights: NDArray[np.uint64], bit: np.uint8, rows: Rows
+    flags: NDArray[np.uint8],
+    eights: NDArray[np.uint64],
+    bit: np.uint8,
+    rows: Rows,
 ) -> None:
     """Write the rows that have the bit, as many as `rows` takes, and clear it; most
     eights of rows have none.

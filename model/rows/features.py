@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamer.model.batch import Bools, Doubles, Floats, Rows
-from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
-from streamer.model.rows.growing import grown
+from streamer.model.batch import Bools, Doubles, Floats, Ints, Rows
+from streamer.model.rows.by_rows import Arrays, Columns
 
 SAMPLE = 2048
 """The latest numbers of a feature, by which it is standardised."""
@@ -24,7 +23,7 @@ LIMIT = 5.0
 """Standard deviations from the mean at which a number is cut off."""
 
 
-class FeatureStore(ByRows):
+class FeatureStore(Columns):
     """The latest known features of every row.
 
     Args:
@@ -33,14 +32,17 @@ class FeatureStore(ByRows):
     """
 
     def __init__(
-        self, categorical: Sequence[str] = (), numeric: Sequence[str] = ()
+        self,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
     ) -> None:
         self.categorical = tuple(categorical)
         self.numeric = tuple(numeric)
-        self.size = 0
-        self._codes = np.zeros((0, len(self.categorical)), np.int32)
-        # NaN where it is unknown
-        self._numbers = np.zeros((0, len(self.numeric)), np.float32)
+        super().__init__(
+            {"numbers": np.nan},  # where it is unknown
+            codes=np.zeros((0, len(self.categorical)), np.int32),
+            numbers=np.zeros((0, len(self.numeric)), np.float32),
+        )
         self._sample = np.zeros((SAMPLE, len(self.numeric)), np.float32)
         # numbers that ever went into each column
         self._sampled = np.zeros(len(self.numeric), np.int64)
@@ -54,10 +56,10 @@ class FeatureStore(ByRows):
         numbers: Floats | None = None,
         sample: Floats | None = None,
     ) -> None:
-        """Remember features of some rows; where a row occurs twice, its last one stays.
+        """Remember features of some rows.
 
         Args:
-            rows: [n] rows.
+            rows: [n] each once.
             codes: [n, categorical] number of each category, from 1; 0 means unknown.
             numbers: [n, numeric]; NaN leaves what is known.
             sample: [m, numeric] what numbers are standardised by from now on, if that
@@ -68,18 +70,13 @@ class FeatureStore(ByRows):
         if not len(rows):
             return
         self.grow(int(rows.max()) + 1)
-        # the last of each row: numpy promises no order where an index occurs twice
-        distinct, from_end = np.unique(rows[::-1], return_index=True)
-        last = len(rows) - 1 - from_end
         if codes is not None:
-            self._codes[distinct] = codes[last]
+            self._codes[rows] = codes
         if numbers is not None:
-            new = numbers[last]
-            self._numbers[distinct] = np.where(
-                np.isnan(new), self._numbers[distinct], new
-            )
+            known = self._numbers[rows]
+            self._numbers[rows] = np.where(np.isnan(numbers), known, numbers)
             if sample is None:
-                self._standardise_by(new)
+                self._standardise_by(numbers[np.argsort(rows)])
 
     def _standardise_by(self, numbers: Floats) -> None:
         for feature in range(len(self.numeric)):
@@ -102,11 +99,13 @@ class FeatureStore(ByRows):
         self._mean[feature] = inner.mean()
         self._deviation[feature] = inner.std() or ordered.std() or 1.0
 
-    def grow(self, size: int) -> None:
-        """Make room for rows 0 .. size - 1, all unknown."""
-        self._codes = grown(self._codes, size)
-        self._numbers = grown(self._numbers, size, np.nan)
-        self.size = max(self.size, size)
+    @property
+    def _codes(self) -> Ints:
+        return self.columns["codes"]
+
+    @property
+    def _numbers(self) -> Floats:
+        return self.columns["numbers"]
 
     def codes(self, rows: Rows, feature: int) -> Rows:
         """[n] the category of each row, 0 where it is unknown."""
@@ -127,45 +126,27 @@ class FeatureStore(ByRows):
 
     def are_known(self, rows: Rows) -> Bools:
         """[n] whether anything is known of each row."""
-        has_category = (take_or_fill(self._codes, rows) > 0).any(-1)
-        is_unknown = np.isnan(take_or_fill(self._numbers, rows, np.nan))
-        found: Bools = has_category | ~is_unknown.all(-1)
+        given = self.take(rows)
+        known = np.concatenate([given["codes"] > 0, given["known"]], axis=1)
+        found: Bools = np.logical_or.reduce(known, axis=1)
         return found
-
-    def categories(self, feature: int) -> int:
-        """How many codes the feature has used, the unknown one included."""
-        return int(self._codes[: self.size, feature].max(initial=0)) + 1
-
-    def forget(self, rows: Rows) -> None:
-        """Retire rows: their features are unknown again."""
-        rows = rows[rows < self.size]
-        self._codes[rows] = 0
-        self._numbers[rows] = np.nan
 
     def with_codes(self, feature: int, codes: Rows) -> Rows:
         """Rows that have one of these categories (looks at all rows)."""
-        of_rows = self._codes[: self.size, feature]
-        largest = max(codes.max(initial=0), of_rows.max(initial=0))
-        gone = np.zeros(int(largest) + 1, bool)
-        gone[codes] = True
-        return np.flatnonzero(gone[of_rows])
+        of_feature = self._codes[: self.size, feature]
+        return np.flatnonzero(np.isin(of_feature, codes))
 
     def forget_codes(self, feature: int, rows: Rows) -> None:
         """The category of these rows is unknown again."""
         self._codes[rows, feature] = 0
 
-    @property
-    def nbytes(self) -> int:
-        return 4 * (len(self.categorical) + len(self.numeric)) * self.size
-
     def take(self, rows: Rows) -> Arrays:
         """The features as they were given."""
-        numbers = take_or_fill(self._numbers, rows, np.nan)
-        return {
-            "codes": take_or_fill(self._codes, rows),
-            "numbers": np.nan_to_num(numbers),
-            "known": ~np.isnan(numbers),
-        }
+        given = super().take(rows)
+        known = ~np.isnan(given["numbers"])
+        given["numbers"] = np.nan_to_num(given["numbers"])
+        given["known"] = known
+        return given
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Make rows hold what `take` returned of them.
@@ -179,9 +160,8 @@ class FeatureStore(ByRows):
                 f"{found[0]} categorical and {found[1]} numeric features do not fit "
                 f"{len(self.categorical)} and {len(self.numeric)}: the configured features differ"
             )
-        self.grow(int(rows.max(initial=-1)) + 1)
-        self._codes[rows] = arrays["codes"]
-        self._numbers[rows] = np.where(arrays["known"], arrays["numbers"], np.nan)
+        numbers = np.where(arrays["known"], arrays["numbers"], np.nan)
+        super().put(rows, arrays | {"numbers": numbers})
 
     def dense(self) -> Arrays:
         """What numbers are standardised by."""
@@ -192,15 +172,9 @@ class FeatureStore(ByRows):
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
-        self.grow(self.size)
         self._sample = arrays["sample"].copy()
         self._sampled = arrays["sampled"].copy()
         self._mean = np.zeros(len(self.numeric))
         self._deviation = np.ones(len(self.numeric))
         for feature in range(len(self.numeric)):
             self._standardise(feature)
-
-    def clear(self) -> None:
-        self.size = 0
-        self._codes = self._codes[:0]
-        self._numbers = self._numbers[:0]

@@ -1,5 +1,4 @@
-"""Counts of pairs (row, key) in one pool of memory: which items a user has seen, which
-items were seen together.
+"""Counts of pairs (row, key) in one pool of memory: which items were seen together.
 
 Each row has a small hash table of its own, twice as large whenever it is four fifths
 full, so that a pair is found at once and a row's pairs lie side by side. No Python
@@ -13,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from streamer.model.batch import Floats, Ints, Rows
-from streamer.model.jit import inlined, njit_allocating, njit_borrowing
+from streamer.model.jit import inlined, njit_borrowing
 from streamer.model.rows.blocks import (
     Blocks,
-    bits_for,
     block_size,
     free_block,
     leave_block,
@@ -35,8 +33,7 @@ class Pool(NamedTuple):
 
     Args:
         keys: [P] the key of each slot, -1 if it is empty.
-        counts: [P] the count of each slot; infinite if it is empty. Of no length if
-            only the pairs matter.
+        counts: [P] the count of each slot; infinite if it is empty.
         blocks: the slots of each row's table.
         used: [R] pairs of each row.
         most: pairs that are kept of a row.
@@ -55,7 +52,6 @@ class PairCounts:
     Args:
         most: pairs that are kept of a row; beyond them a new one takes the place of the
             one with the lowest count.
-        counted: whether they are counted; else only which there are is known.
 
     Examples:
         >>> pairs = PairCounts()
@@ -64,8 +60,7 @@ class PairCounts:
         ([(7, 2.0)], {})
     """
 
-    def __init__(self, most: int = 1 << 30, *, counted: bool = True) -> None:
-        self.counted = counted
+    def __init__(self, most: int = 1 << 30) -> None:
         self.pool = Pool(
             np.empty(0, np.int32),
             np.empty(0, np.float32),
@@ -82,40 +77,24 @@ class PairCounts:
             self.extend()
             done = _add_all(self.pool, rows, keys, done)
 
-    def put(self, rows: Rows, used: Ints, keys: Ints) -> None:
-        """Make rows, each given once, have these keys, counted once: `used` of each
-        row, one after the other.
-        """
-        self.drop(rows)
-        self.reserve(int(rows.max(initial=-1)) + 1)
-        smallest = (1 << _SMALLEST_BITS) * len(rows)
-        self.extend(smallest + 5 * int(used.sum(dtype=np.int64)) // 2)
-        _put_all(self.pool, rows, used, keys)
-
     def drop(self, rows: Rows) -> None:
         """Forget the pairs of rows; the memory of their tables is used again."""
         _drop(self.pool, self._known(rows))
 
     def reserve(self, rows: int) -> None:
         """Make room for this many rows."""
-        self.pool = self.pool._replace(
-            blocks=self.pool.blocks.reserve(rows), used=grown(self.pool.used, rows)
-        )
+        blocks = self.pool.blocks.reserve(rows)
+        used = grown(self.pool.used, rows)
+        self.pool = self.pool._replace(blocks=blocks, used=used)
 
-    def extend(self, slots: int | None = None) -> None:
-        """Make room for tables of so many slots; by default for the one that the last
-        addition found no room for.
-        """
+    def extend(self) -> None:
+        """Make room for the table that the last addition found no room for."""
         blocks = self.pool.blocks
-        if slots is None:
-            slots = 2 << max(int(blocks.bits.max(initial=0)), _SMALLEST_BITS)
+        most_bits = int(blocks.bits.max(initial=0))
+        slots = 2 << max(most_bits, _SMALLEST_BITS)
         keys = grown(self.pool.keys, int(blocks.end[0]) + slots)
-        counts = grown(self.pool.counts, len(keys) if self.counted else 0)
+        counts = grown(self.pool.counts, len(keys))
         self.pool = self.pool._replace(keys=keys, counts=counts)
-
-    def with_keys(self, rows: Rows, gone: Flags) -> Rows:
-        """Those of some rows that have a pair with a marked key."""
-        return _rows_with(self.pool, self._known(rows), gone)
 
     def remove_keys(self, rows: Rows, gone: Flags) -> None:
         """Forget the pairs of rows with marked keys."""
@@ -128,18 +107,12 @@ class PairCounts:
         start = self.pool.blocks.start[row]
         slots = np.arange(start, start + block_size(self.pool.blocks, row))
         taken = slots[self.pool.keys[slots] != EMPTY]
-        counts = self.pool.counts[taken] if self.counted else np.ones(len(taken))
-        return dict(zip(self.pool.keys[taken].tolist(), counts.tolist(), strict=True))
+        keys = self.pool.keys[taken].tolist()
+        counts = self.pool.counts[taken].tolist()
+        return dict(zip(keys, counts, strict=True))
 
     def _known(self, rows: Rows) -> Rows:
         return rows[rows < len(self.pool.used)]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory in use."""
-        slot = self.pool.keys.itemsize + self.counted * self.pool.counts.itemsize
-        rows = len(np.trim_zeros(self.pool.used, "b"))
-        return int(self.pool.blocks.end[0]) * slot + 9 * rows
 
 
 @njit_borrowing
@@ -171,15 +144,12 @@ def slot_of(pool: Pool, row: int, key: int) -> int:
 
 
 @njit_borrowing
-def contains(pool: Pool, row: int, key: int) -> bool:
-    """Whether the pair was ever counted."""
-    if row >= len(pool.used) or pool.blocks.bits[row] == 0:
-        return False
-    return bool(pool.keys[slot_of(pool, row, key)] == key)
-
-
-@njit_borrowing
-def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
+def add_one(
+    pool: Pool,
+    row: int,
+    key: int,
+    count: float,
+) -> bool:
     """Count a pair; False if the pool has no room for the table that this needs, and
     nothing was changed.
     """
@@ -198,11 +168,8 @@ def add_one(pool: Pool, row: int, key: int, count: float) -> bool:
         slot = slot_of(pool, row, key)  # the others may have moved
         pool.keys[slot] = key
         pool.used[row] += 1
-        if len(pool.counts):
-            pool.counts[slot] = 0.0
-
-    if len(pool.counts):
-        pool.counts[slot] += count
+        pool.counts[slot] = 0.0
+    pool.counts[slot] += count
     return True
 
 
@@ -236,16 +203,14 @@ def _take_out(pool: Pool, row: int, gap: int) -> None:
             gap = place
         place = (place + 1) & mask
     pool.keys[first + gap] = EMPTY
-    if len(pool.counts):
-        pool.counts[first + gap] = np.inf
+    pool.counts[first + gap] = np.inf
     pool.used[row] -= 1
 
 
 @inlined
 def _copy_slot(pool: Pool, slot: int, to: int) -> None:
     pool.keys[to] = pool.keys[slot]
-    if len(pool.counts):
-        pool.counts[to] = pool.counts[slot]
+    pool.counts[to] = pool.counts[slot]
 
 
 @njit_borrowing
@@ -261,19 +226,6 @@ def _remove(pool: Pool, rows: Rows, gone: Flags) -> None:
                 place += 1
 
 
-@njit_allocating
-def _rows_with(pool: Pool, rows: Rows, gone: Flags) -> Rows:
-    found = np.empty(len(rows), np.int64)
-    count = 0
-    for row in rows:
-        for slot in slots_of(pool, row):
-            if pool.keys[slot] != EMPTY and is_retired(gone, pool.keys[slot]):
-                found[count] = row
-                count += 1
-                break
-    return found[:count]
-
-
 @njit_borrowing
 def _move(pool: Pool, row: int, bits: int) -> bool:
     """Give a row a table of another size, with what its old one holds; False if the
@@ -286,8 +238,7 @@ def _move(pool: Pool, row: int, bits: int) -> bool:
     old = slots_of(pool, row)
     first = take_block(blocks, pool.keys, bits)
     pool.keys[first : first + size] = EMPTY
-    if len(pool.counts):
-        pool.counts[first : first + size] = np.inf
+    pool.counts[first : first + size] = np.inf
 
     old_bits = blocks.bits[row]
     old_start = blocks.start[row]
@@ -309,26 +260,12 @@ def _drop(pool: Pool, rows: Rows) -> None:
 
 
 @njit_borrowing
-def _put_all(pool: Pool, rows: Rows, used: Ints, keys: Ints) -> None:
-    """Fill tables of rows that have none, each as large as if its keys had come one by
-    one; the pool has room.
-    """
-    at = 0
-    for k in range(len(rows)):
-        if used[k] > 0:
-            slots = (5 * used[k] + 3) // 4  # of which four fifths may be used
-            _move(pool, rows[k], bits_for(slots, _SMALLEST_BITS))
-            pool.used[rows[k]] = used[k]
-        for place in range(at, at + used[k]):
-            slot = slot_of(pool, rows[k], keys[place])
-            pool.keys[slot] = keys[place]
-            if len(pool.counts):
-                pool.counts[slot] = 1.0
-        at += used[k]
-
-
-@njit_borrowing
-def _add_all(pool: Pool, rows: Rows, keys: Rows, done: int) -> int:
+def _add_all(
+    pool: Pool,
+    rows: Rows,
+    keys: Rows,
+    done: int,
+) -> int:
     for k in range(done, len(rows)):
         if not add_one(pool, rows[k], keys[k], 1.0):
             return k

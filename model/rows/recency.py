@@ -10,12 +10,13 @@ numbers determine them.
 from __future__ import annotations
 
 import bisect
+from typing import NamedTuple
 
 import numpy as np
 
 from streamer.model.batch import Ints, Rows
 from streamer.model.jit import njit_borrowing
-from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
+from streamer.model.rows.by_rows import Arrays, Columns, take_or_fill
 from streamer.model.rows.growing import grown
 
 MAX_MARKS = 1024
@@ -41,9 +42,8 @@ class StepClock:
     def tick(self, times_s: Rows) -> int:
         """A step begins, with events of these times; returns its number, from 1."""
         self.step += 1
-        self.now_s = (
-            max(self.now_s, int(np.median(times_s))) if len(times_s) else self.now_s
-        )
+        if len(times_s):
+            self.now_s = max(self.now_s, int(np.median(times_s)))
         if not self._steps or self.now_s > self._times_s[-1]:
             self._steps.append(self.step)
             self._times_s.append(self.now_s)
@@ -54,9 +54,8 @@ class StepClock:
     def _thin_out(self) -> None:
         """Leave half as many marks, evenly in time, and the latest."""
         times_s = np.array(self._times_s)
-        slots = (
-            (times_s - times_s[0]) * (MAX_MARKS // 2 - 1) // (times_s[-1] - times_s[0])
-        )
+        since_first_s = times_s - times_s[0]
+        slots = since_first_s * (MAX_MARKS // 2 - 1) // since_first_s[-1]
         kept = np.concatenate([[True], np.diff(slots) > 0])
         kept[-1] = True
         self._times_s = times_s[kept].tolist()
@@ -65,18 +64,24 @@ class StepClock:
     def time_of(self, step: int) -> int:
         """The event time of a step."""
         at = bisect.bisect_right(self._steps, step) - 1
-        return self._times_s[max(at, 0)] if self._times_s else 0
+        if not self._times_s:
+            return 0
+        return self._times_s[max(at, 0)]
 
     def forget_before(self, step: int) -> None:
         """Nobody will ask for steps before this one any more."""
         at = bisect.bisect_right(self._steps, step) - 1
         if at > 0:
-            del self._steps[:at], self._times_s[:at]
+            del self._steps[:at]
+            del self._times_s[:at]
 
     def dense(self) -> Arrays:
         """Everything."""
         marks = np.array([self._steps, self._times_s], np.int64).reshape(2, -1)
-        return {"now": np.array([self.step, self.now_s]), "marks": marks}
+        return {
+            "now": np.array([self.step, self.now_s]),
+            "marks": marks,
+        }
 
     def load_dense(self, arrays: Arrays) -> None:
         """Take over what `dense` returned."""
@@ -84,7 +89,15 @@ class StepClock:
         self._steps, self._times_s = arrays["marks"].reshape(2, -1).tolist()
 
 
-class Recency(ByRows):
+class _Order(NamedTuple):
+    """What the compiled loops work on."""
+
+    last_step: Ints
+    links: Ints
+    ends: Rows
+
+
+class Recency(Columns):
     """The order in which rows were last seen.
 
     Examples:
@@ -96,11 +109,11 @@ class Recency(ByRows):
     """
 
     def __init__(self) -> None:
+        super().__init__({}, last_step=np.zeros(0, np.int32))  # 0: not in the list
         self.clear()
 
     def clear(self) -> None:
-        self.size = 0
-        self._last_step = np.zeros(0, np.int32)  # 0: not in the list
+        super().clear()
         # the row seen just before, and just after
         self._links = np.full((0, 2), _NONE, np.int32)
         self._ends = np.full(2, _NONE)  # the newest row, and the oldest
@@ -111,14 +124,16 @@ class Recency(ByRows):
         if not len(rows):
             return
         self._link()
-        self._grow(int(rows.max()) + 1)
-        _mark_seen(self._last_step, self._links, self._ends, np.unique(rows), step)
+        self.grow(int(rows.max()) + 1)
+        if not (rows[1:] > rows[:-1]).all():
+            rows = np.unique(rows)
+        _mark_seen(self._order, rows, step)
 
     def oldest(self, count: int) -> Rows:
         """At most this many rows that were not seen for longest, in this order."""
         self._link()
         found = np.empty(max(min(count, self.size), 0), np.int64)
-        return found[: _oldest(self._links, self._ends, found)]
+        return found[: _oldest(self._order, found)]
 
     @property
     def step_of_oldest(self) -> int | None:
@@ -127,7 +142,9 @@ class Recency(ByRows):
         """
         self._link()
         row = int(self._ends[_NEWER])
-        return None if row == _NONE else int(self._last_step[row])
+        if row == _NONE:
+            return None
+        return int(self._last_step[row])
 
     def last_steps(self, rows: Rows) -> Rows:
         """The step that last saw each row, 0 if none did."""
@@ -136,12 +153,19 @@ class Recency(ByRows):
     def forget(self, rows: Rows) -> None:
         """Retire rows."""
         self._link()
-        _forget(self._last_step, self._links, self._ends, rows[rows < self.size])
+        _forget(self._order, rows[rows < self.size])
 
-    def _grow(self, size: int) -> None:
-        self._last_step = grown(self._last_step, size)
+    @property
+    def _last_step(self) -> Ints:
+        return self.columns["last_step"]
+
+    @property
+    def _order(self) -> _Order:
+        return _Order(self._last_step, self._links, self._ends)
+
+    def grow(self, size: int) -> None:
+        super().grow(size)
         self._links = grown(self._links, size, _NONE)
-        self.size = max(self.size, size)
 
     def _link(self) -> None:
         """Make the list of the numbers, if it does not belong to them."""
@@ -160,71 +184,57 @@ class Recency(ByRows):
 
     @property
     def nbytes(self) -> int:
-        return 12 * self.size
-
-    def take(self, rows: Rows) -> Arrays:
-        return {"last_step": take_or_fill(self._last_step, rows)}
+        return super().nbytes + self._links[:1].nbytes * self.size
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        self._grow(int(rows.max(initial=-1)) + 1)
-        self._last_step[rows] = arrays["last_step"]
+        super().put(rows, arrays)
         self._linked = False
 
-    def load_dense(self, arrays: Arrays) -> None:
-        super().load_dense(arrays)
-        self._grow(self.size)
-
 
 @njit_borrowing
-def _mark_seen(
-    last_step: Ints,
-    links: Ints,
-    ends: Rows,
-    rows: Rows,
-    step: int,
-) -> None:
+def _mark_seen(order: _Order, rows: Rows, step: int) -> None:
     for row in rows:
-        if last_step[row] > 0:
-            _unlink(links, ends, row)
-        newest = ends[0]
-        links[row, _OLDER] = newest
-        links[row, _NEWER] = _NONE
+        if order.last_step[row] > 0:
+            _unlink(order, row)
+        newest = order.ends[0]
+        order.links[row, _OLDER] = newest
+        order.links[row, _NEWER] = _NONE
         if newest >= 0:
-            links[newest, _NEWER] = row
+            order.links[newest, _NEWER] = row
         else:
-            ends[1] = row
-        ends[0] = row
-        last_step[row] = step
+            order.ends[1] = row
+        order.ends[0] = row
+        order.last_step[row] = step
 
 
 @njit_borrowing
-def _unlink(links: Ints, ends: Rows, row: int) -> None:
-    older = links[row, _OLDER]
-    newer = links[row, _NEWER]
+def _unlink(order: _Order, row: int) -> None:
+    older = order.links[row, _OLDER]
+    newer = order.links[row, _NEWER]
     if newer >= 0:
-        links[newer, _OLDER] = older
+        order.links[newer, _OLDER] = older
     else:
-        ends[0] = older
+        order.ends[0] = older
     if older >= 0:
-        links[older, _NEWER] = newer
+        order.links[older, _NEWER] = newer
     else:
-        ends[1] = newer
+        order.ends[1] = newer
 
 
 @njit_borrowing
-def _forget(last_step: Ints, links: Ints, ends: Rows, rows: Rows) -> None:
+def _forget(order: _Order, rows: Rows) -> None:
     for row in rows:
-        if last_step[row] > 0:
-            _unlink(links, ends, row)
-            last_step[row] = 0
+        if order.last_step[row] > 0:
+            _unlink(order, row)
+            order.last_step[row] = 0
 
 
 @njit_borrowing
-def _oldest(links: Ints, ends: Rows, found: Rows) -> int:
-    row = ends[1]
+def _oldest(order: _Order, found: Rows) -> int:
+    row = order.ends[1]
     count = 0
     while row >= 0 and count < len(found):
         found[count] = row
-        row = links[row, _NEWER]
+        row = order.links[row, _NEWER]
         count += 1
     return count

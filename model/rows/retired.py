@@ -9,15 +9,12 @@ it was retired has come to its end.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.model.batch import Ints, Rows
-from streamer.model.jit import inlined, njit_allocating
-from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
-from streamer.model.rows.growing import grown
+from streamer.model.batch import Rows
+from streamer.model.jit import inlined
+from streamer.model.rows.by_rows import Arrays, Columns
 
 Flags = NDArray[np.uint8]
 
@@ -31,7 +28,7 @@ lists.
 _NONE = np.empty(0, np.uint8)
 
 
-class RetiredItems(ByRows):
+class RetiredItems(Columns):
     """Which rows are retired, and how far the sweep is.
 
     Args:
@@ -39,12 +36,13 @@ class RetiredItems(ByRows):
     """
 
     def __init__(self, pace: int = LISTS_PER_EVICTION) -> None:
+        super().__init__({}, flags=np.zeros(0, np.uint8))
         self.pace = pace
         self.clear()
 
     def clear(self) -> None:
-        self.size = self.count = 0
-        self._flags = np.zeros(0, np.uint8)
+        super().clear()
+        self.count = 0
         self.swept = 0
         """Items that were retired since the sweep began: what it may cost so far."""
         self.at = np.zeros(2, np.int64)
@@ -55,9 +53,13 @@ class RetiredItems(ByRows):
         """Not zero where a row is retired; empty if none is."""
         return self._flags if self.count else _NONE
 
+    @property
+    def _flags(self) -> Flags:
+        return self.columns["flags"]
+
     def forget(self, rows: Rows) -> None:
         """Retire rows, each given once."""
-        self._grow(int(rows.max(initial=-1)) + 1)
+        self.grow(int(rows.max(initial=-1)) + 1)
         self._flags[rows] = SINCE if self.swept else BEFORE
         self.count += len(rows)
 
@@ -83,7 +85,7 @@ class RetiredItems(ByRows):
 
     def begin_sweep(self) -> None:
         """The rows that are not referenced may be used again; the next sweep begins."""
-        self._flags >>= 1
+        np.right_shift(self._flags, 1, out=self._flags)
         self.count = int(np.count_nonzero(self._flags))
         self.swept = 0
         self.at = np.zeros(2, np.int64)
@@ -92,30 +94,15 @@ class RetiredItems(ByRows):
         """Rows that are retired, ascending."""
         return np.flatnonzero(self._flags)
 
-    def _grow(self, size: int) -> None:
-        self._flags = grown(self._flags, size)
-        self.size = max(self.size, size)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size
-
-    def take(self, rows: Rows) -> Arrays:
-        return {"flags": take_or_fill(self._flags, rows)}
-
     def put(self, rows: Rows, arrays: Arrays) -> None:
-        self._grow(int(rows.max(initial=-1)) + 1)
-        self.count += int(np.count_nonzero(arrays["flags"])) - int(
-            np.count_nonzero(self._flags[rows])
-        )
-        self._flags[rows] = arrays["flags"]
+        super().put(rows, arrays)
+        self.count = int(np.count_nonzero(self._flags))
 
     def dense(self) -> Arrays:
         return super().dense() | {"sweep": np.array([self.swept, *self.at])}
 
     def load_dense(self, arrays: Arrays) -> None:
         super().load_dense(arrays)
-        self._grow(self.size)
         self.swept = int(arrays["sweep"][0])
         self.at = arrays["sweep"][1:].copy()
 
@@ -124,23 +111,3 @@ class RetiredItems(ByRows):
 def is_retired(flags: Flags, item: int) -> bool:
     """Whether an item's row waits to be used again."""
     return item < len(flags) and flags[item] > 0
-
-
-@njit_allocating
-def rows_with_retired(
-    flags: Flags,
-    rows: Rows,
-    start: Ints,
-    length: NDArray[Any],
-    items: Ints,
-) -> Rows:
-    """Those of some rows whose lists hold a retired item."""
-    found = np.empty(len(rows), np.int64)
-    count = 0
-    for row in rows:
-        for m in range(start[row], start[row] + length[row]):
-            if is_retired(flags, items[m]):
-                found[count] = row
-                count += 1
-                break
-    return found[:count]

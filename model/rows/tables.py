@@ -21,6 +21,9 @@ from streamer.model.jit import mixed, njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows
 from streamer.model.rows.growing import capacity_for, grown
 
+_AT_ONCE = 1 << 16
+"""New rows whose weights are made together."""
+
 
 class EmbeddingTable(ByRows):
     """A growing matrix of weights with room for per-row optimizer state.
@@ -72,7 +75,7 @@ class EmbeddingTable(ByRows):
         self._reserve(size)
         new = np.arange(self.size, size)
         self.size = size
-        self._begin(new)
+        self.begin(new, new)
 
     def _reserve(self, size: int) -> None:
         """Memory for this many rows, which is not touched yet."""
@@ -81,49 +84,49 @@ class EmbeddingTable(ByRows):
         if in_host_memory(self.lines):
             self.lines = torch.from_numpy(grown(self.lines.numpy(), size))
             return
-        lines = self.lines.new_zeros(
-            capacity_for(size, len(self.lines)), self.lines.shape[1]
-        )
+        capacity = capacity_for(size, len(self.lines))
+        lines = self.lines.new_zeros(capacity, self.lines.shape[1])
         lines[: self.size] = self.lines[: self.size]
         self.lines = lines
 
-    def _begin(self, rows: Rows) -> None:
-        """First weights, and no optimizer state."""
-        if in_host_memory(self.lines):
-            _begin_rows(
-                self.lines.numpy(),
-                rows,
-                rows,
-                self.dim,
+    def begin(self, rows: Rows, numbers: Rows) -> None:
+        """First weights, and no optimizer state.
+
+        Args:
+            rows: of the table.
+            numbers: which weights depend on: the same wherever a row stands.
+        """
+        for k in range(0, len(rows), _AT_ONCE):
+            some = numbers[k : k + _AT_ONCE]
+            lines = np.zeros((len(some), self.lines.shape[1]), np.float32)
+            weights = lines[:, : self.dim]
+            _first_weights(
+                weights,
+                some,
                 np.float32(self.std),
                 self._key,
                 _quantiles(),
             )
-        else:
-            self.begin(rows, rows)
-
-    def begin(self, rows: Rows, numbers: Rows) -> None:
-        """First weights by other numbers than those of the rows: the same wherever a
-        row stands.
-        """
-        lines = np.empty((len(rows), self.lines.shape[1]), np.float32)
-        at = np.arange(len(rows))
-        _begin_rows(
-            lines, at, numbers, self.dim, np.float32(self.std), self._key, _quantiles()
-        )
-        self.lines[to_device(rows, self.lines.device)] = to_device(
-            lines, self.lines.device
-        )
+            self._write(rows[k : k + _AT_ONCE], lines)
 
     def begin_at_zero(self, rows: Rows) -> None:
         """First weights of zero, and no optimizer state."""
-        self.lines[to_device(rows, self.lines.device)] = 0
+        shape = (len(rows), self.lines.shape[1])
+        self._write(rows, np.zeros(shape, np.float32))
+
+    def _write(self, rows: Rows, lines: Floats) -> None:
+        if in_host_memory(self.lines):
+            self.lines.numpy()[rows] = lines
+        else:
+            at = to_device(rows, self.lines.device)
+            self.lines[at] = to_device(lines, self.lines.device)
 
     def forget(self, rows: Rows) -> None:
         """Retire rows: their weights are those of a new row again, their optimizer
         state is gone.
         """
-        self._begin(rows[rows < self.size])
+        known = rows[rows < self.size]
+        self.begin(known, known)
 
     @property
     def nbytes(self) -> int:
@@ -134,15 +137,10 @@ class EmbeddingTable(ByRows):
         yet are made.
         """
         self.grow(int(rows.max(initial=-1)) + 1)
-        if (
-            self.lines.device.type == "cpu"
-        ):  # a few rows: not worth waking torch's threads
+        if in_host_memory(self.lines):  # a few rows: do not wake torch's threads
             return {"lines": self.lines.numpy()[rows]}
-        return {
-            "lines": self.lines.index_select(0, to_device(rows, self.lines.device))
-            .cpu()
-            .numpy()
-        }
+        at = to_device(rows, self.lines.device)
+        return {"lines": self.lines.index_select(0, at).cpu().numpy()}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Make rows hold what `take` returned of them.
@@ -154,18 +152,17 @@ class EmbeddingTable(ByRows):
         width = self.lines.shape[1]
         if lines.shape[1] != width:
             raise ValueError(self._misfit(f"rows of width {lines.shape[1]}"))
-        if (
-            len(rows) and rows[0] == self.size and rows[-1] - rows[0] + 1 == len(rows)
-        ):  # no first weights are needed
-            self._reserve(int(rows[-1]) + 1)
-            self.size = int(rows[-1]) + 1
-        self.grow(int(rows.max(initial=-1)) + 1)
-        if in_host_memory(self.lines):
-            self.lines.numpy()[rows] = lines
-        else:
-            self.lines[to_device(rows, self.lines.device)] = to_device(
-                lines, self.lines.device
-            )
+        size = int(rows.max(initial=-1)) + 1
+        if self._are_next(rows):  # no first weights are needed
+            self._reserve(size)
+            self.size = size
+        self.grow(size)
+        self._write(rows, lines)
+
+    def _are_next(self, rows: Rows) -> bool:
+        """Whether rows continue the table, without a gap."""
+        following = self.size + np.arange(len(rows))
+        return len(rows) > 0 and bool((rows == following).all())
 
     def dense(self) -> Arrays:
         return super().dense() | {
@@ -189,7 +186,8 @@ class EmbeddingTable(ByRows):
         return f"{what} do not fit a table of {shape}: the dimension or the optimizer differs"
 
     def clear(self) -> None:
-        self.size = self.steps = 0
+        self.size = 0
+        self.steps = 0
         self.lines = self.lines.new_zeros(0, self.lines.shape[1])
 
 
@@ -202,28 +200,24 @@ def _quantiles() -> Floats:
 
 
 @njit_borrowing
-def _begin_rows(
-    lines: Floats,
-    at: Rows,
+def _first_weights(
+    weights: Floats,
     rows: Rows,
-    dim: int,
     std: np.float32,
     key: int,
     normal: Floats,
 ) -> None:
-    """Write the lines of new rows: normal numbers by key, row and place in it;
+    """Write the weights of new rows: normal numbers by key, row and place in it;
     splitmix64, four numbers of each.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
+    dim = weights.shape[1]
     for i in range(len(rows)):
-        line = lines[at[i]]
-        line[:] = 0
-        state = (np.uint64(key) * golden) ^ (
-            np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03)
-        )
+        of_row = np.uint64(rows[i] + 1) * np.uint64(0xD1B54A32D192ED03)
+        state = (np.uint64(key) * golden) ^ of_row
         for k in range(0, dim, 4):
             state += golden
             z = mixed(state)
             for m in range(k, min(k + 4, dim)):
-                line[m] = std * normal[np.int64(z & np.uint64(0xFFFF))]
+                weights[i, m] = std * normal[np.int64(z & np.uint64(0xFFFF))]
                 z >>= np.uint64(16)

@@ -25,23 +25,33 @@ def shared_ranks(times_s: list[int]) -> list[int]:
 
 
 class SlowCoOccurrence:
-    """A dictionary an item: neighbour -> [weight, timed weight]."""
+    """A dictionary an item: neighbour -> [weight, timed weight]; another: neighbour -> how often it came next."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.lists: dict[int, dict[int, list[np.float32]]] = {}
+        self.followers: dict[int, dict[int, float]] = {}
         self.totals: Counter[int] = Counter()
         self.timed_totals: Counter[int] = Counter()
 
     def observe(self, item: int, time_s: int, recent: list[tuple[int, int]]) -> None:
         """An event, and its user's recent items with their times."""
         ranks = shared_ranks([when for _, when in recent])
+        last = recent[0][0] if recent else None
+        if last is not None:
+            fading = self.followers.setdefault(last, {})
+            self.followers[last] = {neighbour: times * 0.99 for neighbour, times in fading.items()}
         for (other, when), rank in list(zip(recent, ranks, strict=True))[:MAX_PAIR_DISTANCE]:
             if other != item:
                 weight = np.float32(1) / np.float32(rank + 1)
                 timed = np.float32(weight * math.exp(-max(time_s - when, 0) / (0.3 * DAY_S)))
                 for mine, theirs in ((other, item), (item, other)):
                     self._add(mine, theirs, weight, timed)
+                    came_next = mine == last and theirs == item
+                    followers = self.followers.setdefault(mine, {})
+                    followers[theirs] = followers.get(theirs, 0.0) + came_next
+                    for gone in set(followers) - set(self.of(mine)):
+                        del followers[gone]
 
     def _add(self, item: int, other: int, weight: np.float32, timed: np.float32) -> None:
         self.totals[item] += float(weight)
@@ -63,8 +73,9 @@ class SlowCoOccurrence:
 
     def forget(self, gone: set[int]) -> None:
         self.lists = {i: {j: w for j, w in mine.items() if j not in gone} for i, mine in self.lists.items()}
+        self.followers = {i: {j: n for j, n in mine.items() if j not in gone} for i, mine in self.followers.items()}
         for item in gone:
-            for kept in (self.lists, self.totals, self.timed_totals):
+            for kept in (self.lists, self.totals, self.timed_totals, self.followers):
                 kept.pop(item, None)
 
 
@@ -126,8 +137,13 @@ class SlowCandidateFeatures:
         near = {item: self._nearness(user, time_s, item) for item in candidates}
         most, max_timed = (max([1e-30, *(n[name] for n in near.values())]) for name in ("near", "timed"))
         found = {}
+        last = next((r.item for r in self.history(user)), -1)
+        followers = self.pairs.followers.get(last, {})
         for item in candidates:
             x = dict.fromkeys(FEATURES, 0.0) | self._counted(item, time_s)
+            came_next = followers.get(item, 0.0)
+            share = came_next / (1 + sum(followers.values()))
+            x |= {"next log": math.log(1 + came_next), "next share": share**0.5}
             n = near[item]
             if n["support"]:
                 x |= {"near log": log30(n["near"]), "near root": n["near"] ** 0.5, "near share": n["near"] / most}
@@ -145,6 +161,10 @@ class SlowCandidateFeatures:
                     x |= {"recent gap": math.exp(-max(time_s - mine.time_s, 0) / (0.3 * DAY_S))}
                     x |= {"recent times": math.log(mine.count), "recent hours": log_hours(time_s - mine.time_s)}
                     x |= {"recent again": (again + 0.5) / (events + 1)}
+                    times = sum(r.count for r in recent)
+                    x |= {"recent is last": float(rank == 0), "recent distinct": math.log(len(recent))}
+                    x |= {"recent repeats": 1 - len(recent) / times}
+                    x |= {"recent last was repeat": float(recent[0].count > 1)}
             found[item] = x
         return found
 

@@ -13,9 +13,10 @@ from slow_candidates import Event, SlowCandidateFeatures
 from streamer.model.ranking import candidates, windows
 from streamer.model.ranking.candidates import CandidateFeatures, Candidates
 from streamer.model.ranking.features import BUCKETS, FEATURES, Feature
+from streamer.model.ranking.uncounted import UserEvents
 from streamer.model.ranking.windows import LONG_WINDOW, SHORT_WINDOW
 from streamer.model.rows.by_rows import ByRows
-from streamer.model.rows.recent_items import RecentItems
+from streamer.model.rows.recent_items import RecentItems, UserHistory
 
 NEIGHBOURS, HISTORY = 3, 12
 GAPS_S = [0, 0, 1, 60, 4_000, 90_000, -500]
@@ -59,6 +60,13 @@ class Both:
         users, items, times_s = np.array(stream, np.int64).reshape(-1, 3).T
         history = self.recent.observe(users, items, times_s)
         return self.features.observe(items, times_s, history, wanted, extra, learned)
+
+    def retire(self, items: set[int]) -> None:
+        rows = np.array(sorted(items), np.int64)
+        for retired in (self.features.co_occurrence.retired, self.recent.retired):
+            retired.forget(rows)
+        self.features.windows.forget(rows)
+        self.features.co_occurrence.forget(rows)
 
     def parts(self) -> tuple[ByRows, ...]:
         return self.features.windows, self.features.co_occurrence, self.recent
@@ -139,28 +147,52 @@ def test_users_are_described_as_of_now_and_nothing_is_counted(stream, times):
         np.testing.assert_array_equal(array, before[name])
 
 
-@given(stream=streams(), further=streams())
-def test_restart_goes_on_as_if_it_had_not_happened(stream, further):
-    both, restarted = Both(), Both()
-    both.observe(stream, np.empty(0, np.int64))
-    restarted.copy(both)
-    results = [one.observe(further, np.arange(len(further))) for one in (both, restarted)]
-    for name in ("first", "items", "features", "target", "bucket", "seen"):
-        np.testing.assert_array_equal(getattr(results[0], name), getattr(results[1], name))
-    for part, same in zip(both.parts(), restarted.parts(), strict=True):
-        for name, array in part.state().items():
-            np.testing.assert_array_equal(same.state()[name], array)
+@given(stream=streams(), further=streams(longest=20), gone=st.sets(st.integers(0, 15), max_size=3), room=st.booleans())
+def test_uncounted_events_are_described_as_if_they_had_been_counted_and_nothing_of_it_stays(
+    stream, further, gone, room
+):
+    """The events of three queries at once; by turns with a window that some events leave."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "POPULAR_IN_LONG_WINDOW", 0)  # these are as of what was observed
+        patch.setattr(windows, "POPULAR_IN_SHORT_WINDOW", 0)
+        both = Both()
+        if room:
+            both.observe([Event(3, n % 5, n) for n in range(LONG_WINDOW - 10)], np.empty(0, np.int64))
+        both.observe(stream, np.empty(0, np.int64))
+        both.retire(gone)
+        both.features.candidates(both.recent.of(np.array([0])), np.arange(16)[None])  # all items have rows
+        of_users = [[event for event in further if event.user == user] for user in range(3)]
+        of_users = [[event for event in events if event.item not in gone] for events in of_users]
+        now_s = max(event.time_s for event in stream + further)
+        before = [part.state() for part in both.parts()]
+
+        expected, queries = [], []
+        for user, events in enumerate(of_users):
+            counted = Both()
+            counted.copy(both)
+            counted.retire(gone)
+            _, items, times_s = np.array(events, np.int64).reshape(-1, 3).T
+            history = counted.recent.observe(np.full(len(items), user), items, times_s)
+            counted.features.observe(items, times_s, history, np.empty(0, np.int64))
+            after = counted.recent.of(np.array([user]))
+            expected += described(counted.features.candidates(after, times_s=np.array([now_s])))
+            queries.append((after, UserEvents(items, times_s.astype(np.int32), history)))
+
+        histories = UserHistory(*map(np.concatenate, zip(*(after for after, _ in queries), strict=True)))
+        uncounted = [events for _, events in queries]
+        found = both.features.candidates(histories, times_s=np.full(3, now_s), uncounted=uncounted)
+        assert described(found) == expected
+        for part, old in zip(both.parts(), before, strict=True):
+            for name, array in part.state().items():
+                np.testing.assert_array_equal(array, old[name], err_msg=name)
 
 
 @given(stream=streams(), gone=st.sets(st.integers(0, 15), min_size=1), further=streams())
 def test_retired_items_are_candidates_of_nobody(stream, gone, further):
     both = Both()
     both.observe(stream, np.empty(0, np.int64))
+    both.retire(gone)
     rows = np.array(sorted(gone))
-    for retired in (both.features.co_occurrence.retired, both.recent.retired):
-        retired.forget(rows)
-    both.features.windows.forget(rows)
-    both.features.co_occurrence.forget(rows)
     left = {event.item for event in stream} - gone
     found = both.features.candidates(both.recent.of(np.arange(3)))
     assert set(found.items.tolist()) == left

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slow_candidates import SlowCoOccurrence
 
 from streamer.model.ranking.candidates import CandidateFeatures
-from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE, CoOccurrence
+from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE, CoOccurrence, Weight
 from streamer.model.rows.growing import SMALLEST_CAPACITY
 from streamer.model.rows.recent_items import UserHistory
 from streamer.model.rows.retired import is_retired
@@ -49,16 +49,19 @@ def slow_after(stream: list[Event], length: int) -> SlowCoOccurrence:
 
 
 def assert_same(found: CoOccurrence, slow: SlowCoOccurrence) -> None:
-    lists = found.lists
+    flags = found.retired.flags
     for item in range(ITEMS):
         expected = slow.of(item)
         assert list(found.of(item)) == list(expected)
         assert found.of(item) == {other: weight for other, (weight, _) in expected.items()}
         if item < found.size:
-            here = slice(lists.blocks.start[item], lists.blocks.start[item] + lists.length[item])
-            timed = lists.timed[here][[not is_retired(found.retired.flags, i) for i in lists.items[here].tolist()]]
+            lists = found.take(np.array([item]))
+            kept = [not is_retired(flags, i) for i in lists["items"].tolist()]
+            came_next = dict(zip(lists["items"][kept].tolist(), lists["next"][kept].tolist(), strict=True))
+            assert came_next == pytest.approx(slow.followers.get(item, {}), rel=1e-5)
+            timed = lists["weights"][kept, Weight.TIMED]
             assert timed.tolist() == pytest.approx([t for _, t in expected.values()], rel=1e-5, abs=1e-7)
-            assert lists.timed_total[item] == pytest.approx(slow.timed_totals[item], rel=1e-5, abs=1e-6)
+            assert lists["timed_total"][0] == pytest.approx(slow.timed_totals[item], rel=1e-5, abs=1e-6)
         assert found.total(item) == pytest.approx(slow.totals[item], rel=1e-5, abs=1e-6)
 
 
@@ -109,23 +112,11 @@ def test_pairs_weigh_less_the_longer_ago_the_other_was_and_ties_share_the_rank_o
     assert co_occurrence.of(3) == {7: 0.5}
 
 
-def test_newcomer_takes_the_place_of_the_lightest():
-    stream: list[Event] = [(7, 9, [(5, 1)]), (7, 9, [(4, 2), (6, 1)]), (7, 9, [(4, 1)])]
-    assert after(stream, length=2).of(7) == {4: 2.0, 6: 0.5}
-
-
 def test_lists_survive_growth_of_items_and_of_the_pool():
     """Every list grows from 4 places to 64, and all of them together over several lengths of the pool."""
     many, length = 2 * SMALLEST_CAPACITY, 64
     rng = np.random.default_rng(0)
     stream: list[Event] = [(item, 0, [(other, 0)]) for item, other in rng.integers(0, many, (60_000, 2)).tolist()]
     co_occurrence, slow = after(stream, length), slow_after(stream, length)
-    assert len(co_occurrence.lists.items) > 1 << 16
+    assert len(co_occurrence.lists.pool.items) > 1 << 16
     assert all(co_occurrence.of(i) == {j: w for j, (w, _) in slow.of(i).items()} for i in range(many))
-
-
-def test_loading_copies_and_replaces_what_was_there():
-    co_occurrence, other = after([(7, 1, [(5, 0)])]), after([(8, 1, [(6, 0)])])
-    other.load_state(co_occurrence.state())
-    observe(co_occurrence, [(7, 1, [(5, 0)])])
-    assert [other.of(8), other.of(7)] == [{}, {5: 1.0}]

@@ -17,12 +17,8 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return count
 
 
-def test_auto_takes_a_gpu_if_there_is_one(gpus):
+def test_auto_takes_a_gpu_if_there_is_one_and_cpu_is_always_there(gpus):
     assert resolve_device("auto") == torch.device("cuda" if gpus else "cpu")
-
-
-@pytest.mark.usefixtures("gpus")
-def test_cpu_is_always_there():
     assert resolve_device("cpu") == torch.device("cpu")
 
 

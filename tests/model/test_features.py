@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamer.model.rows.features import LIMIT, SAMPLE, FeatureStore
 from streamer.model.rows.growing import SMALLEST_CAPACITY
@@ -32,55 +30,28 @@ def prices(store: FeatureStore, *rows: int) -> list[float]:
     return [given[row] if row < len(given) else 0.0 for row in rows]
 
 
-class TestSet:
-    def test_features_are_found_by_row_and_name(self):
-        store = store_of({4: [1, 7], 2: [3, 9]}, {2: [0.5]})
-        assert store.codes(np.array([2, 4]), 0).tolist() == [3, 1]
-        assert store.codes(np.array([2, 4]), 1).tolist() == [9, 7]
-        assert prices(store, 2, 4) == [0.5, 0.0]
-
-    @given(updates=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 99)), max_size=30))
-    def test_where_a_row_occurs_twice_the_last_one_stays(self, updates):
-        store, last = store_of(), dict(updates)
-        rows, values = np.array(updates, np.int64).reshape(-1, 2).T
-        store.set(rows, np.stack([values, values], axis=1), values[:, None].astype(np.float32))
-        assert genres(store, *range(6)) == [last.get(row, 0) for row in range(6)]
-        assert prices(store, *range(6)) == [last.get(row, 0) for row in range(6)]
-
-    def test_later_call_replaces_an_earlier_one(self):
-        store = store_of({1: [5, 5]})
-        store.set(np.array([1]), np.array([[6, 0]]))
-        assert genres(store, 1) == [6]
-
-    def test_one_kind_of_feature_leaves_the_other(self):
-        store = store_of({1: [5, 5]}, {1: [2.0]})
-        store.set(np.array([1]), np.array([[6, 6]]))
-        store.set(np.array([1]), None, np.array([[3.0]], np.float32))
-        assert (genres(store, 1), prices(store, 1)) == ([6], [3.0])
-
-    def test_nothing_to_set_is_no_error(self):
-        store = store_of()
-        store.set(np.empty(0, np.int64), np.empty((0, 2), np.int64))
-        assert store.size == 0
+def test_features_are_found_by_row_and_name_and_one_kind_leaves_the_other():
+    store = store_of({4: [1, 7], 2: [3, 9]}, {2: [0.5]})
+    assert genres(store, 2, 4) == [3, 1]
+    assert store.codes(np.array([2, 4]), 1).tolist() == [9, 7]
+    assert prices(store, 2, 4) == [0.5, 0.0]
+    store.set(np.array([2]), np.array([[6, 6]]))
+    assert (genres(store, 2), prices(store, 2)) == ([6], [0.5])
+    store.set(np.array([2]), None, np.array([[3.0]], np.float32))
+    assert (genres(store, 2), prices(store, 2)) == ([6], [3.0])
 
 
-class TestUnknown:
-    def test_rows_never_described_are_zero_whether_there_is_room_for_them_or_not(self):
-        store = store_of({1: [5, 5]}, {1: [2.0]})
-        assert genres(store, 0, 1, 2, FAR) == [0, 5, 0, 0]
-        assert prices(store, 0, 1, 2, FAR) == [0, 2, 0, 0]
-
-    def test_room_for_rows_makes_them_known_but_not_described(self):
-        store = store_of({1: [5, 5]})
-        store.grow(FAR)
-        assert store.size == FAR
-        assert genres(store, 1, FAR - 1) == [5, 0]
-
-    def test_store_without_features_only_counts_rows(self):
-        store = FeatureStore()
-        store.grow(10)
-        assert store.size == 10
-        assert store.numbers(np.array([3])).shape == (1, 0)
+def test_rows_never_described_are_zero_whether_there_is_room_for_them_or_not():
+    store = store_of({1: [5, 5]}, {1: [2.0]})
+    assert genres(store, 0, 1, 2, FAR) == [0, 5, 0, 0]
+    assert prices(store, 0, 1, 2, FAR) == [0, 2, 0, 0]
+    store.grow(FAR)
+    assert store.size == FAR
+    assert genres(store, 1, FAR - 1) == [5, 0]
+    without_features = FeatureStore()
+    without_features.grow(10)
+    assert without_features.size == 10
+    assert without_features.numbers(np.array([3])).shape == (1, 0)
 
 
 class TestStandardised:
@@ -119,48 +90,13 @@ class TestStandardised:
         assert abs(store.numbers(np.arange(SAMPLE)).mean()) < 0.1
 
 
-def test_categories_count_the_unknown_one():
-    store = store_of({1: [5, 2], 9: [1, 1]})
-    assert [store.categories(0), store.categories(1)] == [6, 3]
-    assert store_of().categories(0) == 1
-
-
 def test_retired_rows_are_unknown_again():
     store = store_of({1: [5, 5], 2: [6, 6]}, {1: [1.0], 2: [2.0]})
     store.forget(np.array([1, FAR]))
     assert (genres(store, 1, 2), prices(store, 1, 2)) == ([0, 6], [0.0, 2.0])
 
 
-class TestState:
-    def test_round_trip(self):
-        store, copy = store_of({1: [5, 4], FAR: [6, 6]}, {2: [0.5]}), store_of()
-        copy.load_state(store.state())
-        assert copy.size == FAR + 1
-        assert copy.state()["codes"].tolist() == store.state()["codes"].tolist()
-        assert copy.state()["numbers"].tolist() == store.state()["numbers"].tolist()
-
-    def test_a_restored_store_standardises_alike(self):
-        store, copy = (FeatureStore((), ("price",)) for _ in range(2))
-        numbers = np.random.default_rng(0).normal(size=(50, 1)).astype(np.float32)
-        store.set(np.arange(50), None, numbers)
-        copy.load_state(store.state())
-        for one in (store, copy):
-            one.set(np.arange(20), None, 3 * numbers[:20])
-        assert np.array_equal(copy.numbers(np.arange(60)), store.numbers(np.arange(60)))
-
-    def test_loaded_features_are_a_copy(self):
-        store, copy = store_of({1: [5, 5]}), store_of()
-        copy.load_state(store.state())
-        store.set(np.array([1]), np.array([[9, 9]]))
-        assert genres(copy, 1) == [5]
-
-    def test_features_of_before_loading_do_not_come_back(self):
-        store = store_of({7: [5, 5]}, {7: [1.0]})
-        store.load_state(store_of({1: [2, 2]}).state())
-        store.grow(8)
-        assert (genres(store, 1, 7), prices(store, 7)) == ([2, 0], [0.0])
-
-    def test_other_features_are_refused(self):
-        other = FeatureStore(("genre",), ("price",))
-        with pytest.raises(ValueError, match="2 categorical and 1 numeric features do not fit 1 and 1"):
-            other.load_state(store_of({1: [5, 5]}).state())
+def test_other_features_are_refused():
+    other = FeatureStore(("genre",), ("price",))
+    with pytest.raises(ValueError, match="2 categorical and 1 numeric features do not fit 1 and 1"):
+        other.load_state(store_of({1: [5, 5]}).state())

@@ -137,7 +137,7 @@ def toy_event(rng: np.random.Generator, telling: str, size: int = 20) -> Candida
 @pytest.mark.parametrize("telling", ["tower", "recent gap", "hours since last"])
 def test_it_learns_which_evidence_counts_for_whom(telling):
     ranker, rng = Ranker(), np.random.default_rng(0)
-    for _ in range(400):
+    for _ in range(600):
         ranker.learn(toy_event(rng, telling))
     tests = [toy_event(rng, telling) for _ in range(100)]
     for purpose in PURPOSES.values():

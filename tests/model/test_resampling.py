@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +12,7 @@ from streamer.model.resampling import multinomial, systematic
 weights = st.lists(st.floats(0.0, 50.0, width=32), min_size=1, max_size=40).filter(lambda w: sum(w) > 1e-3)
 
 
-@given(weights, st.integers(1, 5000), st.floats(0, 0.99609375, width=32))
+@given(weights, st.integers(1, 5000), st.floats(0, 0.99951171875, width=32))
 def test_systematic_counts_sum_to_m_and_stay_within_one_of_expectation(w, m, r):
     w64 = torch.tensor([w], dtype=torch.float64)
     n = systematic(w64, m, torch.tensor([r], dtype=torch.float64))
@@ -22,13 +21,9 @@ def test_systematic_counts_sum_to_m_and_stay_within_one_of_expectation(w, m, r):
     assert (n >= 0).all()
     assert ((n - expected).abs() < 1 + 1e-9 * m).all()
     assert (n[w64 == 0] == 0).all()
-
-
-@given(weights, st.integers(1, 5000), st.floats(0, 0.99951171875, width=32))
-def test_systematic_counts_sum_to_m_in_float32_too(w, m, r):
-    n = systematic(torch.tensor([w]), m, torch.tensor([r]))
-    assert n.sum().item() == m
-    assert (n >= 0).all()
+    in_float32 = systematic(torch.tensor([w]), m, torch.tensor([r]))
+    assert in_float32.sum().item() == m
+    assert (in_float32 >= 0).all()
 
 
 def test_systematic_is_unbiased():
@@ -61,18 +56,3 @@ def test_a_row_without_weight_draws_nothing_and_a_column_without_weight_is_never
     assert n[0].sum() == 0
     assert n[1].sum() == 5
     assert n[1, [0, 1, 4, 5]].sum() == 0
-
-
-def test_a_single_candidate_gets_all_draws():
-    assert systematic(torch.tensor([[0.25]]), 9, torch.tensor([0.0])).item() == 9
-
-
-def test_systematic_spreads_less_than_multinomial():
-    rng = np.random.default_rng(0)
-    w = torch.from_numpy(rng.random((2000, 50)))
-    exact = 30 * w / w.sum(1, keepdim=True)
-    spread = [
-        ((systematic(w, 30, torch.from_numpy(rng.random(2000))) - exact) ** 2).mean(),
-        ((multinomial(w, 30, torch.Generator().manual_seed(1)) - exact) ** 2).mean(),
-    ]
-    assert spread[0] < 0.6 * spread[1]

@@ -6,14 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import Reference
 from test_step import ITEMS, MODELS, USERS, make_input, make_trainer
 
 from streamer.model import retrieval
-from streamer.model.retrieval import COSINE, LARGEST_PRODUCT, RUN, Excluded, Retriever, _top, compare, lengths_of
+from streamer.model.retrieval import COSINE, LARGEST_PRODUCT, RUN, Retriever, _top, compare, lengths_of
 
 
 def slow_scores(trainer, batch) -> np.ndarray:
@@ -26,13 +25,19 @@ def ranks_of(retriever, *arguments) -> np.ndarray:
     return retriever.ranks_with_and_without(*arguments)[0]
 
 
+@pytest.mark.parametrize("blocks", ["one block", "many blocks"])
 @pytest.mark.parametrize("model", MODELS)
-def test_ranks_and_top_items_follow_the_score(model):
+def test_ranks_and_top_items_follow_the_score(model, blocks, monkeypatch):
     trainer = make_trainer("xir", MODELS[model])
     batch, _ = make_input(trainer)
     scores = slow_scores(trainer, batch)
+    if blocks == "many blocks":
+        monkeypatch.setattr(retrieval, "BLOCK_CELLS", 2 * ITEMS)
+        monkeypatch.setattr(retrieval, "CHUNK_ITEMS", 4)
     retriever = Retriever(trainer)
     items = retriever.items()
+    assert not items.vectors.requires_grad
+    assert not retriever.queries(batch.users, batch.recent).requires_grad
     ranks = ranks_of(retriever, items, batch.users, batch.items, batch.recent)
     expected = [int((scores[b] >= scores[b, i]).sum()) for b, i in enumerate(batch.items)]
     assert ranks.tolist() == expected
@@ -55,24 +60,6 @@ def test_the_best_of_many_scores_are_those_of_a_sort(seed, count, distinct):
     assert all(len(set(of_user)) == count for of_user in rows.tolist())
 
 
-@pytest.mark.parametrize("model", ["mlp", "recent items"])
-def test_blocks_do_not_change_the_answer(model, monkeypatch):
-    trainer = make_trainer("xir", MODELS[model])
-    batch, _ = make_input(trainer)
-    retriever = Retriever(trainer)
-    whole = ranks_of(retriever, retriever.items(), batch.users, batch.items, batch.recent)
-    monkeypatch.setattr(retrieval, "BLOCK_CELLS", 2 * ITEMS)
-    monkeypatch.setattr(retrieval, "CHUNK_ITEMS", 4)
-    parts = ranks_of(retriever, retriever.items(), batch.users, batch.items, batch.recent)
-    assert whole.tolist() == parts.tolist()
-
-
-def test_an_item_that_is_not_known_yet_ranks_behind_all_others():
-    trainer = make_trainer("xir", MODELS["plain"])
-    retriever = Retriever(trainer)
-    assert ranks_of(retriever, retriever.items(), np.array([0]), np.array([ITEMS + 3])).tolist() == [ITEMS + 1]
-
-
 def test_a_user_that_is_not_known_yet_is_ranked_by_recent_items():
     trainer = make_trainer("xir", MODELS["recent items only"])
     retriever = Retriever(trainer)
@@ -90,14 +77,6 @@ def test_a_constant_model_ranks_nothing_first():
     assert ranks_of(retriever, retriever.items(), np.arange(3), np.arange(3)).tolist() == [ITEMS] * 3
 
 
-def test_retrieval_leaves_no_gradient_behind():
-    trainer = make_trainer("xir", MODELS["recent items"])
-    batch, _ = make_input(trainer)
-    retriever = Retriever(trainer)
-    assert not retriever.items().vectors.requires_grad
-    assert not torch.is_grad_enabled() or not retriever.queries(batch.users, batch.recent).requires_grad
-
-
 def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
     trainer = make_trainer("xir", MODELS["recent items"])
     batch, _ = make_input(trainer)
@@ -107,7 +86,7 @@ def test_one_pass_gives_the_ranks_with_and_without_what_is_left_out():
     left_out = [np.setdiff1d(np.flatnonzero(rng.random(ITEMS + 4) < 0.4), [i]) for i in batch.items]
     left_out[1] = np.empty(0, np.int64)
     arguments = (items, batch.users, batch.items, batch.recent)
-    with_all, without = retriever.ranks_with_and_without(*arguments, Excluded.of(left_out))
+    with_all, without = retriever.ranks_with_and_without(*arguments, left_out)
     scores = slow_scores(trainer, batch)
     for b, item in enumerate(batch.items):
         better = {j for j in range(ITEMS) if scores[b, j] >= scores[b, item]}
@@ -123,20 +102,10 @@ def test_unknown_targets_among_known_ones_do_not_shift_the_others():
     expected = ranks_of(retriever, items, batch.users, batch.items, batch.recent)
     targets = batch.items.copy()
     targets[::2] = ITEMS + 1
-    left_out = Excluded.of([np.array([], np.int64) if b % 2 else np.arange(ITEMS) for b in range(len(targets))])
+    left_out = [np.array([], np.int64) if b % 2 else np.arange(ITEMS) for b in range(len(targets))]
     for ranks in retriever.ranks_with_and_without(items, batch.users, targets, batch.recent, left_out):
         assert ranks[1::2].tolist() == expected[1::2].tolist()
         assert (ranks[::2] == ITEMS + 1).all()
-
-
-def test_the_items_of_some_users_keep_their_order():
-    left_out = Excluded.of([np.array([4, 2]), np.array([], np.int64), np.array([7]), np.array([1, 0, 9])])
-    rows, items = left_out.of_users(np.array([3, 1, 0]))
-    assert rows.tolist() == [0, 0, 0, 2, 2]
-    assert items.tolist() == [1, 0, 9, 4, 2]
-    some = left_out.only(np.array([1, 2]))
-    assert some.first.tolist() == [0, 0, 1]
-    assert some.items.tolist() == [7]
 
 
 @pytest.mark.parametrize("model", ["plain", "recent items", "mlp"])

@@ -107,32 +107,32 @@ def test_loss_and_gradients_equal_the_slow_formula(method, model, backend):
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
-@pytest.mark.parametrize("model", ["plain", "recent items"])
-@pytest.mark.parametrize("method", METHODS)
-def test_correcting_the_cache_by_occurrence_equals_the_slow_formula(method, model, backend):
-    trainer = make_trainer(method, MODELS[model], cache_correction="occurrence")
-    assert_step_equals_reference(trainer, *make_input(trainer))
+VARIANTS = {
+    "cache by occurrence": {"cache_correction": "occurrence"},
+    "masked": {"mask_positive": True},
+    "multinomial": {"resampler": "multinomial"},
+    "few draws": {"draws": 2, "cache_weight": 0.7},
+    "many draws": {"draws": 40, "cache_weight": 0.7},
+}
 
 
 @pytest.mark.parametrize("model", ["plain", "recent items"])
 @pytest.mark.parametrize("method", METHODS)
-def test_masking_the_own_positive_equals_the_slow_formula(method, model, backend):
-    trainer = make_trainer(method, MODELS[model], mask_positive=True)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_settings_equal_the_slow_formula(method, model, variant, backend):
+    trainer = make_trainer(method, MODELS[model], **VARIANTS[variant])
     assert_step_equals_reference(trainer, *make_input(trainer))
 
 
-@pytest.mark.parametrize("model", ["plain", "recent items"])
-@pytest.mark.parametrize("method", ["bir", "xir"])
-def test_multinomial_resampling_equals_the_slow_formula(method, model):
-    trainer = make_trainer(method, MODELS[model], resampler="multinomial")
-    assert_step_equals_reference(trainer, *make_input(trainer))
-
-
-@pytest.mark.parametrize("draws", [2, 5, 40])
-@pytest.mark.parametrize("method", ["bir", "xir"])
-def test_other_numbers_of_draws_equal_the_slow_formula(method, draws, backend):
-    trainer = make_trainer(method, MODELS["recent items"], draws=draws, cache_weight=0.7)
-    assert_step_equals_reference(trainer, *make_input(trainer))
+@pytest.mark.parametrize("mask_positive", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_positive):
+    for size in (1, 6):
+        trainer = make_trainer(method, MODELS["recent items"], mask_positive=mask_positive)
+        batch, view = make_input(trainer, size=size, items=1)
+        assert torch.isfinite(trainer.step(batch, view).loss)
+        for weight in (*trainer.model.parameters(), *(table.weight for table in trainer.model.tables.values())):
+            assert torch.isfinite(weight).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -145,20 +145,6 @@ def test_many_blocks_equal_one_block(method, monkeypatch):
     torch.testing.assert_close(results[0].loss, results[1].loss)
     for a, b in zip(results[0].gradients, results[1].gradients, strict=True):
         torch.testing.assert_close(a.gradient, b.gradient, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("mask_positive", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_positive):
-    for size, items in ((1, 1), (6, 1)):
-        trainer = make_trainer(method, MODELS["recent items"], mask_positive=mask_positive)
-        batch, view = make_input(trainer, size=size, items=items)
-        result = trainer.step(batch, view)
-        assert torch.isfinite(result.loss)
-        for table in trainer.model.tables.values():
-            assert torch.isfinite(table.weight).all()
-        for parameter in trainer.model.parameters():
-            assert torch.isfinite(parameter).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -236,17 +222,23 @@ def test_step_decay_lowers_the_rate_every_so_many_steps():
     assert moved[2] == pytest.approx(moved[0] / 2, rel=1e-4)
 
 
-def test_wrong_settings_are_reported_all_at_once():
-    settings = small(user_ids=False, item_ids=False, draws=0, cache_weight=2.0)
-    with pytest.raises(ValueError, match=r"(?s)cache-weight is 2.0.*draws is 0.*user tower has no input.*item tower"):
-        Trainer(settings, CPU)
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"user_ids": False, "item_ids": False, "draws": 0, "cache_weight": 2.0},
+            r"(?s)cache-weight is 2.0.*draws is 0.*user tower has no input.*item tower",
+        ),
+        ({"user_layers": (4,), "item_layers": (3,)}, "user tower's vectors have 4 numbers, the item tower's 3"),
+        ({"method": "xri"}, r"method is 'xri': choose ssl, .* xir or full-softmax"),
+    ],
+)
+def test_wrong_settings_are_reported_all_at_once(changes, problem):
+    with pytest.raises(ValueError, match=problem):
+        Trainer(small(**changes), CPU)
 
 
-def test_towers_of_different_sizes_are_refused():
-    with pytest.raises(ValueError, match="user tower's vectors have 4 numbers, the item tower's 3"):
-        Trainer(small(user_layers=(4,), item_layers=(3,)), CPU)
-
-
-def test_an_unknown_method_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"method is 'xri': choose ssl, .* xir or full-softmax"):
-        Trainer(small(method="xri"), CPU)
+def test_a_state_of_another_shape_is_refused():
+    arrays, values = make_trainer("xir", MODELS["plain"]).dense()
+    with pytest.raises(ValueError, match="another"):
+        Trainer(MODELS["mlp"], CPU).load_dense(arrays, values)

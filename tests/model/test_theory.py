@@ -28,7 +28,7 @@ from streamer.model.kernels import Sampling, blocks_torch
 pytestmark = pytest.mark.slow
 N, D = 12, 4
 SIZES = (8, 32, 128)
-BATCHES = 2000
+BATCHES = 800
 
 
 class SmallWorld:
@@ -58,12 +58,11 @@ class SmallWorld:
             sampling = Sampling(
                 torch.from_numpy(np.log(count[present]) - np.log(self.p[present])),
                 size if draws else None,
-                draws,
                 torch.tensor([int(np.searchsorted(present, self.own))], dtype=torch.int32),
-                torch.from_numpy(rng.random(1)),
+                offsets=torch.from_numpy(rng.random(1)),
             )
             s_own = torch.tensor([self.s[self.own] - (0 if draws else np.log(self.p[self.own]))])
-            rows = blocks_torch.compute(torch.from_numpy(self.q)[None], E[present], s_own, sampling, None)
+            rows = blocks_torch.compute(torch.from_numpy(self.q)[None], E[present], s_own, sampling)
             # -grad(positive) + sum over negatives: the share of the positive itself belongs to the softmax too
             own_share = 1 + float(rows.positive_gradient[0])
             gradient += rows.query_gradient[0].numpy() + (own_share * self.e[self.own] if draws else 0)
@@ -95,21 +94,11 @@ def test_the_corrected_in_batch_softmax_approaches_the_full_softmax_at_rate_one_
     assert error[2] < 0.45 * error[1]
 
 
-def test_an_uncorrected_or_wrongly_signed_correction_does_not(world):
-    right = world.softmax_gradient()
-    for sign in (0.0, -1.0):
-        limit = np.exp(world.s) * world.p ** (1 - sign)
-        assert np.linalg.norm(limit / limit.sum() @ world.e - right) > 0.1
-
-
-def test_bir_approaches_the_softmax_at_twice_the_scores(world):
+def test_bir_approaches_the_softmax_at_twice_the_scores_and_not_the_full_softmax_as_ssl_pop_does(world):
     harder = errors(world, draws=True, target=world.softmax_gradient(temperature=0.5))
     assert harder[-1] < 0.05
     assert harder[1] < 0.5 * harder[0]
     assert harder[2] < 0.5 * harder[1]
-
-
-def test_the_bias_of_bir_against_the_full_softmax_does_not_vanish_where_that_of_ssl_pop_does(world):
     full = world.softmax_gradient()
     bir, ssl_pop = errors(world, draws=True, target=full), errors(world, draws=False, target=full)
     assert bir[-1] > 3 * ssl_pop[-1]
